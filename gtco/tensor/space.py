@@ -1,0 +1,161 @@
+"""One space, many policies: decisions, configs, and the sketch that has them.
+
+A sketch is a stage with a chosen loop structure; what the structure leaves open is an ordered list of named decisions
+(GTCO Section IV-D; the order is what a tuner mutates, an analyzer enumerates and a language model reads). A policy picks a
+:class:`Config`; ``build`` turns it into a program or a :class:`Rejection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gtco.tensor.stage import Stage, TensorType
+
+Choice = int | str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One named choice and its options, given the choices before it."""
+
+    name: str
+    options: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A sketch's name and a full set of choices, in the order they were made."""
+
+    sketch: str
+    choices: tuple[tuple[str, Choice], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.choices)[name]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sketch": self.sketch, **dict(self.choices)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Config:
+        return Config(data["sketch"], tuple((k, v) for k, v in data.items() if k != "sketch"))
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a config has no program."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a constant input is laid out before it is stored in the artifact.
+
+    The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by ``pad``, viewed as
+    ``split`` and transposed by ``order``; every field is data, so a packing crosses processes and goes to JSON.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    pad: tuple[int, ...]
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        view = array.reshape(self.shape).transpose(self.axes)
+        if any(self.pad):
+            view = np.pad(view, [(0, p) for p in self.pad])
+        return np.ascontiguousarray(view.reshape(self.split).transpose(self.order))
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        return tuple(self.split[i] for i in self.order)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What ``build`` yields: a TIR function and what the runtime must know to call it.
+
+    ``tasks``: the extent of the parallel range; ``workspace``: private scratch in bytes a thread; ``packings``: how constant
+    inputs are laid out, by input name; ``sources``: LLVM IR modules the function calls into.
+    """
+
+    function: Any
+    tasks: int
+    workspace: int
+    packings: Mapping[str, Packing]
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One level of the rKernel (Helix, Table 2): what one temporal iteration moves, and how often it runs.
+
+    ``load_bytes``/``store_bytes``: traffic with the level above, an iteration; ``resident_bytes``: the tile that must fit this
+    level (eq. 1); ``iterations``: N_TmpIter; ``parallel``: N_ParIter.
+    """
+
+    load_bytes: float
+    store_bytes: float
+    resident_bytes: float
+    iterations: float
+    parallel: int = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the analytic policy prices: level 0 by its kind and size, the levels above as :class:`Layer`\\ s, inner to outer.
+
+    ``kernel``: a row of the level-0 table, as ``fma:6x4`` (micro-kernel of 6 rows and 4 vectors) or ``exp`` (vectors of one
+    function); ``work``: how many units of it one iteration of the innermost layer runs (``fma``: rows x vectors x depth).
+    ``extra`` adds further level-0 work as (kernel, units) pairs.
+    """
+
+    kernel: str
+    work: float
+    layers: tuple[Layer, ...]
+    flops: float
+    extra: tuple[tuple[str, float], ...] = ()
+
+
+class Sketch(Protocol):
+    """A stage with a loop structure. Sketches are frozen dataclasses; ``name`` says which rule made them."""
+
+    stage: Stage
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def structure(self) -> str:
+        """The loops as the papers write them, as ``SSRSRS``."""
+        ...
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        """The first decision that ``chosen`` leaves open, with its options; None when it is complete."""
+        ...
+
+    def workload(self, config: Config) -> Workload: ...
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection: ...
+
+
+def configs(sketch: Sketch, chosen: Mapping[str, Choice] | None = None) -> Iterator[Config]:
+    """Every config of a sketch, depth first in the order of its decisions."""
+    chosen = chosen or {}
+    decision = sketch.next_decision(chosen)
+    if decision is None:
+        yield Config(sketch.name, tuple(chosen.items()))
+        return
+    for option in decision.options:
+        yield from configs(sketch, {**chosen, decision.name: option})
+
+
+def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
+    """Types of a stage's inputs as its kernel sees them."""
+    return {i.name: TensorType(packings[i.name].packed_shape, i.type.dtype) if i.name in packings else i.type
+            for i in stage.inputs}
