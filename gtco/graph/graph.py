@@ -1,0 +1,313 @@
+"""Graph: a model as a DAG of canonical operators on named tensors.
+
+A container that passes copy and change: a rewrite starts with ``graph = graph.copy()`` (weights are
+shared, nothing large is copied), edits through the methods below and ends with ``graph.prune()``.
+Operators are frozen, so an edit puts a new operator in the place of an old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import networkx
+import numpy
+
+from gtco.errors import InputError, ShapeError
+from gtco.graph.infer import infer_type
+from gtco.tensor.operators import OPERATORS
+from gtco.tensor.reference import evaluate as evaluate_operator
+from gtco.tensor.stage import Operator, TensorType, make_attrs
+
+
+@dataclass
+class Graph:
+    """Operators keyed by the tensor they make, in topological order.
+
+    ``types`` knows every tensor: inputs, constants and operators' outputs. Each output is made by
+    an operator of its own (an output that is an input or a constant goes through an ``identity``)
+    and bears the name the user gave it.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: dict[str, TensorType]
+    constants: dict[str, numpy.ndarray] = field(default_factory=dict)
+    operators: dict[str, Operator] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._users: dict[str, dict[str, None]] = {}
+        self._counters: dict[str, int] = {}
+        for op in self.operators.values():
+            self._register(op)
+
+    # -- queries -----------------------------------------------------------------------------------
+
+    def dag(self) -> networkx.DiGraph:
+        """Output tensors of operators as nodes, producer -> consumer as edges (inputs and constants
+        have no node)."""
+        dag = networkx.DiGraph()
+        dag.add_nodes_from(self.operators)
+        dag.add_edges_from(
+            (source, op.output)
+            for op in self.operators.values()
+            for source in op.inputs
+            if source in self.operators
+        )
+        return dag
+
+    def producer(self, tensor: str) -> Operator | None:
+        """The operator that makes ``tensor``; None for an input or a constant."""
+        return self.operators.get(tensor)
+
+    def consumers(self, tensor: str) -> list[Operator]:
+        """The operators that read ``tensor``, each once."""
+        return [self.operators[output] for output in self._users.get(tensor, ())]
+
+    def is_constant(self, tensor: str) -> bool:
+        return tensor in self.constants
+
+    def only_user(self, tensor: str) -> Operator | None:
+        """The one operator that reads ``tensor``, where there is exactly one and it is no output;
+        else None."""
+        users = self._users.get(tensor, {})
+        return (
+            self.operators[next(iter(users))]
+            if len(users) == 1 and tensor not in self.outputs
+            else None
+        )
+
+    # -- edits -------------------------------------------------------------------------------------
+
+    def copy(self) -> Graph:
+        """A graph that can be edited without changing this one; constants' arrays are shared."""
+        twin = Graph(
+            self.inputs, self.outputs, dict(self.types), dict(self.constants), dict(self.operators)
+        )
+        twin._counters = dict(self._counters)
+        return twin
+
+    def fresh(self, hint: str) -> str:
+        """A tensor name not used yet, ``hint`` itself where it is free."""
+        name = hint
+        while name in self.types:
+            self._counters[hint] = self._counters.get(hint, 0) + 1
+            name = f"{hint}_{self._counters[hint]}"
+        return name
+
+    def put(self, op: Operator) -> str:
+        """Add ``op``, or put it in the place of the operator that makes the same tensor; gives the
+        tensor's name."""
+        old = self.operators.get(op.output)
+        if old is not None:
+            self._unregister(old)
+        self.operators[op.output] = op
+        self.types[op.output] = op.type
+        self._register(op)
+        return op.output
+
+    def add(
+        self,
+        kind: str,
+        inputs: Iterable[str],
+        type: TensorType | None = None,
+        *,
+        name: str = "",
+        output: str | None = None,
+        **attrs: Any,
+    ) -> str:
+        """Append an operator; its type is inferred where the kind and inputs determine it, its
+        output's name is fresh unless ``output`` gives it (then an existing operator of that name is
+        replaced). Gives the output's name."""
+        sources = tuple(inputs)
+        frozen = make_attrs(**attrs)
+        made = type or infer_type(kind, [self.types[source] for source in sources], dict(frozen))
+        return self.put(Operator(kind, sources, output or self.fresh(kind), made, frozen, name))
+
+    def add_constant(self, value: numpy.ndarray, hint: str = "constant") -> str:
+        """A constant with a fresh name."""
+        name = self.fresh(hint)
+        array = numpy.asarray(value)
+        self.constants[name] = array
+        self.types[name] = TensorType(tuple(array.shape), str(array.dtype))
+        return name
+
+    def replace_uses(self, old: str, new: str) -> None:
+        """Make every reader of ``old`` read ``new``. Where ``old`` is an output it stays, as
+        ``identity(new)``."""
+        if old == new:
+            return
+        for op in self.consumers(old):
+            inputs = tuple(new if source == old else source for source in op.inputs)
+            self.put(Operator(op.kind, inputs, op.output, op.type, op.attrs, op.name))
+        if old in self.outputs:
+            name = self.operators[old].name if old in self.operators else ""
+            self.put(Operator("identity", (new,), old, self.types[old], (), name))
+
+    def remove(self, output: str) -> None:
+        """Take out an operator that nobody reads."""
+        assert not self._users.get(output) and output not in self.outputs, (
+            f"{output} is still in use"
+        )
+        self._unregister(self.operators.pop(output))
+        del self.types[output]
+
+    def prune(self) -> Graph:
+        """Drop operators and constants that no output needs, sort topologically; gives the graph
+        itself."""
+        live: set[str] = set()
+        stack = list(self.outputs)
+        while stack:
+            tensor = stack.pop()
+            if tensor not in live:
+                live.add(tensor)
+                if tensor in self.operators:
+                    stack.extend(self.operators[tensor].inputs)
+        for output in [o for o in self.operators if o not in live]:
+            self._unregister(self.operators.pop(output))
+            del self.types[output]
+        for name in [c for c in self.constants if c not in live]:
+            del self.constants[name], self.types[name]
+        self._sort()
+        return self
+
+    def _sort(self) -> None:
+        """Kahn's algorithm, smallest old position first: an order that is already right stays as it
+        is."""
+        position = {output: index for index, output in enumerate(self.operators)}
+        missing = {
+            op.output: len({i for i in op.inputs if i in position})
+            for op in self.operators.values()
+        }
+        ready = [position[output] for output, count in missing.items() if count == 0]
+        heapify(ready)
+        names = list(self.operators)
+        order: dict[str, Operator] = {}
+        while ready:
+            output = names[heappop(ready)]
+            order[output] = self.operators[output]
+            for user in self._users.get(output, ()):
+                missing[user] -= 1
+                if missing[user] == 0:
+                    heappush(ready, position[user])
+        assert len(order) == len(names), f"cycle through {sorted(set(names) - set(order))[:5]}"
+        self.operators = order
+
+    def _register(self, op: Operator) -> None:
+        for source in op.inputs:
+            self._users.setdefault(source, {})[op.output] = None
+
+    def _unregister(self, op: Operator) -> None:
+        for source in op.inputs:
+            self._users.get(source, {}).pop(op.output, None)
+
+    # -- whole-graph -------------------------------------------------------------------------------
+
+    def check(self) -> Graph:
+        """Hold the invariants (an ``AssertionError`` is a bug of ours); gives the graph itself."""
+        known = set(self.inputs) | set(self.constants)
+        assert not set(self.inputs) & set(self.constants), "an input cannot be a constant"
+        for name in known:
+            assert name in self.types, f"{name} has no type"
+        for name, value in self.constants.items():
+            assert self.types[name] == TensorType(tuple(value.shape), str(value.dtype)), (
+                f"constant {name} has a wrong type"
+            )
+        for output, op in self.operators.items():
+            where = f"{op.kind} {op.name or output}"
+            assert output == op.output, f"{where}: keyed as {output}"
+            assert output not in known, f"{where}: {output} is made twice"
+            assert self.types.get(output) == op.type, (
+                f"{where}: type {self.types.get(output)} is not {op.type}"
+            )
+            info = OPERATORS[op.kind]
+            assert info.inputs[0] <= len(op.inputs) <= info.inputs[1], (
+                f"{where}: {len(op.inputs)} inputs"
+            )
+            assert tuple(sorted(info.attrs)) == tuple(key for key, _ in op.attrs), (
+                f"{where}: attributes {op.attrs}"
+            )
+            for source in op.inputs:
+                assert source in known, f"{where}: reads {source}, which nothing before it makes"
+            inferred = infer_type(
+                op.kind, [self.types[s] for s in op.inputs], dict(op.attrs), op.type
+            )
+            assert inferred == op.type, f"{where}: type {op.type}, inferred {inferred}"
+            known.add(output)
+        for output in self.outputs:
+            assert output in self.operators, f"output {output} is made by no operator"
+        assert len(set(self.outputs)) == len(self.outputs), "an output is named twice"
+        return self
+
+    def evaluate(
+        self, inputs: Mapping[str, numpy.ndarray], dtype: str | None = None
+    ) -> dict[str, numpy.ndarray]:
+        """Outputs by name, computed with numpy (``gtco.tensor.reference``).
+
+        ``dtype="float64"`` computes every float tensor in double precision: the reference for
+        numerical tests. Raises InputError for a missing input and ShapeError for one of the wrong
+        shape.
+        """
+        values: dict[str, numpy.ndarray] = {}
+        for name in self.inputs:
+            if name not in inputs:
+                raise InputError(f"input '{name}' is missing; the model takes {list(self.inputs)}")
+            value = numpy.asarray(inputs[name])
+            if tuple(value.shape) != self.types[name].shape:
+                raise ShapeError(
+                    f"input '{name}' has shape {value.shape}, "
+                    f"the model wants {self.types[name].shape}"
+                )
+            values[name] = _widen(value, dtype)
+        remaining = {tensor: len(users) for tensor, users in self._users.items()}
+        for op in self.operators.values():
+            arrays = [
+                values[s] if s in values else _widen(self.constants[s], dtype) for s in op.inputs
+            ]
+            values[op.output] = evaluate_operator(op, *arrays, dtype=dtype)
+            for source in set(
+                op.inputs
+            ):  # what nobody reads any more goes, so that large models fit
+                remaining[source] -= 1
+                if remaining[source] == 0 and source not in self.outputs:
+                    values.pop(source, None)
+        return {name: values[name] for name in self.outputs}
+
+    def histogram(self) -> dict[str, int]:
+        """How many operators there are of each kind, the most frequent first."""
+        counts: dict[str, int] = {}
+        for op in self.operators.values():
+            counts[op.kind] = counts.get(op.kind, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def dump(self) -> str:
+        """One readable line per input, operator and output."""
+        lines = [f"input  %{name}: {self.types[name]}" for name in self.inputs]
+        for op in self.operators.values():
+            sources = ", ".join(self._label(source) for source in op.inputs)
+            attrs = ", ".join(f"{key}={_short(value)}" for key, value in op.attrs)
+            note = f"  # {op.name}" if op.name else ""
+            lines.append(
+                f"%{op.output}: {op.type} = {op.kind}({sources})"
+                + (f" {{{attrs}}}" if attrs else "")
+                + note
+            )
+        lines += [f"output %{name}: {self.types[name]}" for name in self.outputs]
+        return "\n".join(lines) + "\n"
+
+    def _label(self, tensor: str) -> str:
+        if tensor not in self.constants:
+            return f"%{tensor}"
+        value = self.constants[tensor]
+        return f"{value.item():g}" if value.size == 1 else f"@{tensor}:{self.types[tensor]}"
+
+
+def _widen(value: numpy.ndarray, dtype: str | None) -> numpy.ndarray:
+    return value.astype(dtype, copy=False) if dtype and value.dtype.kind == "f" else value
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:40]}... ({len(text)} characters)"

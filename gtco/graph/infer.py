@@ -1,0 +1,115 @@
+"""The type of an operator's output, for the kinds whose inputs and attributes determine it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gtco.errors import ShapeError
+from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.stage import Dim, TensorType
+
+_TESTS = frozenset(
+    "equal not_equal less less_equal greater greater_equal isnan isinf logical_not "
+    "logical_and logical_or "
+    "logical_xor".split()
+)
+_SAME = frozenset("identity softmax log_softmax layer_norm rms_norm roll".split())
+
+
+def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """numpy's broadcasting; a symbolic size fits itself and 1. Raises ShapeError."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = []
+    for axis in range(rank):
+        dims = {
+            shape[axis - rank + len(shape)] for shape in shapes if axis - rank + len(shape) >= 0
+        } - {1}
+        if len(dims) > 1:
+            raise ShapeError(
+                f"shapes {[tuple(s) for s in shapes]} do not broadcast: "
+                f"axis {axis} has sizes {sorted(map(str, dims))}"
+            )
+        result.append(dims.pop() if dims else 1)
+    return tuple(result)
+
+
+def infer_type(
+    kind: str,
+    inputs: Sequence[TensorType],
+    attrs: Mapping[str, Any],
+    declared: TensorType | None = None,
+) -> TensorType:
+    """Type of ``kind(*inputs, **attrs)``. Where the output's type says more than the inputs do
+    (reshape, cast, slice, broadcast, pooling, ...) it is ``declared``, and None there is a
+    ``ValueError``."""
+    if kind in _TESTS:
+        return TensorType(broadcast_shapes(*(i.shape for i in inputs)), "bool")
+    if kind == "where":
+        return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)
+    if kind == "cast":
+        pass
+    elif OPERATORS[kind].pattern == ELEMENTWISE:
+        return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[0].dtype)
+    elif kind in _SAME:
+        return inputs[0]
+    elif kind == "permute":
+        return TensorType(tuple(inputs[0].shape[axis] for axis in attrs["axes"]), inputs[0].dtype)
+    elif kind == "concat":
+        axis, first = attrs["axis"], inputs[0].shape
+        return TensorType(
+            (*first[:axis], sum(int(i.shape[axis]) for i in inputs), *first[axis + 1 :]),
+            inputs[0].dtype,
+        )
+    elif kind == "gather":
+        axis, data = attrs["axis"], inputs[0].shape
+        return TensorType((*data[:axis], *inputs[1].shape, *data[axis + 1 :]), inputs[0].dtype)
+    elif kind in ("sum", "mean", "max", "min", "prod"):
+        axes, keep = attrs["axes"], attrs["keepdims"]
+        shape = tuple(
+            1 if i in axes else d for i, d in enumerate(inputs[0].shape) if keep or i not in axes
+        )
+        return TensorType(shape, inputs[0].dtype)
+    elif kind == "matmul":
+        a, b = inputs[0].shape, inputs[1].shape
+        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+            raise ShapeError(f"matmul of shapes {a} and {b}")
+        return TensorType((*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), inputs[0].dtype)
+    elif kind == "attention":
+        q, k, v = (i.shape for i in inputs[:3])
+        if q[-1] != k[-1] or k[-2] != v[-2]:
+            raise ShapeError(f"attention of q {q}, k {k}, v {v}")
+        return TensorType(
+            (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1]), inputs[0].dtype
+        )
+    elif kind == "pad":
+        shape = tuple(
+            int(d) + b + a
+            for d, b, a in zip(inputs[0].shape, attrs["before"], attrs["after"], strict=True)
+        )
+        return TensorType(shape, inputs[0].dtype)
+    elif kind == "conv2d":
+        return _conv2d(inputs[0], inputs[1], attrs)
+    if declared is None:
+        raise ValueError(f"the output type of '{kind}' does not follow from its inputs: give it")
+    return declared
+
+
+def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> TensorType:
+    nchw = attrs["layout"] == "NCHW"
+    top, left, bottom, right = attrs["padding"]
+    sizes = x.shape[2:] if nchw else x.shape[1:3]
+    space: list[Dim] = []
+    for size, kernel, stride, dilation, pad in zip(
+        sizes,
+        weight.shape[2:],
+        attrs["strides"],
+        attrs["dilation"],
+        (top + bottom, left + right),
+        strict=True,
+    ):
+        space.append((int(size) + pad - (int(kernel) - 1) * dilation - 1) // stride + 1)
+    channels = weight.shape[0]
+    return TensorType(
+        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels), x.dtype
+    )

@@ -1,0 +1,207 @@
+"""The numpy meaning of the image operators: convolution, pooling and resizing, in NCHW or NHWC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def _to_nchw(x: Array, layout: str) -> Array:
+    return x if layout == "NCHW" else x.transpose(0, 3, 1, 2)
+
+
+def _from_nchw(x: Array, layout: str) -> Array:
+    return x if layout == "NCHW" else x.transpose(0, 2, 3, 1)
+
+
+def _windows(
+    x: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    counts: Sequence[int],
+) -> Array:
+    """View [N, C, OH, OW, KH, KW] of a padded NCHW tensor."""
+    n, c, h, w = x.strides
+    shape = (*x.shape[:2], *counts, *kernel)
+    steps = (n, c, h * strides[0], w * strides[1], h * dilation[0], w * dilation[1])
+    return np.lib.stride_tricks.as_strided(x, shape, steps, writeable=False)
+
+
+def conv2d(
+    x: Array,
+    weight: Array,
+    *,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    layout: str,
+) -> Array:
+    """Convolution by im2col and one matrix product a group; ``weight`` is OIHW."""
+    x = _to_nchw(x, layout)
+    top, left, bottom, right = padding
+    x = np.ascontiguousarray(np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))))
+    out, per_group, *kernel = weight.shape
+    counts = [
+        (x.shape[2 + i] - (kernel[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in (0, 1)
+    ]
+    windows = _windows(x, kernel, strides, dilation, counts)
+    results = []
+    for g in range(groups):
+        part = windows[:, g * per_group : (g + 1) * per_group].transpose(0, 2, 3, 1, 4, 5)
+        columns = part.reshape(x.shape[0], counts[0] * counts[1], -1)
+        rows = weight[g * (out // groups) : (g + 1) * (out // groups)].reshape(out // groups, -1)
+        results.append((columns @ rows.T).transpose(0, 2, 1))
+    y = np.concatenate(results, axis=1).reshape(x.shape[0], out, *counts)
+    return _from_nchw(y, layout)
+
+
+def _pool_windows(
+    x: Array,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    fill: float,
+) -> Array:
+    """Windows of a padded NCHW tensor; padding grows at the far end where the output's size (ceil
+    mode) asks for it."""
+    top, left = padding[0], padding[1]
+    need = [(shape[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 for i in (0, 1)]
+    after = [max(padding[2 + i], need[i] - x.shape[2 + i] - padding[i]) for i in (0, 1)]
+    padded = np.pad(x, ((0, 0), (0, 0), (top, after[0]), (left, after[1])), constant_values=fill)
+    return _windows(np.ascontiguousarray(padded), kernel, strides, dilation, shape[2:])
+
+
+def max_pool2d(
+    x: Array,
+    shape: tuple[int, ...],
+    *,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+) -> Array:
+    """Maximum over each window; padding never wins."""
+    n, c, h, w = shape if layout == "NCHW" else (shape[0], shape[3], shape[1], shape[2])
+    fill = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    windows = _pool_windows(
+        _to_nchw(x, layout), (n, c, h, w), kernel, strides, padding, dilation, fill
+    )
+    return _from_nchw(windows.max(axis=(4, 5)), layout)
+
+
+def avg_pool2d(
+    x: Array,
+    shape: tuple[int, ...],
+    *,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    count_include_pad: bool,
+    layout: str,
+) -> Array:
+    """Mean over each window; the divisor counts padding where ``count_include_pad``, but never what
+    lies beyond it."""
+    n, c, h, w = shape if layout == "NCHW" else (shape[0], shape[3], shape[1], shape[2])
+    x = _to_nchw(x, layout)
+    ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
+    if count_include_pad:
+        ones = np.pad(
+            ones,
+            ((0, 0), (0, 0), (padding[0], padding[2]), (padding[1], padding[3])),
+            constant_values=1,
+        )
+        counts = _pool_windows(ones, (1, 1, h, w), kernel, strides, (0, 0, 0, 0), (1, 1), 0).sum(
+            axis=(4, 5)
+        )
+    else:
+        counts = _pool_windows(ones, (1, 1, h, w), kernel, strides, padding, (1, 1), 0).sum(
+            axis=(4, 5)
+        )
+    total = _pool_windows(x, (n, c, h, w), kernel, strides, padding, (1, 1), 0).sum(axis=(4, 5))
+    return _from_nchw(total / counts, layout)
+
+
+def source_coordinates(size: int, out: int, coordinates: str) -> Array:
+    """Where each of ``out`` output positions lies on an axis of ``size`` input positions (ONNX
+    Resize's transforms)."""
+    position = np.arange(out, dtype=np.float64)
+    if coordinates == "align_corners":
+        return position * ((size - 1) / (out - 1)) if out > 1 else np.zeros(1)
+    if coordinates == "asymmetric":
+        return position * (size / out)
+    if coordinates == "pytorch_half_pixel" and out == 1:
+        return np.zeros(1)
+    assert coordinates in ("half_pixel", "pytorch_half_pixel"), coordinates
+    return (position + 0.5) * (size / out) - 0.5
+
+
+def nearest_indices(size: int, out: int, coordinates: str, rounding: str) -> Array:
+    """The input index each output position copies; rounding as ONNX names it (``round`` is
+    ``round_prefer_floor``)."""
+    position = source_coordinates(size, out, coordinates)
+    if rounding == "floor":
+        # a ratio such as 7 * (3 / 7) must not fall just under its integer
+        index = np.floor(position + 1e-5)
+    elif rounding == "ceil":
+        index = np.ceil(position - 1e-5)
+    elif rounding == "round_prefer_ceil":
+        index = np.floor(position + 0.5)
+    else:
+        index = np.ceil(position - 0.5)
+    return np.clip(index, 0, size - 1).astype(np.int64)
+
+
+def interpolation_weights(
+    size: int, out: int, method: str, coordinates: str, cubic_alpha: float
+) -> tuple[Array, Array]:
+    """Indices and weights [out, taps] of a separable linear (2 taps) or cubic (4 taps, Keys 1981)
+    interpolation."""
+    position = source_coordinates(size, out, coordinates)
+    base = np.floor(position)
+    fraction = position - base
+    if method == "linear":
+        weights = np.stack([1 - fraction, fraction], axis=1)
+        offsets = np.arange(0, 2)
+    else:
+        a = cubic_alpha
+        offsets = np.arange(-1, 3)
+        distance = np.abs(fraction[:, None] - offsets[None, :])
+        inner = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+        outer = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        weights = np.where(distance <= 1, inner, np.where(distance < 2, outer, 0))
+    indices = np.clip(base[:, None] + offsets[None, :], 0, size - 1).astype(np.int64)
+    return indices, weights
+
+
+def resize2d(
+    x: Array,
+    shape: tuple[int, ...],
+    *,
+    method: str,
+    coordinates: str,
+    rounding: str,
+    cubic_alpha: float,
+    layout: str,
+) -> Array:
+    """Resize height and width to the output's shape."""
+    x = _to_nchw(x, layout)
+    sizes = shape[2:] if layout == "NCHW" else shape[1:3]
+    for axis, out in zip((2, 3), sizes, strict=True):
+        if method == "nearest":
+            x = np.take(x, nearest_indices(x.shape[axis], out, coordinates, rounding), axis=axis)
+            continue
+        indices, weights = interpolation_weights(
+            x.shape[axis], out, method, coordinates, cubic_alpha
+        )
+        taps = np.moveaxis(np.take(x, indices, axis=axis), axis + 1, -1)
+        along = weights.astype(x.dtype).reshape(out, *((1,) if axis == 2 else ()), -1)
+        x = (taps * along).sum(axis=-1)
+    return _from_nchw(x, layout)
