@@ -1,0 +1,28 @@
+"""``python -m bench NAME [options]``: run ``bench/NAME.py``'s ``main(argv)``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {
+    "end_to_end": "every system on whole models, interleaved (the README's table)",
+    "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
+    "runtime_overhead": "time of opening a library and time of a call outside its kernels",
+}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help") or argv[0] not in BENCHMARKS:
+        asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
+        out = sys.stdout if asked_for_help else sys.stderr
+        print("usage: python -m bench NAME [options]   (NAME --help shows the options)\n", file=out)
+        for name, what in BENCHMARKS.items():
+            print(f"  {name:18} {what}", file=out)
+        return 0 if asked_for_help else 2
+    module = importlib.import_module(f"bench.{argv[0]}")
+    return int(module.main(argv[1:]) or 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

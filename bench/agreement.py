@@ -1,0 +1,67 @@
+"""Do the systems compute the same model? Their outputs, held against one of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far one system's outputs are from the reference's.
+
+    ``difference``: the largest |output - reference| over the reference's largest magnitude, None
+    where they cannot be compared; ``reason``: why this is not the same model, None where it is.
+    """
+
+    difference: float | None
+    reason: str | None = None
+
+
+def agree(
+    outputs: Mapping[str, Sequence[np.ndarray]], reference: str, tolerance: float
+) -> dict[str, Agreement]:
+    """Each system's outputs against ``reference``'s, or the first system's where that is absent."""
+    if not outputs:
+        return {}
+    expected = outputs[reference if reference in outputs else next(iter(outputs))]
+    return {name: _compare(actual, expected, tolerance) for name, actual in outputs.items()}
+
+
+def _compare(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float
+) -> Agreement:
+    difference, reason = largest_difference(actual, expected)
+    if reason is not None:
+        return Agreement(None, reason)
+    if difference > tolerance:
+        reason = f"off by {difference:.1e} of the largest magnitude (tolerance {tolerance:.0e})"
+    return Agreement(difference, reason)
+
+
+def largest_difference(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> tuple[float, str | None]:
+    """Largest |a - e| over max |e| of each output, and the reason where the two cannot be compared
+    (then infinite).
+    """
+    if len(actual) != len(expected):
+        return math.inf, f"{len(actual)} outputs, the reference has {len(expected)}"
+    worst = 0.0
+    for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if a.shape != e.shape:
+            return math.inf, f"output {number} has shape {a.shape}, the reference's has {e.shape}"
+        a64, e64 = a.astype(np.float64), e.astype(np.float64)
+        if not np.array_equal(np.isfinite(a64), np.isfinite(e64)):
+            return (
+                math.inf,
+                f"output {number} is not finite where the reference's is, or the other way round",
+            )
+        finite = np.isfinite(e64)
+        if finite.any():
+            scale = float(np.abs(e64[finite]).max()) or 1.0
+            worst = max(worst, float(np.abs(a64[finite] - e64[finite]).max()) / scale)
+    return worst, None

@@ -1,0 +1,194 @@
+"""Benchmark several models one after the other and show the result: what ``gtco bench`` and
+``end_to_end`` both do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.harness import Candidate, Comparison, Measurement, compare
+from bench.workload import Workload, candidates, prepare
+from gtco.errors import BuildError
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model's workload and comparison; the systems that could not run are in it with their
+    reasons.
+    """
+
+    workload: Workload
+    comparison: Comparison
+
+    def ratio(self, peer: str) -> float | None:
+        """The peer's time over gtco's: above 1, gtco is faster. None where either has no time."""
+        found = {m.system: m for m in self.comparison.measurements}
+        ours, theirs = found.get("gtco"), found.get(peer)
+        if ours is None or theirs is None or not ours.rounds or not theirs.rounds:
+            return None
+        return theirs.median / ours.median
+
+    def share_of_peak(self, system: Measurement) -> float | None:
+        if not system.rounds or not self.workload.flops or not self.comparison.peak:
+            return None
+        return self.workload.flops / system.median / self.comparison.peak
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.workload.name,
+            "onnx": str(self.workload.onnx),
+            "flops": self.workload.flops,
+            "compile": self.workload.build.to_json(),
+            "notes": list(self.workload.notes),
+            "peak_flops_per_second": self.comparison.peak,
+            "peak_readings": list(self.comparison.peaks),
+            "peak_error": self.comparison.peak_error,
+            "systems": [
+                {
+                    **m.to_json(),
+                    "ratio_to_gtco": self.ratio(m.system),
+                    "share_of_peak": self.share_of_peak(m),
+                }
+                for m in self.comparison.measurements
+            ],
+        }
+
+
+def available_threads() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_model(
+    source: str,
+    peers: Sequence[str],
+    folder: Path,
+    threads: int,
+    rounds: int,
+    shapes: Mapping[str, int] | None,
+    console: Console,
+) -> Result:
+    """Prepare and compare one model; progress goes to ``console``."""
+    with console.status(f"{source}: prepare") as status:
+        workload = prepare(
+            source, folder, threads, shapes, lambda text: status.update(f"{source}: {text}")
+        )
+        chosen, skipped = candidates(workload, peers, threads)
+        peak = Candidate("peak", {"system": "peak", "threads": threads})
+        comparison = compare(
+            chosen, rounds, peak=peak, progress=lambda text: status.update(f"{source}: {text}")
+        )
+    missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
+    ordered = sorted(
+        (*comparison.measurements, *missing), key=lambda m: ("gtco", *peers).index(m.system)
+    )
+    return Result(workload, Comparison(tuple(ordered), comparison.peaks, comparison.peak_error))
+
+
+def show(result: Result, console: Console) -> None:
+    """The table of one model, then every reason and note in full."""
+    work, comparison = result.workload, result.comparison
+    title = work.name + (f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else "")
+    if comparison.peak:
+        title += f" · peak {comparison.peak / 1e9:.0f} GFLOP/s"
+    table = Table(title=title, title_justify="left")
+    table.add_column("system")
+    for heading in (
+        "median ms",
+        "p90 ms",
+        "GFLOP/s",
+        "% of peak",
+        "time / gtco's",
+        "max difference",
+    ):
+        table.add_column(heading, justify="right")
+    for m in comparison.measurements:
+        name = f"{m.system} {m.version}".strip()
+        if not m.rounds:
+            table.add_row(name, "failed", "", "", "", "", "")
+            continue
+        share, ratio = result.share_of_peak(m), result.ratio(m.system)
+        table.add_row(
+            name,
+            f"{m.median * 1e3:.2f}",
+            f"{m.p90 * 1e3:.2f}",
+            f"{work.flops / m.median / 1e9:.1f}" if work.flops else "-",
+            f"{share:.1%}" if share else "-",
+            f"{ratio:.2f}" if ratio else "-",
+            "-" if m.difference is None else f"{m.difference:.1e}" + (" !" if m.disagrees else ""),
+        )
+    console.print(table)
+    for m in comparison.measurements:
+        if m.error:
+            console.print(f"  {m.system} failed: {m.error}", style="red", markup=False)
+        if m.disagrees:
+            console.print(f"  {m.system} disagrees: {m.disagrees}", style="red", markup=False)
+    if comparison.peak_error:
+        console.print(
+            f"  the machine's peak could not be measured: {comparison.peak_error}", markup=False
+        )
+    if not work.build.error:
+        console.print(
+            f"  compiled in {work.build.seconds:.1f} s, {work.build.stages} stages, peak memory "
+            f"{work.build.peak_memory_bytes / 1e9:.2f} GB, "
+            f"weights {work.build.weights_bytes / 1e9:.2f} GB"
+        )
+    for note in (*work.notes, *work.build.notes):
+        console.print(f"  note: {note}", markup=False)
+
+
+def geometric_mean(ratios: Sequence[float | None]) -> float | None:
+    """None when one is missing: a mean that leaves out what failed would flatter."""
+    known = [r for r in ratios if r is not None]
+    return statistics.geometric_mean(known) if known and len(known) == len(ratios) else None
+
+
+def write_json(path: Path, results: Sequence[Result], threads: int, rounds: int) -> None:
+    """Machine, versions and all raw rounds; the file appears whole or not at all."""
+    text = json.dumps(
+        {
+            "machine": machine.describe(threads),
+            "rounds": rounds,
+            "models": [r.to_json() for r in results],
+        },
+        indent=1,
+    )
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text + "\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BuildError(f"cannot write {path}: {error.strerror}") from None
+
+
+def sound(results: Sequence[Result]) -> bool:
+    """Did gtco run every model, with outputs that agree?"""
+    return all(
+        m.error is None and m.disagrees is None
+        for r in results
+        for m in r.comparison.measurements
+        if m.system == "gtco"
+    )
+
+
+def header(console: Console, threads: int) -> None:
+    about = machine.describe(threads)
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
+    console.print(
+        f"{about['cpu']}, {about['cores']} cores, {threads} threads, "
+        f"Python {about['python']}, {about['date']}",
+        markup=False,
+        highlight=False,
+    )
+    console.print(versions, markup=False, highlight=False)

@@ -1,0 +1,70 @@
+"""Packaging of gtco: ``pip install .`` for the compiler, ``.[bench]`` and so on for its extras."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+# The two halves of TVM are pinned together: apache-tvm 0.27.0.post1 admits tvm-ffi 0.1.15 by its own
+# requirement, and that pair crashes the process (in tensorize, among others).
+TVM = ["apache-tvm==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1"]
+# Pinned because an unpinned torch may bring gigabytes of CUDA where only the CPU build is wanted.
+TORCH = ["torch==2.13.0", "onnxscript"]
+PEERS = ["onnxruntime", "openvino"]
+
+EXTRAS = {
+    "torch": TORCH,
+    "cuda": ["cuda-bindings"],
+    "demo": [*TORCH, "onnxruntime", "safetensors"],
+    "bench": [*TORCH, *PEERS, "psutil", "safetensors"],
+    "test": [
+        *TORCH,
+        "pytest",
+        "pytest-timeout",
+        "hypothesis",
+        "ruff",
+        "mypy",
+        "onnxruntime",
+        "transformers",
+        "psutil",
+        "safetensors",
+    ],
+}
+
+
+def version() -> str:
+    """``__version__`` of gtco/version.py, read and not imported: its requirements may be absent."""
+    text = (ROOT / "gtco" / "version.py").read_text()
+    found = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
+    if not found:
+        raise SystemExit("setup.py: gtco/version.py has no line that sets __version__")
+    return found.group(1)
+
+
+def long_description() -> str:
+    readme = ROOT / "README.md"
+    return readme.read_text() if readme.is_file() else ""
+
+
+setup(
+    name="gtco",
+    version=version(),
+    description="Compiles vision transformers from ONNX or PyTorch to one standalone shared library",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["gtco", "gtco.*", "models", "models.*", "bench", "bench.*"]),
+    package_data={"gtco.runtime": ["csrc/*"], "gtco": ["py.typed"]},
+    install_requires=[*TVM, "numpy", "onnx", "onnxsim", "networkx", "rich"],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["gtco=gtco.cli:main"]},
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+    ],
+)
