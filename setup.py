@@ -9,8 +9,8 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 
-# The two halves of TVM are pinned together: apache-tvm 0.27.0.post1 admits tvm-ffi 0.1.15 by its own
-# requirement, and that pair crashes the process (in tensorize, among others).
+# The two halves of TVM are pinned together: apache-tvm 0.27.0.post1 by itself admits tvm-ffi
+# 0.1.15, and that pair crashes the process (in tensorize, among others).
 TVM = ["apache-tvm==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1"]
 # Pinned because an unpinned torch may bring gigabytes of CUDA where only the CPU build is wanted.
 TORCH = ["torch==2.13.0", "onnxscript"]
@@ -53,7 +53,7 @@ def long_description() -> str:
 setup(
     name="gtco",
     version=version(),
-    description="Compiles vision transformers from ONNX or PyTorch to one standalone shared library",
+    description="Compiles vision transformers (ONNX, PyTorch) to one standalone shared library",
     long_description=long_description(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
