@@ -1,0 +1,359 @@
+"""DPOF, dynamic programming operator fusion: cut a graph into stages at the least cost.
+
+GTCO Section IV-B, equation 2 and Algorithm 1::
+
+    dp[V] = min over V' of dp[V - V'] + temp[V'],    action[V] = the V' that gives it
+
+``temp[V']`` is ``cost(stage)``, the predicted seconds of the stage as one kernel, or +inf where the
+patterns (``gtco.graph.patterns``) forbid it or no kernel can do it.
+
+Which segmentation sets have to be visited. A stage has one sink: every other tensor of it is used
+inside the stage alone and is no graph output. Three things follow.
+
+1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is A's sink's, and B's
+   sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
+   their sinks are an execution order. (For the same reason stages are connected and convex.)
+2. *A stage is a piece of the post-dominator tree.* All paths from an operator of the stage to the
+   outputs run inside the stage until its sink, so its immediate post-dominator, which lies on them,
+   is in the stage too. Hence every stage lies within the subtree of its sink.
+3. *The remaining sets fall apart.* Peel from V the stage V' that holds V's last operator, which
+   must be that stage's sink. Whatever hangs in the tree directly below V' is, again by 2, the sink
+   of its own stage, and its subtree shares no stage with its siblings'. So V - V' is a disjoint
+   union of whole subtrees, each solved on its own:
+
+       dp[T(s)] = min over stages V' with sink s of  temp[V'] + sum of dp[T(c)], c directly below V'
+
+The segmentation sets that Algorithm 1 ever asks for are therefore the subtrees T(s), one per
+operator: as many states as operators instead of exponentially many, and the same optimum, which the
+tests hold against brute force over all partitions. What stays exponential is the number of stages
+with one sink (wide trees of element-wise operators); ``max_candidates`` bounds it and every cut is
+named in ``Partition.notes``.
+
+Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
+a sink by the key of its *cone*, the operators that could ever share a stage with it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gtco.errors import UnsupportedError
+from gtco.graph.graph import Graph
+from gtco.graph.patterns import extend_path, fusable, stage_allowed
+from gtco.tensor.stage import Operator, Stage, make_stage
+
+Cost = Callable[[Stage], float]
+Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sink
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Stages in execution order, with what the search did.
+
+    ``seconds`` is the predicted total, ``costs`` each stage's share. ``states`` counts the
+    segmentation sets visited, ``transitions`` the (V, V') pairs weighed, ``priced`` the calls of
+    the cost function, ``unique`` the different stages in the result; ``elapsed`` is the whole
+    search in seconds, ``cost_elapsed`` the part of it inside the cost function. ``notes`` says
+    where the search was cut short; empty means that the result is the optimum.
+    """
+
+    stages: tuple[Stage, ...]
+    seconds: float
+    costs: tuple[float, ...]
+    states: int = 0
+    transitions: int = 0
+    priced: int = 0
+    unique: int = 0
+    elapsed: float = 0.0
+    cost_elapsed: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def weights(self) -> dict[str, int]:
+        """How often each different stage occurs, by ``Stage.key``, in order of first use."""
+        counts: dict[str, int] = {}
+        for stage in self.stages:
+            counts[stage.key] = counts.get(stage.key, 0) + 1
+        return counts
+
+
+@dataclass
+class Pricer:
+    """``cost`` behind a memo: an identical stage is priced once, however often it occurs."""
+
+    cost: Cost
+    memo: dict[str, float] = field(default_factory=dict)
+    elapsed: float = 0.0
+
+    def __call__(self, stage: Stage) -> float:
+        key = stage.key
+        if key not in self.memo:
+            start = time.perf_counter()
+            seconds = self.cost(stage)
+            self.elapsed += time.perf_counter() - start
+            assert seconds >= 0, f"cost {seconds} of stage {stage.label}"  # also catches NaN
+            self.memo[key] = seconds
+        return self.memo[key]
+
+
+def partition(
+    graph: Graph, cost: Cost, *, max_operators: int = 32, max_candidates: int = 4096
+) -> Partition:
+    """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
+
+    ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage. Stages
+    have at most ``max_operators`` operators; where one sink has more than ``max_candidates``
+    possible stages, a beam of the most promising ones is weighed. Both limits report themselves in
+    ``notes`` when they cut anything. Raises UnsupportedError where no partition has a finite cost,
+    naming the operators that no kernel can do.
+    """
+    start = time.perf_counter()
+    pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
+    priced, cost_elapsed = len(pricer.memo), pricer.elapsed
+    search = _Search(graph, pricer, max_operators, max_candidates)
+    chosen = search.select_schedule()
+    stages = tuple(chosen)
+    costs = tuple(pricer(stage) for stage in stages)
+    return Partition(
+        stages,
+        math.fsum(costs),
+        costs,
+        states=len(graph.operators),
+        transitions=search.transitions,
+        priced=len(pricer.memo) - priced,
+        unique=len({stage.key for stage in stages}),
+        elapsed=time.perf_counter() - start,
+        cost_elapsed=pricer.elapsed - cost_elapsed,
+        notes=tuple(search.notes),
+    )
+
+
+class _Search:
+    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones."""
+
+    def __init__(self, graph: Graph, pricer: Pricer, max_operators: int, max_candidates: int):
+        self.graph, self.pricer = graph, pricer
+        self.max_operators, self.max_candidates = max_operators, max_candidates
+        self.ops = list(graph.operators.values())
+        position = {op.output: n for n, op in enumerate(self.ops)}
+        outputs = set(graph.outputs)
+        self.sources = [
+            sorted({position[i] for i in op.inputs if i in position}) for op in self.ops
+        ]
+        users: list[list[int]] = [[] for _ in self.ops]
+        for n, sources in enumerate(self.sources):
+            for source in sources:
+                users[source].append(n)
+        self.users = users
+        # A graph output, or what nobody reads, is stored: it can only be a sink.
+        self.stored = [op.output in outputs or not users[n] for n, op in enumerate(self.ops)]
+        self.parent = post_dominators(users, self.stored)
+        self.below: list[list[int]] = [[] for _ in self.ops]
+        for n, parent in enumerate(self.parent):
+            if parent >= 0:
+                self.below[parent].append(n)
+        self.cones: dict[str, list[tuple[Members, float]]] = {}
+        self.transitions = 0
+        self.notes: dict[str, None] = {}
+
+    def select_schedule(self) -> list[Stage]:
+        """Lines 5-14: fill dp and action, then read the stages off the action table."""
+        dp: list[tuple[float, int]] = []  # (seconds, stages): of equal costs the fewest stages win
+        action: list[tuple[int, ...]] = []
+        for sink in range(len(self.ops)):  # subtrees before the trees that contain them
+            best: tuple[float, int] = (math.inf, 0)
+            stage: tuple[int, ...] = (sink,)
+            for members, seconds in self._candidates(sink):
+                self.transitions += 1
+                inside = set(members)
+                rest = [c for m in members for c in self.below[m] if c not in inside]
+                total = (seconds + sum(dp[c][0] for c in rest), 1 + sum(dp[c][1] for c in rest))
+                if total < best or best[0] == math.inf == total[0]:
+                    best, stage = total, members
+            dp.append(best)
+            action.append(stage)
+        roots = [n for n, parent in enumerate(self.parent) if parent < 0]
+        if any(dp[root][0] == math.inf for root in roots):
+            raise UnsupportedError(self._impossible())
+        chosen: list[tuple[int, ...]] = []
+        stack = roots
+        while stack:
+            members = action[stack.pop()]
+            chosen.append(members)
+            stack.extend(c for m in members for c in self.below[m] if c not in set(members))
+        return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
+
+    def _stage(self, members: Sequence[int]) -> Stage:
+        return make_stage(
+            (self.ops[m] for m in members), self.graph.types, self._read_constants(members)
+        )
+
+    def _read_constants(self, members: Sequence[int]) -> list[str]:
+        return [i for m in members for i in self.ops[m].inputs if self.graph.is_constant(i)]
+
+    def _candidates(self, sink: int) -> list[tuple[tuple[int, ...], float]]:
+        """Every stage with this sink and its cost (lines 31-40), found once per kind of cone."""
+        cone = self._cone(sink)
+        whole = self._stage(cone)
+        key = whole.key
+        if key not in self.cones:
+            local = _Cone(whole, self.max_operators, self.max_candidates)
+            priced = [
+                (members, self.pricer(self._stage([cone[m] for m in members])))
+                for members in local.stages(self._gain(cone))
+            ]
+            self.cones[key] = [item for item in priced if item[1] < math.inf]
+            self.notes |= dict.fromkeys(local.notes)
+        return [
+            (tuple(cone[m] for m in members), seconds) for members, seconds in self.cones[key]
+        ]
+
+    def _gain(self, cone: Sequence[int]) -> Callable[[Members], float]:
+        """Seconds that a stage saves over its operators one by one: what the beam sorts by."""
+
+        def gain(members: Members) -> float:
+            alone = sum(self.pricer(self._stage([cone[m]])) for m in members)
+            together = self.pricer(self._stage([cone[m] for m in members]))
+            return alone - together if together < math.inf else -math.inf
+
+        return gain
+
+    def _cone(self, sink: int) -> list[int]:
+        """The operators that some stage with this sink may hold, ascending: all their readers are
+        in the cone, and every path to the sink is one the patterns allow."""
+        first = extend_path("", self.ops[sink])
+        assert first is not None, "a single operator is always a stage"
+        paths: dict[int, set[str]] = {sink: {first}}
+        pending = set(self.sources[sink])
+        while pending:
+            n = max(pending)  # all of its readers below the sink have been decided
+            pending.discard(n)
+            if self.stored[n] or any(user not in paths for user in self.users[n]):
+                continue
+            op = self.ops[n]
+            if not all(fusable(op, self.ops[user]) for user in self.users[n]):
+                continue
+            grown = {extend_path(p, op) for user in self.users[n] for p in paths[user]}
+            if None in grown:
+                continue
+            paths[n] = {p for p in grown if p is not None}
+            pending.update(self.sources[n])
+        return sorted(paths)
+
+    def _impossible(self) -> str:
+        alone = [
+            op
+            for n, op in enumerate(self.ops)
+            if self.pricer(self._stage([n])) == math.inf
+        ]
+        names = ", ".join(f"{op.kind} '{op.name or op.output}' ({op.type})" for op in alone)
+        return (
+            f"no partition of the graph into kernels exists; no kernel can do: {names}. "
+            "Compile without these operators, or report them with the model's name."
+        )
+
+
+class _Cone:
+    """All stages with one sink inside its cone, as positions in the cone."""
+
+    def __init__(self, whole: Stage, max_operators: int, max_candidates: int):
+        self.ops: tuple[Operator, ...] = whole.operators
+        self.limit, self.most = max_operators, max_candidates
+        position = {op.output: n for n, op in enumerate(self.ops)}
+        self.users: list[list[int]] = [[] for _ in self.ops]
+        for n, op in enumerate(self.ops):
+            for source in dict.fromkeys(op.inputs):
+                if source in position:
+                    self.users[position[source]].append(n)
+        self.notes: list[str] = []
+
+    def stages(self, gain: Callable[[Members], float]) -> list[Members]:
+        """All of them, or where there are too many the beam's."""
+        found: list[Members] = []
+        for members in self._grow(len(self.ops) - 1, frozenset([len(self.ops) - 1])):
+            found.append(members)
+            if len(found) > self.most:
+                return self._beam(gain)
+        return found
+
+    def _grow(self, below: int, inside: frozenset[int]) -> Iterator[Members]:
+        """Each closed set once: the operators above ``below``, last first, are each left out or,
+        where all their readers are inside and the patterns agree, taken in."""
+        yield tuple(sorted(inside))
+        if len(inside) >= self.limit:
+            if any(self._fits(n, inside) for n in range(below)):
+                self._note(f"stages are limited to {self.limit} operators")
+            return
+        for n in range(below - 1, -1, -1):
+            if self._fits(n, inside):
+                yield from self._grow(n, inside | {n})
+
+    def _fits(self, n: int, inside: frozenset[int]) -> bool:
+        return all(user in inside for user in self.users[n]) and stage_allowed(
+            self.ops[m] for m in sorted(inside | {n})
+        )
+
+    def _beam(self, gain: Callable[[Members], float]) -> list[Members]:
+        """Stages by growing size, of each size the best few by what they save, and always the
+        greedy ones that take whatever fits, nearest first."""
+        self._note(
+            f"more than {self.most} stages are possible; a beam of them was weighed, "
+            "so the partition may not be the optimum"
+        )
+        sink = len(self.ops) - 1
+        width = max(4, self.most // (2 * min(len(self.ops), self.limit)))
+        found: dict[Members, None] = {(sink,): None}
+        level = [frozenset([sink])]
+        while level and len(found) < self.most and len(level[0]) < self.limit:
+            grown = {
+                inside | {n}
+                for inside in level
+                for n in range(sink)
+                if n not in inside and self._fits(n, inside)
+            }
+            ranked = sorted(
+                (tuple(sorted(inside)) for inside in grown), key=lambda m: (-gain(m), m)
+            )
+            level = [frozenset(members) for members in ranked[:width]]
+            found |= dict.fromkeys(ranked[:width])
+        greedy = frozenset([sink])
+        for n in range(sink - 1, -1, -1):
+            if len(greedy) < self.limit and self._fits(n, greedy):
+                greedy |= {n}
+                found[tuple(sorted(greedy))] = None
+        return list(found)
+
+    def _note(self, text: str) -> None:
+        sink = self.ops[-1]
+        self.notes.append(
+            f"{sink.kind} '{sink.name or sink.output}' ({sink.type}), "
+            f"cone of {len(self.ops)} operators: {text}"
+        )
+
+
+def post_dominators(users: Sequence[Sequence[int]], stored: Sequence[bool]) -> list[int]:
+    """Immediate post-dominator of every operator of a DAG in topological order; -1 is the exit.
+
+    ``users[n]`` are n's readers, ``stored[n]`` says that n also leads to the exit directly.
+    """
+    parent = [-1] * len(users)
+    depth = [0] * len(users)
+
+    def common(a: int, b: int) -> int:
+        while a != b:
+            if b < 0 or (a >= 0 and depth[a] >= depth[b]):
+                a = parent[a]
+            else:
+                b = parent[b]
+        return a
+
+    for n in range(len(users) - 1, -1, -1):
+        if stored[n]:
+            continue
+        parent[n] = users[n][0]
+        for user in users[n][1:]:
+            parent[n] = common(parent[n], user)
+        depth[n] = depth[parent[n]] + 1 if parent[n] >= 0 else 0
+    return parent

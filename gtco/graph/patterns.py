@@ -1,0 +1,103 @@
+"""Which operators may share a stage: the five patterns of GTCO, Section III, as two small tables.
+
+An operator's pattern is its row in ``gtco.tensor.operators``. What the tables forbid has cost +inf
+in Algorithm 1 (``pattern(v_i, v_j) = opaque``, line 36) and is never priced; what they allow, the
+cost function may still refuse, because it alone knows the sketches.
+
+The paper marks softmax opaque and splits layer normalization into element-wise operators. Here both
+arrive whole and are reductions: that admits every fusion the paper's labels admit, and also
+softmax between two matrix products (Section IV-D) and layer normalization as a prologue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gtco.tensor.operators import COMPLEX, ELEMENTWISE, INJECTIVE, OPAQUE, REDUCTION, pattern
+from gtco.tensor.stage import Operator
+
+# (producer, consumer) pairs whose tensor may stay inside a stage.
+_PAIRS: frozenset[tuple[str, str]] = frozenset(
+    [(a, b) for a in (INJECTIVE, ELEMENTWISE) for b in (INJECTIVE, ELEMENTWISE, REDUCTION, COMPLEX)]
+    + [(REDUCTION, b) for b in (INJECTIVE, ELEMENTWISE, COMPLEX)]  # epilogue; layer_norm prologue
+    + [(COMPLEX, b) for b in (INJECTIVE, ELEMENTWISE, REDUCTION)]  # epilogue; softmax, layer_norm
+    # COMPLEX -> COMPLEX and REDUCTION -> REDUCTION: no kernel keeps that tensor in registers.
+)
+
+# What a path inside a stage may meet, listed from the sink upwards: M matmul, C another complex
+# operator, S softmax, R another reduction. Element-wise and injective operators, of which there may
+# be any number in between, have no letter. O is an opaque operator, alone in its stage.
+_PATHS: frozenset[str] = frozenset(
+    ["", "O", "MSM"]
+    + [below + anchor + above for anchor in "MC" for below in ("", *"SR") for above in ("", *"SR")]
+    + list("SR")
+)
+
+
+def _letter(op: Operator) -> str:
+    kind = pattern(op.kind)
+    if kind == COMPLEX:
+        return "M" if op.kind == "matmul" else "C"
+    if kind == REDUCTION:
+        return "S" if op.kind == "softmax" else "R"
+    return "O" if kind == OPAQUE else ""
+
+
+def fusable(producer: Operator, consumer: Operator) -> bool:
+    """May the tensor between these two stay inside a stage?"""
+    return (pattern(producer.kind), pattern(consumer.kind)) in _PAIRS
+
+
+def extend_path(path: str, op: Operator) -> str | None:
+    """The path grown upwards by ``op``; None where no stage may hold the grown path.
+
+    ``path`` names the anchors (complex operators, reductions) met between the stage's sink and
+    ``op``, the sink's side first; start with ``""``.
+    """
+    grown = path + _letter(op)
+    return grown if grown in _PATHS else None
+
+
+def stage_allowed(operators: Iterable[Operator]) -> bool:
+    """May these operators (topological order, the last is the sink, all others used inside alone)
+    be one stage?
+
+    Every edge must be in the pair table, every path in the path table, and the whole has one
+    anchor: at most one complex operator (two as matmul -> softmax -> matmul) with at most one
+    reduction before and one behind it; without a complex operator, at most one reduction. Taking
+    away an operator that reads no other operator of the stage leaves an allowed stage allowed, so a
+    search may grow stages upwards from the sink and stop at the first refusal.
+    """
+    ops = tuple(operators)
+    makers = {op.output: op for op in ops}
+    paths: dict[str, set[str]] = {op.output: set() for op in ops}
+    paths[ops[-1].output].add(_letter(ops[-1]))
+    for op in reversed(ops):
+        for source in dict.fromkeys(op.inputs):
+            maker = makers.get(source)
+            if maker is None:
+                continue
+            if not fusable(maker, op):
+                return False
+            for path in paths[op.output]:
+                grown = extend_path(path, maker)
+                if grown is None:
+                    return False
+                paths[source].add(grown)
+    return _one_anchor(ops, paths)
+
+
+def _one_anchor(ops: tuple[Operator, ...], paths: dict[str, set[str]]) -> bool:
+    complexes = [op for op in ops if _letter(op) in ("M", "C")]
+    reductions = [op for op in ops if _letter(op) in ("S", "R")]
+    if not complexes:
+        return len(reductions) <= 1
+    if len(complexes) == 2:  # the first product reaches the second through the softmax alone
+        return len(reductions) == 1 and paths[complexes[0].output] == {"MSM"}
+    if len(complexes) > 2:
+        return False
+    # A reduction before the complex operator meets it on the way down; one behind it is met by it.
+    down = {path[:-1] for path in paths[complexes[0].output]}
+    before = [op for op in reductions if any(p[:-1].endswith(("M", "C")) for p in paths[op.output])]
+    behind = [op for op in reductions if op not in before]
+    return len(before) <= 1 and len(behind) <= (1 if any(down) else 0)
