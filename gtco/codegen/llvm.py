@@ -24,7 +24,6 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),
-        tirx.transform.FlattenBuffer(),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.RemoveNoOp(),

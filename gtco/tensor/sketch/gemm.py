@@ -1,0 +1,393 @@
+"""Sketch rule for contractions, structure SSRSRS: tasks (S S), blocks of k (R), panels and row blocks (S), k (R), tile (S).
+
+::
+
+    for task in batch x row chunks x column chunks:          # parallel
+      for kb in blocks of k:                                 # the block of B stays in L1 or L2
+        pack rows of A (prologue, im2col), columns of B      # when the config says so
+        for panel of nr columns in the task's columns:
+          for block of mr (or mr - 1) rows in the task's rows:
+            tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
+            on the last kb: epilogue(tile) -> output
+
+M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own micro-kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.sketch.contraction import Contraction, ConvView, contraction, linear_rows
+from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
+from gtco.tensor.space import Choice, Config, Decision, Layer, Packing, Program, Rejection, Workload, packed_types
+from gtco.tensor.stage import Stage
+
+ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
+
+
+def match(stage: Stage, target: Target) -> Gemm | None:
+    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None."""
+    anchors = [op for op in stage.operators if op.kind in ("matmul", "conv2d")]
+    if len(anchors) != 1:
+        return None
+    op = anchors[0]
+    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
+        return None
+    view = contraction(stage, op)
+    if view is None or not prologue_readable(stage, op.inputs):
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or stage.output.type.dtype != "float32":
+        return None
+    if isinstance(view, ConvView):
+        if op.inputs[1] not in stage.constants:
+            return None
+        if not unit_stride(stage, view, "c") and unit_stride(stage, view, "kw"):
+            view = contraction(stage, op, channels_first=True)
+            assert isinstance(view, ConvView)
+    return Gemm(stage, target, view, tail)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A contraction on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    view: Contraction
+    tail: Epilogue
+
+    name = "gemm"
+    structure = "SSRSRS"
+
+    # the space ------------------------------------------------------------------------------------------------------
+    @cached_property
+    def constant_b(self) -> bool:
+        """B is known at compile time and laid out in panels then."""
+        return self.view.op.inputs[1] in self.stage.constants and self.view.batch == 1
+
+    @cached_property
+    def direct_rows(self) -> tuple[int, bool] | None:
+        """(row stride, True) where A's rows lie in an input as they are, so that no packing is needed."""
+        if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
+            return None
+        return _direct(self.stage, self.view)
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        v = self.view
+        if "tile" not in chosen:
+            return Decision("tile", tuple(t.name for t in self.tiles()))
+        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        if "chunks_m" not in chosen:
+            return Decision("chunks_m", _chunk_options(ceil(v.m / tile.rows), self.target.cores))
+        if "chunks_n" not in chosen:
+            return Decision("chunks_n", _chunk_options(ceil(v.n / tile.columns), self.target.cores))
+        if "a" not in chosen:
+            return Decision("a", ("direct", "packed") if self.direct_rows else ("packed",))
+        if "kc" not in chosen:
+            return Decision("kc", self.depth_options())
+        return None
+
+    def tiles(self) -> list[FmaTile]:
+        """Micro-kernels worth their place: full height, or the height that cuts m into equal blocks."""
+        best: dict[tuple[int, int], FmaTile] = {}
+        for tile in micro_kernels(self.target):
+            if tile.rows > self.view.m or (tile.vectors - 1) * tile.lanes >= self.view.n:
+                continue
+            blocks = ceil(self.view.m / tile.rows)
+            best.setdefault((tile.vectors, blocks), tile)  # tallest first; equal block counts are the same program
+        chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows == self.view.m or t.rows >= self.view.m // 2]
+        return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
+
+    def depth_options(self) -> tuple[int, ...]:
+        """Block sizes of k: multiples of what packing copies in one run, and all of k."""
+        k, unit = self.view.k, self.depth_unit
+        options = {k}
+        for wanted in (128, 256, 384, 512, 768, 1024):
+            if wanted < k:
+                blocks = ceil(k / wanted)
+                options.add(min(k, ceil(k / blocks / unit) * unit))
+        return tuple(sorted(options))
+
+    @property
+    def depth_unit(self) -> int:
+        v = self.view
+        if not isinstance(v, ConvView):
+            return self.target.lanes
+        return v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
+
+    # the price ------------------------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, tile = self.view, FmaTile.parse(config["tile"], self.target.lanes)
+        shape = self.shape(config)
+        kc, kbs = config["kc"], ceil(v.k / config["kc"])
+        rows, panels = shape.task_rows, shape.task_panels
+        blocks = ceil(rows / shape.height)
+        micro = Layer(4 * kc * (tile.rows + (0 if tile.rows == 0 else 0)), 8 * tile.rows * tile.columns / max(kbs, 1),
+                      4 * kc * (tile.rows + tile.columns), blocks)
+        panel = Layer(4 * kc * tile.columns, 0, 4 * kc * (rows + tile.columns), panels)
+        packs = 4.0 * rows * kc * (2 if config["a"] == "packed" else 1)
+        block = Layer(packs, 4.0 * rows * panels * tile.columns / kbs, 0, kbs)
+        task = Layer(0, 0, 0, 1, shape.tasks)
+        extra = []
+        if config["a"] == "packed":
+            extra.append(("pack", rows * v.k / self.target.lanes * shape.tasks))
+        if not self.constant_b:
+            extra.append(("pack", v.k * panels * tile.columns / self.target.lanes * shape.tasks))
+        extra.append(("epilogue", v.batch * v.m * v.n / self.target.lanes * (1 + len(self.tail.operators))))
+        return Workload(f"fma:{tile.name}", tile.rows * tile.vectors * kc, (micro, panel, block, task), v.flops, tuple(extra))
+
+    def shape(self, config: Config) -> TaskShape:
+        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        return task_shape(self.view, tile, config["chunks_m"], config["chunks_n"])
+
+    # the program ----------------------------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = _Plan(self, config)
+        packings = {self.view.op.inputs[1]: self.view.packing(plan.tile.columns)} if self.constant_b else {}
+        types = packed_types(self.stage, packings)
+        function = kernel(symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit)
+        return Program(function, plan.shape.tasks, plan.workspace, packings)
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """How rows and panels are cut: ``blocks`` row blocks, the first ``taller`` of them one row higher than ``height``."""
+
+    blocks: int
+    height: int
+    taller: int
+    task_blocks: int
+    panels: int
+    task_panels: int
+    chunks_m: int
+    chunks_n: int
+    tasks: int
+
+    @property
+    def task_rows(self) -> int:
+        """Most rows that a task has."""
+        return self.task_blocks * self.height + min(self.taller, self.task_blocks)
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        if self.taller in (0, self.blocks):
+            return (self.height + (self.taller > 0),)
+        return self.height + 1, self.height
+
+
+def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -> TaskShape:
+    blocks = ceil(view.m / tile.rows)
+    height, taller = divmod(view.m, blocks)
+    panels = ceil(view.n / tile.columns)
+    task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
+    chunks_m, chunks_n = ceil(blocks / task_blocks), ceil(panels / task_panels)
+    return TaskShape(blocks, height, taller, task_blocks, panels, task_panels, chunks_m, chunks_n,
+                     view.batch * chunks_m * chunks_n)
+
+
+def _chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
+    """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few numbers differ."""
+    wanted = [1, *(cores * f for f in (1, 2, 3, 4, 6, 8, 16, 32, 64))]
+    return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))
+
+
+def _direct(stage: Stage, view: Contraction) -> tuple[int, bool] | None:
+    probe = Emitter(1)
+    seen: list[tuple[str, Expr]] = []
+
+    class Probe(Reader):
+        def load(self, tensor: str, index: list[Expr]) -> Expr:  # type: ignore[override]
+            flat: Expr = 0
+            for extent, i in zip(self.shape(tensor), index, strict=True):
+                flat = flat * extent + i
+            seen.append((tensor, self.emitter.index(flat)))
+            return tirx.const(0, "float32")
+
+    op = stage.producers.get(view.op.inputs[0])
+    while op is not None:
+        if op.kind not in ("reshape", "identity", "slice", "permute"):
+            return None
+        op = stage.producers.get(op.inputs[0])
+    m, k, b = (tirx.Var(x, "int32") for x in "mkb")
+    for var, extent in ((m, view.m), (k, view.k), (b, view.batch)):
+        probe.analyzer.bind(var, _range(extent))
+    Probe(stage, probe, {}).value(view.op.inputs[0], view.a_index(b, m, k))
+    if not isinstance(seen[0][1], tirx.Expr if hasattr(tirx, "Expr") else object):
+        return None
+    found = linear_rows(seen[0][1], m, k)
+    return (found[1], True) if found else None
+
+
+def _range(extent: int) -> object:
+    import tvm
+
+    return tvm.ir.Range(0, extent)
+
+
+class _Plan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Gemm, config: Config) -> None:
+        self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
+        self.tile = FmaTile.parse(config["tile"], sketch.target.lanes)
+        self.shape = sketch.shape(config)
+        self.kc = config["kc"]
+        self.kblocks = ceil(self.view.k / self.kc)
+        self.packed_a = config["a"] == "packed"
+        # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache sets
+        self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
+        size_a = self.shape.task_rows * self.lda if self.packed_a else 0
+        size_b = 0 if sketch.constant_b else self.shape.task_panels * self.kc * self.tile.columns
+        tile_size = self.tile.rows * self.tile.columns
+        tiles = self.shape.task_blocks * self.shape.task_panels if self.kblocks > 1 else 1
+        self.offset_b = -(-size_a // ALIGN) * ALIGN
+        self.offset_c = self.offset_b + -(-size_b // ALIGN) * ALIGN
+        self.tile_size = tile_size
+        self.workspace = 4 * (self.offset_c + tiles * tile_size)
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        view, shape = self.view, self.shape
+        self.em, self.args = em, args
+        self.reader = Reader(self.stage, em, args.inputs)
+        with em.range(args.begin, args.end, "task") as task:
+            em.analyzer.bind(task, _range(shape.tasks))
+            chunk_n = em.let_index(task % shape.chunks_n, "chunk_n")
+            rest = em.let_index(task // shape.chunks_n, "rest")
+            chunk_m = em.let_index(rest % shape.chunks_m, "chunk_m")
+            batch = em.let_index(rest // shape.chunks_m, "batch")
+            first_block = em.let_index(chunk_m * shape.task_blocks, "first_block")
+            blocks = em.let_index(self.share(first_block, shape.task_blocks, shape.blocks), "blocks")
+            first_panel = em.let_index(chunk_n * shape.task_panels, "first_panel")
+            panels = em.let_index(self.share(first_panel, shape.task_panels, shape.panels), "panels")
+            row0 = em.let_index(self.first_row(first_block), "row0")
+            rows = em.let_index(self.first_row(first_block + blocks) - row0, "rows")
+            with em.loop(self.kblocks, "kb") as kb:
+                if self.packed_a:
+                    packed = args.scratch((shape.task_rows, self.lda), 0)
+                    pack_rows(self.reader, view, packed, batch, row0, rows, kb, self.kc)
+                if not self.sketch.constant_b:
+                    panel_buffer = args.scratch((shape.task_panels, self.kc, self.tile.columns), self.offset_b)
+                    pack_columns(self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc)
+                with em.loop(panels, "panel") as panel, em.loop(blocks, "block") as block:
+                    self.tile_program(batch, kb, first_panel, panel, first_block, block, row0)
+
+    def share(self, first: Expr, share: int, total: int) -> Expr:
+        """Pieces left for a task that starts at ``first``."""
+        return share if total % share == 0 else tirx.min(share, total - first)
+
+    def first_row(self, block: Expr) -> Expr:
+        shape = self.shape
+        start = block * shape.height
+        return start if shape.taller == 0 else start + tirx.min(block, shape.taller)
+
+    def tile_program(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr, first_block: Expr, block: Expr,
+                     row0: Expr) -> None:
+        em, shape = self.em, self.shape
+        this_block = em.let_index(first_block + block, "this_block")
+        start = em.let_index(self.first_row(this_block), "start")
+        where = (block * shape.task_panels + panel) * self.tile_size if self.kblocks > 1 else 0
+        tile = Array(self.args.workspace.buffer, (self.tile.rows, self.tile.columns), "float32",
+                     em.let_index(self.offset_c + where, "tile"))
+
+        def micro(rows: int) -> Callable[[], None]:
+            return lambda: self.micro_kernel(rows, tile, batch, kb, first_panel, panel, start, row0)
+
+        if len(shape.heights) == 1:
+            micro(shape.heights[0])()
+        else:
+            em.branch(this_block < shape.taller, micro(shape.heights[0]), micro(shape.heights[1]))
+        height = shape.heights[0] if len(shape.heights) == 1 else tirx.Select(
+            this_block < shape.taller, tirx.const(shape.heights[0], "int32"), tirx.const(shape.heights[1], "int32"))
+        with em.when(kb == self.kblocks - 1 if self.kblocks > 1 else True):
+            self.write(tile, batch, first_panel + panel, start, height)
+
+    def micro_kernel(self, rows: int, tile: Array, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr, start: Expr,
+                     row0: Expr) -> None:
+        """tile[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
+        em, nv, lanes = self.em, self.tile.vectors, self.tile.lanes
+        acc = em.registers(rows * nv * lanes)
+        cells = [(i, j, (i * nv + j) * lanes) for i in range(rows) for j in range(nv)]
+
+        def clear() -> None:
+            for _, _, at in cells:
+                em.store_vector(acc, [at], em.splat(0.0))
+
+        def resume() -> None:
+            for i, j, at in cells:
+                em.store_vector(acc, [at], em.load_vector(tile, [i, j * lanes]))
+
+        if self.kblocks == 1:
+            clear()
+        else:
+            em.branch(kb == 0, clear, resume)
+        depth = self.depth(kb)
+        a = self.row_pointer(batch, kb, start, row0)
+        b = self.panel_pointer(kb, first_panel, panel)
+        with em.loop(depth, "k") as k:
+            vectors = [em.let(b(k, j * lanes), "b") for j in range(nv)]
+            for i in range(rows):
+                value = em.let(em.splat(a(i, k)), "a")
+                for j in range(nv):
+                    at = (i * nv + j) * lanes
+                    em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
+        for i, j, at in cells:
+            em.store_vector(tile, [i, j * lanes], em.load_vector(acc, [at]))
+
+    def depth(self, kb: Expr) -> Expr:
+        if self.view.k % self.kc == 0:
+            return self.kc
+        return self.em.let_index(tirx.min(self.kc, self.view.k - kb * self.kc), "depth")
+
+    def row_pointer(self, batch: Expr, kb: Expr, start: Expr, row0: Expr) -> Callable[[int, Expr], Expr]:
+        em = self.em
+        if self.packed_a:
+            base = em.let_index((start - row0) * self.lda, "a_row")
+            packed = self.args.workspace.buffer
+            return lambda i, k: packed[em.index(base + i * self.lda + k)]
+        stride, _ = self.sketch.direct_rows or (0, False)
+        origin = self.reader.value(self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc))
+        base = em.let_index(origin.indices[0], "a_row")
+        return lambda i, k: origin.source[em.index(base + i * stride + k)]
+
+    def panel_pointer(self, kb: Expr, first_panel: Expr, panel: Expr) -> Callable[[Expr, int], Expr]:
+        em, columns = self.em, self.tile.columns
+        if self.sketch.constant_b:
+            array = self.args.inputs[self.view.op.inputs[1]]
+            base = em.let_index(((first_panel + panel) * self.view.k + kb * self.kc) * columns, "b_panel")
+            return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
+        base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
+        return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
+
+    def write(self, tile: Array, batch: Expr, panel: Expr, start: Expr, height: Expr) -> None:
+        """Epilogue and store of a finished tile, row by row, vector by vector; the last panel may be narrower."""
+        em, view, columns = self.em, self.view, self.tile.columns
+        tail = view.n % columns
+
+        def rows(width: int) -> Callable[[], None]:
+            def body() -> None:
+                with em.loop(height, "row") as i:
+                    em_row = em.let_index(start + i, "m") if not isinstance(height, int) or height > 1 else start
+                    for j in range(0, width, self.tile.lanes):
+                        with em.vector(min(self.tile.lanes, width - j)) as v:
+                            value = em.load(tile, [i, j + v])
+                            index = view.c_index(batch, em_row, panel * columns + j + v)
+                            result, where = self.sketch.tail.value(self.reader, index, value)
+                            em.store(self.args.output, where, result)
+            return body
+
+        if tail == 0:
+            rows(columns)()
+        elif self.shape.panels == 1:
+            rows(tail)()
+        else:
+            em.branch(panel < self.shape.panels - 1, rows(columns), rows(tail))

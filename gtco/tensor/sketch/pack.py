@@ -1,0 +1,167 @@
+"""Copying operands of a contraction into scratch: rows of A (with any prologue, im2col included), columns of B."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import tvm
+from tvm import tirx
+
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.expression import Reader
+from gtco.tensor.sketch.contraction import Contraction, ConvView
+from gtco.tensor.stage import Stage
+
+
+def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
+    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in memory?"""
+    em = Emitter(1)
+    names = ("image", "row", "column", "c")
+    extents = (view.result[0], *view.image, view.channels)
+    index = {}
+    for name, extent in zip(names, extents, strict=True):
+        index[name] = tirx.Var(name, "int32")
+        em.analyzer.bind(index[name], tvm.ir.Range(0, extent))
+    flat = _flat_index(stage, em, view, [index[n] for n in names])
+    moved = index | {("c" if axis == "c" else "column"): index["c" if axis == "c" else "column"] + 1}
+    after = _flat_index(stage, em, view, [moved[n] for n in names])
+    return flat is not None and after is not None and em.index(after - flat) == 1
+
+
+def _flat_index(stage: Stage, em: Emitter, view: ConvView, position: list[Expr]) -> Expr | None:
+    """Where the convolution's input element comes from, when one input is only moved, not computed."""
+    seen: list[Expr] = []
+
+    class Probe(Reader):
+        def load(self, tensor: str, index: list[Expr]) -> Expr:  # type: ignore[override]
+            flat: Expr = 0
+            for extent, i in zip(self.shape(tensor), index, strict=True):
+                flat = flat * extent + i
+            seen.append(flat)
+            return tirx.const(0, "float32")
+
+    Probe(stage, em, {}).value(view.op.inputs[0], view.x_index(*position))
+    return seen[0] if seen else None
+
+
+def pack_rows(reader: Reader, view: Contraction, packed: Array, batch: Expr, row0: Expr, rows: Expr, kb: Expr, kc: int) -> None:
+    """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task."""
+    em = reader.emitter
+    if isinstance(view, ConvView):
+        _pack_conv(reader, view, packed, row0, rows, kb, kc)
+        return
+    full = view.k % kc == 0
+    with em.loop(rows, "r") as r:
+        m = em.let_index(row0 + r, "m")
+        if full:
+            _copy_run(em, kc, lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
+                      lambda k, value: em.store(packed, [r, k], value))
+        else:
+            last = ceil(view.k / kc) - 1
+            for width, condition in ((kc, kb < last), (view.k - last * kc, kb >= last)):
+                with em.when(condition):
+                    _copy_run(em, width, lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
+                              lambda k, value: em.store(packed, [r, k], value))
+
+
+def _copy_run(em: Emitter, length: int, read, write) -> None:  # type: ignore[no-untyped-def]
+    """Copy ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector."""
+    whole = length // em.lanes * em.lanes
+    if whole:
+        with em.loop(whole // em.lanes, "v") as v, em.vector(em.lanes, "l") as lane:
+            write(v * em.lanes + lane, read(v * em.lanes + lane))
+    if length > whole:
+        with em.vector(length - whole, "l") as lane:
+            write(whole + lane, read(whole + lane))
+
+
+def _pack_conv(reader: Reader, view: ConvView, packed: Array, row0: Expr, rows: Expr, kb: Expr, kc: int) -> None:
+    """im2col. k runs over whole groups of neighbours, (kh, kw) x channels or channels x (kh, kw), per block of k."""
+    em = reader.emitter
+    height, width = view.kernel
+    source = view.op.inputs[0]
+    group = height * width if view.channels_first else view.channels
+    groups = view.k // group
+    per_block = kc // group
+    with em.loop(rows, "r") as r:
+        m = em.let_index(row0 + r, "m")
+        pixel = [em.let_index(p, "p") for p in view.pixel(m)]
+        first = em.let_index(kb * per_block, "first")
+        count = per_block if groups % per_block == 0 else em.let_index(tirx.min(per_block, groups - first), "count")
+        with em.loop(count, "g") as g:
+            if view.channels_first:
+                c = em.let_index(first + g, "c")
+                with em.loop(height, "kh") as kh:
+                    row, column = view.source(pixel, kh, 0)
+                    _row_run(reader, view, packed, r, (g * height + kh) * width, pixel[0], em.let_index(row, "row"),
+                             em.let_index(column, "column"), c)
+            else:
+                position = em.let_index(first + g, "position")
+                kh, kw = em.let_index(position // width, "kh"), em.let_index(position % width, "kw")
+                row, column = (em.let_index(x, "x") for x in view.source(pixel, kh, kw))
+
+                def copy(r: Expr = r, g: Expr = g, row: Expr = row, column: Expr = column) -> None:
+                    _copy_run(em, group, lambda c: reader.value(source, view.x_index(pixel[0], row, column, c)),
+                              lambda c, value: em.store(packed, [r, g * group + c], value))
+
+                def zero(r: Expr = r, g: Expr = g) -> None:
+                    _copy_run(em, group, lambda c: tirx.const(0, "float32"),
+                              lambda c, value: em.store(packed, [r, g * group + c], value))
+
+                em.branch(_inside(view, row, column), copy, zero)
+
+
+def _row_run(reader: Reader, view: ConvView, packed: Array, r: Expr, at: Expr, image: Expr, row: Expr, column: Expr,
+             c: Expr) -> None:
+    """One row of a channel's window: a vector where it lies inside the image, element by element at the border."""
+    em = reader.emitter
+    width, dilation = view.kernel[1], view.op["dilation"][1]
+    source = view.op.inputs[0]
+
+    def inside() -> None:
+        with em.vector(width, "kw") as kw:
+            em.store(packed, [r, at + kw], reader.value(source, view.x_index(image, row, column + kw * dilation, c)))
+
+    def border() -> None:
+        with em.loop(width, "kw") as kw:
+            x = em.let_index(column + kw * dilation, "x")
+            em.branch(_inside(view, row, x),
+                      lambda: em.store(packed, [r, at + kw], reader.value(source, view.x_index(image, row, x, c))),
+                      lambda: em.store(packed, [r, at + kw], tirx.const(0, "float32")))
+
+    whole = tirx.all(_inside(view, row, column), _inside(view, row, column + (width - 1) * dilation)) if view.padded else True
+    em.branch(whole, inside, border)
+
+
+def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
+    if not view.padded:
+        return True
+    height, width = view.image
+    return tirx.all(row >= 0, row < height, column >= 0, column < width)
+
+
+def pack_columns(reader: Reader, view: Contraction, packed: Array, batch: Expr, first_panel: Expr, panels: Expr, kb: Expr,
+                 kc: int) -> None:
+    """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n."""
+    em = reader.emitter
+    columns = packed.shape[2]
+    depth = kc if view.k % kc == 0 else em.let_index(tirx.min(kc, view.k - kb * kc), "depth")
+    last, tail = ceil(view.n / columns) - 1, view.n % columns
+
+    def fill(p: Expr, width: int) -> None:
+        with em.loop(depth, "k") as k:
+            for j in range(0, columns, em.lanes):
+                lanes = max(0, min(em.lanes, width - j))
+                if lanes:
+                    with em.vector(lanes, "l") as lane:
+                        n = (first_panel + p) * columns + j + lane
+                        em.store(packed, [p, k, j + lane], reader.value(view.op.inputs[1], view.b_index(batch, kb * kc + k, n)))
+                if lanes < em.lanes:
+                    with em.vector(em.lanes - lanes, "l") as lane:
+                        em.store(packed, [p, k, j + lanes + lane], tirx.const(0, "float32"))
+
+    with em.loop(panels, "p") as p:
+        if tail == 0:
+            fill(p, columns)
+        else:
+            em.branch(first_panel + p < last, lambda: fill(p, columns), lambda: fill(p, tail))
