@@ -1,0 +1,175 @@
+"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it inside guard bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gtco.codegen.llvm import object_code
+from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.reference import evaluate
+from gtco.tensor.space import Config, Packing, Program, Sketch, configs
+from gtco.tensor.stage import Stage, TensorType
+from gtco.target import V4, Target, detect, target
+
+GUARD = 256  # bytes on either side of an output or workspace
+GUARD_BYTE = 0xA5
+
+
+def runnable(name: str) -> Target:
+    """The target, or a skipped test where this CPU cannot run its code."""
+    chosen = target(name)
+    if chosen.lanes == 16 and not set(V4).issubset(detect().features):
+        pytest.skip(f"{name} needs AVX-512, which this CPU lacks")
+    return chosen
+
+
+def targets() -> list[str]:
+    """8 lanes and 16: what the numerical tests run on."""
+    return ["x86-64-v3", "x86-64-v4"]
+
+
+def guarded(nbytes: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A byte array between guard bytes and the whole of it; ``offset`` moves it off the 64-byte boundary."""
+    whole = np.full(nbytes + 2 * GUARD + 64, GUARD_BYTE, np.uint8)
+    start = GUARD + (-(whole.ctypes.data + GUARD)) % 64 + offset
+    assert start + nbytes + GUARD - 64 <= whole.size
+    return whole[start:start + nbytes], whole
+
+
+def check_guard(part: np.ndarray, whole: np.ndarray, what: str) -> None:
+    start = part.ctypes.data - whole.ctypes.data
+    before, after = whole[:start], whole[start + part.size:]
+    assert (before == GUARD_BYTE).all(), f"{what}: bytes before it were overwritten"
+    assert (after == GUARD_BYTE).all(), f"{what}: bytes behind it were overwritten"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A linked kernel: callable on arrays in the order of the stage's inputs."""
+
+    library: Any
+    symbol: str
+    inputs: tuple[tuple[str, TensorType], ...]
+    output: TensorType
+    tasks: int
+    workspace: int
+    packings: Mapping[str, Packing]
+    folder: Any
+
+    def __call__(self, *arrays: np.ndarray, unaligned: bool = False) -> np.ndarray:
+        """Run all tasks, in two halves (in reverse order) where there are several; checks the guards."""
+        held = []
+        for (name, type_), array in zip(self.inputs, arrays, strict=True):
+            assert array.shape == tuple(type_.shape) and array.dtype == np.dtype(type_.dtype), (
+                f"{name}: {array.dtype}{array.shape} given, {type_} expected")
+            if name in self.packings:
+                array = self.packings[name].apply(array)
+            held.append(np.ascontiguousarray(array))
+        out, out_whole = guarded(self.output.nbytes, 4 if unaligned else 0)
+        work, work_whole = guarded(self.workspace)
+        work[:] = 0xFF  # NaN: scratch is not zeroed
+        middle = self.tasks // 2
+        ranges = [(middle, self.tasks), (0, middle)] if self.tasks > 1 else [(0, self.tasks)]
+        pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, out, work)]
+        before = [a.copy() for a in held]
+        for begin, end in ranges:
+            getattr(self.library, self.symbol)(*pointers, ctypes.c_int64(begin), ctypes.c_int64(end))
+        check_guard(out, out_whole, "output")
+        check_guard(work, work_whole, "workspace")
+        for array, copy in zip(held, before, strict=True):
+            assert array.tobytes() == copy.tobytes(), "the kernel wrote to an input"
+        return out.view(np.dtype(self.output.dtype)).reshape(tuple(self.output.shape)).copy()
+
+
+def link(functions: Sequence[Any], machine: Target) -> tuple[Any, Any]:
+    """The kernels in a shared library, opened; the folder that holds it lives as long as the second value."""
+    folder = tempfile.TemporaryDirectory(prefix="gtco-test-")
+    path = Path(folder.name)
+    (path / "k.o").write_bytes(object_code(functions, machine))
+    subprocess.run(["gcc", "-shared", "-o", str(path / "k.so"), str(path / "k.o"), "-lm"], check=True)
+    return ctypes.CDLL(str(path / "k.so")), folder
+
+
+def build(sketch: Sketch, config: Config, machine: Target) -> Built:
+    """The sketch's program for this config, linked and callable."""
+    program = sketch.build(config, "kernel_under_test")
+    assert isinstance(program, Program), f"rejected: {program.reason}"
+    library, folder = link([program.function], machine)
+    stage = sketch.stage
+    return Built(library, "kernel_under_test", tuple((i.name, i.type) for i in stage.inputs), stage.output.type,
+                 program.tasks, program.workspace, program.packings, folder)
+
+
+def elementwise_kernel(function: Callable[[Emitter, Any], Any], size: int, machine: Target, explicit: bool = False,
+                       dtype: str = "float32") -> Built:
+    """``out[i] = function(in[i])``: vectorized loops, or explicit vectors; ``size`` a multiple of the lanes."""
+    types = TensorType((size,)), TensorType((size,), dtype)
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        with em.loop(size // em.lanes, "block") as block:
+            if explicit:
+                x = em.load_vector(args.inputs["x"], [block * em.lanes])
+                em.store_vector(args.output, [block * em.lanes], function(em, x))
+            else:
+                with em.vector(em.lanes) as lane:
+                    em.store(args.output, [block * em.lanes + lane],
+                             function(em, em.load(args.inputs["x"], [block * em.lanes + lane])))
+
+    program = kernel("kernel_under_test", {"x": types[0]}, types[1], 0, machine.lanes, body)
+    library, folder = link([program], machine)
+    return Built(library, "kernel_under_test", (("x", types[0]),), types[1], 1, 0, {}, folder)
+
+
+def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) -> np.ndarray:
+    """The stage's output by ``gtco.tensor.reference``, float arrays widened to float64 first."""
+    values = {i.name: a.astype(np.float64) if precise and a.dtype == np.float32 else a
+              for i, a in zip(stage.inputs, arrays, strict=True)}
+    for op in stage.operators:
+        values[op.output] = evaluate(op, *(values[x] for x in op.inputs))
+    return values[stage.output.output]
+
+
+def first_config(sketch: Sketch) -> Config:
+    return next(iter(configs(sketch)))
+
+
+def random_inputs(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarray]:
+    """Fresh arrays for the stage's inputs; the seed is printed, so that a failure can be run again."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for i in stage.inputs:
+        shape = tuple(int(d) for d in i.type.shape)
+        match np.dtype(i.type.dtype).kind:
+            case "f":
+                arrays.append((rng.standard_normal(shape) * scale).astype(i.type.dtype))
+            case "b":
+                arrays.append(rng.integers(0, 2, shape).astype(bool))
+            case _:
+                arrays.append(rng.integers(-9 if np.dtype(i.type.dtype).kind == "i" else 0, 9, shape).astype(i.type.dtype))
+    return arrays
+
+
+def fresh_seed() -> int:
+    return int(np.random.SeedSequence().entropy) % (1 << 31)
+
+
+def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Largest difference within ``tolerance`` of the largest finite magnitude; NaN and infinities in the same places."""
+    assert got.shape == wanted.shape
+    wide, want = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(wide[~finite], want[~finite])
+    if finite.any():
+        scale = max(np.abs(want[finite]).max(), 1e-30)
+        error = np.abs(wide - want)[finite].max() / scale
+        assert error <= tolerance, f"relative error {error:.3g} over {tolerance:.3g}"
