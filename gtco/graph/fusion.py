@@ -206,9 +206,7 @@ class _Search:
             ]
             self.cones[key] = [item for item in priced if item[1] < math.inf]
             self.notes |= dict.fromkeys(local.notes)
-        return [
-            (tuple(cone[m] for m in members), seconds) for members, seconds in self.cones[key]
-        ]
+        return [(tuple(cone[m] for m in members), seconds) for members, seconds in self.cones[key]]
 
     def _gain(self, cone: Sequence[int]) -> Callable[[Members], float]:
         """Seconds that a stage saves over its operators one by one: what the beam sorts by."""
@@ -243,11 +241,7 @@ class _Search:
         return sorted(paths)
 
     def _impossible(self) -> str:
-        alone = [
-            op
-            for n, op in enumerate(self.ops)
-            if self.pricer(self._stage([n])) == math.inf
-        ]
+        alone = [op for n, op in enumerate(self.ops) if self.pricer(self._stage([n])) == math.inf]
         names = ", ".join(f"{op.kind} '{op.name or op.output}' ({op.type})" for op in alone)
         return (
             f"no partition of the graph into kernels exists; no kernel can do: {names}. "

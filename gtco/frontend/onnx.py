@@ -1,0 +1,272 @@
+"""ONNX -> Relax: read, check, simplify, translate, with an error that says what to do at every
+step.
+
+The order: read without the weights' data, take the large initializers out (``weights.strip``), run
+onnx's checker on the skeleton, give symbolic dimensions their values, simplify in a child process,
+list every unsupported operator, and only then let TVM's importer translate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import google.protobuf.message
+import onnx
+from onnx import helper
+
+from gtco.errors import ModelError, ShapeError, UnsupportedError
+from gtco.frontend.imported import ImportedModel
+from gtco.frontend.simplify import simplify as run_onnxsim
+from gtco.frontend.weights import strip
+from gtco.tensor.stage import TensorType
+
+_STANDARD = ("", "ai.onnx")
+# Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
+_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization")
+
+
+def load_onnx(
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, int] | None = None,
+    simplify: bool = True,
+    simplify_timeout: float = 120,
+) -> ImportedModel:
+    """The model as Relax, with every dimension a number.
+
+    ``shapes`` gives symbolic dimensions their values, by name (``{"batch": 1}``) or, for one
+    without a name, by input and axis (``{"image.0": 1}``). Raises ModelError (unreadable, invalid,
+    data missing, TVM cannot translate it), ShapeError (symbolic dimensions without a value, unknown
+    names in ``shapes``) and UnsupportedError (every unsupported operator).
+    """
+    model, folder = _read(source)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    skeleton, weights = strip(model, folder)
+    del model
+    _check(skeleton)
+    _set_shapes(skeleton, weights, dict(shapes or {}))
+    notes: list[str] = []
+    if simplify:
+        skeleton, note = run_onnxsim(skeleton, simplify_timeout)
+        notes += [note] if note else []
+    _refuse_unsupported(skeleton)
+    module, labels = _translate(skeleton)
+    names = [
+        value.name for value in skeleton.graph.input if value.name not in _initializers(skeleton)
+    ]
+    parameters = {p.name: name for p, name in zip(module["main"].params, names, strict=True)}
+    inputs = {
+        value.name: _type(value)
+        for value in skeleton.graph.input
+        if value.name not in weights and value.name in names
+    }
+    return ImportedModel(
+        module,
+        inputs,
+        tuple(value.name for value in skeleton.graph.output),
+        weights,
+        parameters,
+        _opset(skeleton),
+        f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
+        tuple(notes),
+        labels,
+    )
+
+
+def _initializers(model: onnx.ModelProto) -> set[str]:
+    return {tensor.name for tensor in model.graph.initializer}
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
+
+
+def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """The message, without external data, and the folder that the data lies in."""
+    if isinstance(source, onnx.ModelProto):
+        return source, None
+    folder: Path | None = None
+    label = "the bytes given"
+    if isinstance(source, str | Path):
+        path = Path(source)
+        label, folder = f"'{path}'", path.parent
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            raise ModelError(f"cannot read {label}: {error.strerror or error}") from error
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(source)
+    except google.protobuf.message.DecodeError as error:
+        raise ModelError(
+            f"{label} is not an ONNX model, or is cut short ({len(source)} bytes do not parse): export it "
+            "again, or check that the copy or download was complete"
+        ) from error
+    if not model.HasField("graph") or not model.ir_version:
+        raise ModelError(f"{label} is not an ONNX model: it holds no graph ({len(source)} bytes)")
+    return model, folder
+
+
+def _check(model: onnx.ModelProto) -> None:
+    if not model.graph.output:
+        raise ModelError("the model has no outputs: there is nothing to compile")
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        # Operators of other domains have no schema there; they get the message that lists all
+        # unsupported ones.
+        if "No Op registered for" in str(error) or "No opset import for domain" in str(error):
+            _refuse_unsupported(model)
+        raise ModelError(f"the model fails ONNX's checker: {str(error).strip()}") from error
+
+
+def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict[str, int]) -> None:
+    """Write numbers into the inputs' symbolic dimensions; intermediate shapes are dropped, the
+    importer infers them."""
+    known: dict[str, list[str]] = {}
+    inside = _initializers(model)
+    for value in model.graph.input:
+        if value.name in weights or value.name in inside:
+            continue
+        if not value.type.HasField("tensor_type"):
+            raise UnsupportedError(
+                f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco compiles "
+                "models of tensors alone"
+            )
+        if not value.type.tensor_type.HasField("shape"):
+            raise ShapeError(
+                f"input '{value.name}' has no shape at all, not even a rank: export the model with shapes"
+            )
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            name = dim.dim_param or f"{value.name}.{axis}"
+            known.setdefault(name, []).append(f"{value.name} axis {axis}")
+            size = shapes.get(name, shapes.get(f"{value.name}.{axis}"))
+            if size is not None:
+                if size < 1:
+                    raise ShapeError(f"--shape {name}={size}: a size is 1 or more")
+                dim.dim_value = size
+    unknown = [name for name in shapes if name not in known and not _is_axis(name, known)]
+    if unknown:
+        raise ShapeError(
+            f"the model has no symbolic dimension named {', '.join(map(repr, unknown))}; it has "
+            f"{', '.join(map(repr, known)) or 'none'}"
+        )
+    missing = {name: where for name, where in known.items() if _unset(model, name)}
+    if missing:
+        listed = "; ".join(f"'{name}' ({', '.join(where)})" for name, where in missing.items())
+        flags = " ".join(
+            f"--shape {name}={'1' if 'batch' in name.lower() else 'SIZE'}" for name in missing
+        )
+        raise ShapeError(
+            f"symbolic dimensions without a value: {listed}. Give each a size: {flags} "
+            f"(in Python: shapes={{{', '.join(f'{name!r}: ...' for name in missing)}}})"
+        )
+    if known:
+        del model.graph.value_info[:]
+        for value in model.graph.output:
+            if value.type.HasField("tensor_type"):
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param:
+                        size = shapes.get(dim.dim_param)
+                        dim.ClearField("dim_param")
+                        if size is not None:
+                            dim.dim_value = size
+
+
+def _is_axis(name: str, known: Mapping[str, list[str]]) -> bool:
+    tensor, _, axis = name.rpartition(".")
+    return any(f"{tensor} axis {axis}" in where for where in known.values())
+
+
+def _unset(model: onnx.ModelProto, name: str) -> bool:
+    for value in model.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if name in (dim.dim_param or None, f"{value.name}.{axis}") and not dim.dim_value:
+                return True
+    return False
+
+
+def _type(value: onnx.ValueInfoProto) -> TensorType:
+    tensor = value.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    return TensorType(tuple(dim.dim_value for dim in tensor.shape.dim), str(dtype))
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _refuse_unsupported(model: onnx.ModelProto) -> None:
+    """One UnsupportedError that lists each operator TVM's importer lacks, its count and its
+    nodes."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    supported = set(_get_convert_map()) | {"Constant"}
+    found: dict[str, list[str]] = {}
+    for node in _nodes(model.graph):
+        standard = node.domain in _STANDARD and node.op_type in supported
+        if not standard and not (node.domain == "com.microsoft" and node.op_type in _MICROSOFT):
+            label = (
+                f"{node.domain}::{node.op_type}" if node.domain not in _STANDARD else node.op_type
+            )
+            found.setdefault(label, []).append(
+                node.name or (node.output[0] if node.output else "(unnamed)")
+            )
+    if found:
+        lines = [
+            f"  {label} ({len(nodes)}): {', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}"
+            for label, nodes in sorted(found.items())
+        ]
+        raise UnsupportedError(
+            "the model uses operators that gtco does not support:\n"
+            + "\n".join(lines)
+            + "\nReplace them in the model, or cut the graph before them (onnx.utils.extract_model)"
+        )
+
+
+def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
+    """The Relax module, and the node's name by Relax variable. Parameters are the graph's inputs in
+    order. Raises ModelError naming the node."""
+    from tvm import relax
+    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+    labels: dict[str, str] = {}
+
+    class Importer(ONNXGraphImporter):
+        """TVM's importer, which remembers the node it is at."""
+
+        node = "the graph's inputs"
+
+        def _convert_operator(
+            self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
+        ) -> Any:
+            self.node = f"node '{attrs['tvm_custom']['name']}' ({op_name})"
+            result = super()._convert_operator(op_name, inputs, attrs, opset)
+            if isinstance(result, relax.Var):
+                labels.setdefault(result.name, attrs["tvm_custom"]["name"])
+            return result
+
+    importer = Importer({}, {}, sanitize=True)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return importer.from_onnx(model.graph, _opset(model)), labels
+    except Exception as error:
+        message = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise ModelError(
+            f"{importer.node} cannot be translated: {message}. Check the operator's inputs and the shapes "
+            "given with --shape"
+        ) from error

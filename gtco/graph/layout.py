@@ -1,0 +1,309 @@
+"""Channels last: convolution, pooling and resizing in NHWC, with the permutations that this costs
+moved about until they meet and cancel.
+
+    before: y = conv2d(x, w) {NCHW}
+    after:  y = permute(conv2d(permute(x, 0231), w) {NHWC}, 0312)
+
+NHWC makes a row of im2col contiguous and a 1x1 convolution a plain matrix product. The permutation
+behind such an operator *sinks* towards the outputs through whatever lets it pass (element-wise
+operators, concat, pad, slice, reductions, reshapes that keep its axes apart); the one before it is
+*pulled* towards the inputs. They meet as the identity between two convolutions, and meet the
+model's own: flatten(2).transpose(1, 2) behind a patch embedding cancels, and so does the
+transpose -> view -> convolution -> flatten -> transpose of a transformer's tokens. What remains is
+needed: at most the model's NCHW inputs and outputs, and operators that mix axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+
+from gtco.graph.graph import Graph
+from gtco.graph.permutes import (
+    Axes,
+    across_reshape,
+    compose,
+    invert,
+    is_identity,
+    moves_nothing,
+    permuted,
+    through,
+    through_reduction,
+)
+from gtco.tensor.stage import Dim, Operator, TensorType, make_attrs
+
+TO_NHWC: Axes = (0, 2, 3, 1)
+TO_NCHW: Axes = (0, 3, 1, 2)
+_SPATIAL = frozenset(["conv2d", "max_pool2d", "avg_pool2d", "resize2d"])
+
+# A plan to have a tensor permuted: elements that must really be moved, and how to build it.
+Plan = tuple[int, Callable[[], str]]
+
+
+def channels_last(graph: Graph) -> Graph:
+    """The same function with every spatial operator in NHWC and as little permuting as found.
+
+    Weights stay OIHW (packing is the kernel's), inputs and outputs keep their names and shapes.
+    Reshapes of reshapes become one. A graph without NCHW operators comes back unchanged in layout.
+    """
+    pulled = _Pass(graph).convert().settle(sink=False)
+    sunk = _Pass(graph).convert().settle(sink=True)
+    # Sinking past an operator whose other readers need NCHW could move more than it saves.
+    return min(sunk, pulled, key=moved_elements)
+
+
+def moved_elements(graph: Graph) -> int:
+    """Elements that the graph's permutations move, those that only move axes of size 1 aside."""
+    return sum(_size(op.type.shape) for op in permutes(graph))
+
+
+def permutes(graph: Graph) -> list[Operator]:
+    """The permutations that really move something."""
+    return [
+        op
+        for op in graph.operators.values()
+        if op.kind == "permute" and not moves_nothing(graph.types[op.inputs[0]].shape, op["axes"])
+    ]
+
+
+def _size(shape: tuple[Dim, ...]) -> int:
+    """Elements, a symbolic size counted as 64: only used to compare."""
+    return prod(dim if isinstance(dim, int) else 64 for dim in shape)
+
+
+class _Pass:
+    """A graph under rewriting; ``down`` names the permutations that sink."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph.copy()
+        self.down: set[str] = set()
+        self.folded: dict[tuple[str, Axes, tuple[Dim, ...]], str] = {}
+
+    # -- conversion --------------------------------------------------------------------------------
+
+    def convert(self) -> _Pass:
+        graph = self.graph
+        before: dict[str, str] = {}
+        for op in list(graph.operators.values()):
+            if op.kind not in _SPATIAL or op["layout"] != "NCHW":
+                continue
+            x = op.inputs[0]
+            if x not in before:
+                before[x] = graph.add("permute", [x], axes=TO_NHWC)
+            attrs = make_attrs(**(dict(op.attrs) | {"layout": "NHWC"}))
+            kind = TensorType(permuted(op.type.shape, TO_NHWC), op.type.dtype)
+            made = graph.put(
+                Operator(
+                    op.kind,
+                    (before[x], *op.inputs[1:]),
+                    graph.fresh(f"{op.output}_nhwc"),
+                    kind,
+                    attrs,
+                    op.name,
+                )
+            )
+            graph.put(_permute(op.output, op.type, made, TO_NCHW))
+            self.down.add(op.output)
+        graph.prune()
+        return self
+
+    # -- to a fixed point --------------------------------------------------------------------------
+
+    def settle(self, sink: bool) -> Graph:
+        """Apply the rules until none applies. Every step moves a permutation towards the outputs
+        (sink), or moves fewer elements (pull), so it ends."""
+        changed = True
+        while changed:
+            changed = False
+            for output in list(self.graph.operators):
+                op = self.graph.producer(output)
+                if op is None:  # went in this round
+                    continue
+                if op.kind == "permute":
+                    changed |= self._pull(op) or (sink and output in self.down and self._sink(op))
+                elif op.kind == "reshape":
+                    changed |= self._merge_reshapes(op)
+            self.graph.prune()
+        return self.graph
+
+    def _pull(self, op: Operator) -> bool:
+        """Replace a permutation by what moves fewer elements: nothing, a folded constant, a
+        reshape, a composition, or permutations further up that cancel there."""
+        graph, (source,) = self.graph, op.inputs
+        maker = graph.producer(source)
+        moves = 0 if moves_nothing(graph.types[source].shape, op["axes"]) else _size(op.type.shape)
+        moved, build = self._plan(source, op["axes"])
+        composes = maker is not None and maker.kind == "permute"
+        free = not moves and (is_identity(op["axes"]) or op.kind == "permute")
+        if not (moved < moves or composes or free):
+            return False
+        made = build()
+        new = graph.producer(made)
+        if new is not None and new.kind == "permute" and op.output in self.down:
+            self.down.add(made)
+        self._rename(op, made)
+        return True
+
+    def _rename(self, op: Operator, made: str) -> None:
+        """Readers of ``op`` read ``made``; a graph output keeps its name by taking over the
+        operator that makes ``made``, where nobody else needs that under its own name."""
+        graph = self.graph
+        if op.output not in graph.outputs:
+            graph.replace_uses(op.output, made)
+            return
+        new = graph.producer(made)
+        if new is None or made in graph.outputs or graph.consumers(made):
+            graph.replace_uses(op.output, made)
+            return
+        if made in self.down:
+            self.down.add(op.output)
+        graph.put(Operator(new.kind, new.inputs, op.output, new.type, new.attrs, new.name))
+        graph.remove(made)
+
+    def _merge_reshapes(self, op: Operator) -> bool:
+        graph, (source,) = self.graph, op.inputs
+        if graph.types[source].shape == op.type.shape:
+            if op.output in graph.outputs:
+                return False
+            graph.replace_uses(op.output, source)
+            return bool(self.down) or True
+        maker = graph.producer(source)
+        if maker is None or maker.kind != "reshape":
+            return False
+        graph.put(Operator("reshape", maker.inputs, op.output, op.type, op.attrs, op.name))
+        return True
+
+    # -- pull: what does it take to have a tensor permuted? ----------------------------------------
+
+    def _plan(self, tensor: str, axes: Axes) -> Plan:
+        """The cheapest way found to have ``permute(tensor, axes)``."""
+        graph = self.graph
+        shape = graph.types[tensor].shape
+        if is_identity(axes):
+            return 0, lambda: tensor
+        if graph.is_constant(tensor):
+            return 0, lambda: self._fold(tensor, axes, len(axes))
+        maker = graph.producer(tensor)
+        if maker is not None and maker.kind == "permute":
+            return self._plan(maker.inputs[0], compose(maker["axes"], axes))
+        target = permuted(shape, axes)
+        if moves_nothing(shape, axes):
+            return 0, lambda: graph.add(
+                "reshape", [tensor], TensorType(target, graph.types[tensor].dtype)
+            )
+        plain = _size(shape)
+        other = self._plan_above(maker, axes) if maker is not None else None
+        if other is not None and other[0] < plain:
+            return other
+        return plain, lambda: graph.add("permute", [tensor], axes=axes)
+
+    def _plan_above(self, maker: Operator, axes: Axes) -> Plan | None:
+        """The permutation pulled above the operator that makes the tensor."""
+        graph = self.graph
+        dtype = maker.type.dtype
+        target = TensorType(permuted(maker.type.shape, axes), dtype)
+        if maker.kind == "reshape":  # costs nothing, so other readers do not matter
+            # permute(reshape(x), axes) = z  <=>  x = reshape(permute(z, inverse)): swap these two.
+            source = maker.inputs[0]
+            swapped = across_reshape(target.shape, invert(axes), graph.types[source].shape)
+            if swapped is None:
+                return None
+            moved, build = self._plan(source, invert(swapped[1]))
+            return moved, lambda: graph.add("reshape", [build()], target, name=maker.name)
+        if graph.only_user(maker.output) is None:
+            return None
+        return self._plan_op(maker, axes)
+
+    def _plan_op(self, op: Operator, axes: Axes) -> Plan | None:
+        """``permute(op(...), axes)`` as ``op`` on permuted inputs."""
+        graph = self.graph
+        passed = through(op, axes)
+        if passed is None:
+            return None
+        attrs, which = passed
+        plans = [
+            self._plan_operand(name, axes) if wanted else (0, _give(name))
+            for name, wanted in zip(op.inputs, which, strict=True)
+        ]
+        target = TensorType(permuted(op.type.shape, axes), op.type.dtype)
+
+        def build() -> str:
+            inputs = tuple(make() for _, make in plans)
+            return graph.put(
+                Operator(op.kind, inputs, graph.fresh(f"{op.output}_p"), target, attrs, op.name)
+            )
+
+        return sum(moved for moved, _ in plans), build
+
+    def _plan_operand(self, name: str, axes: Axes) -> Plan:
+        """An input of an element-wise operator, leading axes of size 1 added where it has fewer."""
+        graph = self.graph
+        shape, rank = graph.types[name].shape, len(axes)
+        if not shape or len(shape) == rank:
+            return self._plan(name, axes) if shape else (0, _give(name))
+        if graph.is_constant(name):
+            return 0, lambda: self._fold(name, axes, rank)
+        full = (1,) * (rank - len(shape)) + shape
+        flat = moves_nothing(full, axes)
+
+        def build() -> str:
+            dtype = graph.types[name].dtype
+            if flat:
+                return graph.add("reshape", [name], TensorType(permuted(full, axes), dtype))
+            return graph.add(
+                "permute", [graph.add("reshape", [name], TensorType(full, dtype))], axes=axes
+            )
+
+        return 0 if flat else _size(shape), build
+
+    def _fold(self, name: str, axes: Axes, rank: int) -> str:
+        """A permuted constant, made once."""
+        graph = self.graph
+        shape = graph.types[name].shape
+        key = (name, axes, shape)
+        if key not in self.folded or self.folded[key] not in graph.constants:
+            value = graph.constants[name]
+            value = value.reshape((1,) * (rank - value.ndim) + value.shape)
+            self.folded[key] = graph.add_constant(value.transpose(axes).copy(), name)
+        return self.folded[key]
+
+    # -- sink --------------------------------------------------------------------------------------
+
+    def _sink(self, op: Operator) -> bool:
+        """Move a permutation behind each of its readers that lets it pass."""
+        if op.output in self.graph.outputs:
+            return False
+        changed = False
+        for user in list(self.graph.consumers(op.output)):
+            for made, axes in self._behind(op, user):
+                self.graph.put(_permute(user.output, user.type, made, axes, user.name))
+                self.down.add(user.output)
+                changed = True
+        return changed
+
+    def _behind(self, op: Operator, user: Operator) -> Iterator[tuple[str, Axes]]:
+        """``user`` on unpermuted inputs, and the permutation of its output that restores it."""
+        graph, (source,) = self.graph, op.inputs
+        axes: Axes = op["axes"]
+        if user.kind == "reshape":
+            shape = graph.types[source].shape
+            swapped = across_reshape(shape, axes, user.type.shape)
+            if swapped is not None:
+                target = TensorType(swapped[0], user.type.dtype)
+                yield graph.add("reshape", [source], target, name=user.name), swapped[1]
+        elif user.kind in ("sum", "mean", "max", "min", "prod") and not user["keepdims"]:
+            attrs, rest = through_reduction(user, axes)
+            yield graph.add(user.kind, [source], name=user.name, **dict(attrs)), rest
+        elif len(axes) == len(user.type.shape):
+            plan = self._plan_op(user, invert(axes))
+            # Small operands (a gate, a bias computed at run time) may be permuted instead.
+            if plan is not None and 4 * plan[0] <= _size(op.type.shape):
+                yield plan[1](), axes
+
+
+def _permute(output: str, kind: TensorType, source: str, axes: Axes, name: str = "") -> Operator:
+    return Operator("permute", (source,), output, kind, make_attrs(axes=axes), name)
+
+
+def _give(name: str) -> Callable[[], str]:
+    return lambda: name

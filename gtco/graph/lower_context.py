@@ -1,0 +1,195 @@
+"""What the rules of ``lower_operators`` work with: values, types and the opaque way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import tvm
+from tvm import relax
+
+from gtco.graph.graph import Graph
+from gtco.tensor.stage import ITEM_BYTES, TensorType
+
+
+class NoRule(Exception):
+    """This call cannot be compiled; the message says why. ``lower`` collects them."""
+
+
+class Lowering:
+    """The graph under construction, and what each Relax variable became.
+
+    A tensor is the name of a graph tensor, a tuple a Python tuple, a shape a tuple of integers;
+    None stands for a value whose making failed (the failure is reported already).
+    """
+
+    def __init__(self, graph: Graph, module: tvm.IRModule) -> None:
+        self.graph = graph
+        self.module = module
+        self.env: dict[Any, Any] = {}
+        self.label = ""
+        self._interned: dict[int, tuple[Any, str]] = {}
+
+    def value(self, expr: Any) -> Any:
+        """The value of an argument: tensor name, tuple, numbers."""
+        if isinstance(expr, relax.Var):
+            return self.env[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.value(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self.value(expr.tuple_value)
+            return None if whole is None else whole[expr.index]
+        if isinstance(expr, relax.ShapeExpr):
+            return tuple(integer(d) for d in expr.values)
+        if isinstance(expr, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+            return expr.value
+        if isinstance(expr, tvm.ir.expr.GenericConst):
+            return self._constant(expr)
+        raise NoRule(f"{type(expr).__name__} expression")
+
+    def _constant(self, expr: Any) -> str:
+        known = self._interned.get(id(expr))
+        if known is None:
+            array = expr.value.numpy()
+            known = self._interned[id(expr)] = (expr, self.graph.add_constant(array))
+        return known[1]
+
+    def array(self, tensor: str) -> numpy.ndarray | None:
+        """The value of a constant tensor; None for any other."""
+        return self.graph.constants.get(tensor)
+
+    def type(self, tensor: str) -> TensorType:
+        return self.graph.types[tensor]
+
+    def emit(
+        self, kind: str, inputs: tuple[str, ...], type: TensorType | None = None, **attrs: Any
+    ) -> str:
+        return self.graph.add(kind, inputs, type, name=self.label, **attrs)
+
+    def constant(self, value: Any, dtype: str) -> str:
+        return self.graph.add_constant(numpy.asarray(value, dtype=dtype))
+
+    def reshape(self, tensor: str, shape: tuple[Any, ...]) -> str:
+        known = self.type(tensor)
+        if known.shape == tuple(shape):
+            return tensor
+        return self.emit("reshape", (tensor,), TensorType(tuple(shape), known.dtype))
+
+    def permute(self, tensor: str, axes: tuple[int, ...]) -> str:
+        return (
+            tensor
+            if axes == tuple(range(len(axes)))
+            else self.emit("permute", (tensor,), axes=axes)
+        )
+
+    def depends_on_failure(self, argument: Any) -> bool:
+        if isinstance(argument, relax.Tuple):
+            return any(self.depends_on_failure(field) for field in argument.fields)
+        if isinstance(argument, relax.TupleGetItem):
+            return self.depends_on_failure(argument.tuple_value)
+        return isinstance(argument, relax.Var) and self.env.get(argument, "") is None
+
+    def opaque(self, call: relax.Call, name: str) -> Any:
+        """The call as ``relax`` operators carrying their own module, one for each result."""
+        short = name.removeprefix("relax.")
+        results = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        types = [tensor_type(result, short) for result in results]
+        tensors: list[str] = []
+        parameters: list[relax.Var] = []
+
+        def swap(argument: Any) -> Any:
+            if isinstance(argument, relax.Tuple):
+                return relax.Tuple([swap(field) for field in argument.fields])
+            value = self.value(argument)
+            if not isinstance(value, str):
+                return argument
+            known = self.type(value)
+            parameter = relax.Var(f"p{len(parameters)}", relax.TensorType(known.shape, known.dtype))
+            parameters.append(parameter)
+            tensors.append(value)
+            return parameter
+
+        arguments = [swap(argument) for argument in call.args]
+        if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.call_tir":
+            short = call.args[0].name_hint
+            arguments[0] = call.args[0]
+        body = relax.Call(call.op, arguments, call.attrs, call.ty_args)
+        module = _module(body, parameters, self.module)
+        _require_legal(module, short)
+        text = tvm.ir.save_json(module)
+        single = not isinstance(call.ty, relax.TupleType)
+        made = tuple(
+            self.emit(
+                "relax", tuple(tensors), type, module=text, op=short, result=-1 if single else index
+            )
+            for index, type in enumerate(types)
+        )
+        return made[0] if single else made
+
+
+def _module(body: relax.Call, parameters: list[relax.Var], source: tvm.IRModule) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    target = (
+        body.args[0]
+        if isinstance(body.op, tvm.ir.Op) and body.op.name == "relax.call_tir"
+        else None
+    )
+    if target is not None:
+        primitive = builder.add_func(source[target], target.name_hint)
+        body = relax.Call(body.op, [primitive, *body.args[1:]], body.attrs, body.ty_args)
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(body))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _require_legal(module: tvm.IRModule, name: str) -> None:
+    try:
+        legal = relax.transform.LegalizeOps()(module)
+    except Exception as error:
+        raise NoRule(
+            f"{name}: TVM cannot legalize it ({str(error).strip().splitlines()[-1]})"
+        ) from error
+    left: list[str] = []
+
+    def visit(node: Any) -> None:
+        if (
+            isinstance(node, relax.Call)
+            and isinstance(node.op, tvm.ir.Op)
+            and node.op.name != "relax.call_tir"
+        ):
+            left.append(node.op.name)
+
+    relax.analysis.post_order_visit(legal["main"], visit)
+    if left:
+        raise NoRule(f"{name}: TVM has no kernel for it")
+
+
+def integer(value: Any) -> int:
+    """A dimension or an attribute as an int; raises NoRule where it is symbolic."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value.value)
+    raise NoRule(f"a shape that depends on data or on a symbolic size ('{value}')")
+
+
+def integers(values: Any) -> tuple[int, ...]:
+    return tuple(integer(value) for value in values)
+
+
+def tensor_type(ty: Any, name: str) -> TensorType:
+    """Relax's tensor type as ours. Raises NoRule where the shape is not known or the dtype is none
+    of ours."""
+    if not isinstance(ty, relax.TensorType):
+        raise NoRule(f"{name}: its result is no tensor but {type(ty).__name__}")
+    if ty.shape is None:
+        raise NoRule(f"{name}: its output's shape depends on data")
+    try:
+        shape = integers(ty.shape)
+    except NoRule as error:
+        raise NoRule(f"{name}: its output has {error}") from error
+    if str(ty.dtype) not in ITEM_BYTES:
+        raise NoRule(f"{name}: dtype {ty.dtype}")
+    return TensorType(shape, str(ty.dtype))

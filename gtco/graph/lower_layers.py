@@ -1,0 +1,300 @@
+"""What each Relax layer becomes: convolution, pooling, resizing, normalisation, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy
+from tvm import relax
+
+from gtco.graph.lower_context import Lowering, integer, integers, tensor_type
+from gtco.tensor.stage import TensorType
+
+Rule = Callable[[Lowering, relax.Call], Any]
+
+
+def _type(call: relax.Call) -> TensorType:
+    return tensor_type(call.ty, call.op.name.removeprefix("relax."))
+
+
+# -- convolution, pooling, resizing ----------------------------------------------------------------
+
+
+def _conv2d(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    if (
+        a.data_layout not in ("NCHW", "NHWC")
+        or a.out_layout not in ("", a.data_layout)
+        or len(a.kernel_layout) != 4
+    ):
+        return None
+    x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
+    weight = lowering.permute(
+        weight, tuple(str(a.kernel_layout).index(letter) for letter in "OIHW")
+    )
+    return lowering.emit(
+        "conv2d",
+        (x, weight),
+        strides=integers(a.strides),
+        padding=integers(a.padding),
+        dilation=integers(a.dilation),
+        groups=integer(a.groups),
+        layout=str(a.data_layout),
+    )
+
+
+def _conv1d(lowering: Lowering, call: relax.Call) -> Any:
+    """A convolution of one axis is one of two with a height of 1."""
+    a = call.attrs
+    if a.data_layout != "NCW" or a.kernel_layout != "OIW" or a.out_layout not in ("", "NCW"):
+        return None
+    x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
+    n, c, w = lowering.type(x).shape
+    o, i, k = lowering.type(weight).shape
+    left, right = integers(a.padding)
+    y = lowering.emit(
+        "conv2d",
+        (lowering.reshape(x, (n, c, 1, w)), lowering.reshape(weight, (o, i, 1, k))),
+        strides=(1, *integers(a.strides)),
+        padding=(0, left, 0, right),
+        dilation=(1, *integers(a.dilation)),
+        groups=integer(a.groups),
+        layout="NCHW",
+    )
+    return lowering.reshape(y, _type(call).shape)
+
+
+def _pool(kind: str) -> Rule:
+    def rule(lowering: Lowering, call: relax.Call) -> Any:
+        a = call.attrs
+        if a.layout not in ("NCHW", "NHWC") or a.out_layout not in ("", a.layout):
+            return None
+        attrs: dict[str, Any] = {
+            "kernel": integers(a.pool_size),
+            "strides": integers(a.strides),
+            "padding": integers(a.padding),
+            "layout": str(a.layout),
+        }
+        if kind == "max_pool2d":
+            attrs["dilation"] = integers(a.dilation)
+        elif any(d != 1 for d in integers(a.dilation)):
+            return None
+        else:
+            attrs["count_include_pad"] = bool(a.count_include_pad)
+        return lowering.emit(kind, (lowering.value(call.args[0]),), _type(call), **attrs)
+
+    return rule
+
+
+def _adaptive_avg_pool2d(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    x = lowering.value(call.args[0])
+    made = _type(call)
+    axes = (2, 3) if a.layout == "NCHW" else (1, 2)
+    if any(made.shape[axis] != 1 for axis in axes):
+        return None
+    return lowering.emit("mean", (x,), axes=axes, keepdims=True)
+
+
+_METHODS = {
+    "nearest_neighbor": "nearest",
+    "nearest": "nearest",
+    "linear": "linear",
+    "cubic": "cubic",
+}
+_COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+
+
+def _resize2d(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    coordinates = str(a.coordinate_transformation_mode)
+    if (
+        coordinates not in _COORDINATES
+        or a.layout not in ("NCHW", "NHWC")
+        or a.method not in _METHODS
+    ):
+        return None
+    if a.method == "cubic" and integer(a.cubic_exclude):
+        return None
+    rounding = str(a.rounding_method) or ("round" if coordinates == "half_pixel" else "floor")
+    return lowering.emit(
+        "resize2d",
+        (lowering.value(call.args[0]),),
+        _type(call),
+        method=_METHODS[a.method],
+        coordinates=coordinates,
+        rounding="round_prefer_floor" if rounding == "round" else rounding,
+        cubic_alpha=float(a.cubic_alpha),
+        layout=str(a.layout),
+    )
+
+
+def _pixel_shuffle(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    r = integer(call.attrs.upscale_factor)
+    *lead, c, h, w = (int(d) for d in lowering.type(x).shape)
+    rank = len(lead)
+    x = lowering.reshape(x, (*lead, c // (r * r), r, r, h, w))
+    x = lowering.permute(x, (*range(rank + 1), rank + 3, rank + 1, rank + 4, rank + 2))
+    return lowering.reshape(x, (*lead, c // (r * r), h * r, w * r))
+
+
+# -- normalisation ---------------------------------------------------------------------------------
+
+
+def normalize(
+    lowering: Lowering, x: str, gamma: str | None, beta: str | None, epsilon: float, axes: int = 1
+) -> str:
+    """layer_norm over the last ``axes`` axes; gamma and beta (their shapes flattened) default to
+    ones and zeros."""
+    known = lowering.type(x)
+    size = prod(int(d) for d in known.shape[len(known.shape) - axes :])
+    g = (
+        lowering.constant(numpy.ones(size), known.dtype)
+        if gamma is None
+        else lowering.reshape(gamma, (size,))
+    )
+    b = (
+        lowering.constant(numpy.zeros(size), known.dtype)
+        if beta is None
+        else lowering.reshape(beta, (size,))
+    )
+    flat = lowering.reshape(x, (*known.shape[: len(known.shape) - axes], size))
+    return lowering.reshape(
+        lowering.emit("layer_norm", (flat, g, b), epsilon=float(epsilon)), known.shape
+    )
+
+
+def _trailing(lowering: Lowering, x: str, axes: Any) -> int:
+    """How many trailing axes ``axes`` are; 0 where they are not the last ones."""
+    rank = len(lowering.type(x).shape)
+    positive = sorted(a % rank for a in integers(axes))
+    return len(positive) if positive == list(range(rank - len(positive), rank)) else 0
+
+
+def _layer_norm(lowering: Lowering, call: relax.Call) -> Any:
+    x, gamma, beta = (lowering.value(argument) for argument in call.args)
+    axes = _trailing(lowering, x, call.attrs.axes)
+    if not axes:
+        return None
+    return normalize(
+        lowering,
+        x,
+        gamma if call.attrs.scale else None,
+        beta if call.attrs.center else None,
+        call.attrs.epsilon,
+        axes,
+    )
+
+
+def _rms_norm(lowering: Lowering, call: relax.Call) -> Any:
+    x, gamma = (lowering.value(argument) for argument in call.args[:2])
+    axes = _trailing(lowering, x, call.attrs.axes)
+    if axes != 1 or len(lowering.type(gamma).shape) != 1:
+        return None
+    return lowering.emit("rms_norm", (x, gamma), epsilon=float(call.attrs.epsilon))
+
+
+def _per_channel(lowering: Lowering, vector: str, rank: int, axis: int) -> str:
+    size = lowering.type(vector).size
+    return lowering.reshape(vector, tuple(size if i == axis else 1 for i in range(rank)))
+
+
+def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
+    """Groups of channels normalised together: layer_norm of each group laid flat, then each
+    channel's scale and shift."""
+    a = call.attrs
+    x, gamma, beta = (lowering.value(argument) for argument in call.args)
+    known = lowering.type(x)
+    rank = len(known.shape)
+    axis = integer(a.channel_axis) % rank
+    if axis != 1 or sorted(i % rank for i in integers(a.axes)) != list(range(2, rank)):
+        return None
+    groups = integer(a.num_groups) if hasattr(a, "num_groups") else int(known.shape[1])
+    size = known.size // (int(known.shape[0]) * groups)
+    y = normalize(
+        lowering, lowering.reshape(x, (known.shape[0], groups, size)), None, None, a.epsilon
+    )
+    y = lowering.reshape(y, known.shape)
+    if a.scale:
+        y = lowering.emit("multiply", (y, _per_channel(lowering, gamma, rank, axis)))
+    return lowering.emit("add", (y, _per_channel(lowering, beta, rank, axis))) if a.center else y
+
+
+def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
+    """With the running statistics: x * s + (beta - mean * s), s = gamma / sqrt(var + epsilon),
+    which folds to constants.
+
+    Relax's flag ``training`` says how the statistics are updated, which an inference graph does not
+    read.
+    """
+    a = call.attrs
+    x, gamma, beta, mean, variance = (lowering.value(argument) for argument in call.args)
+    known = lowering.type(x)
+    rank = len(known.shape)
+    axis = integer(a.axis) % rank
+    epsilon = lowering.constant(a.epsilon, lowering.type(variance).dtype)
+    scale = lowering.emit("rsqrt", (lowering.emit("add", (variance, epsilon)),))
+    if a.scale:
+        scale = lowering.emit("multiply", (scale, gamma))
+    shift = lowering.emit("negative", (lowering.emit("multiply", (mean, scale)),))
+    if a.center:
+        shift = lowering.emit("add", (beta, shift))
+    y = lowering.emit("multiply", (x, _per_channel(lowering, scale, rank, axis)))
+    return lowering.emit("add", (y, _per_channel(lowering, shift, rank, axis))), mean, variance
+
+
+def _dropout(lowering: Lowering, call: relax.Call) -> tuple[str, str]:
+    """Nothing, at inference."""
+    x = lowering.value(call.args[0])
+    return x, x
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(lowering: Lowering, call: relax.Call) -> Any:
+    """Relax has [batch, sequence, heads, depth]; the canonical operator [batch, heads, sequence,
+    depth]."""
+    a = call.attrs
+    if a.window_size is not None:
+        return None
+    q, k, v = (
+        lowering.permute(lowering.value(argument), (0, 2, 1, 3)) for argument in call.args[:3]
+    )
+    rows, columns = int(lowering.type(q).shape[2]), int(lowering.type(k).shape[2])
+    scale = (
+        float(a.scale.value if hasattr(a.scale, "value") else a.scale)
+        if a.scale is not None
+        else (int(lowering.type(q).shape[3]) ** -0.5)
+    )
+    bias = lowering.value(call.args[3]) if len(call.args) > 3 else None
+    if a.causal_mask is not None:
+        dtype = lowering.type(q).dtype
+        offset = 0 if str(a.causal_mask) == "TopLeft" else columns - rows
+        allowed = numpy.tri(rows, columns, offset, dtype=bool)
+        mask = lowering.constant(numpy.where(allowed, 0.0, -numpy.inf), dtype)
+        bias = mask if bias is None else lowering.emit("add", (bias, mask))
+    inputs = (q, k, v) if bias is None else (q, k, v, bias)
+    return lowering.permute(lowering.emit("attention", inputs, scale=scale), (0, 2, 1, 3))
+
+
+LAYER_RULES: dict[str, Rule] = {
+    "nn.conv2d": _conv2d,
+    "nn.conv1d": _conv1d,
+    "nn.max_pool2d": _pool("max_pool2d"),
+    "nn.avg_pool2d": _pool("avg_pool2d"),
+    "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    "image.resize2d": _resize2d,
+    "nn.pixel_shuffle": _pixel_shuffle,
+    "nn.layer_norm": _layer_norm,
+    "nn.rms_norm": _rms_norm,
+    "nn.group_norm": _group_norm,
+    "nn.instance_norm": _group_norm,
+    "nn.batch_norm": _batch_norm,
+    "nn.dropout": _dropout,
+    "nn.attention": _attention,
+    "nn.attention_bias": _attention,
+}

@@ -1,0 +1,395 @@
+"""What each Relax operator becomes: element-wise, data movement, reductions and products.
+
+A rule takes the lowering and the call and gives the value, or None where this use of the operator
+has no canonical form (it then travels as ``relax``). Image operators, normalisations and attention
+are in ``lower_layers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy
+from tvm import relax
+
+from gtco.graph.lower_context import Lowering, NoRule, integer, integers, tensor_type
+from gtco.graph.lower_layers import LAYER_RULES
+from gtco.tensor.stage import TensorType
+
+Rule = Callable[[Lowering, relax.Call], Any]
+
+__all__ = ["RULES", "Lowering", "NoRule", "Rule"]
+
+
+def _type(call: relax.Call) -> TensorType:
+    return tensor_type(call.ty, call.op.name.removeprefix("relax."))
+
+
+def _plain(kind: str) -> Rule:
+    def rule(lowering: Lowering, call: relax.Call) -> str:
+        inputs = tuple(_tensor(lowering, argument, _type(call).dtype) for argument in call.args)
+        return lowering.emit(kind, inputs, _type(call))
+
+    return rule
+
+
+def _tensor(lowering: Lowering, argument: Any, dtype: str) -> str:
+    """A tensor argument; a bare number becomes a scalar constant."""
+    value = lowering.value(argument)
+    return value if isinstance(value, str) else lowering.constant(value, dtype)
+
+
+def _clip(lowering: Lowering, call: relax.Call) -> Any:
+    low, high = lowering.value(call.args[1]), lowering.value(call.args[2])
+    if isinstance(low, str) or isinstance(high, str):
+        return None
+    return lowering.emit(
+        "clip", (lowering.value(call.args[0]),), _type(call), min=float(low), max=float(high)
+    )
+
+
+def _square(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    return lowering.emit("multiply", (x, x), _type(call))
+
+
+def _softplus(lowering: Lowering, call: relax.Call) -> Any:
+    if call.attrs.beta != 1.0:
+        return None
+    return lowering.emit("softplus", (lowering.value(call.args[0]),), _type(call))
+
+
+def _leaky_relu(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.emit(
+        "leaky_relu", (lowering.value(call.args[0]),), _type(call), alpha=float(call.attrs.alpha)
+    )
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _matmul(lowering: Lowering, call: relax.Call) -> str:
+    a, b = lowering.value(call.args[0]), lowering.value(call.args[1])
+    shape_a, shape_b = lowering.type(a).shape, lowering.type(b).shape
+    if len(shape_a) == 1:
+        a = lowering.reshape(a, (1, *shape_a))
+    if len(shape_b) == 1:
+        b = lowering.reshape(b, (*shape_b, 1))
+    return lowering.reshape(lowering.emit("matmul", (a, b)), _type(call).shape)
+
+
+# -- data movement ---------------------------------------------------------------------------------
+
+
+def _reshape(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.reshape(lowering.value(call.args[0]), _type(call).shape)
+
+
+def _permute(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    rank = len(lowering.type(x).shape)
+    axes = (
+        range(rank - 1, -1, -1)
+        if call.attrs.axes is None
+        else [a % rank for a in integers(call.attrs.axes)]
+    )
+    return lowering.permute(x, tuple(axes))
+
+
+def _broadcast(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.emit("broadcast", (lowering.value(call.args[0]),), _type(call))
+
+
+def _concat(lowering: Lowering, call: relax.Call) -> str:
+    tensors = lowering.value(call.args[0])
+    axis = 0 if call.attrs.axis is None else integer(call.attrs.axis)
+    return lowering.emit("concat", tuple(tensors), axis=axis % len(_type(call).shape))
+
+
+def _stack(lowering: Lowering, call: relax.Call) -> str:
+    shape = _type(call).shape
+    axis = (0 if call.attrs.axis is None else integer(call.attrs.axis)) % len(shape)
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    return lowering.emit(
+        "concat", tuple(lowering.reshape(t, one) for t in lowering.value(call.args[0])), axis=axis
+    )
+
+
+def _take_slice(
+    lowering: Lowering, x: str, axis: int, begin: int, count: int, stride: int = 1
+) -> str:
+    known = lowering.type(x)
+    rank = len(known.shape)
+    shape = (*known.shape[:axis], count, *known.shape[axis + 1 :])
+    return lowering.emit(
+        "slice",
+        (x,),
+        TensorType(shape, known.dtype),
+        begin=[begin if i == axis else 0 for i in range(rank)],
+        strides=[stride if i == axis else 1 for i in range(rank)],
+    )
+
+
+def _split(lowering: Lowering, call: relax.Call) -> tuple[str, ...]:
+    x = lowering.value(call.args[0])
+    axis = integer(call.attrs.axis) % len(lowering.type(x).shape)
+    parts: list[str] = []
+    begin = 0
+    for field in call.ty.fields:
+        count = int(tensor_type(field, "split").shape[axis])
+        parts.append(_take_slice(lowering, x, axis, begin, count))
+        begin += count
+    return tuple(parts)
+
+
+def _strided_slice(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    shape = lowering.type(x).shape
+    axes, begins = lowering.value(call.args[1]), lowering.value(call.args[2])
+    strides = lowering.value(call.args[4]) if len(call.args) > 4 else (1,) * len(axes)
+    begin, stride = [0] * len(shape), [1] * len(shape)
+    for axis, first, step in zip(axes, begins, strides, strict=True):
+        size = int(shape[axis])
+        first = first + size if first < 0 else first
+        begin[axis] = min(max(first, 0), size if step > 0 else size - 1)
+        stride[axis] = int(step)
+    return lowering.emit("slice", (x,), _type(call), begin=begin, strides=stride)
+
+
+def _flip(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    shape = lowering.type(x).shape
+    axis = integer(call.attrs.axis) % len(shape)
+    return _take_slice(lowering, x, axis, int(shape[axis]) - 1, int(shape[axis]), -1)
+
+
+def _gather(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    axis = call.attrs.axis
+    if axis is None:
+        x, axis = lowering.reshape(x, (prod(map(int, lowering.type(x).shape)),)), 0
+    indices = _tensor(lowering, call.args[1], "int64")
+    return lowering.emit("gather", (x, indices), axis=integer(axis) % len(lowering.type(x).shape))
+
+
+def _index_tensor(lowering: Lowering, call: relax.Call) -> Any:
+    indices = lowering.value(call.args[1])
+    if len(indices) != 1 or lowering.type(indices[0]).dtype == "bool":
+        return None
+    return lowering.emit("gather", (lowering.value(call.args[0]), indices[0]), axis=0)
+
+
+def _repeat_to(lowering: Lowering, x: str, repeats: list[int], inner: bool) -> str:
+    """Each axis ``repeats`` times: the whole axis over (tile) or each element (repeat,
+    ``inner``)."""
+    known = lowering.type(x)
+    shape = (1,) * (len(repeats) - len(known.shape)) + tuple(map(int, known.shape))
+    pairs = [(d, r) if inner else (r, d) for d, r in zip(shape, repeats, strict=True)]
+    apart = [(d, 1) if inner else (1, d) for d in shape]
+    x = lowering.reshape(x, tuple(d for pair in apart for d in pair))
+    x = lowering.emit(
+        "broadcast", (x,), TensorType(tuple(d for pair in pairs for d in pair), known.dtype)
+    )
+    return lowering.reshape(x, tuple(a * b for a, b in pairs))
+
+
+def _tile(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    repeats = list(integers(call.attrs.repeats))
+    repeats = [1] * (len(lowering.type(x).shape) - len(repeats)) + repeats
+    return _repeat_to(lowering, x, repeats, inner=False)
+
+
+def _repeat(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    if call.attrs.axis is None:
+        x = lowering.reshape(x, (prod(map(int, lowering.type(x).shape)),))
+    rank = len(lowering.type(x).shape)
+    axis = 0 if call.attrs.axis is None else integer(call.attrs.axis) % rank
+    repeats = [integer(call.attrs.repeats) if i == axis else 1 for i in range(rank)]
+    return _repeat_to(lowering, x, repeats, inner=True)
+
+
+def _pad(lowering: Lowering, call: relax.Call) -> Any:
+    widths = integers(call.attrs.pad_width)
+    if str(call.attrs.pad_mode) != "constant":
+        return None
+    if any(width < 0 for width in widths):
+        return None
+    return lowering.emit(
+        "pad",
+        (lowering.value(call.args[0]),),
+        before=widths[0::2],
+        after=widths[1::2],
+        value=float(call.attrs.pad_value),
+    )
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+
+def _full(lowering: Lowering, call: relax.Call) -> Any:
+    value = lowering.array(_tensor(lowering, call.args[1], _type(call).dtype))
+    if value is None:
+        scalar = lowering.value(call.args[1])
+        return lowering.emit("broadcast", (scalar,), _type(call))
+    return _filled(lowering, call, value.reshape(()))
+
+
+def _filled(lowering: Lowering, call: relax.Call, value: Any) -> str:
+    made = _type(call)
+    # A view of one element: a constant of any size costs nothing.
+    return lowering.graph.add_constant(
+        numpy.broadcast_to(numpy.asarray(value, made.dtype), made.shape)
+    )
+
+
+def _arange(lowering: Lowering, call: relax.Call) -> Any:
+    start, stop, step = (lowering.value(argument) for argument in call.args[:3])
+    if any(isinstance(v, str) for v in (start, stop, step)):
+        return None
+    return lowering.constant(numpy.arange(start, stop, step), _type(call).dtype)
+
+
+def _eye(lowering: Lowering, call: relax.Call) -> str:
+    rows, columns, k = (int(lowering.value(argument)) for argument in call.args[:3])
+    return lowering.constant(numpy.eye(rows, columns, k), _type(call).dtype)
+
+
+def _triangle(function: Callable[..., numpy.ndarray]) -> Rule:
+    def rule(lowering: Lowering, call: relax.Call) -> Any:
+        value, k = lowering.array(lowering.value(call.args[0])), lowering.value(call.args[1])
+        if value is None or isinstance(k, str):
+            return None
+        return lowering.graph.add_constant(function(value, int(k)))
+
+    return rule
+
+
+def _shape_of(lowering: Lowering, call: relax.Call) -> tuple[int, ...]:
+    return tuple(int(d) for d in lowering.type(lowering.value(call.args[0])).shape)
+
+
+def _shape_to_tensor(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.constant(lowering.value(call.args[0]), "int64")
+
+
+def _tensor_to_shape(lowering: Lowering, call: relax.Call) -> tuple[int, ...]:
+    value = lowering.array(lowering.value(call.args[0]))
+    if value is None:
+        raise NoRule("a shape that depends on data")
+    return tuple(int(d) for d in value)
+
+
+def _size(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.constant(lowering.type(lowering.value(call.args[0])).size, "int64")
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def _axes(lowering: Lowering, call: relax.Call, x: str) -> tuple[int, ...]:
+    rank = len(lowering.type(x).shape)
+    axes = range(rank) if call.attrs.axis is None else [a % rank for a in integers(call.attrs.axis)]
+    return tuple(sorted(axes))
+
+
+def _reduction(kind: str) -> Rule:
+    def rule(lowering: Lowering, call: relax.Call) -> str:
+        x = lowering.value(call.args[0])
+        axes = _axes(lowering, call, x)
+        if not axes:
+            return str(x)
+        return lowering.emit(kind, (x,), _type(call), axes=axes, keepdims=bool(call.attrs.keepdims))
+
+    return rule
+
+
+def _variance(lowering: Lowering, call: relax.Call) -> str:
+    x = lowering.value(call.args[0])
+    axes = _axes(lowering, call, x)
+    centred = lowering.emit("subtract", (x, lowering.emit("mean", (x,), axes=axes, keepdims=True)))
+    square = lowering.emit("multiply", (centred, centred))
+    return lowering.emit(
+        "mean", (square,), _type(call), axes=axes, keepdims=bool(call.attrs.keepdims)
+    )
+
+
+def _std(lowering: Lowering, call: relax.Call) -> str:
+    return lowering.emit("sqrt", (_variance(lowering, call),))
+
+
+def _softmax(kind: str) -> Rule:
+    def rule(lowering: Lowering, call: relax.Call) -> str:
+        return lowering.emit(
+            kind,
+            (lowering.value(call.args[0]),),
+            axis=integer(call.attrs.axis) % len(_type(call).shape),
+        )
+
+    return rule
+
+
+_SAME_NAME = (
+    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf exp floor isinf isnan log logical_not "
+    "negative round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add bitwise_and bitwise_or bitwise_xor divide "
+    "equal floor_divide floor_mod greater greater_equal left_shift less less_equal logical_and logical_or "
+    "logical_xor maximum minimum mod multiply not_equal power right_shift subtract where"
+).split()
+
+RULES: dict[str, Rule] = {
+    **{name: _plain(name) for name in _SAME_NAME},
+    "nn.relu": _plain("relu"),
+    "nn.gelu": _plain("gelu"),
+    "nn.gelu_tanh": _plain("gelu_tanh"),
+    "nn.silu": _plain("silu"),
+    "astype": _plain("cast"),
+    "clip": _clip,
+    "square": _square,
+    "nn.softplus": _softplus,
+    "nn.leakyrelu": _leaky_relu,
+    "matmul": _matmul,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "flatten": _reshape,
+    "nn.batch_flatten": _reshape,
+    "permute_dims": _permute,
+    "broadcast_to": _broadcast,
+    "concat": _concat,
+    "stack": _stack,
+    "split": _split,
+    "strided_slice": _strided_slice,
+    "flip": _flip,
+    "take": _gather,
+    "index_tensor": _index_tensor,
+    "tile": _tile,
+    "repeat": _repeat,
+    "nn.pad": _pad,
+    "full": _full,
+    "full_like": _full,
+    "zeros": lambda lowering, call: _filled(lowering, call, 0),
+    "ones": lambda lowering, call: _filled(lowering, call, 1),
+    "zeros_like": lambda lowering, call: _filled(lowering, call, 0),
+    "ones_like": lambda lowering, call: _filled(lowering, call, 1),
+    "arange": _arange,
+    "eye": _eye,
+    "tril": _triangle(numpy.tril),
+    "triu": _triangle(numpy.triu),
+    "shape_of": _shape_of,
+    "shape_to_tensor": _shape_to_tensor,
+    "tensor_to_shape": _tensor_to_shape,
+    "size": _size,
+    "sum": _reduction("sum"),
+    "mean": _reduction("mean"),
+    "max": _reduction("max"),
+    "min": _reduction("min"),
+    "prod": _reduction("prod"),
+    "variance": _variance,
+    "std": _std,
+    "nn.softmax": _softmax("softmax"),
+    "nn.log_softmax": _softmax("log_softmax"),
+    **LAYER_RULES,
+}
