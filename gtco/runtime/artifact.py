@@ -1,0 +1,367 @@
+"""Writes a compiled model as ``NAME.so`` and ``NAME.h``: kernels, weights, the plan's table and the
+C runtime, linked.
+
+Everything is made in a temporary folder beside the target and then renamed, so that an error, a
+full disk or Ctrl-C leaves nothing under the final name. Weights stream to a file once and reach the
+library through ``.incbin``; above a limit they stay in ``NAME.so.weights``, since code reaches data
+in its library only within 2 GB.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gtco.errors import BuildError, ShapeError
+from gtco.runtime.elf import ABI_VERSION, NOTE_NAME, NOTE_TYPE
+from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
+from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
+
+WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
+WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
+MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
+SOURCES = ("api.c", "cpu_count.c", "cpu_features.c", "error.c", "thread_pool.c", "weights.c")
+EXPORTS = (
+    "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
+    "gtco_profile gtco_num_steps gtco_num_threads gtco_metadata gtco_artifact_metadata "
+    "gtco_last_error gtco_status_string gtco_abi_version"
+).split()
+# Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked. An artifact
+# needs libc and libm alone, no executable stack and no symbol of another library by accident.
+COMPILE_FLAGS = (
+    "-std=gnu11 -O2 -march=x86-64 -mtune=generic -fPIC -fvisibility=hidden -pthread"
+).split()
+LINK_FLAGS = (
+    "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
+    "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
+).split()
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model ready to be written.
+
+    ``kernels``: file name → bytes of an x86-64 ELF object, position independent; one may hold
+    several symbols. ``weights``: packed arrays and their byte offsets (multiples of 64, no
+    overlap), which weight buffers refer to. ``cpu_features``: what the kernels need, LLVM's names;
+    checked when the model is opened. ``threads``: 0 means all that the process may use.
+    ``metadata``: JSON, shown by ``gtco inspect``.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: tuple[Step, ...]
+    arena_bytes: int
+    kernels: Mapping[str, bytes]
+    weights: Sequence[tuple[int, np.ndarray]] = ()
+    cpu_features: tuple[str, ...] = ()
+    threads: int = 0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def weights_bytes(self) -> int:
+        return max((offset + array.nbytes for offset, array in self.weights), default=0)
+
+
+def write_artifact(
+    artifact: Artifact,
+    path: str | os.PathLike[str],
+    *,
+    cc: str | None = None,
+    weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
+) -> Path:
+    """Writes ``path`` (ending in .so), the header beside it, and ``path.weights`` where the weights
+    pass the limit.
+
+    ``cc`` is the C compiler, gcc or cc of PATH where it is None. Returns the path. Raises
+    :class:`BuildError` where there is no compiler, the compiler fails, or a file cannot be written;
+    :class:`ShapeError` for symbolic shapes.
+    """
+    target = Path(path).absolute()
+    if target.suffix != ".so":
+        raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
+    _check(artifact)
+    compiler = find_compiler(cc)
+    inside = artifact.weights_bytes <= weights_inside_limit
+    folder: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        _build(artifact, target.name, folder, compiler, inside)
+        _publish(folder, target, inside)
+    except OSError as error:
+        raise _write_error(artifact, target, inside, error) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def find_compiler(cc: str | None = None) -> str:
+    """The path of the C compiler; :class:`BuildError` where there is none."""
+    for name in (cc,) if cc else ("gcc", "cc"):
+        found = shutil.which(name)
+        if found:
+            return found
+    missing = (
+        f"the C compiler {cc!r} is not found"
+        if cc
+        else "no C compiler is found: neither gcc nor cc is on PATH"
+    )
+    raise BuildError(
+        f"{missing}. Install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc; "
+        "Alpine: apk add gcc musl-dev) or set CC to its path"
+    )
+
+
+def _check(artifact: Artifact) -> None:
+    for spec in (*artifact.inputs, *artifact.outputs):
+        if spec.dtype not in DTYPES:
+            raise BuildError(
+                f"tensor {spec.name!r} has dtype {spec.dtype}, which an artifact cannot describe"
+            )
+        symbols = [d for d in spec.shape if not isinstance(d, int)]
+        if symbols:
+            raise ShapeError(
+                f"tensor {spec.name!r} has the symbolic size {symbols[0]!r}; an artifact serves "
+                "static shapes: give the size a value"
+            )
+    if len(artifact.steps) > MAX_STEPS:
+        raise BuildError(f"the plan has {len(artifact.steps)} steps; {MAX_STEPS} is the most")
+    limits = {
+        "input": len(artifact.inputs),
+        "output": len(artifact.outputs),
+        "arena": artifact.arena_bytes,
+        "weight": artifact.weights_bytes,
+    }
+    for number, step in enumerate(artifact.steps):
+        if not 1 <= step.tasks <= MAX_TASKS:
+            raise BuildError(
+                f"step {number} ({step.kernel}) has {step.tasks} tasks; 1 to {MAX_TASKS} are "
+                "possible"
+            )
+        for ref in step.buffers:
+            if not 0 <= ref.index < limits[ref.kind]:
+                raise BuildError(
+                    f"step {number} ({step.kernel}) refers to {ref.kind} {ref.index}, which does "
+                    "not exist"
+                )
+            if ref.kind in ("arena", "weight") and ref.index % ALIGNMENT:
+                raise BuildError(
+                    f"step {number} ({step.kernel}): {ref.kind} offset {ref.index} is not a "
+                    "multiple of 64"
+                )
+    end = 0
+    for offset, array in sorted(artifact.weights, key=lambda w: w[0]):
+        if offset % ALIGNMENT or offset < end:
+            raise BuildError(
+                f"the weights at offset {offset} are misaligned or overlap those before them"
+            )
+        end = offset + array.nbytes
+    written = {ref.index for step in artifact.steps for ref in step.buffers if ref.kind == "output"}
+    for index, spec in enumerate(artifact.outputs):
+        if index not in written:
+            raise BuildError(f"no step writes output {index} ({spec.name!r})")
+
+
+def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, inside: bool) -> None:
+    weights_file = folder / "weights"
+    with weights_file.open("wb") as file:
+        identity = _write_weights(artifact, file, 0 if inside else WEIGHTS_HEADER_BYTES)
+    (folder / "metadata.json").write_bytes(_metadata(artifact))
+    (folder / "plan.c").write_text(
+        plan_source(
+            name=artifact.name,
+            inputs=artifact.inputs,
+            outputs=artifact.outputs,
+            steps=artifact.steps,
+            features=normalize_features(artifact.cpu_features),
+            threads=artifact.threads,
+            arena_bytes=artifact.arena_bytes,
+            weights_bytes=artifact.weights_bytes,
+            weights_inside=inside,
+            identity=identity,
+        )
+    )
+    (folder / "data.s").write_text(_data_source(identity, inside))
+    (folder / "exports.map").write_text(
+        "{ global: " + " ".join(f"{name};" for name in EXPORTS) + " local: *; };\n"
+    )
+    objects = []
+    for number, code in enumerate(artifact.kernels.values()):
+        objects.append(f"kernels_{number}.o")
+        (folder / objects[-1]).write_bytes(code)
+    _compile([compiler, "-c", "data.s", "-o", "data.o"], folder)
+    if inside:
+        weights_file.unlink()  # before the linker copies them once more
+    sources = [str(CSRC / source) for source in SOURCES]
+    _compile(
+        [
+            compiler,
+            *COMPILE_FLAGS,
+            f"-I{CSRC}",
+            *LINK_FLAGS,
+            "plan.c",
+            *sources,
+            "data.o",
+            *objects,
+            "-lm",
+            "-o",
+            "model.so",
+        ],
+        folder,
+    )
+    stem = file_name.removesuffix(".so")
+    (folder / "model.h").write_text(
+        header_source(artifact.name or stem, file_name, artifact.inputs, artifact.outputs)
+    )
+
+
+def _write_weights(artifact: Artifact, file: BinaryIO, header: int) -> bytes:
+    """Streams the weights to the file and returns their SHA-256, which also covers their places."""
+    digest = hashlib.sha256()
+    at = 0
+    file.write(bytes(header))
+    for offset, array in sorted(artifact.weights, key=lambda w: w[0]):
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        file.write(bytes(offset - at))
+        file.write(data)
+        digest.update(struct.pack("<QQ", offset, array.nbytes))
+        digest.update(data)
+        at = offset + array.nbytes
+    if header:
+        file.seek(0)
+        file.write(WEIGHTS_MAGIC + struct.pack("<q", artifact.weights_bytes) + digest.digest())
+    return digest.digest()
+
+
+def _metadata(artifact: Artifact) -> bytes:
+    def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in specs]
+
+    own = {
+        "name": artifact.name,
+        "abi": ABI_VERSION,
+        "inputs": tensors(artifact.inputs),
+        "outputs": tensors(artifact.outputs),
+        "cpu_features": list(normalize_features(artifact.cpu_features)),
+        "threads": artifact.threads,
+        "arena_bytes": artifact.arena_bytes,
+        "weights_bytes": artifact.weights_bytes,
+        "steps": [
+            {
+                **step.info,
+                "kernel": step.kernel,
+                "tasks": step.tasks,
+                "workspace": step.workspace,
+                "buffers": [[ref.kind, ref.index] for ref in step.buffers],
+            }
+            for step in artifact.steps
+        ],
+    }
+    taken = own.keys() & artifact.metadata.keys()
+    if taken:
+        raise BuildError(
+            f"the metadata may not set {', '.join(sorted(taken))}: the artifact sets them itself"
+        )
+    try:
+        return json.dumps({**artifact.metadata, **own}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise BuildError(f"the metadata of the model or of a step is not JSON: {error}") from error
+
+
+def _data_source(identity: bytes, inside: bool) -> str:
+    """Assembly for what is bytes, not code: gtco's note (see elf.py), the metadata and the
+    weights.
+    """
+    lines = [
+        '.section .note.gtco,"a",@note',
+        ".balign 4",
+        f".long {len(NOTE_NAME)}, {8 + len(identity)}, {NOTE_TYPE}",
+        '.asciz "gtco"',
+        ".balign 4",
+        f".long {ABI_VERSION}, 0",
+        f".byte {', '.join(map(str, identity))}",
+        ".section .rodata",
+        ".globl gtco_the_metadata",
+        ".hidden gtco_the_metadata",
+        "gtco_the_metadata:",
+        '.incbin "metadata.json"',
+        ".byte 0",
+    ]
+    if inside:
+        # A section of its own: the linker puts it behind the code's own constants, which stay close
+        # to the code.
+        lines += [
+            '.section .gtco_weights,"a",@progbits',
+            ".balign 4096",
+            ".globl gtco_the_weights",
+            ".hidden gtco_the_weights",
+            "gtco_the_weights:",
+            '.incbin "weights"',
+            f".zero {ALIGNMENT}",
+        ]
+    return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])
+
+
+def _compile(command: list[str], folder: Path) -> None:
+    result = subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if result.returncode == 0:
+        return
+    if "No space left on device" in result.stderr or "Disk quota exceeded" in result.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if "File too large" in result.stderr or result.returncode == -25:  # SIGXFSZ
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    tail = "\n".join(result.stderr.strip().splitlines()[-20:])
+    raise BuildError(
+        f"the C compiler failed (exit status {result.returncode}) while linking the model: "
+        f"{' '.join(command[:3])} ...\n{tail}"
+    )
+
+
+def _publish(folder: Path, target: Path, inside: bool) -> None:
+    """Renames the finished files; the library last, so that whoever sees it finds the others."""
+    outside = target.with_name(target.name + ".weights")
+    if not inside:
+        os.replace(folder / "weights", outside)
+    os.replace(folder / "model.h", target.with_suffix(".h"))
+    os.replace(folder / "model.so", target)
+    if inside:
+        with suppress(FileNotFoundError):
+            outside.unlink()  # an earlier compile's, of no use any more
+
+
+def _write_error(artifact: Artifact, target: Path, inside: bool, error: OSError) -> BuildError:
+    what = f"cannot write {target}: {error.strerror or error}"
+    if error.errno not in DISK_FULL:
+        return BuildError(f"{what}. Choose a place that can be written")
+    code = sum(len(code) for code in artifact.kernels.values())
+    needed = artifact.weights_bytes * (2 if inside else 1) + 3 * code + (4 << 20)
+    free = shutil.disk_usage(target.parent).free
+    return BuildError(
+        f"{what}. Writing it takes about {needed / 1e6:.0f} MB in {target.parent}, where "
+        f"{free / 1e6:.0f} MB are free; make room or choose another place"
+    )

@@ -1,0 +1,313 @@
+/* gtco_open, gtco_run and the rest of gtco_api.h: a handle's memory, and the way user pointers reach the kernels. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cpu_count.h"
+#include "cpu_features.h"
+#include "error.h"
+#include "plan.h"
+#include "thread_pool.h"
+#include "weights.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define PAGE 4096
+#define HUGE_PAGE (2 << 20)
+#define MAX_THREADS 1024
+#define DEFAULT_SPIN_US 500
+#define CROWDED_SPIN_US 50
+
+/* A place in args that holds a user's pointer, so it changes from run to run. */
+typedef struct {
+  int32_t ref;
+  int32_t tensor; /* inputs first, then outputs */
+} patch;
+
+struct gtco_model {
+  gtco_pool pool;
+  gtco_weights weights;
+  char* memory; /* arena | staging of every input and output | workspaces */
+  size_t memory_bytes;
+  char** staging; /* where an unaligned input or output goes, inputs first */
+  void** pointers; /* what the kernels see in this run, inputs first */
+  patch* patches;
+  int num_patches;
+  _Atomic int busy;
+  char error[GTCO_MESSAGE_BYTES];
+  gtco_model *next, *previous; /* list of open handles, for fork */
+};
+
+static const gtco_plan* const plan = &gtco_the_plan;
+
+/* ---- open handles, so that a forked child can forget the workers it has not got ---- */
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static gtco_model* open_models;
+
+static void before_fork(void) { pthread_mutex_lock(&list_lock); }
+static void after_fork_parent(void) { pthread_mutex_unlock(&list_lock); }
+static void after_fork_child(void) {
+  for (gtco_model* m = open_models; m; m = m->next) {
+    gtco_pool_after_fork(&m->pool);
+    atomic_store(&m->busy, 0);
+  }
+  pthread_mutex_unlock(&list_lock);
+}
+
+__attribute__((constructor)) static void register_fork_handlers(void) {
+  pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
+static void enlist(gtco_model* model) {
+  pthread_mutex_lock(&list_lock);
+  model->next = open_models;
+  if (open_models) open_models->previous = model;
+  open_models = model;
+  pthread_mutex_unlock(&list_lock);
+}
+
+static void delist(gtco_model* model) {
+  pthread_mutex_lock(&list_lock);
+  if (model->previous) model->previous->next = model->next;
+  if (model->next) model->next->previous = model->previous;
+  if (open_models == model) open_models = model->next;
+  pthread_mutex_unlock(&list_lock);
+}
+
+/* ---- opening ---- */
+
+static gtco_status choose_threads(const gtco_options* options, int* threads, char* message) {
+  long n = options ? options->num_threads : 0;
+  if (n < 0 || n > MAX_THREADS)
+    return gtco_fail(message, GTCO_ERROR_ARGUMENT, "num_threads is %ld; it must be 0 (default) to %d", n, MAX_THREADS);
+  const char* text = getenv("GTCO_NUM_THREADS");
+  if (n == 0 && text && *text) {
+    char* end;
+    n = strtol(text, &end, 10);
+    if (*end || n < 1 || n > MAX_THREADS)
+      return gtco_fail(message, GTCO_ERROR_ARGUMENT, "GTCO_NUM_THREADS is '%.40s'; it must be a number from 1 to %d",
+                       text, MAX_THREADS);
+  }
+  if (n == 0) n = plan->threads;
+  *threads = n > 0 ? (int)n : gtco_allowed_cores();
+  if (*threads > MAX_THREADS) *threads = MAX_THREADS;
+  return GTCO_OK;
+}
+
+static gtco_status check_cpu(char* message) {
+  char missing[512], cpu[64];
+  if (gtco_missing_features(plan->features, plan->num_features, missing, sizeof missing) == 0) return GTCO_OK;
+  gtco_cpu_name(cpu);
+  return gtco_fail(message, GTCO_ERROR_CPU,
+                   "model '%s' was compiled for %s, which this machine (%s) lacks; compile it for this machine, for "
+                   "example with --target x86-64-v3",
+                   plan->name, missing, cpu);
+}
+
+static const gtco_tensor_info* tensor_info(int tensor) {
+  return tensor < plan->num_inputs ? &plan->inputs[tensor] : &plan->outputs[tensor - plan->num_inputs];
+}
+
+static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+/* One mapping for all, never touched here: pages come when kernels write them. A page of slack follows each part, for
+ * vector loads that run over the end of a row. */
+static gtco_status allocate(gtco_model* m, char* message) {
+  const int tensors = plan->num_inputs + plan->num_outputs;
+  const size_t count = (size_t)(tensors ? tensors : 1);
+  m->staging = calloc(count, sizeof *m->staging);
+  m->pointers = calloc(count, sizeof *m->pointers);
+  m->pool.args = calloc((size_t)plan->num_refs + 1, sizeof *m->pool.args);
+  m->patches = calloc((size_t)plan->num_refs + 1, sizeof *m->patches);
+  size_t total = round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
+  for (int t = 0; t < tensors; ++t) total += round_up((size_t)tensor_info(t)->nbytes, PAGE) + PAGE;
+  /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
+  m->pool.workspace_stride = (int64_t)((round_up((size_t)plan->workspace_bytes, PAGE) / PAGE + 1) | 1) * PAGE;
+  total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
+  m->memory_bytes = round_up(total, PAGE);
+  if (m->staging && m->pointers && m->pool.args && m->patches) {
+    m->memory = mmap(NULL, m->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m->memory == MAP_FAILED) m->memory = NULL;
+  }
+  if (!m->memory)
+    return gtco_fail(message, GTCO_ERROR_MEMORY, "model '%s' needs %lld bytes of memory, which cannot be allocated: %s",
+                     plan->name, (long long)m->memory_bytes, strerror(errno));
+  madvise(m->memory, m->memory_bytes, MADV_HUGEPAGE); /* fewer TLB misses; no matter where it is not granted */
+  return GTCO_OK;
+}
+
+static void lay_out(gtco_model* m) {
+  char* arena = (char*)round_up((size_t)m->memory, HUGE_PAGE);
+  char* next = arena + round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
+  for (int t = 0; t < plan->num_inputs + plan->num_outputs; ++t) {
+    m->staging[t] = next;
+    next += round_up((size_t)tensor_info(t)->nbytes, PAGE) + PAGE;
+  }
+  m->pool.workspaces = next;
+  for (int r = 0; r < plan->num_refs; ++r) {
+    const gtco_ref* ref = &plan->refs[r];
+    switch (ref->kind) {
+      case GTCO_REF_ARENA: m->pool.args[r] = arena + ref->index; break;
+      case GTCO_REF_WEIGHT: m->pool.args[r] = (void*)(m->weights.data + ref->index); break;
+      case GTCO_REF_INPUT: m->patches[m->num_patches++] = (patch){r, (int32_t)ref->index}; break;
+      case GTCO_REF_OUTPUT: m->patches[m->num_patches++] = (patch){r, plan->num_inputs + (int32_t)ref->index}; break;
+    }
+  }
+}
+
+static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
+  gtco_pool* pool = &m->pool;
+  gtco_status status = check_cpu(message);
+  if (status == GTCO_OK) status = choose_threads(options, &pool->threads, message);
+  if (status == GTCO_OK) status = gtco_weights_open(plan, &m->weights, message);
+  if (status == GTCO_OK) status = allocate(m, message);
+  if (status != GTCO_OK) return status;
+  lay_out(m);
+  pool->steps = plan->steps;
+  pool->num_steps = plan->num_steps;
+  for (int s = 0; s < plan->num_steps; ++s) pool->has_parallel_step |= plan->steps[s].tasks > 1;
+  pool->crowded = pool->threads > gtco_allowed_cpus();
+  int spin = options ? options->spin_microseconds : 0;
+  if (spin == 0) spin = pool->crowded ? CROWDED_SPIN_US : DEFAULT_SPIN_US;
+  pool->spin_ns = spin < 0 ? 0 : (int64_t)spin * 1000;
+  int error = gtco_pool_start(pool);
+  if (error)
+    return gtco_fail(message, GTCO_ERROR_THREADS, "cannot start %d threads: %s", pool->threads - 1, strerror(error));
+  return GTCO_OK;
+}
+
+static void release(gtco_model* m) {
+  if (m->memory) munmap(m->memory, m->memory_bytes);
+  gtco_weights_close(&m->weights);
+  free(m->staging);
+  free(m->pointers);
+  free(m->pool.args);
+  free(m->patches);
+  free(m->pool.workers);
+  free(m);
+}
+
+EXPORT gtco_status gtco_open(const gtco_options* options, gtco_model** model) {
+  char message[GTCO_MESSAGE_BYTES] = "";
+  gtco_status status;
+  gtco_model* m = NULL;
+  if (!model) {
+    status = gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_open: the place for the handle is NULL");
+  } else {
+    *model = NULL;
+    m = aligned_alloc(GTCO_ALIGNMENT, round_up(sizeof *m, GTCO_ALIGNMENT)); /* the pool has aligned fields */
+    if (m) {
+      memset(m, 0, sizeof *m);
+      status = set_up(options, m, message);
+    } else {
+      status = gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
+    }
+  }
+  gtco_set_thread_error(message);
+  if (status != GTCO_OK) {
+    if (m) release(m);
+    return status;
+  }
+  enlist(m);
+  *model = m;
+  return GTCO_OK;
+}
+
+EXPORT void gtco_close(gtco_model* model) {
+  if (!model) return;
+  delist(model);
+  gtco_pool_stop(&model->pool);
+  release(model);
+}
+
+/* ---- running ---- */
+
+static int overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  return a_bytes && b_bytes && (const char*)a < (const char*)b + b_bytes && (const char*)b < (const char*)a + a_bytes;
+}
+
+static const void* user_pointer(const void* const* inputs, void* const* outputs, int tensor) {
+  return tensor < plan->num_inputs ? inputs[tensor] : outputs[tensor - plan->num_inputs];
+}
+
+static gtco_status check_pointers(gtco_model* m, const void* const* inputs, void* const* outputs) {
+  if ((!inputs && plan->num_inputs) || (!outputs && plan->num_outputs))
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: the array of %s pointers is NULL",
+                     !inputs && plan->num_inputs ? "input" : "output");
+  const int tensors = plan->num_inputs + plan->num_outputs;
+  for (int t = 0; t < tensors; ++t) {
+    const gtco_tensor_info* info = tensor_info(t);
+    const void* pointer = user_pointer(inputs, outputs, t);
+    const int output = t - plan->num_inputs;
+    if (!pointer && info->nbytes)
+      return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: the pointer of %s %d ('%s', %lld bytes) is NULL",
+                       output < 0 ? "input" : "output", output < 0 ? t : output, info->name, (long long)info->nbytes);
+    for (int other = 0; output >= 0 && other < t; ++other)
+      if (overlap(pointer, info->nbytes, user_pointer(inputs, outputs, other), tensor_info(other)->nbytes))
+        return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: output '%s' overlaps '%s' in memory", info->name,
+                         tensor_info(other)->name);
+  }
+  return GTCO_OK;
+}
+
+static int aligned(const void* pointer) { return pointer && ((uintptr_t)pointer & (GTCO_ALIGNMENT - 1)) == 0; }
+
+static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
+  gtco_status status = check_pointers(m, inputs, outputs);
+  if (status != GTCO_OK) return status;
+  const int tensors = plan->num_inputs + plan->num_outputs;
+  for (int t = 0; t < tensors; ++t) {
+    const void* pointer = user_pointer(inputs, outputs, t);
+    m->pointers[t] = aligned(pointer) ? (void*)pointer : m->staging[t];
+    if (t < plan->num_inputs && m->pointers[t] != pointer && tensor_info(t)->nbytes)
+      memcpy(m->pointers[t], pointer, (size_t)tensor_info(t)->nbytes);
+  }
+  for (int p = 0; p < m->num_patches; ++p) m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
+  int error = gtco_pool_run(&m->pool, seconds);
+  if (error)
+    return gtco_fail(m->error, GTCO_ERROR_THREADS, "cannot start %d threads after a fork: %s", m->pool.threads - 1,
+                     strerror(error));
+  for (int t = plan->num_inputs; t < tensors; ++t) {
+    void* pointer = outputs[t - plan->num_inputs];
+    if (m->pointers[t] != pointer && tensor_info(t)->nbytes)
+      memcpy(pointer, m->pointers[t], (size_t)tensor_info(t)->nbytes);
+  }
+  return GTCO_OK;
+}
+
+EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
+  model->error[0] = '\0';
+  gtco_status status = run(model, inputs, outputs, seconds);
+  atomic_store(&model->busy, 0);
+  return status;
+}
+
+EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs) {
+  return gtco_profile(model, inputs, outputs, NULL);
+}
+
+/* ---- describing ---- */
+
+EXPORT int gtco_num_inputs(const gtco_model* model) { return model ? plan->num_inputs : 0; }
+EXPORT int gtco_num_outputs(const gtco_model* model) { return model ? plan->num_outputs : 0; }
+EXPORT int gtco_num_steps(const gtco_model* model) { return model ? plan->num_steps : 0; }
+EXPORT int gtco_num_threads(const gtco_model* model) { return model ? model->pool.threads : 0; }
+EXPORT int gtco_abi_version(void) { return GTCO_ABI_VERSION; }
+
+EXPORT const gtco_tensor_info* gtco_input(const gtco_model* model, int index) {
+  return model && index >= 0 && index < plan->num_inputs ? &plan->inputs[index] : NULL;
+}
+
+EXPORT const gtco_tensor_info* gtco_output(const gtco_model* model, int index) {
+  return model && index >= 0 && index < plan->num_outputs ? &plan->outputs[index] : NULL;
+}
+
+EXPORT const char* gtco_artifact_metadata(void) { return gtco_the_metadata; }
+EXPORT const char* gtco_metadata(const gtco_model* model) { return model ? gtco_the_metadata : NULL; }
+EXPORT const char* gtco_last_error(const gtco_model* model) { return model ? model->error : gtco_thread_error(); }

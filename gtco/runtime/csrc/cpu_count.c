@@ -1,0 +1,140 @@
+#define _GNU_SOURCE
+#include "cpu_count.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The affinity mask, grown until the kernel's fits; the caller frees it. NULL where it cannot be had. */
+static cpu_set_t* affinity(int* capacity) {
+  for (int n = 1024; n <= 1 << 20; n *= 2) {
+    cpu_set_t* set = CPU_ALLOC((size_t)n);
+    if (!set) return NULL;
+    if (sched_getaffinity(0, CPU_ALLOC_SIZE((size_t)n), set) == 0) {
+      *capacity = n;
+      return set;
+    }
+    CPU_FREE(set);
+    if (errno != EINVAL) return NULL;
+  }
+  return NULL;
+}
+
+/* The least CPU of the core that cpu belongs to; cpu itself where sysfs does not say. */
+static int core_of(int cpu) {
+  char path[96];
+  snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+  FILE* file = fopen(path, "re");
+  int first = cpu;
+  if (!file) return cpu;
+  if (fscanf(file, "%d", &first) != 1 || first < 0) first = cpu;
+  fclose(file);
+  return first;
+}
+
+/* Quota in CPUs from one cgroup folder, rounded up; INT_MAX where it sets none. */
+static int folder_quota(const char* folder, int v2) {
+  char path[PATH_MAX + 32];
+  double quota = -1, period = 0;
+  FILE* file;
+  if (v2) {
+    snprintf(path, sizeof path, "%s/cpu.max", folder);
+    if (!(file = fopen(path, "re"))) return INT_MAX;
+    if (fscanf(file, "%lf %lf", &quota, &period) != 2) quota = -1; /* "max 100000" */
+    fclose(file);
+  } else {
+    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
+    if (!(file = fopen(path, "re"))) return INT_MAX;
+    if (fscanf(file, "%lf", &quota) != 1) quota = -1;
+    fclose(file);
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
+    if (!(file = fopen(path, "re"))) return INT_MAX;
+    if (fscanf(file, "%lf", &period) != 1) period = 0;
+    fclose(file);
+  }
+  if (quota <= 0 || period <= 0 || quota / period > 1 << 20) return INT_MAX;
+  int cpus = (int)(quota / period);
+  return cpus < quota / period ? cpus + 1 : cpus;
+}
+
+/* The least quota of a cgroup and its ancestors. In a container the path in /proc/self/cgroup may be the host's, which
+ * does not exist here; then the walk up to the mount point still finds the container's own limit. */
+static int path_quota(const char* mount, const char* cgroup, int v2) {
+  char folder[PATH_MAX];
+  int least = INT_MAX;
+  size_t root = strlen(mount);
+  int length = snprintf(folder, sizeof folder, "%s%s", mount, cgroup);
+  if (length < 0 || (size_t)length >= sizeof folder) return INT_MAX;
+  for (;;) {
+    int quota = folder_quota(folder, v2);
+    if (quota < least) least = quota;
+    char* slash = strrchr(folder, '/');
+    if (!slash || (size_t)(slash - folder) < root) return least;
+    *slash = '\0';
+  }
+}
+
+static int cgroup_quota(void) {
+  FILE* file = fopen("/proc/self/cgroup", "re");
+  char line[PATH_MAX];
+  int least = INT_MAX, quota;
+  if (!file) return INT_MAX;
+  while (fgets(line, sizeof line, file)) { /* hierarchy:controllers:path */
+    line[strcspn(line, "\n")] = '\0';
+    char* controllers = strchr(line, ':');
+    char* path = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!path) continue;
+    *path++ = '\0';
+    ++controllers;
+    if (*controllers == '\0') {
+      quota = path_quota("/sys/fs/cgroup", path, 1);
+      if (quota < least) least = quota;
+      quota = path_quota("/sys/fs/cgroup/unified", path, 1);
+    } else {
+      char wrapped[PATH_MAX + 2], mount[PATH_MAX + 32];
+      snprintf(wrapped, sizeof wrapped, ",%s,", controllers);
+      if (!strstr(wrapped, ",cpu,")) continue;
+      snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", controllers);
+      quota = path_quota(mount, path, 0);
+      if (quota < least) least = quota;
+      quota = path_quota("/sys/fs/cgroup/cpu", path, 0);
+    }
+    if (quota < least) least = quota;
+  }
+  fclose(file);
+  return least;
+}
+
+static int count(int by_core) {
+  int capacity = 0, cpus = 0;
+  cpu_set_t* set = affinity(&capacity);
+  if (!set) {
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    cpus = online > 0 && online < INT_MAX ? (int)online : 1;
+  } else {
+    const size_t bytes = CPU_ALLOC_SIZE((size_t)capacity);
+    cpu_set_t* seen = CPU_ALLOC((size_t)capacity);
+    if (seen) CPU_ZERO_S(bytes, seen);
+    for (int cpu = 0; cpu < capacity; ++cpu) {
+      if (!CPU_ISSET_S((size_t)cpu, bytes, set)) continue;
+      if (by_core && seen) {
+        int core = core_of(cpu);
+        if (core < capacity && CPU_ISSET_S((size_t)core, bytes, seen)) continue;
+        if (core < capacity) CPU_SET_S((size_t)core, bytes, seen);
+      }
+      ++cpus;
+    }
+    if (seen) CPU_FREE(seen);
+    CPU_FREE(set);
+  }
+  int quota = cgroup_quota();
+  if (cpus > quota) cpus = quota;
+  return cpus < 1 ? 1 : cpus;
+}
+
+int gtco_allowed_cpus(void) { return count(0); }
+int gtco_allowed_cores(void) { return count(1); }

@@ -1,0 +1,13 @@
+/* Which instruction sets this CPU and this operating system allow. */
+#ifndef GTCO_CPU_FEATURES_H
+#define GTCO_CPU_FEATURES_H
+
+#include <stddef.h>
+
+/* Writes the names (separated by ", ") of the features that are absent into missing and returns their number. */
+int gtco_missing_features(const char* const* features, int count, char* missing, size_t capacity);
+
+/* The CPU's brand string, "unknown CPU" where it has none. */
+void gtco_cpu_name(char name[64]);
+
+#endif /* GTCO_CPU_FEATURES_H */

@@ -1,0 +1,48 @@
+/* The types of the generated table: everything about one model that the runtime needs. gtco/runtime/table.py writes it. */
+#ifndef GTCO_PLAN_H
+#define GTCO_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "gtco_api.h"
+
+#define GTCO_ALIGNMENT 64 /* of every buffer a kernel sees */
+#define GTCO_ID_BYTES 32
+
+/* Runs tasks [begin, end) of a step: b are its buffers, w the calling thread's scratch. */
+typedef void (*gtco_kernel)(void* const* b, void* w, int64_t begin, int64_t end);
+
+typedef enum { GTCO_REF_INPUT, GTCO_REF_OUTPUT, GTCO_REF_ARENA, GTCO_REF_WEIGHT } gtco_ref_kind;
+
+typedef struct {
+  gtco_ref_kind kind;
+  int64_t index; /* number of the input or output; byte offset in the arena or the weights */
+} gtco_ref;
+
+typedef struct {
+  gtco_kernel kernel;
+  int32_t first_ref; /* its buffers are refs[first_ref], refs[first_ref + 1], ... */
+  uint32_t tasks;    /* independent parts, 1 ... 2^31 - 1 */
+} gtco_step;
+
+typedef struct {
+  const char* name;
+  const char* const* features; /* names from cpu_features.def */
+  const gtco_tensor_info* inputs;
+  const gtco_tensor_info* outputs;
+  const gtco_step* steps;
+  const gtco_ref* refs;
+  int32_t num_features, num_inputs, num_outputs, num_steps, num_refs;
+  int32_t threads;           /* 0: all that the process may use */
+  int64_t arena_bytes;
+  int64_t workspace_bytes;   /* a thread's, the largest of the steps */
+  const unsigned char* weights; /* NULL: in the file beside the library */
+  int64_t weights_bytes;
+  unsigned char id[GTCO_ID_BYTES]; /* ties the library to its weights file */
+} gtco_plan;
+
+extern const gtco_plan gtco_the_plan;
+extern const char gtco_the_metadata[]; /* JSON, NUL-terminated */
+
+#endif /* GTCO_PLAN_H */

@@ -1,0 +1,45 @@
+/* Runs a plan's steps, in order, on a fixed number of threads of which the caller is number 0. */
+#ifndef GTCO_THREAD_POOL_H
+#define GTCO_THREAD_POOL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "plan.h"
+
+/* The fields before `word` are constant while a run is under way. */
+typedef struct gtco_pool {
+  const gtco_step* steps;
+  int num_steps;
+  int threads;
+  int has_parallel_step;
+  int crowded;           /* more threads than CPUs: spinning would take the CPU from whom we wait for */
+  int64_t spin_ns;
+  char* workspaces;      /* thread i's is workspaces + i * workspace_stride */
+  int64_t workspace_stride;
+  void** args;           /* every step's buffers, in the order of the plan's refs */
+  double* step_seconds;  /* NULL: not profiling */
+  int64_t step_began_ns; /* written by whoever finished the step before */
+  struct gtco_worker* workers;
+  int started;           /* workers that exist in this process */
+
+  /* (generation : 16, step : 16, next task : 32). One word says everything about what there is to do, so a thread needs
+   * no memory of its own: it may come late, or miss whole runs, and still only ever take a task that is free. */
+  _Alignas(64) _Atomic uint64_t word;
+  _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */
+  _Alignas(64) _Atomic int32_t sleeping_workers;
+  _Atomic int32_t sleeping_caller;
+  _Atomic int32_t stop;
+} gtco_pool;
+
+/* pool must be zeroed but for the constant fields. Starts the workers; returns 0, or errno of pthread_create. */
+int gtco_pool_start(gtco_pool* pool);
+/* Ends the workers. */
+void gtco_pool_stop(gtco_pool* pool);
+/* Runs all steps; returns 0, or errno where workers had to be started and could not be. */
+int gtco_pool_run(gtco_pool* pool, double* step_seconds);
+/* In the child of a fork, which has the memory but not the workers: the next run starts new ones. */
+void gtco_pool_after_fork(gtco_pool* pool);
+
+#endif /* GTCO_THREAD_POOL_H */

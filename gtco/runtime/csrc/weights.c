@@ -1,0 +1,74 @@
+#define _GNU_SOURCE
+#include "weights.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+
+/* The file: magic (8 bytes), bytes of data (8), id (32), zeros up to 4096; then the data. */
+#define HEADER_BYTES 4096
+static const char MAGIC[8] = {'G', 'T', 'C', 'O', 'W', 'G', 'T', '1'};
+
+static gtco_status check_header(const gtco_plan* plan, int fd, const char* path, char* message) {
+  unsigned char header[16 + GTCO_ID_BYTES];
+  int64_t bytes;
+  struct stat info;
+  if (fstat(fd, &info) != 0 || pread(fd, header, sizeof header, 0) != (ssize_t)sizeof header)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the weights file '%s' is truncated; copy it again beside the library",
+                     path);
+  memcpy(&bytes, header + 8, sizeof bytes);
+  if (memcmp(header, MAGIC, sizeof MAGIC) != 0)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "'%s' is not a gtco weights file", path);
+  if (memcmp(header + 16, plan->id, GTCO_ID_BYTES) != 0 || bytes != plan->weights_bytes)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS,
+                     "the weights file '%s' belongs to another compile; copy the one made with this library", path);
+  if (info.st_size < HEADER_BYTES + plan->weights_bytes)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the weights file '%s' is truncated: %lld bytes of %lld", path,
+                     (long long)info.st_size, (long long)(HEADER_BYTES + plan->weights_bytes));
+  return GTCO_OK;
+}
+
+gtco_status gtco_weights_open(const gtco_plan* plan, gtco_weights* weights, char* message) {
+  memset(weights, 0, sizeof *weights);
+  if (plan->weights) {
+    weights->data = plan->weights;
+    return GTCO_OK;
+  }
+  if (plan->weights_bytes == 0) return GTCO_OK;
+  Dl_info library;
+  char path[PATH_MAX];
+  if (!dladdr((const void*)&gtco_the_plan, &library) || !library.dli_fname)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "cannot tell where the library is, so its weights file is not found");
+  if (snprintf(path, sizeof path, "%s.weights", library.dli_fname) >= (int)sizeof path)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the path of the weights file is too long");
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0)
+    return gtco_fail(message, GTCO_ERROR_WEIGHTS,
+                     "the weights file '%s' cannot be opened (%s); it belongs beside the library", path, strerror(errno));
+  gtco_status status = check_header(plan, fd, path, message);
+  if (status == GTCO_OK) {
+    weights->bytes = (size_t)(HEADER_BYTES + plan->weights_bytes);
+    weights->mapping = mmap(NULL, weights->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (weights->mapping == MAP_FAILED) {
+      weights->mapping = NULL;
+      status = gtco_fail(message, GTCO_ERROR_MEMORY, "mapping '%s' failed: %s", path, strerror(errno));
+    } else {
+      weights->data = (const unsigned char*)weights->mapping + HEADER_BYTES;
+    }
+  }
+  close(fd);
+  return status;
+}
+
+void gtco_weights_close(gtco_weights* weights) {
+  if (weights->mapping) munmap(weights->mapping, weights->bytes);
+  memset(weights, 0, sizeof *weights);
+}

@@ -1,0 +1,17 @@
+/* The weights that live in a file beside the library. */
+#ifndef GTCO_WEIGHTS_H
+#define GTCO_WEIGHTS_H
+
+#include "plan.h"
+
+typedef struct {
+  void* mapping; /* NULL where the weights are inside the library */
+  size_t bytes;
+  const unsigned char* data;
+} gtco_weights;
+
+/* Maps LIBRARY.weights, or points to the weights inside the library. Nothing is read but a page of the header. */
+gtco_status gtco_weights_open(const gtco_plan* plan, gtco_weights* weights, char* message);
+void gtco_weights_close(gtco_weights* weights);
+
+#endif /* GTCO_WEIGHTS_H */

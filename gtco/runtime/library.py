@@ -1,0 +1,147 @@
+"""The C interface of an artifact (csrc/gtco_api.h), through ctypes."""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import json
+import threading
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from gtco.errors import ArtifactError
+from gtco.runtime.elf import artifact_id
+from gtco.runtime.plan import DTYPES, TensorSpec
+
+OK, BUSY = 0, 6
+
+
+class Options(ctypes.Structure):
+    """gtco_options"""
+
+    _fields_ = (("num_threads", c_int32), ("spin_microseconds", c_int32), ("reserved", c_int32 * 6))
+
+
+class TensorInfo(ctypes.Structure):
+    """gtco_tensor_info"""
+
+    _fields_ = (
+        ("name", c_char_p),
+        ("dtype", c_int),
+        ("ndim", c_int32),
+        ("dims", POINTER(c_int64)),
+        ("symbols", POINTER(c_char_p)),
+        ("nbytes", c_int64),
+    )
+
+
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "gtco_open": (c_int, (POINTER(Options), POINTER(c_void_p))),
+    "gtco_close": (None, (c_void_p,)),
+    "gtco_num_inputs": (c_int, (c_void_p,)),
+    "gtco_num_outputs": (c_int, (c_void_p,)),
+    "gtco_num_steps": (c_int, (c_void_p,)),
+    "gtco_num_threads": (c_int, (c_void_p,)),
+    "gtco_input": (POINTER(TensorInfo), (c_void_p, c_int)),
+    "gtco_output": (POINTER(TensorInfo), (c_void_p, c_int)),
+    "gtco_run": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p))),
+    "gtco_profile": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_double))),
+    "gtco_artifact_metadata": (c_char_p, ()),
+    "gtco_last_error": (c_char_p, (c_void_p,)),
+    "gtco_status_string": (c_char_p, (c_int,)),
+}
+
+_names_lock = threading.Lock()
+_names: dict[Path, list[tuple[int, int, int, int]]] = {}
+
+
+def _loader_name(path: Path) -> str:
+    """A spelling of the path that is new for every new file under that path.
+
+    The dynamic loader takes an equal name for the same library without looking at the file, so a
+    model compiled again to the same path would come back as the old one while that is open. The
+    n-th file gets n times "./" in its name.
+    """
+    info = path.stat()
+    identity = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+    with _names_lock:
+        seen = _names.setdefault(path, [])
+        if identity not in seen:
+            seen.append(identity)
+        return f"{path.parent}/{'./' * seen.index(identity)}{path.name}"
+
+
+class Library:
+    """A loaded artifact; :meth:`unload` lets it go. Attributes are the functions of gtco_api.h
+    without the prefix.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises :class:`ArtifactError` where the file is missing, damaged, or not an artifact of
+        this version.
+        """
+        self.path = path
+        self.id = artifact_id(path)
+        try:
+            self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))
+            self._functions = {}
+            for name, (result, arguments) in PROTOTYPES.items():
+                function = getattr(self._dll, name)
+                function.restype, function.argtypes = result, arguments
+                self._functions[name.removeprefix("gtco_")] = function
+        except (OSError, AttributeError) as error:
+            raise ArtifactError(f"{path} cannot be loaded: {error}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_functions"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def metadata(self) -> dict[str, Any]:
+        metadata: dict[str, Any] = json.loads(self.artifact_metadata())
+        return metadata
+
+    def open(self, threads: int) -> int:
+        """A handle (gtco_model*); :class:`ArtifactError` with the library's own message where it
+        cannot be opened.
+        """
+        handle = c_void_p()
+        status = self._functions["open"](Options(num_threads=threads), handle)
+        if status != OK or handle.value is None:
+            raise ArtifactError(
+                f"{self.path} cannot be opened: {self.last_error(None).decode(errors='replace')}"
+            )
+        return handle.value
+
+    def specs(self, handle: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """Inputs and outputs."""
+        return (
+            tuple(_spec(self.input(handle, i).contents) for i in range(self.num_inputs(handle))),
+            tuple(_spec(self.output(handle, i).contents) for i in range(self.num_outputs(handle))),
+        )
+
+    def unload(self) -> None:
+        if self._dll is not None:
+            handle, self._dll, self._functions = self._dll._handle, None, {}
+            _ctypes.dlclose(handle)
+
+
+def _spec(info: TensorInfo) -> TensorSpec:
+    dtype = next(name for name, (_, value, _) in DTYPES.items() if value == info.dtype)
+    shape = tuple(
+        info.dims[i] if info.dims[i] >= 0 else info.symbols[i].decode() for i in range(info.ndim)
+    )
+    return TensorSpec(info.name.decode(), dtype, shape)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of an artifact without opening it, so also on a machine that lacks the
+    instructions it needs.
+    """
+    library = Library(path.absolute())
+    try:
+        return library.metadata()
+    finally:
+        library.unload()

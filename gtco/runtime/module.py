@@ -1,0 +1,212 @@
+"""``gtco.load``: a compiled model in Python. Imports numpy and nothing heavier."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from ctypes import c_double, c_void_p
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gtco.errors import ArtifactError, BuildError, InputError
+from gtco.runtime.library import BUSY, OK, Library
+from gtco.runtime.tensors import aligned_empty, like, to_numpy
+
+
+def load(path: str | os.PathLike[str], threads: int = 0, *, temporary: bool = False) -> Model:
+    """Opens the ``.so`` that gtco wrote.
+
+    ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at compile
+    time, else all cores that this process may use. ``temporary``: the model owns the folder of the
+    file and removes it when it is closed. Raises :class:`ArtifactError` where the file is not
+    gtco's, is damaged, lacks its weights file, or needs instructions that this CPU has not got.
+    """
+    return Model(Path(path), threads, temporary=temporary)
+
+
+def _release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
+    library.close(handle)
+    library.unload()
+    if (
+        folder is not None and os.getpid() == owner
+    ):  # a forked child lets go of its copy, not of the file
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Model:
+    """A compiled model: ``y = model(x)``.
+
+    Calls from several threads are safe but wait for each other; for parallel calls give each thread
+    its own ``gtco.load``. Close it, or use it as a context manager, to free its memory and threads
+    early.
+    """
+
+    def __init__(self, path: Path, threads: int = 0, *, temporary: bool = False) -> None:
+        self.path = path.absolute()
+        library = Library(self.path)
+        try:
+            handle = library.open(threads)
+        except ArtifactError:
+            library.unload()
+            raise
+        self._library, self._handle = library, handle
+        self._lock = threading.Lock()
+        folder = self.path.parent if temporary else None
+        self._close = weakref.finalize(self, _release, library, handle, folder, os.getpid())
+        self.metadata: dict[str, Any] = library.metadata()
+        self.inputs, self.outputs = library.specs(handle)
+        self.threads: int = library.num_threads(handle)
+        self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
+        self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        """One dictionary per stage, in order of execution: what ``gtco inspect`` shows."""
+        steps: list[dict[str, Any]] = self.metadata["steps"]
+        return steps
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on inputs by position or by name.
+
+        Takes numpy arrays or anything with ``__dlpack__`` (torch tensors included) of exactly the
+        dtypes and shapes in :attr:`inputs`; they may be strided. Returns the same kind: one tensor,
+        or a tuple where there are several outputs. Raises :class:`InputError` for a wrong name,
+        dtype or shape.
+        """
+        values = self._bind(args, kwargs)
+        results = self._execute(values)
+        kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
+        converted = tuple(like(kind, result) for result in results)
+        return converted[0] if len(converted) == 1 else converted
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs the model on inputs by name; outputs by name."""
+        result = self(**inputs)
+        values = result if len(self.outputs) != 1 else (result,)
+        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def profile(self, *args: Any, repeat: int = 5, **kwargs: Any) -> list[float]:
+        """Seconds of each stage, the median of ``repeat`` runs after one to warm up."""
+        values = self._bind(args, kwargs)
+        rounds = []
+        for _ in range(repeat + 1):
+            seconds = (c_double * max(1, len(self.stages)))()
+            self._execute(values, seconds)
+            rounds.append(list(seconds)[: len(self.stages)])
+        return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Copies the library, its header and its weights file (where it has one) to ``path``, which
+        ends in .so.
+
+        Nothing half-written appears under the final names; raises :class:`BuildError` where they
+        cannot be written.
+        """
+        target = Path(path).absolute()
+        if target.suffix != ".so":
+            raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
+        if target == self.path:
+            return target
+        copies = (
+            (_beside(self.path, ".so.weights"), _beside(target, ".so.weights")),
+            (_beside(self.path, ".h"), _beside(target, ".h")),
+            (self.path, target),
+        )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=f".{target.name}.", dir=target.parent
+            ) as folder:
+                for source, _ in copies:
+                    if source.exists() or source == self.path:
+                        shutil.copy(source, folder)
+                for (
+                    source,
+                    destination,
+                ) in copies:  # the library last: whoever sees it finds the others
+                    if (Path(folder) / source.name).exists():
+                        os.replace(Path(folder) / source.name, destination)
+        except OSError as error:
+            raise BuildError(
+                f"cannot save {self.path} to {target}: {error.strerror or error}; make room or "
+                "choose another place"
+            ) from error
+        return target
+
+    def close(self) -> None:
+        """Frees the memory and the threads; later calls raise :class:`ArtifactError`."""
+        with self._lock:
+            self._close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a gtco model cannot be pickled: it holds memory and threads of this process. Send "
+            "its path and call gtco.load(path) on the other side"
+        )
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        name = self.metadata["name"]
+        return f"<gtco.Model {name!r} ({inputs}) -> ({outputs}), {self.threads} threads>"
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """One value per input, in order."""
+        names = [spec.name for spec in self.inputs]
+        if len(args) > len(names):
+            raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")
+        values = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names:
+                raise InputError(f"there is no input '{name}'; the inputs are {', '.join(names)}")
+            if name in values:
+                raise InputError(f"input '{name}' is given twice, by position and by name")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise InputError(
+                f"missing input {', '.join(repr(name) for name in missing)}; expected "
+                f"{', '.join(map(str, self.inputs))}"
+            )
+        return [values[name] for name in names]
+
+    def _execute(self, values: list[Any], seconds: Any = None) -> list[np.ndarray]:
+        arrays = [to_numpy(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
+        results = [aligned_empty(spec) for spec in self.outputs]
+        with self._lock:
+            if not self._close.alive:
+                raise ArtifactError(
+                    f"the model {self.path} is closed; open it again with gtco.load"
+                )
+            for index, array in enumerate(arrays):
+                self._input_pointers[index] = array.ctypes.data
+            for index, array in enumerate(results):
+                self._output_pointers[index] = array.ctypes.data
+            library, handle = self._library, self._handle
+            status = (
+                library.run(handle, self._input_pointers, self._output_pointers)
+                if seconds is None
+                else library.profile(handle, self._input_pointers, self._output_pointers, seconds)
+            )
+            if status != OK:
+                text = (
+                    library.status_string(status) if status == BUSY else library.last_error(handle)
+                )
+                raise ArtifactError(f"running {self.path} failed: {text.decode(errors='replace')}")
+        return results
+
+
+def _beside(library: Path, suffix: str) -> Path:
+    return library.with_name(library.name.removesuffix(".so") + suffix)

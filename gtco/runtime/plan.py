@@ -1,0 +1,116 @@
+"""The plan of a compiled model: its tensors, its steps in order, and where every buffer lies.
+
+A step is one kernel call. Its buffers are inputs and outputs of the model, offsets in the arena
+(scratch memory that tensors of disjoint lifetimes share) or offsets in the packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+ALIGNMENT = 64  # bytes, of every buffer that a kernel sees; GTCO_ALIGNMENT in csrc/plan.h
+
+# numpy's name -> (enumerator in csrc/gtco_api.h, its value, bytes)
+DTYPES: dict[str, tuple[str, int, int]] = {
+    "float32": ("GTCO_FLOAT32", 0, 4),
+    "float64": ("GTCO_FLOAT64", 1, 8),
+    "float16": ("GTCO_FLOAT16", 2, 2),
+    "bfloat16": ("GTCO_BFLOAT16", 3, 2),
+    "int64": ("GTCO_INT64", 4, 8),
+    "int32": ("GTCO_INT32", 5, 4),
+    "int16": ("GTCO_INT16", 6, 2),
+    "int8": ("GTCO_INT8", 7, 1),
+    "uint64": ("GTCO_UINT64", 8, 8),
+    "uint32": ("GTCO_UINT32", 9, 4),
+    "uint16": ("GTCO_UINT16", 10, 2),
+    "uint8": ("GTCO_UINT8", 11, 1),
+    "bool": ("GTCO_BOOL", 12, 1),
+}
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """Where a kernel's argument lies: ``index`` numbers the input or output, or is a byte offset
+    (multiple of 64).
+    """
+
+    kind: Literal["input", "output", "arena", "weight"]
+    index: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel call, ``kernel(*buffers, workspace, begin, end)`` for ranges that together cover
+    [0, ``tasks``).
+
+    ``workspace`` is the bytes of scratch that each thread needs; ``info`` (JSON) is what ``gtco
+    inspect`` shows of it.
+    """
+
+    kernel: str
+    buffers: tuple[BufferRef, ...]
+    tasks: int = 1
+    workspace: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of the model: name, numpy's dtype name, and a shape of integers or names
+    of symbolic sizes.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor; -1 while a size is symbolic."""
+        sizes = [size for size in self.shape if isinstance(size, int)]
+        return prod(sizes) * DTYPES[self.dtype][2] if len(sizes) == len(self.shape) else -1
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def round_up(value: int, unit: int = ALIGNMENT) -> int:
+    return -(-value // unit) * unit
+
+
+def plan_arena(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Places tensors in the arena: ``(nbytes, first_step, last_step)``, both steps inclusive, →
+    offsets and total bytes.
+
+    Greedy by size, best fit: the largest tensor first, each into the smallest gap between the
+    tensors placed before it that live at the same time (Pisarchyk and Lee, "Efficient Memory
+    Management for Deep Neural Net Inference", 2020, Section 5.2). Offsets and the total are
+    multiples of 64; tensors that live at once never overlap.
+    """
+    offsets = [0] * len(lifetimes)
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted by offset
+    total = 0
+    for index in sorted(
+        range(len(lifetimes)), key=lambda i: (-lifetimes[i][0], lifetimes[i][1], i)
+    ):
+        nbytes, first, last = lifetimes[index]
+        size = round_up(nbytes)
+        if size == 0:
+            continue
+        best, best_gap, end = None, None, 0
+        for other_offset, other_end, other_first, other_last in placed:
+            if other_last < first or last < other_first:
+                continue
+            gap = other_offset - end
+            if gap >= size and (best_gap is None or gap < best_gap):
+                best, best_gap = end, gap
+            end = max(end, other_end)
+        offset = end if best is None else best
+        offsets[index] = offset
+        placed.append((offset, offset + size, first, last))
+        placed.sort()
+        total = max(total, offset + size)
+    return offsets, total

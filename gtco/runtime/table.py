@@ -1,0 +1,184 @@
+"""Writes the generated C table of a plan (types in csrc/plan.h) and the header that lies beside the
+library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from gtco.errors import BuildError
+from gtco.runtime.plan import DTYPES, Step, TensorSpec
+
+CSRC = Path(__file__).parent / "csrc"
+
+
+@cache
+def known_features() -> frozenset[str]:
+    """Names of the CPU features that the runtime can check, LLVM's spelling."""
+    text = (CSRC / "cpu_features.def").read_text()
+    return frozenset(re.findall(r'^FEATURE\("([^"]+)"', text, re.MULTILINE))
+
+
+def normalize_features(names: Sequence[str]) -> tuple[str, ...]:
+    """Feature names in LLVM's spelling, sorted: ``+avx512_bf16`` (gcc's, the kernel's) →
+    ``avx512bf16``.
+
+    Raises :class:`BuildError` for a name that the runtime could not check at open.
+    """
+    spelling = {re.sub("[._-]", "", name): name for name in known_features()} | {
+        "bmi1": "bmi",
+        "pni": "sse3",
+    }
+    result = set()
+    for name in names:
+        key = re.sub("[._-]", "", name.removeprefix("+").lower())
+        if key not in spelling:
+            raise BuildError(
+                f"CPU feature {name!r} is not one that the runtime can check; add it to "
+                f"{CSRC / 'cpu_features.def'}"
+            )
+        result.add(spelling[key])
+    return tuple(sorted(result))
+
+
+def c_string(text: str) -> str:
+    """A C string literal of the text's UTF-8 bytes."""
+    plain = {byte: chr(byte) for byte in range(32, 127) if chr(byte) not in '"\\?'}
+    return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode()) + '"'
+
+
+def _tensors(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
+    lines, rows = [], []
+    for number, spec in enumerate(specs):
+        dims = ", ".join(str(d) if isinstance(d, int) else "-1" for d in spec.shape) or "0"
+        symbols = (
+            ", ".join("NULL" if isinstance(d, int) else c_string(d) for d in spec.shape) or "NULL"
+        )
+        lines.append(f"static const int64_t {kind}_{number}_dims[] = {{{dims}}};")
+        lines.append(f"static const char* const {kind}_{number}_symbols[] = {{{symbols}}};")
+        rows.append(
+            f"  {{{c_string(spec.name)}, {DTYPES[spec.dtype][0]}, {len(spec.shape)}, "
+            f"{kind}_{number}_dims, {kind}_{number}_symbols, {spec.nbytes}}},"
+        )
+    empty = "  {NULL, GTCO_FLOAT32, 0, NULL, NULL, 0},"
+    return [*lines, f"static const gtco_tensor_info {kind}s[] = {{", *(rows or [empty]), "};", ""]
+
+
+def _trampolines(steps: Sequence[Step]) -> list[str]:
+    """One function per kernel, of one signature for all: kernels differ in their number of
+    buffers.
+    """
+    arity: dict[str, int] = {}
+    lines = []
+    for step in steps:
+        if arity.setdefault(step.kernel, len(step.buffers)) != len(step.buffers):
+            raise BuildError(
+                f"kernel {step.kernel} is called with {arity[step.kernel]} and with "
+                f"{len(step.buffers)} buffers; a kernel has one number of arguments"
+            )
+    for number, (symbol, count) in enumerate(arity.items()):
+        # Named through asm, so that a kernel may have any name, that of a C function or keyword
+        # included.
+        lines.append(
+            f"extern void kernel_{number}({'void*, ' * count}void*, int64_t, int64_t) "
+            f"__asm__({c_string(symbol)});"
+        )
+        arguments = "".join(f"b[{i}], " for i in range(count))
+        lines.append(
+            f"static void call_{number}(void* const* b, void* w, int64_t t0, int64_t t1) "
+            f"{{ (void)b; kernel_{number}({arguments}w, t0, t1); }}"
+        )
+    return [*lines, ""]
+
+
+def plan_source(
+    *,
+    name: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    steps: Sequence[Step],
+    features: Sequence[str],
+    threads: int,
+    arena_bytes: int,
+    weights_bytes: int,
+    weights_inside: bool,
+    identity: bytes,
+) -> str:
+    """The C source that defines ``gtco_the_plan``. ``identity`` (32 bytes) ties the library to its
+    weights file.
+    """
+    numbers = {
+        symbol: number for number, symbol in enumerate(dict.fromkeys(step.kernel for step in steps))
+    }
+    step_rows: list[str] = []
+    ref_rows: list[str] = []
+    for step in steps:
+        step_rows.append(f"  {{call_{numbers[step.kernel]}, {len(ref_rows)}, {step.tasks}u}},")
+        ref_rows += [f"  {{GTCO_REF_{ref.kind.upper()}, {ref.index}}}," for ref in step.buffers]
+    feature_list = "".join(f"{c_string(name)}, " for name in features)
+    counts = {
+        "num_features": len(features),
+        "num_inputs": len(inputs),
+        "num_outputs": len(outputs),
+        "num_steps": len(steps),
+        "num_refs": len(ref_rows),
+        "threads": threads,
+        "arena_bytes": arena_bytes,
+        "workspace_bytes": max([step.workspace for step in steps], default=0),
+        "weights_bytes": weights_bytes,
+    }
+    lines = [
+        "/* Generated by gtco. */",
+        '#include "plan.h"',
+        "",
+        *_tensors("input", inputs),
+        *_tensors("output", outputs),
+        *_trampolines(steps),
+        "static const gtco_step steps[] = {",
+        *(step_rows or ["  {NULL, 0, 0},"]),
+        "};",
+        "static const gtco_ref refs[] = {",
+        *(ref_rows or ["  {GTCO_REF_ARENA, 0},"]),
+        "};",
+        f"static const char* const features[] = {{{feature_list}NULL}};",
+        "extern const unsigned char gtco_the_weights[];",
+        "",
+        "const gtco_plan gtco_the_plan = {",
+        f"  .name = {c_string(name)},",
+        "  .features = features, .inputs = inputs, .outputs = outputs, .steps = steps, .refs = refs,",
+        *(f"  .{field} = {value}," for field, value in counts.items()),
+        f"  .weights = {'gtco_the_weights' if weights_inside else 'NULL'},",
+        f"  .id = {{{', '.join(map(str, identity))}}},",
+        "};",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def header_source(
+    name: str, file_name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> str:
+    """NAME.h: what this model takes and gives, then the C interface; complete, so that it can be
+    copied alone.
+    """
+
+    def rows(specs: Sequence[TensorSpec]) -> list[str]:
+        return [
+            f" *   {n}  {re.sub(r'[*]/', '* /', str(spec))}" for n, spec in enumerate(specs)
+        ] or [" *   none"]
+
+    comment = [
+        "/* Model " + name.replace("*/", "* /") + f", compiled by gtco to {file_name}.",
+        " *",
+        " * inputs",
+        *rows(inputs),
+        " *",
+        " * outputs",
+        *rows(outputs),
+        " */",
+        "",
+    ]
+    return "\n".join(comment) + (CSRC / "gtco_api.h").read_text()
