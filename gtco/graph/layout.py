@@ -77,7 +77,8 @@ class _Pass:
     def __init__(self, graph: Graph):
         self.graph = graph.copy()
         self.down: set[str] = set()
-        self.folded: dict[tuple[str, Axes, tuple[Dim, ...]], str] = {}
+        self.folded: dict[tuple[str, Axes], str] = {}
+        self.current = ""  # the permutation that is being pulled: no substitute for itself
 
     # -- conversion --------------------------------------------------------------------------------
 
@@ -132,10 +133,13 @@ class _Pass:
         graph, (source,) = self.graph, op.inputs
         maker = graph.producer(source)
         moves = 0 if moves_nothing(graph.types[source].shape, op["axes"]) else _size(op.type.shape)
+        self.current = op.output
         moved, build = self._plan(source, op["axes"])
+        self.current = ""
         composes = maker is not None and maker.kind == "permute"
-        free = not moves and (is_identity(op["axes"]) or op.kind == "permute")
-        if not (moved < moves or composes or free):
+        # One that sinks is not pulled back up, or it would go to and fro across a pad.
+        better = moved < moves if op.output not in self.down else moved == 0
+        if not (better or composes or moves == 0):
             return False
         made = build()
         new = graph.producer(made)
@@ -166,7 +170,7 @@ class _Pass:
             if op.output in graph.outputs:
                 return False
             graph.replace_uses(op.output, source)
-            return bool(self.down) or True
+            return True
         maker = graph.producer(source)
         if maker is None or maker.kind != "reshape":
             return False
@@ -186,6 +190,10 @@ class _Pass:
         maker = graph.producer(tensor)
         if maker is not None and maker.kind == "permute":
             return self._plan(maker.inputs[0], compose(maker["axes"], axes))
+        for reader in graph.consumers(tensor):
+            if reader.kind == "permute" and reader["axes"] == axes:
+                if reader.output != self.current and reader.output not in self.down:
+                    return 0, _give(reader.output)
         target = permuted(shape, axes)
         if moves_nothing(shape, axes):
             return 0, lambda: graph.add(
@@ -259,8 +267,7 @@ class _Pass:
     def _fold(self, name: str, axes: Axes, rank: int) -> str:
         """A permuted constant, made once."""
         graph = self.graph
-        shape = graph.types[name].shape
-        key = (name, axes, shape)
+        key = (name, axes)
         if key not in self.folded or self.folded[key] not in graph.constants:
             value = graph.constants[name]
             value = value.reshape((1,) * (rank - value.ndim) + value.shape)
