@@ -84,8 +84,8 @@ class VerificationReport:
             raise VerificationError(
                 f"the compiled model differs from {self.reference} in {len(lines)} of "
                 f"{len(self.differences)} comparisons:\n" + "\n".join(lines) + "\nThis is a bug "
-                "of gtco or an ill-conditioned model: compile with --no-simplify, and with --dump DIR, "
-                "to find the phase that is wrong."
+                "of gtco or an ill-conditioned model: compile with --no-simplify, and with "
+                "--dump DIR, to find the phase that is wrong."
             )
 
     def to_json(self) -> dict[str, Any]:

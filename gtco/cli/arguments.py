@@ -1,0 +1,95 @@
+"""Types of command-line arguments: a text into a value, or what the text should have been."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def shape(text: str) -> tuple[str, int]:
+    """``batch=4`` as ("batch", 4)."""
+    name, _, value = text.partition("=")
+    if not name or not value.isdigit() or int(value) < 1:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not NAME=SIZE with a size of 1 or more, such as batch=1"
+        )
+    return name, int(value)
+
+
+def input_file(text: str) -> tuple[str, Path]:
+    """``x=x.npy`` as ("x", Path("x.npy"))."""
+    name, _, file = text.partition("=")
+    if not name or not file:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=FILE.npy, such as x=image.npy")
+    return name, Path(file)
+
+
+def positive(text: str) -> int:
+    return _integer(text, 1)
+
+
+def zero_or_more(text: str) -> int:
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of {least} or more")
+    return int(text)
+
+
+def unique(pairs: Iterable[tuple[str, T]], option: str) -> dict[str, T]:
+    """Repeated ``--option name=value`` as a dictionary; a name given twice is wrong usage."""
+    found: dict[str, T] = {}
+    for name, value in pairs:
+        if name in found:
+            raise SystemExit(_usage(f"{option} {name} is given twice"))
+        found[name] = value
+    return found
+
+
+def _usage(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """What ``compile`` and ``inspect`` of an .onnx file share."""
+    parser.add_argument(
+        "--target",
+        default="native",
+        metavar="NAME",
+        help="native (default), x86-64-v3, x86-64-v4, znver4, ...",
+    )
+    parser.add_argument(
+        "--threads",
+        type=zero_or_more,
+        default=0,
+        metavar="N",
+        help="threads at run time (default 0: every core that the process may use)",
+    )
+    parser.add_argument(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the value of a symbolic dimension; may be repeated",
+    )
+    parser.add_argument(
+        "--no-simplify",
+        dest="simplify",
+        action="store_false",
+        help="compile the graph as it is, without onnxsim",
+    )
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="processes that build kernels (default: one a core)",
+    )

@@ -1,0 +1,96 @@
+"""``gtco compile MODEL.onnx -o MODEL.so``: a progress line a phase, then a summary."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gtco.cli import arguments
+from gtco.cli.console import Phases, milliseconds, size, stdout
+from gtco.errors import OptionError
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compile", help="an ONNX model to a shared library"
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.so", help="default: the model's name with .so"
+    )
+    arguments.add_compile_options(parser)
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare with ONNX Runtime on random and adversarial inputs",
+    )
+    parser.add_argument(
+        "--dump", type=Path, metavar="DIR", help="write what each phase made, one file a phase"
+    )
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    from gtco.compiler import compile_to_file
+
+    output = options.output or options.model.with_suffix(".so")
+    if output.suffix != ".so":
+        raise OptionError(f"--output {output}: the library's name must end in .so")
+    shapes = arguments.unique(options.shape, "--shape")
+    with Phases() as progress:
+        report = compile_to_file(
+            options.model,
+            output,
+            target=options.target,
+            threads=options.threads,
+            shapes=shapes or None,
+            verify=options.verify,
+            dump=options.dump,
+            simplify=options.simplify,
+            workers=options.workers,
+            progress=progress,
+        )
+    summary(output, report, stdout())
+    return 0
+
+
+def summary(output: Path, report: Any, console: Console) -> None:
+    """Where the library is and what it took; the verification's errors; the notes."""
+    table = Table(show_header=False, title=f"{output}", title_justify="left")
+    files = [file for file in (output, output.with_suffix(".so.weights")) if file.exists()]
+    rows = {
+        "size": " + ".join(size(file.stat().st_size) for file in files),
+        "weights": size(report.weights_bytes),
+        "stages": f"{len(report.stages)}",
+        "predicted": f"{milliseconds(report.predicted_seconds)} ms",
+        "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
+        "peak memory": size(report.peak_memory_bytes),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    if report.verification is not None:
+        show_verification(report.verification, console)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def show_verification(report: Any, console: Console) -> None:
+    """Maximum absolute and relative error of each output in each case."""
+    verdict = "agrees with" if report.passed else "DIFFERS FROM"
+    table = Table(
+        title=f"{verdict} {report.reference} "
+        f"(tolerance {report.tolerance:g} of the largest magnitude)",
+        title_justify="left",
+    )
+    table.add_column("output")
+    table.add_column("inputs")
+    table.add_column("max absolute", justify="right")
+    table.add_column("max relative", justify="right")
+    for d in sorted(report.differences, key=lambda d: d.output):
+        table.add_row(d.output, d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}")
+    console.print(table)

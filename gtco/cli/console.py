@@ -1,0 +1,64 @@
+"""What the commands print with: progress lines, units, consoles that stay readable in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+PIPE_WIDTH = 160  # a pipe has no width; rich would fold tables at 80
+
+
+def stdout() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
+class Phases:
+    """A compile's progress on standard error: a line a phase, and on a terminal a spinner for the
+    one that runs.
+
+    Called as ``progress(phase, seconds or None, detail)``: without seconds the phase has begun or
+    has news, with seconds it has ended.
+    """
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._shown = 0.0
+
+    def __enter__(self) -> Phases:
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._status:
+            self._status.stop()
+
+    def __call__(self, phase: str, seconds: float | None, detail: str) -> None:
+        if seconds is not None:
+            self._console.print(f"  {phase:<12} {seconds:7.2f} s  {detail}".rstrip(), markup=False)
+        elif self._status and time.monotonic() - self._shown > 0.05:
+            self._shown = time.monotonic()
+            self._status.update(f"{phase} {detail}".replace("[", r"\["))
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.50 MB is 1,500,000."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,180 @@
+"""``gtco doctor``: the machine as gtco sees it, the versions, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from gtco.cli.console import stdout
+from gtco.cli.inspect import measured_peak
+from gtco.errors import GtcoError
+from gtco.version import __version__
+
+NEEDED = {
+    "apache-tvm": "0.27.0.post1",
+    "apache-tvm-ffi": "0.1.14.post1",
+    "numpy": "",
+    "onnx": "",
+    "onnxsim": "",
+    "networkx": "",
+    "rich": "",
+}  # with the version that setup.py pins; a test holds the two together
+OPTIONAL = {
+    "onnxruntime": "gtco compile --verify and gtco bench",
+    "torch": "compiling PyTorch models",
+    "openvino": "gtco bench --peers openvino",
+    "cuda-bindings": "CUDA targets",
+}
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. ``fix`` says how to get what is missing; ``needed`` whether gtco
+    cannot compile without.
+    """
+
+    name: str
+    found: str
+    fix: str = ""
+    needed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        return not self.fix
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor", help="the machine as gtco sees it, and what is missing"
+    )
+    parser.add_argument(
+        "--no-peak", dest="peak", action="store_false", help="do not measure the machine's peak"
+    )
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    console = stdout()
+    checks = [python_check(), *machine_checks(options.peak), *package_checks(), compiler_check()]
+    table = Table(title=f"gtco {__version__}", title_justify="left", show_header=False)
+    for check in checks:
+        mark = (
+            "[green]ok[/]"
+            if check.ok
+            else "[red]missing[/]"
+            if check.needed
+            else "[yellow]absent[/]"
+        )
+        table.add_row(mark, check.name, check.found)
+    console.print(table)
+    for check in checks:
+        if not check.ok:
+            console.print(f"{check.name}: {check.fix}", markup=False, highlight=False)
+    missing = [check for check in checks if check.needed and not check.ok]
+    console.print(
+        "gtco cannot compile here until the above is mended."
+        if missing
+        else "gtco can compile here."
+    )
+    return 1 if missing else 0
+
+
+def python_check() -> Check:
+    return Check(
+        "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+
+
+def machine_checks(measure: bool) -> list[Check]:
+    """CPU, instruction set, cores, memory levels and the measured peak."""
+    from gtco.target import allowed_cores, cpu_name, detect
+
+    try:
+        target = detect()
+    except GtcoError as error:
+        return [Check("CPU", cpu_name(), str(error))]
+    levels = ", ".join(
+        f"{m.name} {m.capacity >> 10} KiB" for m in target.memory if m.capacity < 1 << 40
+    )
+    cores = f"{allowed_cores()} that this process may use"
+    quota = cpu_quota()
+    if quota is not None:
+        cores += f", and a quota of {quota:g} by the container"
+    checks = [
+        Check("CPU", f"{cpu_name()} (code for {target.mcpu})"),
+        Check("instructions", " ".join(target.features)),
+        Check("cores", cores),
+        Check("caches", levels),
+    ]
+    if measure:
+        peak, reason = measured_peak(allowed_cores())
+        if peak is None:
+            checks.append(Check("peak", "not measured", reason or "unknown reason", needed=False))
+        else:
+            checks.append(
+                Check(
+                    "peak",
+                    f"{peak / 1e9:.0f} GFLOP/s fp32, measured on {allowed_cores()} threads "
+                    f"(nominal {target.peak * allowed_cores() / 1e9:.0f})",
+                )
+            )
+    return checks
+
+
+def cpu_quota(file: Path = QUOTA) -> float | None:
+    """Cores' worth of time that the cgroup grants; None without a limit."""
+    try:
+        quota, period = file.read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def package_checks() -> list[Check]:
+    checks = [
+        _package(name, pin, f"pip install {name}{'==' + pin if pin else ''}", True)
+        for name, pin in NEEDED.items()
+    ]
+    return checks + [
+        _package(name, "", f"pip install {name} (for {use})", False)
+        for name, use in OPTIONAL.items()
+    ]
+
+
+def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Check(name, "not installed", fix, needed)
+    if pin and found != pin:
+        return Check(
+            name,
+            f"{found}, but gtco needs {pin}: other pairs of TVM and tvm-ffi crash",
+            fix,
+            needed,
+        )
+    return Check(name, found, needed=needed)
+
+
+def compiler_check() -> Check:
+    """The C compiler that links the artifact."""
+    from gtco.runtime.artifact import find_compiler
+
+    try:
+        path = find_compiler()
+    except GtcoError as error:
+        return Check("C compiler", "none", str(error))
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True)
+    if shown.returncode != 0:
+        return Check("C compiler", path, f"{path} --version fails: {shown.stderr.strip()}")
+    version = re.search(r"\d+\.\d+(\.\d+)?", shown.stdout)
+    return Check("C compiler", f"{path} {version.group() if version else ''}".strip())

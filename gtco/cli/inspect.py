@@ -1,0 +1,202 @@
+"""``gtco inspect MODEL.so|MODEL.onnx``: every stage, its schedule, time, share of peak."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gtco.cli import arguments
+from gtco.cli.console import Phases, milliseconds, size, stdout
+from gtco.cli.run import make_inputs
+from gtco.errors import GtcoError
+
+REPEAT = 20  # calls that a stage's measured time is the median of
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "inspect", help="the stages of a model: what, how and how fast"
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.so|MODEL.onnx")
+    parser.add_argument("--json", action="store_true", help="print JSON, one entry a stage")
+    parser.add_argument(
+        "--all", action="store_true", help="a row for every stage; equal ones are one row otherwise"
+    )
+    parser.add_argument(
+        "--profile",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="measure each stage and the machine's peak (default: yes)",
+    )
+    arguments.add_compile_options(parser)
+    return parser
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A model's stages (the artifact's dictionaries, with ``measured_seconds`` and
+    ``share_of_peak`` where known).
+    """
+
+    stages: tuple[Mapping[str, Any], ...]
+    threads: int
+    peak: float | None
+    peak_reason: str | None
+    details: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.details,
+            "threads": self.threads,
+            "peak_flops_per_second": self.peak,
+            "peak_reason": self.peak_reason,
+            "stages": [dict(s) for s in self.stages],
+        }
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.model.suffix == ".onnx":
+        from gtco.compiler import compile_to_file
+
+        with tempfile.TemporaryDirectory(prefix="gtco-inspect-") as folder:
+            library = Path(folder, options.model.stem + ".so")
+            with Phases() as progress:
+                compile_to_file(
+                    options.model,
+                    library,
+                    target=options.target,
+                    threads=options.threads,
+                    shapes=arguments.unique(options.shape, "--shape") or None,
+                    simplify=options.simplify,
+                    workers=options.workers,
+                    progress=progress,
+                )
+            seen = inspect(library, options.threads, options.profile)
+    else:
+        seen = inspect(options.model, options.threads, options.profile)
+    if options.json:
+        print(json.dumps(seen.to_json(), indent=1, default=str))
+    else:
+        show(str(options.model), seen, options.all, stdout())
+    return 0
+
+
+def inspect(library: Path, threads: int, profile: bool) -> Inspection:
+    """Open a library and, with ``profile``, measure its stages (median of calls on random inputs)
+    and the machine's peak.
+    """
+    from gtco.runtime.module import load
+
+    with load(library, threads=threads) as model:
+        stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
+        peak: float | None = None
+        reason: str | None = "not measured (--no-profile)"
+        if profile:
+            inputs = make_inputs(model.inputs, {}, seed=0)
+            seconds = model.profile(*inputs.values(), repeat=REPEAT)
+            peak, reason = measured_peak(model.threads)
+            for stage, measured in zip(stages, seconds, strict=True):
+                reached = stage["flops"] / measured if measured > 0 else None
+                stage["measured_seconds"] = float(measured)
+                stage["share_of_peak"] = reached / peak if reached and peak else None
+        details = {
+            "inputs": [
+                {"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in model.inputs
+            ],
+            "outputs": [
+                {"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in model.outputs
+            ],
+            "metadata": {k: v for k, v in model.metadata.items() if k != "steps"},
+        }
+        return Inspection(tuple(stages), model.threads, peak, reason, details)
+
+
+def measured_peak(threads: int) -> tuple[float | None, str | None]:
+    """The machine's fp32 FLOP/s on this many threads, or the reason why it is not known."""
+    try:
+        from gtco.search.profile import measure_peak
+
+        return float(measure_peak(threads)), None
+    except (GtcoError, ImportError) as error:
+        return None, f"not measured: {error}"
+
+
+def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
+    groups = [[s] for s in seen.stages] if every else grouped(seen.stages)
+    measured = all("measured_seconds" in s for s in seen.stages)
+    table = Table(title=f"{title}: {len(seen.stages)} stages", title_justify="left")
+    for heading in ("stage", "operators", "shapes", "schedule"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("n", "MFLOP", "bytes", "predicted ms", "measured ms", "% of peak"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for group in groups:
+        first = group[0]
+        time = total(group, "measured_seconds") if measured else None
+        table.add_row(
+            text(first["name"]),
+            text(first["operators"], "+"),
+            text(first["shapes"]),
+            text(first["schedule"]),
+            str(len(group)),
+            f"{total(group, 'flops') / 1e6:.1f}",
+            size(total(group, "bytes")),
+            milliseconds(total(group, "predicted_seconds")),
+            milliseconds(time),
+            share(total(group, "flops"), time, seen.peak),
+        )
+    table.add_section()
+    time = total(seen.stages, "measured_seconds") if measured else None
+    flops = total(seen.stages, "flops")
+    table.add_row(
+        "all",
+        "",
+        "",
+        "",
+        str(len(seen.stages)),
+        f"{flops / 1e6:.1f}",
+        size(total(seen.stages, "bytes")),
+        milliseconds(total(seen.stages, "predicted_seconds")),
+        milliseconds(time),
+        share(flops, time, seen.peak),
+    )
+    console.print(table)
+    known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
+    console.print(f"threads {seen.threads}; peak: {known}", highlight=False, markup=False)
+
+
+def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Stages with equal operators, shapes and schedule together, in order of the first of each."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for stage in stages:
+        key = json.dumps(
+            [stage["operators"], stage["shapes"], stage["schedule"]], sort_keys=True, default=str
+        )
+        groups.setdefault(key, []).append(stage)
+    return list(groups.values())
+
+
+def total(stages: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(sum(stage[key] or 0 for stage in stages))
+
+
+def share(flops: float, seconds: float | None, peak: float | None) -> str:
+    return f"{flops / seconds / peak:.1%}" if seconds and peak and flops else "-"
+
+
+def text(value: Any, separator: str = " ") -> str:
+    """Lists and dictionaries on one line: ``64x192 192x768``, ``tile_m=6 tile_n=64``."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={text(item, ',')}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(item, int) for item in value):
+            return "x".join(map(str, value))
+        return separator.join(text(item) for item in value)
+    return str(value)

@@ -1,0 +1,136 @@
+"""``gtco run MODEL.so``: run a compiled model on files or on seeded random inputs, and time it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from gtco.cli import arguments
+from gtco.cli.console import stdout
+from gtco.errors import BuildError, InputError
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser("run", help="run a compiled model")
+    parser.add_argument("library", type=Path, metavar="MODEL.so")
+    parser.add_argument(
+        "--input",
+        type=arguments.input_file,
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="an input's value; may be repeated; those not given are random",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="save every output as DIR/NAME.npy"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=arguments.positive,
+        metavar="N",
+        help="time N calls: median, least, 90th percentile",
+    )
+    parser.add_argument("--threads", type=arguments.zero_or_more, default=0, metavar="N")
+    parser.add_argument(
+        "--seed", type=arguments.zero_or_more, default=0, help="of the random inputs (default 0)"
+    )
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    from gtco.runtime.module import load
+
+    files = arguments.unique(options.input, "--input")
+    model = load(options.library, threads=options.threads)
+    inputs = make_inputs(model.inputs, files, options.seed)
+    outputs = model.run(inputs)
+    console = stdout()
+    table = Table(title=f"{options.library}", title_justify="left")
+    for heading in ("output", "dtype", "shape", "min", "mean", "max"):
+        table.add_column(heading)
+    for name, value in outputs.items():
+        table.add_row(name, str(value.dtype), "x".join(map(str, value.shape)), *statistics(value))
+    console.print(table)
+    if options.output:
+        save(outputs, options.output)
+        console.print(f"saved {len(outputs)} outputs in {options.output}", markup=False)
+    if options.repeat:
+        seconds = time_calls(lambda: model.run(inputs), options.repeat)
+        median, least, p90 = np.median(seconds), np.min(seconds), np.percentile(seconds, 90)
+        console.print(
+            f"{options.repeat} calls: median {median * 1e3:.3f} ms, least {least * 1e3:.3f} ms, "
+            f"90th percentile {p90 * 1e3:.3f} ms",
+            highlight=False,
+        )
+    return 0
+
+
+def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, np.ndarray]:
+    """The files' arrays, and for inputs without a file seeded random ones: normal floats, integers
+    in [0, 4), booleans.
+    """
+    names = [spec.name for spec in specs]
+    unknown = [name for name in files if name not in names]
+    if unknown:
+        raise InputError(f"the model has no input {', '.join(unknown)}; it has: {', '.join(names)}")
+    rng = np.random.default_rng(seed)
+    inputs: dict[str, np.ndarray] = {}
+    for spec in specs:
+        dtype = np.dtype(spec.dtype)
+        random = (
+            rng.standard_normal(spec.shape)
+            if dtype.kind == "f"
+            else rng.integers(0, 2 if dtype.kind == "b" else 4, spec.shape)
+        )
+        inputs[spec.name] = (
+            read(files[spec.name]) if spec.name in files else np.asarray(random).astype(dtype)
+        )
+    return inputs
+
+
+def read(file: Path) -> np.ndarray:
+    try:
+        value = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(
+            f"cannot read {file}: {error}; give a file written by numpy.save"
+        ) from None
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"{file} holds several arrays (.npz); give one .npy file an input")
+    return value
+
+
+def save(outputs: Mapping[str, np.ndarray], folder: Path) -> None:
+    """One .npy file an output; characters that a file name cannot have become underscores."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in outputs.items():
+            np.save(folder / (re.sub(r"[^\w.-]", "_", name) + ".npy"), value)
+    except OSError as error:
+        raise BuildError(f"cannot save outputs in {folder}: {error.strerror or error}") from None
+
+
+def statistics(value: np.ndarray) -> tuple[str, str, str]:
+    """Least, mean and largest element as text."""
+    if value.size == 0:
+        return "-", "-", "-"
+    wide = value.astype(np.float64)
+    return f"{wide.min():.5g}", f"{wide.mean():.5g}", f"{wide.max():.5g}"
+
+
+def time_calls(call: Any, repeat: int) -> list[float]:
+    """Seconds of ``repeat`` calls after one that is thrown away."""
+    call()
+    seconds = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return seconds

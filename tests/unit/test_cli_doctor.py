@@ -1,0 +1,70 @@
+"""gtco doctor: what it finds, what it misses, and that its pins are setup.py's."""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib import metadata
+
+import pytest
+
+from gtco import cli
+from gtco.cli import doctor
+
+
+@pytest.fixture(autouse=True)
+def peak(monkeypatch):
+    module = types.ModuleType("gtco.search.profile")
+    module.measure_peak = lambda threads: 100e9 * threads
+    monkeypatch.setitem(sys.modules, "gtco.search.profile", module)
+
+
+def test_a_complete_machine(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "CPU",
+        "GFLOP/s fp32, measured",
+        "apache-tvm",
+        "0.27.0.post1",
+        "C compiler",
+        "gtco can compile here",
+    ):
+        assert text in out
+
+
+def test_missing_and_wrong_packages_say_how_to_get_them(monkeypatch, capsys):
+    real = metadata.version
+
+    def version(name):
+        if name == "onnxsim":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1.15" if name == "apache-tvm-ffi" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert cli.main(["doctor", "--no-peak"]) == 1
+    out = capsys.readouterr().out
+    assert "pip install onnxsim" in out
+    assert "pip install apache-tvm-ffi==0.1.14.post1" in out and "0.1.15, but gtco needs" in out
+
+
+def test_no_c_compiler_and_no_optional_package(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert not doctor.compiler_check().ok and "gcc" in doctor.compiler_check().fix
+    assert cli.main(["doctor", "--no-peak"]) == 1
+    assert "gtco cannot compile here" in capsys.readouterr().out
+
+
+def test_a_peak_that_cannot_be_measured_is_said_and_no_obstacle(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gtco.search.profile", None)
+    assert cli.main(["doctor"]) == 0
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_cpu_quota(tmp_path):
+    file = tmp_path / "cpu.max"
+    assert doctor.cpu_quota(file) is None
+    file.write_text("max 100000\n")
+    assert doctor.cpu_quota(file) is None
+    file.write_text("150000 100000\n")
+    assert doctor.cpu_quota(file) == 1.5
