@@ -88,9 +88,9 @@ class Gemm:
             return Decision("tile", tuple(t.name for t in self.tiles()))
         tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
         if "chunks_m" not in chosen:
-            return Decision("chunks_m", _chunk_options(ceil(v.m / tile.rows), self.target.cores))
+            return Decision("chunks_m", chunk_options(ceil(v.m / tile.rows), self.target.cores))
         if "chunks_n" not in chosen:
-            return Decision("chunks_n", _chunk_options(ceil(v.n / tile.columns), self.target.cores))
+            return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), self.target.cores))
         if "a" not in chosen:
             return Decision("a", ("direct", "packed") if self.direct_rows else ("packed",))
         if "kc" not in chosen:
@@ -195,7 +195,7 @@ def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -
                      view.batch * chunks_m * chunks_n)
 
 
-def _chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
+def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
     """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few numbers differ."""
     wanted = [1, *(cores * f for f in (1, 2, 3, 4, 6, 8, 16, 32, 64))]
     return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))

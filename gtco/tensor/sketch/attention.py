@@ -1,0 +1,331 @@
+"""Sketch rule for fused attention, structure SSSR-RSRS (GTCO, Section IV-D): scores never leave the cache.
+
+::
+
+    for task in (batch, head) x row chunks:                       # parallel
+      pack K transposed [n / lanes, d, lanes], V [n, e]           # once a task, stays in L2
+      for block of mr (or mr - 1) query rows:
+        scores[mr, n] = scale * Q[mr, d] x K^T[d, n]              # micro-kernel, L1
+        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows, vectorized
+        tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
+
+Whole score rows are kept (mr x n floats): an online softmax would save nothing while they fit the L1 or L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+import tvm
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.target import Target
+from gtco.tensor import math
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, broadcast_index, epilogue, prologue_readable, reshape_index
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.sketch.gemm import chunk_options
+from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Workload
+from gtco.tensor.stage import Stage
+from gtco.tensor.transpose import transpose
+
+MASKED = -3.0e38  # scores of padding columns
+
+
+def match(stage: Stage, target: Target) -> Attention | None:
+    """The stage as one ``attention`` with readable operands and a one-to-one epilogue, else None."""
+    anchors = [op for op in stage.operators if op.kind == "attention"]
+    if len(anchors) != 1:
+        return None
+    op = anchors[0]
+    types = [stage.types[x] for x in op.inputs] + [op.type, stage.output.type]
+    if any(t.dtype != "float32" or any(isinstance(d, str) for d in t.shape) for t in types):
+        return None
+    if not prologue_readable(stage, op.inputs):
+        return None
+    tail = epilogue(stage, op.output)
+    return Attention(stage, target, tail) if tail else None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(scale * q k^T + bias) v over the batch axes; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    tail: Epilogue
+
+    name = "attention"
+    structure = "SSSR-RSRS"
+
+    def _shape(self, operand: int) -> tuple[int, ...]:
+        return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
+
+    @property
+    def op(self):  # type: ignore[no-untyped-def]
+        return self.stage.producers[self.tail.anchor]
+
+    @property
+    def extents(self) -> tuple[int, int, int, int, int]:
+        """(batch, queries m, keys n, width of keys d, width of values e)."""
+        q, v = self._shape(0), self._shape(2)
+        return prod(int(d) for d in self.op.type.shape[:-2]), q[-2], v[-2], q[-1], v[-1]
+
+    @property
+    def flops(self) -> float:
+        b, m, n, d, e = self.extents
+        return 2.0 * b * m * n * (d + e)
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        b, m, _, _, e = self.extents
+        if "tile" not in chosen:
+            best: dict[tuple[int, int], FmaTile] = {}
+            for tile in micro_kernels(self.target):
+                if tile.rows <= m and (tile.vectors - 1) * tile.lanes < e:
+                    best.setdefault((tile.vectors, ceil(m / tile.rows)), tile)
+            good = [t for t in best.values() if t.rows * t.vectors >= 8]
+            return Decision("tile", tuple(t.name for t in good or best.values()))
+        if "chunks_m" not in chosen:
+            blocks = ceil(m / FmaTile.parse(str(chosen["tile"]), 1).rows)
+            return Decision("chunks_m", chunk_options(blocks, self.target.cores))
+        return None
+
+    def workload(self, config: Config) -> Workload:
+        b, m, n, d, e = self.extents
+        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        lanes = tile.lanes
+        blocks, chunks = ceil(m / tile.rows), config["chunks_m"]
+        padded_n, padded_e = ceil(n / lanes), ceil(e / lanes)
+        block_work = tile.rows * (padded_n * d + padded_e * n)
+        per_task = ceil(blocks / chunks)
+        block = Layer(4 * tile.rows * d, 4 * tile.rows * e, 4 * tile.rows * (n + d + e), per_task)
+        task = Layer(4 * n * (d + e), 0, 4 * n * (d + e), 1, b * chunks)
+        extra = (("pack", b * chunks * n * (2 * d + e) / lanes), ("exp", b * m * padded_n),
+                 ("epilogue", b * m * (padded_e * (1 + len(self.tail.operators)) + (padded_n if len(self.op.inputs) > 3 else 0))))
+        return Workload(f"fma:{tile.name}", block_work, (block, task), self.flops, extra)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = _Plan(self, config)
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit)
+        return Program(function, plan.tasks, plan.workspace, {})
+
+
+def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
+    """Cut ``vectors`` into groups of at most ``most``, as even as can be: (first, size) of each."""
+    count = ceil(vectors / most)
+    size, larger = divmod(vectors, count)
+    sizes = [size + 1] * larger + [size] * (count - larger)
+    return [(sum(sizes[:i]), s) for i, s in enumerate(sizes)]
+
+
+class _Plan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Attention, config: Config) -> None:
+        self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
+        self.batch, self.m, self.n, self.d, self.e = sketch.extents
+        self.tile = FmaTile.parse(config["tile"], sketch.target.lanes)
+        lanes = self.lanes = self.tile.lanes
+        self.blocks = ceil(self.m / self.tile.rows)
+        self.height, self.taller = divmod(self.m, self.blocks)
+        self.task_blocks = ceil(self.blocks / config["chunks_m"])
+        self.chunks = ceil(self.blocks / self.task_blocks)
+        self.tasks = self.batch * self.chunks
+        self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
+        rows = self.height + (self.taller > 0)
+        self.max_rows = rows
+        self.ld_scores = self.key_vectors * lanes + (lanes if self.key_vectors * lanes % 256 == 0 else 0)
+        self.ld_values = self.value_vectors * lanes
+        sizes = [self.key_vectors * self.d * lanes, self.n * self.ld_values, rows * -(-self.d // 16) * 16,
+                 rows * self.ld_scores, rows * self.ld_values, 16 * ceil(rows / 16)]
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + -(-size // 16) * 16)
+        self.at_keys, self.at_values, self.at_query, self.at_scores, self.at_tile, self.at_inverse, end = offsets
+        self.workspace = 4 * end
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        self.em, self.args = em, args
+        self.reader = Reader(self.stage, em, args.inputs)
+        self.scores = args.scratch((self.max_rows, self.ld_scores), self.at_scores)
+        self.query = args.scratch((self.max_rows, -(-self.d // 16) * 16), self.at_query)
+        self.keys = args.scratch((self.key_vectors, self.d, self.lanes), self.at_keys)
+        self.values = args.scratch((self.n, self.ld_values), self.at_values)
+        self.tiles = args.scratch((self.max_rows, self.ld_values), self.at_tile)
+        self.inverse = args.scratch((self.max_rows,), self.at_inverse)
+        with em.range(args.begin, args.end, "task") as task:
+            em.analyzer.bind(task, tvm.ir.Range(0, self.tasks))
+            chunk = em.let_index(task % self.chunks, "chunk")
+            flat = em.let_index(task // self.chunks, "batch")
+            batch_shape = [int(d) for d in self.op.type.shape[:-2]]
+            batch = [em.let_index(i, "b") for i in reshape_index([flat], [self.batch], batch_shape)]
+            self.pack_keys(batch)
+            self.pack_values(batch)
+            first = em.let_index(chunk * self.task_blocks, "first")
+            count = self.task_blocks if self.blocks % self.task_blocks == 0 else em.let_index(
+                tirx.min(self.task_blocks, self.blocks - first), "count")
+            with em.loop(count, "block") as block:
+                this = em.let_index(first + block, "this")
+                start = em.let_index(this * self.height + (tirx.min(this, self.taller) if self.taller else 0), "start")
+
+                def rows(n: int, start: Expr = start) -> Callable[[], None]:
+                    return lambda: self.row_block(n, batch, start)
+
+                if self.taller:
+                    em.branch(this < self.taller, rows(self.height + 1), rows(self.height))
+                else:
+                    rows(self.height)()
+
+    def operand(self, which: int, batch: list[Expr], row: Expr, column: Expr) -> Expr:
+        name = self.op.inputs[which]
+        shape = self.reader.shape(name)
+        return self.reader.value(name, broadcast_index([*batch, row, column], shape))
+
+    def pack_keys(self, batch: list[Expr]) -> None:
+        """keys[p, d, l] = K[p * lanes + l, d], by blocks transposed in registers; zero beyond n."""
+        em, lanes = self.em, self.lanes
+        tail = self.n % lanes
+
+        def block(p: Expr, d0: Expr, width: int, present: int) -> None:
+            cell = em.registers(lanes * lanes)
+            for r in range(lanes):
+                if r >= present or width < lanes:
+                    em.store_vector(cell, [r * lanes], em.splat(0.0))
+                if r < present:
+                    with em.vector(width) as v:
+                        em.store(cell, [r * lanes + v], self.operand(1, batch, p * lanes + r, d0 + v))
+            rows = [em.let(em.load_vector(cell, [r * lanes]), "r") for r in range(lanes)]
+            for c, column in enumerate(transpose(em, rows)[:width]):
+                em.store_vector(self.keys, [p, d0 + c, 0], column)
+
+        def panel(p: Expr, present: int) -> None:
+            whole = self.d // lanes
+            if whole:
+                with em.loop(whole, "c") as c:
+                    block(p, c * lanes, lanes, present)
+            if self.d % lanes:
+                block(p, whole * lanes, self.d % lanes, present)
+
+        full = self.n // lanes
+        if full:
+            with em.loop(full, "p") as p:
+                panel(p, lanes)
+        if tail:
+            panel(full, tail)
+
+    def pack_values(self, batch: list[Expr]) -> None:
+        em, lanes = self.em, self.lanes
+        with em.loop(self.n, "n") as n:
+            for j in range(0, self.ld_values, lanes):
+                width = min(lanes, self.e - j)
+                with em.vector(width) as v:
+                    em.store(self.values, [n, j + v], self.operand(2, batch, n, j + v))
+                if width < lanes:
+                    with em.vector(lanes - width) as v:
+                        em.store(self.values, [n, j + width + v], tirx.const(0, "float32"))
+
+    def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
+        em, lanes = self.em, self.lanes
+        scale = tirx.const(self.op["scale"], "float32")
+        with em.loop(rows, "i") as i:
+            for j in range(0, self.d, lanes):
+                with em.vector(min(lanes, self.d - j)) as v:
+                    em.store(self.query, [i, j + v], self.operand(0, batch, start + i, j + v) * scale)
+        self.products(rows, self.key_vectors, self.d, self.query, self.scores,
+                      lambda vector, k: em.load_vector(self.keys, [vector, k, 0]))
+        with em.loop(rows, "i") as i:
+            self.softmax_row(i, batch, start)
+        self.products(rows, self.value_vectors, self.n, self.scores, self.tiles,
+                      lambda vector, k: em.load_vector(self.values, [k, vector * lanes]))
+        with em.loop(rows, "i") as i:
+            inverse = em.let(em.load(self.inverse, [i]), "inverse")
+            for j in range(0, self.e, lanes):
+                with em.vector(min(lanes, self.e - j)) as v:
+                    value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
+                    result, where = self.sketch.tail.value(self.reader, [*batch, start + i, j + v], value)
+                    em.store(self.args.output, where, result)
+
+    def products(self, rows: int, vectors: int, depth: int, a: Array, c: Array, b: Callable[[Expr, Expr], Expr]) -> None:
+        """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the registers."""
+        em = self.em
+        groups = _groups(vectors, self.tile.vectors)
+        for size in sorted({s for _, s in groups}, reverse=True):
+            starts = [first for first, s in groups if s == size]
+            with em.loop(len(starts), "g") as g:
+                self.micro_kernel(rows, size, depth, a, c, b, starts[0] + g * size)
+
+    def micro_kernel(self, rows: int, size: int, depth: int, a: Array, c: Array, b: Callable[[Expr, Expr], Expr],
+                     first: Expr) -> None:
+        em, lanes = self.em, self.lanes
+        acc = em.registers(rows * size * lanes)
+        cells = [(i, j, (i * size + j) * lanes) for i in range(rows) for j in range(size)]
+        for _, _, at in cells:
+            em.store_vector(acc, [at], em.splat(0.0))
+        with em.loop(depth, "k") as k:
+            vectors = [em.let(b(first + j, k), "b") for j in range(size)]
+            for i in range(rows):
+                value = em.let(em.splat(em.load(a, [i, k])), "a")
+                for j in range(size):
+                    at = (i * size + j) * lanes
+                    em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
+        for i, j, at in cells:
+            em.store_vector(c, [i, (first + j) * lanes], em.load_vector(acc, [at]))
+
+    def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
+        """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding columns masked."""
+        em, lanes, n = self.em, self.lanes, self.n
+        if len(self.op.inputs) > 3:
+            whole = n // lanes
+            if whole:
+                with em.loop(whole, "p") as p, em.vector(lanes) as v:
+                    self.add_bias(batch, start, i, p * lanes + v)
+            if n % lanes:
+                with em.vector(n % lanes) as v:
+                    self.add_bias(batch, start, i, whole * lanes + v)
+        if n % lanes:
+            with em.vector(lanes - n % lanes) as v:
+                em.store(self.scores, [i, n + v], tirx.const(MASKED, "float32"))
+
+        def load(p: Expr) -> Expr:
+            return em.load_vector(self.scores, [i, p * lanes])
+
+        top = self.fold(lambda p: load(p), T.max, MASKED)
+        peak = em.let(em.splat(top), "peak")
+
+        def weight(p: Expr) -> Expr:
+            value = math.exp_nonpositive(em, em.let(load(p) - peak))
+            em.store_vector(self.scores, [i, p * lanes], value)
+            return value
+
+        total = self.fold(weight, lambda a, b: a + b, 0.0)
+        em.store(self.inverse, [i], tirx.const(1, "float32") / total)
+
+    def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
+        em = self.em
+        em.store(self.scores, [i, column],
+                 em.load(self.scores, [i, column]) + self.operand(3, batch, start + i, column))
+
+    def fold(self, value: Callable[[Expr], Expr], combine: Callable[[Expr, Expr], Expr], initial: float) -> Expr:
+        """Combine ``value(p)`` over all key vectors and lanes; four chains, so that latency does not bind."""
+        em, lanes = self.em, self.lanes
+        chains = min(4, self.key_vectors)
+        acc = em.registers(chains * lanes)
+        for c in range(chains):
+            em.store_vector(acc, [c * lanes], em.splat(initial))
+
+        def step(c: int, p: Expr) -> None:
+            em.store_vector(acc, [c * lanes], combine(em.load_vector(acc, [c * lanes]), value(p)))
+
+        with em.loop(self.key_vectors // chains, "p") as p:
+            for c in range(chains):
+                step(c, p * chains + c)
+        for c in range(self.key_vectors % chains):
+            step(c, self.key_vectors // chains * chains + c)
+        parts = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
+        while len(parts) > 1:
+            parts = [combine(parts[j], parts[j + 1]) if j + 1 < len(parts) else parts[j] for j in range(0, len(parts), 2)]
+        return em.reduce_vector(em.let(parts[0]), combine)
