@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gtco.tensor import math
+from gtco.codegen.llvm import compile_functions
+from gtco.tensor import math, reference
+from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.stage import TensorType
 from tests.kernels import elementwise_kernel, fresh_seed, runnable, targets
 
 SIZE = 1 << 18
@@ -52,3 +55,77 @@ def test_exp_nonpositive(name: str, explicit: bool) -> None:
     assert (got[x < -87] == 0).all()
     assert ulps(got[~(x < -87)], wanted[~(x < -87)]).max() <= 2.2
     assert got[x == 0].tolist() == [1.0] * int((x == 0).sum())
+
+
+def _wide(function):  # type: ignore[no-untyped-def]
+    def evaluate(x: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return function(x.astype(np.float64))
+
+    return evaluate
+
+
+ULP_BOUNDS = [
+    ("erf", _wide(reference.erf), -5, 5, -np.inf, 2.0),
+    ("tanh", _wide(np.tanh), -10, 10, -np.inf, 2.0),
+    ("log", _wide(np.log), -1, 50, -np.inf, 2.0),
+    ("sigmoid", _wide(lambda x: 1 / (1 + np.exp(-x))), -87, 30, -87, 3.0),
+    ("silu", _wide(lambda x: x / (1 + np.exp(-x))), -87, 30, -87, 4.0),
+    ("softplus", _wide(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))), -87, 30, -87, 4.0),
+]
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("kind, wanted, low, high, least, bound", ULP_BOUNDS, ids=[r[0] for r in ULP_BOUNDS])
+def test_ulp(kind: str, wanted, low: float, high: float, least: float, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
+    x = samples(low, high, fresh_seed())
+    x = x[(x >= least) | np.isnan(x)] if np.isfinite(least) else x
+    x = np.concatenate([x, np.ones(SIZE - x.size, np.float32)])
+    if kind == "silu":
+        x[np.isinf(x)] = 1.0  # inf * 0
+    explicit = name == "x86-64-v3"
+    got = elementwise_kernel(getattr(math, kind), SIZE, runnable(name), explicit)(x)
+    worst = ulps(got, wanted(x)).max()
+    print(kind, worst)
+    assert worst <= bound
+
+
+def _phi(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + reference.erf(x * 0.5**0.5))
+
+
+RELATIVE_BOUNDS = [
+    ("gelu", _wide(lambda x: x * _phi(x)), 4e-7),
+    ("gelu_tanh", _wide(lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))), 1e-6),
+    ("mish", _wide(lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))), 1e-6),
+]
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("kind, wanted, bound", RELATIVE_BOUNDS, ids=[r[0] for r in RELATIVE_BOUNDS])
+def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
+    """Products of x and a function from 0 to 1: the error against |x|."""
+    x = samples(-8, 8, fresh_seed())
+    got = elementwise_kernel(getattr(math, kind), SIZE, runnable(name), name == "x86-64-v3")(x)
+    finite = np.isfinite(x)
+    want = wanted(x[finite])
+    error = np.abs(got[finite] - want) / np.maximum(np.abs(x[finite].astype(np.float64)), 1e-30)
+    print(kind, error.max())
+    assert error.max() <= bound
+    assert np.isposinf(got[x == np.inf]).all() and np.isnan(got[np.isnan(x)]).all()
+    assert (np.abs(got[finite & (x < -100)]) <= 1e-35).all() and (got[finite & (x > 30)] == x[finite & (x > 30)]).all()
+
+
+def test_gelu_is_cheap() -> None:
+    """The epilogue of every MLP: no division, no call, under 25 vector instructions a vector."""
+    machine = runnable("x86-64-v4")
+    one = TensorType((machine.lanes,))
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        em.store_vector(args.output, [0], math.gelu(em, em.load_vector(args.inputs["x"], [0])))
+
+    assembly = compile_functions([kernel("k", {"x": one}, one, 0, machine.lanes, body)], machine).inspect_source("asm")
+    lines = assembly[assembly.index("\nk:"):assembly.index("retq")].splitlines()
+    arithmetic = [line.split()[0] for line in lines if line.startswith("\tv") and "zmm" in line]
+    assert "vdivps" not in arithmetic
+    assert len([a for a in arithmetic if not a.startswith(("vmov", "vbroadcast"))]) < 25, arithmetic
