@@ -19,6 +19,7 @@ from bench.process import ROOT
 from bench.suite import (
     Result,
     available_threads,
+    console,
     geometric_mean,
     header,
     run_model,
@@ -42,18 +43,18 @@ COMPILE_SECONDS = {"vit-ti-16": 20, "vit-base-16": 45, "detr-resnet50-e6": 90}
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
-    console = Console()
+    output = console()
     try:
         peers = check_peers(options.peers)
         results: list[Result] = []
-        header(console, options.threads)
+        header(output, options.threads)
         for name in options.models.split(","):
             results.append(
                 run_model(
-                    name, peers, options.folder, options.threads, options.rounds, None, console
+                    name, peers, options.folder, options.threads, options.rounds, None, output
                 )
             )
-            show(results[-1], console)
+            show(results[-1], output)
             if options.json:
                 write_json(
                     options.json, results, options.threads, options.rounds
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    summary(results, peers, console)
+    summary(results, peers, output)
     return 0 if sound(results) else 1
 
 
@@ -90,11 +91,15 @@ def summary(results: Sequence[Result], peers: Sequence[str], console: Console) -
         )
     console.print(table)
     found = {r.workload.name: r for r in results}
+    five = [found[name] for name in FIVE if name in found]
+    if len(five) < len(FIVE):
+        console.print(f"no geometric mean: it is over {', '.join(FIVE)}")
+        return
     for peer in peers:
-        mean = geometric_mean([found[name].ratio(peer) if name in found else None for name in FIVE])
+        mean = geometric_mean([result.ratio(peer) for result in five])
         console.print(
             f"geometric mean of {peer} / gtco over {', '.join(FIVE)}: "
-            + (f"{mean:.3f}" if mean else "not known, a model is missing or failed"),
+            + (f"{mean:.3f}" if mean else "not known, one of them failed"),
             highlight=False,
         )
 

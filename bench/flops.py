@@ -34,9 +34,7 @@ def count_flops(path: str | Path) -> tuple[float, list[str]]:
 
 
 def _shapes(path: str | Path) -> tuple[dict[str, Shape], onnx.ModelProto]:
-    with tempfile.TemporaryDirectory(
-        dir=Path(path).parent
-    ) as folder:  # by path: a model may pass protobuf's 2 GB
+    with tempfile.TemporaryDirectory() as folder:  # by path: a model may pass protobuf's 2 GB
         inferred = Path(folder) / "inferred.onnx"
         try:
             onnx.shape_inference.infer_shapes_path(str(path), str(inferred), data_prop=True)

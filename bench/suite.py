@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,11 @@ class Result:
         }
 
 
+def console() -> Console:
+    """Standard output; in a pipe, which has no width, wide enough for the tables."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
 def available_threads() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
@@ -77,11 +83,17 @@ def run_model(
     rounds: int,
     shapes: Mapping[str, int] | None,
     console: Console,
+    library: Path | None = None,
 ) -> Result:
     """Prepare and compare one model; progress goes to ``console``."""
     with console.status(f"{source}: prepare") as status:
         workload = prepare(
-            source, folder, threads, shapes, lambda text: status.update(f"{source}: {text}")
+            source,
+            folder,
+            threads,
+            shapes,
+            library,
+            lambda text: status.update(f"{source}: {text}"),
         )
         chosen, skipped = candidates(workload, peers, threads)
         peak = Candidate("peak", {"system": "peak", "threads": threads})
@@ -137,7 +149,7 @@ def show(result: Result, console: Console) -> None:
         console.print(
             f"  the machine's peak could not be measured: {comparison.peak_error}", markup=False
         )
-    if not work.build.error:
+    if work.build.seconds and not work.build.error:
         console.print(
             f"  compiled in {work.build.seconds:.1f} s, {work.build.stages} stages, peak memory "
             f"{work.build.peak_memory_bytes / 1e9:.2f} GB, "

@@ -47,10 +47,13 @@ def prepare(
     folder: Path,
     threads: int,
     shapes: Mapping[str, int] | None = None,
+    library: Path | None = None,
     progress: Progress = lambda text: None,
 ) -> Workload:
-    """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``; raises ``GtcoError``
-    for a bad source.
+    """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``.
+
+    ``library`` is its compiled form where there is one already. Raises ``GtcoError`` for a bad
+    source; a failed compile is in the result.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, model = Path(source), None
@@ -61,8 +64,11 @@ def prepare(
     else:
         name = model = source
         path = export(source, folder, progress)
-    progress(f"compile {name}")
-    built = build(path, folder / f"{name}.so", threads, shapes)
+    if library is None:
+        progress(f"compile {name}")
+        built = build(path, folder / f"{name}.so", threads, shapes)
+    else:
+        built = Build(str(library), 0.0, 0)
     flops, unknown = count_flops(path)
     notes = (
         (f"FLOPs of {len(unknown)} nodes unknown ({unknown[0]} ...): GFLOP/s not shown",)

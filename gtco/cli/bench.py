@@ -42,6 +42,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--shape", type=arguments.shape, action="append", default=[], metavar="NAME=SIZE"
     )
     parser.add_argument(
+        "--library",
+        type=Path,
+        metavar="FILE.so",
+        help="the library of the one MODEL, compiled already (default: compile it now)",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write machine, versions and every timed call"
     )
     return parser
@@ -55,6 +61,8 @@ def main(options: argparse.Namespace) -> int:
             f"the benchmark harness is not there ({error}): run from a checkout of gtco, "
             "or install it with pip install 'gtco[bench]'"
         ) from None
+    if options.library and len(options.models) != 1:
+        raise OptionError("--library goes with one MODEL")
     shapes = arguments.unique(options.shape, "--shape")
     peers = workload.check_peers(options.peers)
     threads = options.threads or suite.available_threads()
@@ -65,7 +73,14 @@ def main(options: argparse.Namespace) -> int:
         for model in options.models:
             results.append(
                 suite.run_model(
-                    model, peers, Path(folder), threads, options.rounds, shapes, console
+                    model,
+                    peers,
+                    Path(folder),
+                    threads,
+                    options.rounds,
+                    shapes,
+                    console,
+                    options.library,
                 )
             )
             suite.show(results[-1], console)

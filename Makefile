@@ -1,0 +1,57 @@
+# make demo   exports ViT-Tiny/16 to ONNX, compiles it, checks it against ONNX Runtime, prints both latencies
+# make test   ruff, mypy and the whole test suite (what .ci/run calls)
+# make lint   ruff and mypy alone
+# make bench  every model of the README's table beside its peers; JSON in build/bench/
+#
+# Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
+# torch is pinned to a release whose CPU build is about 200 MB. Where pip would take a CUDA build of it, name an index of
+# CPU builds: make test PIP_FLAGS="--extra-index-url URL".
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+VENV := build/venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+CODE := gtco models bench tests setup.py
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
+	$(BIN)/gtco compile $(DEMO)/vit-ti-16.onnx -o $(DEMO)/vit-ti-16.so --verify
+	$(BIN)/gtco bench $(DEMO)/vit-ti-16.onnx --library $(DEMO)/vit-ti-16.so --peers onnxruntime
+
+test: lint
+	$(BIN)/python -m pytest -q --timeout 600 --durations 10 $(PYTEST_FLAGS) tests
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check --quiet $(CODE)
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	mkdir -p build/bench
+	$(BIN)/python -m bench end_to_end --json build/bench/end_to_end.json
+
+clean:
+	rm -rf build
+
+$(DEMO)/vit-ti-16.onnx: $(VENV)/.demo
+	mkdir -p $(DEMO)
+	$(BIN)/python -m models export vit-ti-16 -o $@
+
+$(VENV)/.made:
+	@command -v gcc >/dev/null || command -v cc >/dev/null || \
+	  { echo "make: no C compiler; install gcc (apt-get install gcc, dnf install gcc)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "make: $(PYTHON) is too old; name another: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "make: $(PYTHON) has no venv; install it (apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One stamp an extra: installed again when setup.py has changed.
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: setup.py | $(VENV)/.made
+	$(BIN)/python -m pip --quiet --disable-pip-version-check install $(PIP_FLAGS) -e '.[$*]'
+	@touch $@

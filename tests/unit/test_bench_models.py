@@ -1,0 +1,254 @@
+"""What the harness is fed and what it prints: FLOPs, inputs, builds, tables, the list of
+benchmarks.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from rich.console import Console
+
+from bench import __main__ as entry
+from bench import machine, suite
+from bench.build import Build, MemoryWatch, build
+from bench.end_to_end import FIVE, MODELS, summary
+from bench.flops import count_flops
+from bench.harness import Comparison, Measurement
+from bench.workload import (
+    TORCH_NEEDS_SOURCE,
+    Workload,
+    candidates,
+    check_peers,
+    make_inputs,
+    prepare,
+)
+from gtco.errors import BuildError, ModelError, OptionError, ShapeError
+
+
+def save_graph(path, nodes, inputs, outputs, weights=()):
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in inputs],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs],
+        [helper.make_tensor(n, TensorProto.FLOAT, s, np.zeros(s).ravel()) for n, s in weights],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
+    return path
+
+
+def one(path, op, shapes, out, **attributes):
+    names = [f"i{n}" for n in range(len(shapes))]
+    return save_graph(
+        path,
+        [helper.make_node(op, names, ["y"], **attributes)],
+        [(n, TensorProto.FLOAT, s) for n, s in zip(names, shapes, strict=True)],
+        [("y", out)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "out", "attributes", "multiply_adds"),
+    [
+        ("MatMul", [(2, 197, 64), (2, 64, 30)], (2, 197, 30), {}, 2 * 197 * 64 * 30),
+        ("Gemm", [(7, 5), (7, 11)], (5, 11), {"transA": 1}, 5 * 7 * 11),
+        ("Gemm", [(5, 7), (11, 7)], (5, 11), {"transB": 1}, 5 * 7 * 11),
+        ("Conv", [(1, 8, 10, 10), (16, 4, 3, 3)], (1, 16, 8, 8), {"group": 2}, 16 * 64 * 4 * 9),
+        (
+            "ConvTranspose",
+            [(1, 8, 5, 5), (8, 6, 2, 2)],
+            (1, 6, 10, 10),
+            {"strides": [2, 2]},
+            8 * 25 * 6 * 4,
+        ),
+        (
+            "Einsum",
+            [(2, 3, 5, 4), (2, 3, 6, 4)],
+            (2, 3, 5, 6),
+            {"equation": "bhid,bhjd->bhij"},
+            6 * 5 * 6 * 4,
+        ),
+        ("Relu", [(100,)], (100,), {}, 0),
+    ],
+)
+def test_flops_are_two_a_multiply_add(tmp_path, op, shapes, out, attributes, multiply_adds):
+    path = one(tmp_path / "m.onnx", op, shapes, out, **attributes)
+    assert count_flops(path) == (2.0 * multiply_adds, [])
+
+
+def test_flops_use_inferred_shapes_and_name_what_is_unknown(tmp_path):
+    chain = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "t"], ["y"]),
+    ]
+    path = save_graph(
+        tmp_path / "a.onnx",
+        chain,
+        [("x", TensorProto.FLOAT, (4, 3))],
+        [("y", (4, 4))],
+        [("w", (3, 5))],
+    )
+    assert count_flops(path) == (2.0 * (4 * 3 * 5 + 4 * 5 * 4), [])
+    path = one(tmp_path / "b.onnx", "MatMul", [("n", 3), (3, 5)], ("n", 5))
+    assert count_flops(path) == (0.0, ["MatMul y"])
+
+
+def test_inputs_follow_dtypes_shapes_and_the_seed(tmp_path):
+    path = save_graph(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["y"])],
+        [
+            ("x", TensorProto.FLOAT, ("b", 3)),
+            ("ids", TensorProto.INT64, (4,)),
+            ("w", TensorProto.FLOAT, (2,)),
+        ],
+        [("y", ("b", 3))],
+        [("w", (2,))],
+    )
+    inputs = make_inputs(path, {"b": 5})
+    assert list(inputs) == ["x", "ids"]  # w has a value in the file
+    assert inputs["x"].shape == (5, 3) and inputs["x"].dtype == np.float32
+    assert inputs["ids"].dtype == np.int64 and set(inputs["ids"]) <= {0, 1}
+    np.testing.assert_array_equal(inputs["x"], make_inputs(path, {"b": 5})["x"])
+    with pytest.raises(ShapeError, match="--shape b=VALUE"):
+        make_inputs(path, {})
+
+
+def test_preparing_a_bad_source_is_a_clear_error(tmp_path):
+    with pytest.raises(ModelError, match="no such file"):
+        prepare("absent.onnx", tmp_path, 1)
+    with pytest.raises(ModelError, match="unknown model 'vit-giant'"):
+        prepare("vit-giant", tmp_path, 1)
+
+
+@pytest.fixture
+def workload(tmp_path):
+    built = Build(
+        "m.so", 3.0, 900_000_000, weights_bytes=23_000_000, stages=7, notes=("fell back",)
+    )
+    return Workload("m", tmp_path / "m.onnx", None, tmp_path / "m.npz", built, 2e9)
+
+
+def test_candidates_leave_out_what_cannot_run_and_say_why(workload):
+    chosen, skipped = candidates(workload, ("onnxruntime", "torch"), 2)
+    assert [c.name for c in chosen] == ["gtco", "onnxruntime"]
+    assert skipped == {"torch": TORCH_NEEDS_SOURCE}
+    assert {c.job["threads"] for c in chosen} == {2}
+    named = replace(
+        workload, model="vit-ti-16", build=replace(workload.build, error="BuildError: no gcc")
+    )
+    chosen, skipped = candidates(named, ("onnxruntime", "torch"), 2)
+    assert [c.name for c in chosen] == ["onnxruntime", "torch"] and skipped == {
+        "gtco": "BuildError: no gcc"
+    }
+    with pytest.raises(OptionError, match="tensorrt"):
+        check_peers("torch,tensorrt")
+
+
+def result(workload, ours=0.010, ort=0.012, **changes):
+    measurements = (
+        Measurement("gtco", "0.1", ((ours,) * 3,), difference=2e-6, **changes),
+        Measurement("onnxruntime", "1.31", ((ort,) * 3,), difference=0.0),
+        Measurement("torch", error="no source"),
+    )
+    return suite.Result(workload, Comparison(measurements, (4e11,)))
+
+
+def printed(show, *arguments):
+    console = Console(record=True, width=200, file=open("/dev/null", "w"))
+    show(*arguments, console)
+    return console.export_text()
+
+
+def test_the_table_shows_time_rate_share_and_ratio(workload):
+    text = printed(suite.show, result(workload))
+    row = next(line for line in text.splitlines() if "onnxruntime 1.31" in line)
+    assert "12.00" in row and "1.20" in row and "166.7" in row and "41.7%" in row
+    assert "torch failed: no source" in text and "note: fell back" in text and "7 stages" in text
+
+
+def test_json_holds_machine_versions_and_raw_rounds(workload, tmp_path):
+    file = tmp_path / "r.json"
+    suite.write_json(file, [result(workload)], 2, 5)
+    data = json.loads(file.read_text())
+    assert (
+        data["machine"]["threads"] == 2
+        and data["machine"]["cpu"]
+        and data["machine"]["versions"]["numpy"]
+    )
+    ours, ort, torch = data["models"][0]["systems"]
+    assert ours["rounds_s"] == [[0.01, 0.01, 0.01]] and ort["ratio_to_gtco"] == pytest.approx(1.2)
+    assert ours["share_of_peak"] == pytest.approx(0.5) and torch["error"] == "no source"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+    with pytest.raises(BuildError, match="cannot write"):
+        suite.write_json(tmp_path / "no" / "r.json", [], 2, 5)
+
+
+def test_a_failing_or_wrong_gtco_is_not_sound(workload):
+    assert suite.sound([result(workload)])
+    assert not suite.sound([result(workload, disagrees="off by 1")])
+    assert not suite.sound([result(workload, error="crashed")])
+
+
+def test_the_mean_is_withheld_when_a_model_is_missing(workload):
+    assert suite.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    assert suite.geometric_mean([1.0, None]) is None and suite.geometric_mean([]) is None
+    five = [result(replace(workload, name=name)) for name in FIVE]
+    assert "geometric mean of onnxruntime / gtco over vit-ti-16" in (
+        text := printed(lambda c: summary(five, ("onnxruntime",), c))
+    )
+    assert "1.200" in text and "0.90" in text and "(of 45)" in text
+    assert "no geometric mean" in printed(lambda c: summary(five[1:], ("onnxruntime",), c))
+
+
+def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
+    done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
+    assert done.error and done.seconds > 0
+
+
+def test_memory_of_the_whole_family_is_watched():
+    child = "import time; block = bytearray(120_000_000); time.sleep(1.5)"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    watch = MemoryWatch(process.pid)
+    process.wait()
+    assert 120e6 < watch.stop() < 400e6
+
+
+def test_the_models_of_the_list_exist():
+    pytest.importorskip("torch")
+    from models import MODELS as KNOWN
+
+    assert set(MODELS) <= set(KNOWN) and len(MODELS) == 8
+
+
+def test_benchmarks_are_listed_and_exist(capsys, root):
+    assert entry.main([]) == 2 and entry.main(["nonsense"]) == 2
+    capsys.readouterr()
+    assert entry.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in entry.BENCHMARKS:
+        assert name in out and (root / "bench" / f"{name}.py").is_file()
+
+
+def test_end_to_end_refuses_unknown_peers(capsys):
+    assert entry.main(["end_to_end", "--peers", "nobody"]) == 1
+    assert "unknown peer nobody" in capsys.readouterr().err
+
+
+def test_the_machine_is_described():
+    about = machine.describe(3)
+    assert about["threads"] == 3 and about["cores"] >= 1 and about["memory_bytes"] > 1e8
+    assert machine.version("no-such-package-of-anyone") is None
+    assert time.strptime(about["date"][:19], "%Y-%m-%dT%H:%M:%S")
