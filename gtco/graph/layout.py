@@ -30,6 +30,7 @@ from gtco.graph.permutes import (
     through,
     through_reduction,
 )
+from gtco.graph.rewrites.name_outputs import name_outputs
 from gtco.tensor.stage import Dim, Operator, TensorType, make_attrs
 
 TO_NHWC: Axes = (0, 2, 3, 1)
@@ -79,6 +80,7 @@ class _Pass:
         self.down: set[str] = set()
         self.folded: dict[tuple[str, Axes], str] = {}
         self.current = ""  # the permutation that is being pulled: no substitute for itself
+        self.built: dict[tuple[str, Axes], str] = {}  # by the plan in hand: x + x pulls x once
 
     # -- conversion --------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class _Pass:
                 elif op.kind == "reshape":
                     changed |= self._merge_reshapes(op)
             self.graph.prune()
-        return self.graph
+        return name_outputs(self.graph)
 
     def _pull(self, op: Operator) -> bool:
         """Replace a permutation by what moves fewer elements: nothing, a folded constant, a
@@ -134,6 +136,7 @@ class _Pass:
         maker = graph.producer(source)
         moves = 0 if moves_nothing(graph.types[source].shape, op["axes"]) else _size(op.type.shape)
         self.current = op.output
+        self.built.clear()
         moved, build = self._plan(source, op["axes"])
         self.current = ""
         composes = maker is not None and maker.kind == "permute"
@@ -145,24 +148,8 @@ class _Pass:
         new = graph.producer(made)
         if new is not None and new.kind == "permute" and op.output in self.down:
             self.down.add(made)
-        self._rename(op, made)
+        graph.replace_uses(op.output, made)
         return True
-
-    def _rename(self, op: Operator, made: str) -> None:
-        """Readers of ``op`` read ``made``; a graph output keeps its name by taking over the
-        operator that makes ``made``, where nobody else needs that under its own name."""
-        graph = self.graph
-        if op.output not in graph.outputs:
-            graph.replace_uses(op.output, made)
-            return
-        new = graph.producer(made)
-        if new is None or made in graph.outputs or graph.consumers(made):
-            graph.replace_uses(op.output, made)
-            return
-        if made in self.down:
-            self.down.add(op.output)
-        graph.put(Operator(new.kind, new.inputs, op.output, new.type, new.attrs, new.name))
-        graph.remove(made)
 
     def _merge_reshapes(self, op: Operator) -> bool:
         graph, (source,) = self.graph, op.inputs
@@ -191,19 +178,28 @@ class _Pass:
         if maker is not None and maker.kind == "permute":
             return self._plan(maker.inputs[0], compose(maker["axes"], axes))
         for reader in graph.consumers(tensor):
+            if self.current in graph.outputs:  # would need a copy under the output's name
+                break
             if reader.kind == "permute" and reader["axes"] == axes:
                 if reader.output != self.current and reader.output not in self.down:
                     return 0, _give(reader.output)
         target = permuted(shape, axes)
         if moves_nothing(shape, axes):
-            return 0, lambda: graph.add(
-                "reshape", [tensor], TensorType(target, graph.types[tensor].dtype)
-            )
+            kind = TensorType(target, graph.types[tensor].dtype)
+            return 0, self._once(tensor, axes, lambda: graph.add("reshape", [tensor], kind))
         plain = _size(shape)
         other = self._plan_above(maker, axes) if maker is not None else None
         if other is not None and other[0] < plain:
-            return other
-        return plain, lambda: graph.add("permute", [tensor], axes=axes)
+            return other[0], self._once(tensor, axes, other[1])
+        return plain, self._once(tensor, axes, lambda: graph.add("permute", [tensor], axes=axes))
+
+    def _once(self, tensor: str, axes: Axes, build: Callable[[], str]) -> Callable[[], str]:
+        def made() -> str:
+            if (tensor, axes) not in self.built:
+                self.built[tensor, axes] = build()
+            return self.built[tensor, axes]
+
+        return made
 
     def _plan_above(self, maker: Operator, axes: Axes) -> Plan | None:
         """The permutation pulled above the operator that makes the tensor."""
@@ -302,6 +298,7 @@ class _Pass:
             attrs, rest = through_reduction(user, axes)
             yield graph.add(user.kind, [source], name=user.name, **dict(attrs)), rest
         elif len(axes) == len(user.type.shape):
+            self.built.clear()
             plan = self._plan_op(user, invert(axes))
             # Small operands (a gate, a bias computed at run time) may be permuted instead.
             if plan is not None and 4 * plan[0] <= _size(op.type.shape):
