@@ -51,8 +51,7 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
     if not hasattr(value, "__dlpack__"):
         raise InputError(
             f"input '{spec.name}' is a {type(value).__name__}, expected a numpy array or a tensor "
-            "with "
-            f'DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
+            f'with DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
         )
     try:
         return np.from_dlpack(value)

@@ -1,0 +1,548 @@
+"""gtco.load and Model: tensors in and out, errors that name the fix, threads, forks, and files that
+are not models.
+"""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.errors import ArtifactError, InputError
+from gtco.runtime.artifact import find_compiler, write_artifact
+from gtco.runtime.library import read_metadata
+from gtco.runtime.module import load
+from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from tests.unit.test_runtime_models import (
+    COLUMNS,
+    ROWS,
+    SCALE,
+    check,
+    compile_kernels,
+    example_inputs,
+    kernels,
+    small,
+    small_artifact,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def unaligned(array: np.ndarray, by: int) -> np.ndarray:
+    """A copy whose data begins `by` bytes after a multiple of 64."""
+    buffer = np.empty(array.nbytes + 128, np.uint8)
+    start = -buffer.ctypes.data % 64 + by
+    copy = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_describes_itself(small: Path) -> None:
+    with load(small) as model:
+        assert model.inputs == (
+            TensorSpec("x", "float32", (96, 40)),
+            TensorSpec("mask", "int8", (96,)),
+        )
+        assert [spec.name for spec in model.outputs] == ["y", "total"]
+        assert [stage["kernel"] for stage in model.stages] == ["scale_rows", "mask_relu", "total"]
+        assert model.stages[0]["operators"] == ["multiply"] and model.stages[0]["tasks"] == ROWS
+        assert model.metadata["target"] == "test" and model.metadata["cpu_features"] == ["sse2"]
+        assert "x: float32[96, 40]" in repr(model)
+    assert read_metadata(small)["steps"] == model.stages
+
+
+def test_by_position_and_by_name(small: Path) -> None:
+    x, mask = example_inputs()
+    with load(small) as model:
+        check(model(x, mask), x, mask)
+        check(model(x, mask=mask), x, mask)
+        result = model.run({"mask": mask, "x": x})
+        assert list(result) == ["y", "total"]
+        check((result["y"], result["total"]), x, mask)
+        assert all(array.ctypes.data % 64 == 0 for array in result.values())
+
+
+def test_strided_unaligned_and_read_only_inputs(small: Path) -> None:
+    x, mask = example_inputs()
+    wide = np.zeros((ROWS, 2 * COLUMNS), np.float32)
+    wide[:, ::2] = x
+    frozen = unaligned(x, 4)
+    frozen.flags.writeable = False
+    with load(small, 2) as model:
+        for other in (wide[:, ::2], np.asfortranarray(x), frozen, unaligned(x, 32)):
+            check(model(other, unaligned(mask, 1)), x, mask)
+        np.testing.assert_array_equal(frozen, x)
+
+
+def c_run(model, inputs: list[int | None], outputs: list[int | None]) -> tuple[int, str]:  # type: ignore[no-untyped-def]
+    """gtco_run with these addresses; the status and the message."""
+    library, handle = model._library, model._handle
+    arrays = [(ctypes.c_void_p * len(a))(*a) for a in (inputs, outputs)]
+    status = library.run(handle, *arrays)
+    return status, library.last_error(handle).decode()
+
+
+@pytest.mark.parametrize("by", [0, 1, 4, 63])
+def test_c_pointers_of_any_alignment(small: Path, by: int) -> None:
+    x, mask = (unaligned(a, by) for a in example_inputs())
+    y, total = unaligned(np.zeros_like(x), by), unaligned(np.zeros(COLUMNS, np.float32), by)
+    guard = y.base
+    before = guard.copy()
+    with load(small, 2) as model:
+        assert c_run(
+            model, [x.ctypes.data, mask.ctypes.data], [y.ctypes.data, total.ctypes.data]
+        ) == (0, "")
+    check((y, total), x, mask)
+    start = y.ctypes.data - guard.ctypes.data
+    np.testing.assert_array_equal(guard[:start], before[:start])  # nothing around it is written
+    np.testing.assert_array_equal(guard[start + y.nbytes :], before[start + y.nbytes :])
+
+
+def test_c_bad_pointers_are_errors(small: Path) -> None:
+    x, mask = example_inputs()
+    y, total = np.zeros_like(x), np.zeros(COLUMNS, np.float32)
+    with load(small, 2) as model:
+        good = [x.ctypes.data, mask.ctypes.data]
+        status, message = c_run(model, good, [y.ctypes.data, None])
+        assert status == 1 and "output 1 ('total', 160 bytes) is NULL" in message
+        status, message = c_run(model, [None, good[1]], [y.ctypes.data, total.ctypes.data])
+        assert status == 1 and "input 0 ('x', 15360 bytes) is NULL" in message
+        status, message = c_run(model, good, [x.ctypes.data + 64, total.ctypes.data])
+        assert status == 1 and "output 'y' overlaps 'x'" in message
+        status, message = c_run(model, good, [y.ctypes.data, y.ctypes.data + 640])
+        assert status == 1 and "output 'total' overlaps 'y'" in message
+        assert c_run(model, good, [y.ctypes.data, total.ctypes.data]) == (0, "")  # still in order
+        assert model._library.run(model._handle, None, None) == 1
+
+
+def test_torch_in_torch_out(small: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x, mask = example_inputs()
+    with load(small) as model:
+        results = model(torch.from_numpy(x), torch.from_numpy(mask))
+        assert all(isinstance(result, torch.Tensor) for result in results)
+        check(tuple(result.numpy() for result in results), x, mask)
+        mixed = model(x, torch.from_numpy(mask))
+        assert isinstance(mixed[0], torch.Tensor)
+        transposed = torch.from_numpy(np.ascontiguousarray(x.T)).T
+        check(tuple(r.numpy() for r in model(transposed, mask=torch.from_numpy(mask))), x, mask)
+        with pytest.raises(InputError, match="detach"):
+            model(torch.from_numpy(x).requires_grad_(), mask)
+        with pytest.raises(
+            InputError, match=r"dtype float64, expected float32.*x\.to\(torch\.float32\)"
+        ):
+            model(torch.from_numpy(x).double(), mask)
+        with pytest.raises(InputError, match=r"'x' .*cannot be read"):
+            model(torch.from_numpy(x).bfloat16(), mask)
+
+
+def test_dlpack_of_another_library(small: Path) -> None:
+    class Tensor:
+        def __init__(self, array: np.ndarray) -> None:
+            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+    x, mask = example_inputs()
+    with load(small) as model:
+        check(model(Tensor(x), Tensor(mask)), x, mask)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "int32", "uint8", "float64", "float16"])
+def test_other_dtypes_and_scalars(tmp_path: Path, dtype: str) -> None:
+    source = """
+    #include <stdint.h>
+    #include <string.h>
+    void copy(void* x, void* y, void* w, int64_t b, int64_t e) { memcpy(y, x, BYTES); }
+    """
+    for shape in ((3, 5), (), (0, 4)):
+        spec, out = TensorSpec("x", dtype, shape), TensorSpec("y", dtype, shape)
+        code = compile_kernels(source.replace("BYTES", str(spec.nbytes)), tmp_path)
+        step = Step("copy", (BufferRef("input", 0), BufferRef("output", 0)))
+        artifact = small_artifact(
+            code, inputs=(spec,), outputs=(out,), steps=(step,), weights=(), arena_bytes=0
+        )
+        x = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
+        with load(
+            write_artifact(artifact, tmp_path / f"{dtype}{len(shape)}{spec.nbytes}.so")
+        ) as model:
+            y = model(x)
+            assert y.dtype == x.dtype and y.shape == x.shape
+            np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "missing input 'x', 'mask'"),
+        (("x",), {}, "missing input 'mask'"),
+        (("x", "mask", "mask"), {}, "got 3 inputs, expected 2: x, mask"),
+        (("x", "mask"), {"masq": "mask"}, "no input 'masq'; the inputs are x, mask"),
+        (("x", "mask"), {"mask": "mask"}, "given twice"),
+        (("mask", "mask"), {}, r'\'x\' has dtype int8, expected float32; .*x\.astype\("float32"\)'),
+        (("x", "short"), {}, r"'mask' has shape \(95,\), expected \(96,\)"),
+        (("list", "mask"), {}, "'x' is a list, expected a numpy array.*np.asarray"),
+    ],
+)
+def test_wrong_inputs(small: Path, args: tuple, kwargs: dict, message: str) -> None:
+    x, mask = example_inputs()
+    values = {"x": x, "mask": mask, "short": mask[1:], "list": x.tolist()}
+    with load(small) as model:
+        with pytest.raises(InputError, match=message):
+            model(*(values[a] for a in args), **{k: values[v] for k, v in kwargs.items()})
+        check(model(x, mask), x, mask)
+
+
+def test_two_handles_run_at_the_same_time(small: Path) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            x, mask = example_inputs(seed)
+            with load(small, 2) as model:
+                for _ in range(300):
+                    check(model(x, mask), x, mask)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+
+
+def test_one_handle_from_many_threads(small: Path) -> None:
+    failures: list[BaseException] = []
+    with load(small, 2) as model:
+
+        def work(seed: int) -> None:
+            try:
+                x, mask = example_inputs(seed)
+                for _ in range(100):
+                    check(model(x, mask), x, mask)
+            except BaseException as error:
+                failures.append(error)
+
+        workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert not failures
+
+
+SLEEPER = """
+#include <stdint.h>
+#include <time.h>
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    struct timespec pause = {0, 20000000};
+    nanosleep(&pause, 0);
+    ((float*)y)[t] = ((float*)x)[t] + 1;
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one step with 8 tasks of 20 ms each, which need no CPU."""
+    folder = tmp_path_factory.mktemp("slow")
+    artifact = small_artifact(
+        compile_kernels(SLEEPER, folder),
+        inputs=(TensorSpec("x", "float32", (8,)),),
+        outputs=(TensorSpec("y", "float32", (8,)),),
+        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), 8),),
+        weights=(),
+        arena_bytes=0,
+    )
+    return write_artifact(artifact, folder / "slow.so")
+
+
+@pytest.mark.parametrize(("threads", "rounds"), [(1, 8), (2, 4), (8, 1)])
+def test_tasks_are_shared_out(slow: Path, threads: int, rounds: int) -> None:
+    """Tasks that sleep show it whatever else the machine does; each handle's workers first fall
+    asleep.
+    """
+    with load(slow, threads) as model:
+        time.sleep(0.05)
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            model(np.zeros(8, np.float32))
+            times.append(time.perf_counter() - began)
+    assert rounds * 0.02 <= min(times) < (rounds + 1) * 0.02 + 0.01
+
+
+def test_a_busy_handle_is_an_error_in_c(slow: Path) -> None:
+    x, y = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    statuses: list[int] = []
+    with load(slow, 2) as model:
+        runner = threading.Thread(
+            target=lambda: statuses.append(c_run(model, [x.ctypes.data], [y.ctypes.data])[0])
+        )
+        runner.start()
+        time.sleep(0.02)
+        assert c_run(model, [x.ctypes.data], [y.ctypes.data])[0] == 6
+        runner.join()
+    assert statuses == [0] and (y == 1).all()
+
+
+def test_profile_times_every_stage(slow: Path, small: Path) -> None:
+    with load(slow, 2) as model:
+        (seconds,) = model.profile(np.zeros(8, np.float32), repeat=2)
+        assert 0.08 <= seconds < 0.5
+    with load(small, 2) as model:
+        seconds = model.profile(*example_inputs())
+        assert len(seconds) == 3 and all(0 < s < 0.1 for s in seconds)
+
+
+def test_fork_after_open(small: Path) -> None:
+    x, mask = example_inputs()
+    with load(small, 3) as model:
+        check(model(x, mask), x, mask)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for _ in range(50):
+                    check(model(x, mask), x, mask)
+                threads = len(os.listdir("/proc/self/task"))
+                model.close()
+                code = 0 if threads == 3 and len(os.listdir("/proc/self/task")) == 1 else 2
+            finally:
+                os._exit(code)
+        check(model(x, mask), x, mask)
+        assert os.waitpid(child, 0)[1] == 0
+        check(model(x, mask), x, mask)
+
+
+def test_number_of_threads(kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_artifact(small_artifact(kernels, threads=3), tmp_path / "m.so")
+    assert load(path).threads == 3 and load(path, 4).threads == 4
+    monkeypatch.setenv("GTCO_NUM_THREADS", "5")
+    assert load(path).threads == 5 and load(path, 4).threads == 4
+    for bad in ("0", "-1", "two", "9999"):
+        monkeypatch.setenv("GTCO_NUM_THREADS", bad)
+        with pytest.raises(ArtifactError, match=f"GTCO_NUM_THREADS is '{bad}'"):
+            load(path)
+    monkeypatch.delenv("GTCO_NUM_THREADS")
+    with pytest.raises(ArtifactError, match="num_threads is -1"):
+        load(path, -1)
+
+
+def test_default_threads_follow_the_affinity_mask(small: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    with load(small) as model:
+        assert 1 <= model.threads <= len(allowed)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        with load(small) as model:
+            assert model.threads == 1
+        with load(small, 2) as model:  # more threads than CPUs still end
+            check(model(*example_inputs()), *example_inputs())
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_lacking_instructions_are_named_at_open(kernels: bytes, tmp_path: Path) -> None:
+    present = set(Path("/proc/cpuinfo").read_text().split())
+    rare = [
+        name for name in ("amx-fp16", "amx-tile", "sse4a") if name.replace("-", "_") not in present
+    ]
+    assert rare, "no CPU has both AMX and SSE4a"
+    features = ("sse2", rare[0], "avx2")
+    path = write_artifact(small_artifact(kernels, cpu_features=features), tmp_path / "m.so")
+    with pytest.raises(ArtifactError, match=f"compiled for {rare[0]}, which this machine .* lacks"):
+        load(path)
+    assert read_metadata(path)["name"] == "small"
+
+
+def test_present_instructions_are_found(kernels: bytes, tmp_path: Path) -> None:
+    """Against the kernel's own list, for what both name alike."""
+    flags = next(
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")
+    )
+    words = set(flags.split(":")[1].split())
+    names = (
+        "sse3",
+        "ssse3",
+        "fma",
+        "f16c",
+        "avx",
+        "avx2",
+        "bmi1",
+        "bmi2",
+        "popcnt",
+        "movbe",
+        "avx512f",
+        "avx512bw",
+        "avx512vl",
+        "avx512dq",
+        "avx512cd",
+        "avx512vbmi",
+        "avx512_bf16",
+        "avx512_vnni",
+        "avx_vnni",
+        "vaes",
+        "gfni",
+        "avx512ifma",
+        "avx512_bitalg",
+        "sse4_1",
+        "sse4_2",
+        "clwb",
+        "sha_ni",
+        "amx_tile",
+        "avx512_fp16",
+    )
+    spelt = {"sha_ni": "sha"}
+    here = tuple(
+        spelt.get(name, name) for name in names if name in {w.replace("pni", "sse3") for w in words}
+    )
+    absent = tuple(spelt.get(name, name) for name in names if name not in words and name != "sse3")
+    assert here
+    load(write_artifact(small_artifact(kernels, cpu_features=here), tmp_path / "here.so")).close()
+    for name in absent:
+        with pytest.raises(ArtifactError, match="lacks"):
+            load(
+                write_artifact(
+                    small_artifact(kernels, cpu_features=(name,)), tmp_path / f"{name}.so"
+                )
+            )
+
+
+def test_files_that_are_no_models(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="No such file"):
+        load(tmp_path / "none.so")
+    (tmp_path / "text.so").write_text("hello")
+    with pytest.raises(ArtifactError, match="not a shared library"):
+        load(tmp_path / "text.so")
+    (tmp_path / "marker.c").write_text(
+        "#include <stdio.h>\n"
+        '__attribute__((constructor)) void f(void) { fclose(fopen("ran", "w")); }\n'
+    )
+    subprocess.run(
+        [find_compiler(), "-shared", "-fPIC", "marker.c", "-o", "foreign.so"],
+        cwd=tmp_path,
+        check=True,
+    )
+    with pytest.raises(ArtifactError, match="not one that gtco made"):
+        load(tmp_path / "foreign.so")
+    assert not (tmp_path / "ran").exists()  # its code was never run
+    data = small.read_bytes()
+    for size in (0, 3, 40, 64, 1000, len(data) // 2, len(data) - 1):
+        (tmp_path / "cut.so").write_bytes(data[:size])
+        with pytest.raises(
+            ArtifactError, match="truncated" if size >= 40 else "truncated|not a shared"
+        ):
+            load(tmp_path / "cut.so")
+    old = data.replace(b"gtco\0\0\0\0\1\0\0\0", b"gtco\0\0\0\0\7\0\0\0")
+    assert old != data
+    (tmp_path / "old.so").write_bytes(old)
+    with pytest.raises(ArtifactError, match="another version of gtco"):
+        load(tmp_path / "old.so")
+
+
+def test_weights_file_lost_cut_or_swapped(kernels: bytes, tmp_path: Path) -> None:
+    path = write_artifact(small_artifact(kernels), tmp_path / "m.so", weights_inside_limit=0)
+    other = small_artifact(kernels, weights=((0, np.zeros(3, np.int64)), (64, SCALE + 1)))
+    write_artifact(other, tmp_path / "other.so", weights_inside_limit=0)
+    weights = tmp_path / "m.so.weights"
+    good = weights.read_bytes()
+    for bad, message in (
+        (None, "cannot be opened"),
+        (good[:-1], "truncated"),
+        (good[:20], "truncated"),
+        (b"x" * len(good), "not a gtco weights file"),
+        ((tmp_path / "other.so.weights").read_bytes(), "belongs to another compile"),
+    ):
+        weights.unlink()
+        if bad is not None:
+            weights.write_bytes(bad)
+        with pytest.raises(ArtifactError, match=f"m.so.weights.*{message}"):
+            load(path)
+        weights.write_bytes(good)
+    with load(path) as model:
+        check(model(*example_inputs()), *example_inputs())
+
+
+def test_compiled_again_to_the_same_path(kernels: bytes, tmp_path: Path) -> None:
+    """The loader knows libraries by name, so the second must not come back as the first."""
+    x, mask = example_inputs()
+    first = load(write_artifact(small_artifact(kernels), tmp_path / "m.so"))
+    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))
+    second = load(write_artifact(doubled, tmp_path / "m.so"))
+    third = load(tmp_path / "m.so")
+    check(first(x, mask), x, mask)
+    for model in (second, third):
+        np.testing.assert_allclose(
+            model(x, mask)[0], np.maximum(2 * x * SCALE + mask[:, None], 0), rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_save(kernels: bytes, tmp_path: Path, limit: int) -> None:
+    source = tmp_path / "source"
+    path = write_artifact(small_artifact(kernels), source / "m.so", weights_inside_limit=limit)
+    with load(path, temporary=True) as model:
+        saved = model.save(tmp_path / "deep" / "copy.so")
+    assert not source.exists()  # a temporary model takes its folder with it
+    names = {p.name for p in saved.parent.iterdir()}
+    assert names == {"copy.so", "copy.h"} | ({"copy.so.weights"} if limit == 0 else set())
+    with load(saved) as model:
+        check(model(*example_inputs()), *example_inputs())
+
+
+def test_closed_and_pickled(small: Path) -> None:
+    model = load(small)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(model)
+    model.close()
+    model.close()
+    with pytest.raises(ArtifactError, match="is closed"):
+        model(*example_inputs())
+
+
+def test_open_and_close_leave_nothing(small: Path) -> None:
+    def state() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return (
+            len(os.listdir("/proc/self/task")),
+            len(os.listdir("/proc/self/fd")),
+            maps.count(str(small)),
+        )
+
+    load(small, 4).close()
+    before = state()
+    for _ in range(20):
+        load(small, 4).close()
+    assert state() == before
+
+
+def test_imports_nothing_heavy(small: Path) -> None:
+    script = (
+        "import sys, numpy, gtco.runtime.module\n"
+        f"gtco.runtime.module.load({str(small)!r}).close()\n"
+        "print(sorted({m.partition('.')[0] for m in sys.modules} & "
+        "{'tvm', 'torch', 'onnx', 'networkx', 'rich', 'onnxruntime', 'psutil', 'scipy'}))"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_moved_model_still_finds_its_weights(kernels: bytes, tmp_path: Path) -> None:
+    path = write_artifact(small_artifact(kernels), tmp_path / "a" / "m.so", weights_inside_limit=0)
+    shutil.move(path.parent, tmp_path / "b")
+    with load(tmp_path / "b" / "m.so") as model:
+        check(model(*example_inputs()), *example_inputs())
