@@ -92,27 +92,38 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One level of the rKernel (Helix, Table 2): what one temporal iteration moves, and how often it runs.
+class Stream:
+    """Bytes that one iteration reads or writes, out of a working set of ``resident`` bytes.
 
-    ``load_bytes``/``store_bytes``: traffic with the level above, an iteration; ``resident_bytes``: the tile that must fit this
-    level (eq. 1); ``iterations``: N_TmpIter; ``parallel``: N_ParIter.
+    The working set says where the bytes come from: the innermost level of memory that holds it (Helix eq. 1). ``memory``
+    names the level where it is known, as "DRAM" for weights.
     """
 
-    load_bytes: float
-    store_bytes: float
-    resident_bytes: float
+    nbytes: float
+    resident: float
+    memory: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below, each loading and storing.
+
+    ``parallel`` is N_ParIter of eq. 6.
+    """
+
     iterations: float
+    loads: tuple[Stream, ...] = ()
+    stores: tuple[Stream, ...] = ()
     parallel: int = 1
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the analytic policy prices: level 0 by its kind and size, the levels above as :class:`Layer`\\ s, inner to outer.
+    """What the analytic policy prices: level 0 by its kind and size, the levels above as layers, inner to outer.
 
-    ``kernel``: a row of the level-0 table, as ``fma:6x4`` (micro-kernel of 6 rows and 4 vectors) or ``exp`` (vectors of one
-    function); ``work``: how many units of it one iteration of the innermost layer runs (``fma``: rows x vectors x depth).
-    ``extra`` adds further level-0 work as (kernel, units) pairs.
+    ``kernel`` is a row of the level-0 table: ``fma:6x4`` (the micro-kernel of 6 rows and 4 vectors) or ``vector`` (one vector
+    operation); ``work`` is how many units of it one iteration of the innermost layer runs (for ``fma``: vector FMAs).
+    ``extra`` adds level-0 work of other kinds, over all tasks, as (kernel, units). ``flops`` is what the stage is counted for.
     """
 
     kernel: str

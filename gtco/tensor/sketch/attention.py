@@ -26,9 +26,9 @@ from gtco.target import Target
 from gtco.tensor import math
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, broadcast_index, epilogue, prologue_readable, reshape_index
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
 from gtco.tensor.sketch.gemm import chunk_options
-from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Workload
+from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
 from gtco.tensor.stage import Stage
 from gtco.tensor.transpose import transpose
 
@@ -96,16 +96,25 @@ class Attention:
     def workload(self, config: Config) -> Workload:
         b, m, n, d, e = self.extents
         tile = FmaTile.parse(config["tile"], self.target.lanes)
-        lanes = tile.lanes
-        blocks, chunks = ceil(m / tile.rows), config["chunks_m"]
-        padded_n, padded_e = ceil(n / lanes), ceil(e / lanes)
-        block_work = tile.rows * (padded_n * d + padded_e * n)
-        per_task = ceil(blocks / chunks)
-        block = Layer(4 * tile.rows * d, 4 * tile.rows * e, 4 * tile.rows * (n + d + e), per_task)
-        task = Layer(4 * n * (d + e), 0, 4 * n * (d + e), 1, b * chunks)
-        extra = (("pack", b * chunks * n * (2 * d + e) / lanes), ("exp", b * m * padded_n),
-                 ("epilogue", b * m * (padded_e * (1 + len(self.tail.operators)) + (padded_n if len(self.op.inputs) > 3 else 0))))
-        return Workload(f"fma:{tile.name}", block_work, (block, task), self.flops, extra)
+        lanes, chunks = tile.lanes, config["chunks_m"]
+        blocks = ceil(m / tile.rows)
+        height = ceil(m / blocks)
+        keys, values = ceil(n / lanes), ceil(e / lanes)
+        operands = 4.0 * n * (d + e)
+        block = Layer(ceil(blocks / chunks), (Stream(operands, operands + 4.0 * height * n),),
+                      (Stream(4.0 * height * e, 4.0 * m * e),))
+        task = Layer(1, (Stream(operands, 4.0 * b * n * (d + e)),), (), b * chunks)
+        bias = keys * 3 if len(self.op.inputs) > 3 else 0
+        extra = (("vector", 3.0 * b * chunks * keys * (d + e)),
+                 ("vector", b * m * (keys * 18.0 + bias + 40)),
+                 ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail))))
+        return Workload(f"fma:{height}x{min(tile.vectors, values)}", height * (keys * d + values * n), (block, task),
+                        self.flops, extra)
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that the best config depends on."""
+        return ("attention", *self.extents, len(self.op.inputs))
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config)

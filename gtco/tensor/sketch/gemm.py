@@ -25,10 +25,10 @@ from tvm import tirx
 from gtco.target import Target
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
 from gtco.tensor.sketch.contraction import Contraction, ConvView, contraction, linear_rows
 from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
-from gtco.tensor.space import Choice, Config, Decision, Layer, Packing, Program, Rejection, Workload, packed_types
+from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload, packed_types
 from gtco.tensor.stage import Stage
 
 ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
@@ -76,8 +76,8 @@ class Gemm:
         return self.view.op.inputs[1] in self.stage.constants and self.view.batch == 1
 
     @cached_property
-    def direct_rows(self) -> tuple[int, bool] | None:
-        """(row stride, True) where A's rows lie in an input as they are, so that no packing is needed."""
+    def direct_rows(self) -> int | None:
+        """The row stride, in elements, where A's rows lie in an input as they are: no packing is needed then."""
         if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
             return None
         return _direct(self.stage, self.view)
@@ -92,7 +92,7 @@ class Gemm:
         if "chunks_n" not in chosen:
             return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), self.target.cores))
         if "a" not in chosen:
-            return Decision("a", ("direct", "packed") if self.direct_rows else ("packed",))
+            return Decision("a", ("direct", "packed") if self.direct_rows is not None else ("packed",))
         if "kc" not in chosen:
             return Decision("kc", self.depth_options())
         return None
@@ -127,24 +127,37 @@ class Gemm:
 
     # the price ------------------------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, tile = self.view, FmaTile.parse(config["tile"], self.target.lanes)
-        shape = self.shape(config)
-        kc, kbs = config["kc"], ceil(v.k / config["kc"])
-        rows, panels = shape.task_rows, shape.task_panels
-        blocks = ceil(rows / shape.height)
-        micro = Layer(4 * kc * (tile.rows + (0 if tile.rows == 0 else 0)), 8 * tile.rows * tile.columns / max(kbs, 1),
-                      4 * kc * (tile.rows + tile.columns), blocks)
-        panel = Layer(4 * kc * tile.columns, 0, 4 * kc * (rows + tile.columns), panels)
-        packs = 4.0 * rows * kc * (2 if config["a"] == "packed" else 1)
-        block = Layer(packs, 4.0 * rows * panels * tile.columns / kbs, 0, kbs)
-        task = Layer(0, 0, 0, 1, shape.tasks)
-        extra = []
+        v, tile, shape = self.view, FmaTile.parse(config["tile"], self.target.lanes), self.shape(config)
+        kc, kblocks = config["kc"], ceil(v.k / config["kc"])
+        rows, panels, columns = shape.task_rows, shape.task_panels, tile.columns
+        height = ceil(rows / shape.task_blocks)
+        a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
+        if config["a"] == "direct":
+            conflicts = self.direct_rows is not None and self.direct_rows * 4 % 4096 == 0 and height > 8
+            a_stream = Stream(a_tile * (self.target.lanes if conflicts else 1), 4.0 * rows * kc)
+        else:
+            a_stream = Stream(a_tile, 4.0 * rows * kc)
+        partial = (Stream(c_tile, 4.0 * rows * panels * columns),) if kblocks > 1 else ()
+        micro = Layer(shape.task_blocks, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
+        panel = Layer(panels, (Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else ""),))
+        packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
+        block = Layer(kblocks, (packed,) if config["a"] == "packed" else ())
+        task = Layer(1, (), (Stream(4.0 * rows * panels * columns, 4.0 * v.batch * v.m * v.n),), shape.tasks)
+        lanes = self.target.lanes
+        spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
+        extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
         if config["a"] == "packed":
-            extra.append(("pack", rows * v.k / self.target.lanes * shape.tasks))
+            extra.append(("vector", 2.0 * shape.tasks * rows * v.k / lanes))
         if not self.constant_b:
-            extra.append(("pack", v.k * panels * tile.columns / self.target.lanes * shape.tasks))
-        extra.append(("epilogue", v.batch * v.m * v.n / self.target.lanes * (1 + len(self.tail.operators))))
-        return Workload(f"fma:{tile.name}", tile.rows * tile.vectors * kc, (micro, panel, block, task), v.flops, tuple(extra))
+            extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
+        return Workload(f"fma:{height}x{tile.vectors}", height * tile.vectors * kc, (micro, panel, block, task), v.flops,
+                        tuple(extra))
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that the best config depends on: stages that differ in their epilogue alone share it."""
+        v = self.view
+        return type(v).__name__, v.batch, v.m, v.n, v.k, v.b_shape, self.direct_rows, self.constant_b, self.depth_unit
 
     def shape(self, config: Config) -> TaskShape:
         tile = FmaTile.parse(config["tile"], self.target.lanes)
@@ -201,7 +214,7 @@ def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
     return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))
 
 
-def _direct(stage: Stage, view: Contraction) -> tuple[int, bool] | None:
+def _direct(stage: Stage, view: Contraction) -> int | None:
     probe = Emitter(1)
     seen: list[tuple[str, Expr]] = []
 
@@ -222,10 +235,8 @@ def _direct(stage: Stage, view: Contraction) -> tuple[int, bool] | None:
     for var, extent in ((m, view.m), (k, view.k), (b, view.batch)):
         probe.analyzer.bind(var, _range(extent))
     Probe(stage, probe, {}).value(view.op.inputs[0], view.a_index(b, m, k))
-    if not isinstance(seen[0][1], tirx.Expr if hasattr(tirx, "Expr") else object):
-        return None
     found = linear_rows(seen[0][1], m, k)
-    return (found[1], True) if found else None
+    return found[1] if found else None
 
 
 def _range(extent: int) -> object:
@@ -354,7 +365,7 @@ class _Plan:
             base = em.let_index((start - row0) * self.lda, "a_row")
             packed = self.args.workspace.buffer
             return lambda i, k: packed[em.index(base + i * self.lda + k)]
-        stride, _ = self.sketch.direct_rows or (0, False)
+        stride = self.sketch.direct_rows or 0
         origin = self.reader.value(self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc))
         base = em.let_index(origin.indices[0], "a_row")
         return lambda i, k: origin.source[em.index(base + i * stride + k)]

@@ -1,0 +1,54 @@
+"""What the environment may set; the only module that reads it.
+
+=================== ====================================================================================
+GTCO_CACHE          folder of the machine's measured table (default ``~/.cache/gtco``)
+GTCO_NUM_THREADS    threads of a compiled model, read by the C runtime when it opens
+CC                  the C compiler that builds artifacts (default ``gcc``, then ``cc``, then ``clang``)
+=================== ====================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gtco.errors import BuildError
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile.
+
+    ``target``: ``native`` or a name of ``gtco.target.TARGETS``; ``threads``: of the compiled model, 0 for all allowed cores;
+    ``shapes``: values of symbolic dimensions; ``simplify``/``simplify_timeout``: onnxsim and its seconds; ``workers``:
+    processes that generate code, 0 for one per core; ``dump``: folder for one readable file a phase; ``verify``: compare
+    with the source model.
+    """
+
+    target: str = "native"
+    threads: int = 0
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    simplify: bool = True
+    simplify_timeout: float = 120.0
+    workers: int = 0
+    dump: Path | None = None
+    verify: bool = False
+
+
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept."""
+    chosen = os.environ.get("GTCO_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
+
+
+def c_compiler() -> str:
+    """Path of the C compiler; raises :class:`BuildError` where there is none."""
+    wanted = os.environ.get("CC")
+    for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
+        if path := shutil.which(name):
+            return path
+    raise BuildError(f"no C compiler found ({wanted or 'gcc, cc or clang'}): gtco links every model with one. "
+                     "Install gcc (Debian: apt-get install gcc libc6-dev) or set CC.")

@@ -1,0 +1,135 @@
+"""The analytic policy: every stage's config from hardware limits and a recursive model, nothing measured (Helix, Section 5).
+
+Level 0 comes from a table (:mod:`gtco.search.level0`); the levels above follow equations 1 to 8. Two readings of the
+paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since a last partial wave takes as long as a
+whole one, and eq. 2's bandwidth belongs to the memory level that holds the working set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf, prod
+
+from gtco.search.level0 import Level0
+from gtco.target import MemoryLevel, Target
+from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.sketch import sketches
+from gtco.tensor.space import Choice, Config, Sketch, Stream, Workload, configs
+from gtco.tensor.stage import Stage
+
+LAUNCH = 1.0e-6  # seconds: the barrier between two stages
+TILES_KEPT = 6  # level-0 candidates that go on to the levels above
+USABLE = 0.75  # share of a cache that one working set may count on
+HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A sketch, the config picked for it and its predicted seconds."""
+
+    sketch: Sketch
+    config: Config
+    seconds: float
+
+
+@dataclass
+class AnalyticPolicy:
+    """Picks the config of least predicted time for a stage on ``threads`` cores of ``target``."""
+
+    target: Target
+    threads: int = 0
+    level0: Level0 | None = None
+    _stages: dict[str, Choosing | None] = field(default_factory=dict, repr=False)
+    _configs: dict[object, tuple[Config, float]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.threads = self.threads or self.target.cores
+        self.level0 = self.level0 or Level0(self.target)
+
+    def choose(self, stage: Stage) -> Choosing | None:
+        """The best sketch and config, or None where no rule matches the stage."""
+        key = stage.key
+        if key not in self._stages:
+            options = [self._best(sketch) for sketch in sketches(stage, self.target)]
+            self._stages[key] = min(options, key=lambda c: c.seconds, default=None)
+        return self._stages[key]
+
+    def predict(self, stage: Stage) -> float:
+        """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's Algorithm 1)."""
+        chosen = self.choose(stage)
+        return chosen.seconds if chosen else inf
+
+    def ranked(self, sketch: Sketch, n: int) -> list[Choosing]:
+        """The ``n`` configs of least predicted time, best first."""
+        priced = [Choosing(sketch, c, self.seconds(sketch.workload(c))) for c in self.candidates(sketch)]
+        return sorted(priced, key=lambda c: c.seconds)[:n]
+
+    def _best(self, sketch: Sketch) -> Choosing:
+        signature = getattr(sketch, "signature", None)
+        if signature is not None and signature in self._configs:
+            config, _ = self._configs[signature]
+            return Choosing(sketch, config, self.seconds(sketch.workload(config)))
+        best = self.ranked(sketch, 1)[0]
+        if signature is not None:
+            self._configs[signature] = best.config, best.seconds
+        return best
+
+    def candidates(self, sketch: Sketch) -> Iterator[Config]:
+        """Algorithm 2: the first decision is the lowest level; its best few go on, each with its multiples above."""
+        first = sketch.next_decision({})
+        if first is None or first.name != "tile":
+            yield from configs(sketch)
+            return
+        for tile in sorted(first.options, key=lambda t: -self._tile_rate(sketch, str(t)))[:TILES_KEPT]:
+            yield from self._extend(sketch, {"tile": tile})
+
+    def _extend(self, sketch: Sketch, chosen: Mapping[str, Choice]) -> Iterator[Config]:
+        decision = sketch.next_decision(chosen)
+        if decision is None:
+            yield Config(sketch.name, tuple(chosen.items()))
+            return
+        options = decision.options
+        if decision.name.startswith("chunks"):
+            options = tuple(o for o in options if int(o) <= 16 * self.threads or int(o) == min(map(int, options)))
+        for option in options:
+            yield from self._extend(sketch, {**chosen, decision.name: option})
+
+    def _tile_rate(self, sketch: Sketch, name: str) -> float:
+        """Useful vector operations a second: the table's rate, less what rounding columns up to the tile wastes."""
+        assert self.level0 is not None
+        tile = FmaTile.parse(name, self.target.lanes)
+        columns = getattr(getattr(sketch, "view", None), "n", tile.columns)
+        return self.level0.rate(f"fma:{name}") * columns / (ceil(columns / tile.columns) * tile.columns)
+
+    # equations 1 to 8 -------------------------------------------------------------------------------------------------
+    def seconds(self, work: Workload) -> float:
+        """T_runtime (eq. 8)."""
+        assert self.level0 is not None
+        time = work.work / self.level0.rate(work.kernel)  # eq. 3, from the table
+        tasks = prod(layer.parallel for layer in work.layers)
+        cores = min(self.threads, max(tasks, 1))
+        for layer in work.layers:
+            load = sum(self.transfer(s, cores) for s in layer.loads)
+            store = sum(self.transfer(s, cores) for s in layer.stores)
+            first = load + max((self.source(s).latency for s in layer.loads), default=0.0)  # eq. 2
+            step = max(load, time) + (1 - HIDDEN) * min(load, time)
+            time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
+            time *= ceil(layer.parallel / self.threads) if layer.parallel > 1 else 1  # eq. 6, 7
+        balance = ceil(tasks / self.threads) * cores / tasks if tasks else 1
+        extra = sum(units / self.level0.rate(kernel) for kernel, units in work.extra) / cores * balance
+        return LAUNCH + time + extra
+
+    def transfer(self, stream: Stream, cores: int) -> float:
+        """T_load or T_store (eq. 2) of one iteration, of one core."""
+        if not stream.nbytes:
+            return 0.0
+        level = self.source(stream)
+        share = cores if level.name == "DRAM" else 1
+        return stream.nbytes * share / level.bandwidth
+
+    def source(self, stream: Stream) -> MemoryLevel:
+        """The innermost level whose capacity holds the working set (eq. 1)."""
+        if stream.memory:
+            return self.target.level(stream.memory)
+        return next(m for m in self.target.memory if stream.resident <= USABLE * m.capacity)

@@ -1,0 +1,40 @@
+"""The level-0 table: how fast each micro-kernel runs with its operands in L1, in vector operations a second of one core.
+
+Helix (Section 5.2) profiles level 0 because out-of-order execution defies a formula, and models every level above. A shipped
+default follows from the target's constants; :mod:`gtco.search.profile` measures this machine's table once and caches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gtco.target import Target
+from gtco.tensor.intrinsics.table import FMA_LATENCY, FmaTile
+
+
+@dataclass(frozen=True)
+class Level0:
+    """Rates by kernel name; names the table lacks get the default formula."""
+
+    target: Target
+    rates: tuple[tuple[str, float], ...] = ()
+
+    def rate(self, kernel: str) -> float:
+        """Vector operations a second of one core."""
+        known = self.table.get(kernel)
+        return known if known is not None else default_rate(self.target, kernel)
+
+    @property
+    def table(self) -> Mapping[str, float]:
+        return dict(self.rates)
+
+
+def default_rate(target: Target, kernel: str) -> float:
+    """Bounds of a micro-kernel: FMA ports, latency over independent chains, and two loads a cycle."""
+    if not kernel.startswith("fma:"):
+        return target.frequency * target.fma_ports
+    tile = FmaTile.parse(kernel.removeprefix("fma:"), target.lanes)
+    cells = tile.rows * tile.vectors
+    cycles = max(cells / target.fma_ports, FMA_LATENCY, (tile.rows + tile.vectors) / 2)
+    return 0.98 * cells / cycles * target.frequency
