@@ -154,6 +154,20 @@ class Graph:
         self._unregister(self.operators.pop(output))
         del self.types[output]
 
+    def drop_dead(self, output: str) -> None:
+        """Take out the operator and, in turn, what only it read (constants stay until
+        ``prune``)."""
+        stack = [output]
+        while stack:
+            tensor = stack.pop()
+            if (
+                tensor in self.operators
+                and not self._users.get(tensor)
+                and tensor not in self.outputs
+            ):
+                stack.extend(self.operators[tensor].inputs)
+                self.remove(tensor)
+
     def prune(self) -> Graph:
         """Drop operators and constants that no output needs, sort topologically; gives the graph
         itself."""

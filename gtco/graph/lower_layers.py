@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from tvm import relax
 
-from gtco.graph.lower_context import Lowering, integer, integers, tensor_type
+from gtco.graph.lower_context import Lowering, NoRule, integer, integers, tensor_type
 from gtco.tensor.stage import TensorType
 
 Rule = Callable[[Lowering, relax.Call], Any]
@@ -226,11 +226,10 @@ def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
 def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
     """With the running statistics: x * s + (beta - mean * s), s = gamma / sqrt(var + epsilon),
     which folds to constants.
-
-    Relax's flag ``training`` says how the statistics are updated, which an inference graph does not
-    read.
     """
     a = call.attrs
+    if a.training:
+        raise NoRule("batch_norm in training mode (export the model after model.eval())")
     x, gamma, beta, mean, variance = (lowering.value(argument) for argument in call.args)
     known = lowering.type(x)
     rank = len(known.shape)

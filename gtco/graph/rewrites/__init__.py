@@ -1,0 +1,5 @@
+"""Rewrites from Graph to Graph, one per file; ``canonicalize`` runs them in order."""
+
+from gtco.graph.rewrites.pipeline import PIPELINE, canonicalize
+
+__all__ = ["PIPELINE", "canonicalize"]

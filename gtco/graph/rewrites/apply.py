@@ -1,0 +1,84 @@
+"""How rewrites walk a graph, and the small questions that most of them ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.tensor.stage import Operator
+
+Rule = Callable[[Graph, Operator], str | None]
+
+
+def apply_rule(
+    graph: Graph, kinds: Collection[str], rule: Rule, *, backwards: bool = False
+) -> Graph:
+    """A copy of ``graph`` in which ``rule`` was tried once on every operator of these kinds, in
+    topological order.
+
+    The rule gives the tensor that stands for the operator's output from now on, or None ("not
+    mine"); it may add operators and constants, and leaves the operator itself alone. What nobody
+    reads any more is dropped at once, so that ``only_user`` answers for the living.
+    """
+    graph = graph.copy()
+    order = list(graph.operators.values())
+    for known in reversed(order) if backwards else order:
+        op = graph.operators.get(known.output)
+        if (
+            op is None
+            or op.kind not in kinds
+            or (op.kind == "identity" and op.output in graph.outputs)
+        ):
+            continue
+        new = rule(graph, op)
+        if new is not None and new != op.output:
+            graph.replace_uses(op.output, new)
+            graph.drop_dead(op.output)
+    return graph.prune()
+
+
+def scalar(graph: Graph, tensor: str) -> float | None:
+    """The one value of a constant whose elements are all the same; None for anything else."""
+    value = graph.constants.get(tensor)
+    if value is None or value.size == 0 or value.dtype.kind not in "fiu":
+        return None
+    first = value.flat[0]
+    if value.size > 1 and any(value.strides) and not bool((value == first).all()):
+        return None
+    return float(first)
+
+
+def made_by(graph: Graph, tensor: str, *kinds: str) -> Operator | None:
+    """The operator that makes ``tensor`` where it is of one of these kinds."""
+    op = graph.producer(tensor)
+    return op if op is not None and op.kind in kinds else None
+
+
+def last_axis_vector(graph: Graph, tensor: str, size: int) -> numpy.ndarray | None:
+    """A constant that broadcasts along the last axis alone, as a vector of ``size``."""
+    value = graph.constants.get(tensor)
+    if value is None or value.dtype.kind != "f":
+        return None
+    if value.size == 1:
+        return numpy.broadcast_to(value.reshape(()), (size,))
+    if value.ndim and value.shape[-1] == size == value.size:
+        return value.reshape(size)
+    return None
+
+
+def with_constant(graph: Graph, op: Operator) -> tuple[str, str] | None:
+    """(other operand, constant operand) of a commutative operator with exactly one constant
+    operand."""
+    first, second = op.inputs
+    if graph.is_constant(second) and not graph.is_constant(first):
+        return first, second
+    if graph.is_constant(first) and not graph.is_constant(second):
+        return second, first
+    return None
+
+
+def close(value: float | None, wanted: float, tolerance: float = 1e-4) -> bool:
+    """Equal up to how exporters round constants (some keep 4 digits)."""
+    return value is not None and abs(value - wanted) <= tolerance * max(1e-6, abs(wanted))

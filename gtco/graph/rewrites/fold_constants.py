@@ -1,0 +1,74 @@
+"""Operators of constants become constants; equal small constants become one.
+
+before: t = permute(W); y = matmul(x, t)        after: y = matmul(x, W'), W' a constant
+"""
+
+from __future__ import annotations
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule
+from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.reference import evaluate
+from gtco.tensor.stage import Operator, TensorType
+
+# A result may be this much larger (bytes) than what it is made of; views are free of that limit.
+_GROWTH = 16 << 20
+_VIEWS = frozenset("identity reshape permute slice broadcast".split())
+_INTERN_BYTES = 4096
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Every operator whose inputs are all constants is computed now, unless it is an output or
+    grows too much.
+
+    ``broadcast`` gives a view of one stride 0, so a constant is never blown up in memory; where
+    such a view only feeds an element-wise operator, the narrow constant takes its place.
+    """
+    graph = apply_rule(graph, OPERATORS, _fold)
+    graph = apply_rule(
+        graph,
+        {k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs[1] > 1},
+        _narrow,
+    )
+    return _intern(graph)
+
+
+def _fold(graph: Graph, op: Operator) -> str | None:
+    if op.output in graph.outputs or not all(graph.is_constant(source) for source in op.inputs):
+        return None
+    arrays = [graph.constants[source] for source in op.inputs]
+    if op.kind not in _VIEWS and op.type.nbytes > sum(a.nbytes for a in arrays) + _GROWTH:
+        return None
+    return graph.add_constant(evaluate(op, *arrays), op.output)
+
+
+def _narrow(graph: Graph, op: Operator) -> str | None:
+    """Axes along which a constant is one repeated value become 1, where another operand gives the
+    shape."""
+    inputs = list(op.inputs)
+    for index, source in enumerate(inputs):
+        value = graph.constants.get(source)
+        if value is None or value.size <= 1 or 0 not in value.strides:
+            continue
+        narrow = value[tuple(slice(0, 1) if s == 0 else slice(None) for s in value.strides)]
+        if narrow.shape == value.shape:
+            continue
+        others = [graph.types[t].shape for i, t in enumerate(inputs) if i != index]
+        if numpy.broadcast_shapes(narrow.shape, *others) == op.type.shape:  # type: ignore[arg-type]
+            inputs[index] = graph.add_constant(narrow, source)
+    return (
+        None
+        if tuple(inputs) == op.inputs
+        else graph.add(op.kind, inputs, op.type, name=op.name, **dict(op.attrs))
+    )
+
+
+def _intern(graph: Graph) -> Graph:
+    graph = graph.copy()
+    known: dict[tuple[TensorType, bytes], str] = {}
+    for name, value in list(graph.constants.items()):
+        if value.nbytes <= _INTERN_BYTES:
+            graph.replace_uses(name, known.setdefault((graph.types[name], value.tobytes()), name))
+    return graph.prune()

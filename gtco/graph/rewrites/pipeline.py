@@ -1,0 +1,72 @@
+"""The rewrites in the order they run: any exporter's graph in, the canonical graph out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.activations import activations
+from gtco.graph.rewrites.attention import attention
+from gtco.graph.rewrites.common_subexpressions import common_subexpressions
+from gtco.graph.rewrites.conv_scale import conv_scale
+from gtco.graph.rewrites.fold_constants import fold_constants
+from gtco.graph.rewrites.layer_norm import layer_norm
+from gtco.graph.rewrites.merge_projections import merge_projections
+from gtco.graph.rewrites.name_outputs import name_outputs
+from gtco.graph.rewrites.roll import roll
+from gtco.graph.rewrites.simplify_arithmetic import simplify_arithmetic
+from gtco.graph.rewrites.simplify_movement import simplify_movement
+from gtco.graph.rewrites.simplify_slices import simplify_slices
+from gtco.graph.rewrites.softmax import softmax
+
+Rewrite = Callable[[Graph], Graph]
+
+PIPELINE: tuple[Rewrite, ...] = (
+    # What exporters leave behind: shape arithmetic, identities, repeated subexpressions.
+    fold_constants,
+    simplify_movement,
+    simplify_arithmetic,
+    common_subexpressions,
+    # Gathers of a range become slices, so movement can be simplified once more with them.
+    roll,
+    simplify_slices,
+    simplify_movement,
+    fold_constants,
+    # Operators that an exporter took apart. Arithmetic in one form first: power(d, 2) is
+    # multiply(d, d), and so on.
+    simplify_arithmetic,
+    common_subexpressions,
+    layer_norm,
+    activations,
+    softmax,
+    conv_scale,
+    simplify_arithmetic,
+    fold_constants,
+    # Attention wants q, k and v behind as little movement as possible, and leaves a permute on k to
+    # be cancelled.
+    simplify_movement,
+    attention,
+    fold_constants,
+    simplify_movement,
+    simplify_slices,
+    merge_projections,
+    # A last round over what the patterns left.
+    simplify_slices,
+    simplify_movement,
+    simplify_arithmetic,
+    fold_constants,
+    common_subexpressions,
+    name_outputs,
+)
+
+
+def canonicalize(graph: Graph, dump: Callable[[str, str], None] | None = None) -> Graph:
+    """The canonical form of ``graph``; ``dump(name, text)`` is given the graph before and after
+    every rewrite."""
+    if dump is not None:
+        dump("00_lowered", graph.dump())
+    for number, rewrite in enumerate(PIPELINE, 1):
+        graph = rewrite(graph)
+        if dump is not None:
+            dump(f"{number:02}_{rewrite.__name__}", graph.dump())
+    return graph.check()

@@ -1,0 +1,141 @@
+"""Arithmetic with constants in one form, so that the patterns behind it are few.
+
+before: power(x, 2); power(x, 0.5)              after: multiply(x, x); sqrt(x)
+before: divide(x, c); subtract(x, c)            after: multiply(x, 1/c); add(x, -c), floats alone
+before: multiply(x, 1); add(x, 0); where(true)  after: x
+before: add(add(x, a), b)                       after: add(x, a + b), likewise multiply
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule, made_by, scalar, with_constant
+from gtco.tensor.stage import Operator
+
+
+def simplify_arithmetic(graph: Graph) -> Graph:
+    """``divide(x, c)`` is exact for a power of two and otherwise off by at most one rounding (1
+    ulp). Reassociation of constants changes a result by the same order."""
+    return apply_rule(
+        graph, _RULES, lambda g, op: None if op.output in g.outputs else _RULES[op.kind](g, op)
+    )
+
+
+def _same(graph: Graph, op: Operator, tensor: str) -> str | None:
+    return tensor if graph.types[tensor] == op.type else None
+
+
+def _power(graph: Graph, op: Operator) -> str | None:
+    exponent, x = scalar(graph, op.inputs[1]), op.inputs[0]
+    if op.type.dtype not in ("float32", "float64", "float16") or graph.types[x] != op.type:
+        return None
+    if exponent == 2.0:
+        return graph.add("multiply", (x, x), op.type, name=op.name)
+    if exponent == 3.0:
+        return graph.add(
+            "multiply",
+            (graph.add("multiply", (x, x), op.type, name=op.name), x),
+            op.type,
+            name=op.name,
+        )
+    if exponent == 0.5:
+        return graph.add("sqrt", (x,), op.type, name=op.name)
+    if exponent == -0.5:
+        return graph.add("rsqrt", (x,), op.type, name=op.name)
+    return x if exponent == 1.0 else None
+
+
+def _divide(graph: Graph, op: Operator) -> str | None:
+    a, b = op.inputs
+    if not op.type.dtype.startswith("float"):
+        return _same(graph, op, a) if scalar(graph, b) == 1.0 else None
+    root = made_by(graph, b, "sqrt")
+    if scalar(graph, a) == 1.0 and root is not None and graph.types[b] == op.type:
+        return graph.add("rsqrt", root.inputs, op.type, name=op.name)
+    value = graph.constants.get(b)
+    if value is None or graph.is_constant(a) or bool((value == 0).any()):
+        return None
+    with numpy.errstate(all="ignore"):
+        inverse = (1.0 / value.astype(numpy.float64)).astype(value.dtype)
+    if not bool(numpy.isfinite(inverse).all()):
+        return None
+    return graph.add("multiply", (a, graph.add_constant(inverse, b)), op.type, name=op.name)
+
+
+def _subtract(graph: Graph, op: Operator) -> str | None:
+    a, b = op.inputs
+    if not op.type.dtype.startswith("float") or not graph.is_constant(b) or graph.is_constant(a):
+        return None
+    return graph.add("add", (a, graph.add_constant(-graph.constants[b], b)), op.type, name=op.name)
+
+
+def _add(graph: Graph, op: Operator) -> str | None:
+    return _with_neutral(graph, op, 0.0, numpy.add)
+
+
+def _multiply(graph: Graph, op: Operator) -> str | None:
+    for index in (
+        0,
+        1,
+    ):  # multiply(x, divide(1, sqrt(y))) is met as multiply(x, rsqrt(y)) by _divide
+        if scalar(graph, op.inputs[index]) == -1.0 and graph.types[op.inputs[1 - index]] == op.type:
+            return graph.add("negative", (op.inputs[1 - index],), op.type, name=op.name)
+    return _with_neutral(graph, op, 1.0, numpy.multiply)
+
+
+def _with_neutral(graph: Graph, op: Operator, neutral: float, function: numpy.ufunc) -> str | None:
+    """x op neutral -> x; constants to the right; (x op a) op b -> x op (a op b)."""
+    pair = with_constant(graph, op)
+    if pair is None:
+        return None
+    x, c = pair
+    if scalar(graph, c) == neutral and graph.types[x] == op.type:
+        return x
+    inner = made_by(graph, x, op.kind)
+    if inner is not None and op.type.dtype.startswith("float") and graph.only_user(x):
+        deeper = with_constant(graph, inner)
+        if deeper is not None:
+            a, b = graph.constants[deeper[1]], graph.constants[c]
+            if numpy.broadcast_shapes(a.shape, b.shape) in (a.shape, b.shape):
+                merged = graph.add_constant(numpy.asarray(function(a, b)), c)
+                return graph.add(op.kind, (deeper[0], merged), op.type, name=inner.name)
+    return None if (x, c) == op.inputs else graph.add(op.kind, (x, c), op.type, name=op.name)
+
+
+def _maximum(graph: Graph, op: Operator) -> str | None:
+    pair = with_constant(graph, op)
+    if pair is not None and scalar(graph, pair[1]) == 0.0 and graph.types[pair[0]] == op.type:
+        return graph.add("relu", (pair[0],), op.type, name=op.name)
+    return None
+
+
+def _clip(graph: Graph, op: Operator) -> str | None:
+    low, high = op["min"], op["max"]
+    if low == 0.0 and (high == math.inf or high >= 3.4e38):
+        return graph.add("relu", op.inputs, op.type, name=op.name)
+    return op.inputs[0] if low == -math.inf and high == math.inf else None
+
+
+def _where(graph: Graph, op: Operator) -> str | None:
+    condition = graph.constants.get(op.inputs[0])
+    if condition is None:
+        return None
+    if bool(condition.all()):
+        return _same(graph, op, op.inputs[1])
+    return _same(graph, op, op.inputs[2]) if not bool(condition.any()) else None
+
+
+_RULES = {
+    "power": _power,
+    "divide": _divide,
+    "subtract": _subtract,
+    "add": _add,
+    "multiply": _multiply,
+    "maximum": _maximum,
+    "clip": _clip,
+    "where": _where,
+}

@@ -1,0 +1,268 @@
+"""Data movement that does nothing, or undoes itself, goes; what is left is as late and as little as
+possible.
+
+before: reshape(reshape(x))                         after: reshape(x)
+before: permute(permute(x))                         after: permute(x), or x
+before: reshape(permute(x)), only units change      after: permute(reshape(x))
+before: f(reshape(x)), f row by row                 after: reshape(f(x)), so that it meets the next
+reshape
+"""
+
+from __future__ import annotations
+
+from gtco.graph.graph import Graph
+from gtco.graph.infer import broadcast_shapes
+from gtco.graph.rewrites.apply import apply_rule, made_by
+from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.stage import Dim, Operator, TensorType
+
+_UNARY = frozenset(
+    k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs == (1, 1)
+)
+_BINARY = frozenset(k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs[1] > 1)
+_ROUNDS = 20
+
+
+def simplify_movement(graph: Graph) -> Graph:
+    """To a fixed point."""
+    for _ in range(_ROUNDS):
+        before = graph.operators
+        graph = apply_rule(graph, _RULES, lambda g, op: _RULES[op.kind](g, op))
+        graph = apply_rule(graph, _UNARY | {"layer_norm", "rms_norm", "softmax"}, _sink_below_rows)
+        graph = apply_rule(graph, _BINARY, _sink_below_binary)
+        graph = apply_rule(graph, {"matmul"}, _sink_below_matmul)
+        if graph.operators == before:
+            break
+    return graph
+
+
+def _identity(graph: Graph, op: Operator) -> str | None:
+    return op.inputs[0]
+
+
+def _reshape(graph: Graph, op: Operator) -> str | None:
+    source = op.inputs[0]
+    if graph.types[source] == op.type:
+        return source
+    inner = made_by(graph, source, "reshape")
+    if inner is not None:
+        return graph.add("reshape", inner.inputs, op.type, name=op.name)
+    inner = made_by(graph, source, "permute")
+    if (
+        inner is not None
+        and _no_units(inner.type.shape) == _no_units(op.type.shape)
+        and graph.only_user(source)
+    ):
+        return _units_before_permute(graph, inner, op)
+    return None
+
+
+def _no_units(shape: tuple[Dim, ...]) -> list[Dim]:
+    return [d for d in shape if d != 1]
+
+
+def _units_before_permute(graph: Graph, permute: Operator, op: Operator) -> str:
+    """reshape(permute(x)) that only moves axes of size 1: each takes its final place before the
+    permute."""
+    shape = graph.types[permute.inputs[0]].shape
+    order = [
+        axis for axis in permute["axes"] if shape[axis] != 1
+    ]  # full axes of x, in the output's order
+    rank = len(op.type.shape)
+    places = [i for i in range(rank) if op.type.shape[i] != 1]  # of full axes, before as after
+    at = dict(zip(sorted(order), places, strict=True))  # axis of x -> its place before the permute
+    before: list[Dim] = [1] * rank
+    for axis, place in at.items():
+        before[place] = shape[axis]
+    axes = list(range(rank))
+    for place, axis in zip(places, order, strict=True):
+        axes[place] = at[axis]
+    x = graph.add("reshape", permute.inputs, TensorType(tuple(before), op.type.dtype), name=op.name)
+    return graph.add("permute", (x,), name=permute.name, axes=axes)
+
+
+def _permute(graph: Graph, op: Operator) -> str | None:
+    axes = op["axes"]
+    if axes == tuple(range(len(axes))):
+        return op.inputs[0]
+    inner = made_by(graph, op.inputs[0], "permute")
+    if inner is not None:
+        return graph.add(
+            "permute", inner.inputs, name=op.name, axes=[inner["axes"][a] for a in axes]
+        )
+    shape = graph.types[op.inputs[0]].shape
+    full = [a for a in axes if shape[a] != 1]
+    if full == sorted(full):  # only axes of size 1 move
+        return graph.add("reshape", op.inputs, op.type, name=op.name)
+    return None
+
+
+_WIDENS = {
+    ("float16", "float32"),
+    ("float16", "float64"),
+    ("float32", "float64"),
+    ("bfloat16", "float32"),
+    ("int32", "int64"),
+    ("bool", "int64"),
+    ("bool", "int32"),
+    ("bool", "float32"),
+    ("int8", "int32"),
+}
+
+
+def _cast(graph: Graph, op: Operator) -> str | None:
+    source = op.inputs[0]
+    known = graph.types[source].dtype
+    if known == op.type.dtype:
+        return source
+    inner = made_by(graph, source, "cast")
+    if inner is not None:
+        first = graph.types[inner.inputs[0]].dtype
+        if (first, known) in _WIDENS:  # nothing was lost on the way
+            return (
+                inner.inputs[0]
+                if first == op.type.dtype
+                else graph.add("cast", inner.inputs, op.type, name=op.name)
+            )
+    return None
+
+
+def _broadcast(graph: Graph, op: Operator) -> str | None:
+    if graph.types[op.inputs[0]] == op.type:
+        return op.inputs[0]
+    user = graph.only_user(op.output)
+    if user is not None and user.kind in _BINARY:  # numpy broadcasts there anyway
+        shapes = [graph.types[op.inputs[0] if t == op.output else t].shape for t in user.inputs]
+        if broadcast_shapes(*shapes) == user.type.shape:
+            return op.inputs[0]
+    return None
+
+
+def _pad(graph: Graph, op: Operator) -> str | None:
+    return op.inputs[0] if not any(op["before"]) and not any(op["after"]) else None
+
+
+def _roll(graph: Graph, op: Operator) -> str | None:
+    if not any(op["shifts"]):
+        return op.inputs[0]
+    inner = made_by(graph, op.inputs[0], "roll")
+    if inner is None or not graph.only_user(inner.output):
+        return None
+    shifts = [
+        (a + b) % int(n)
+        for a, b, n in zip(op["shifts"], inner["shifts"], op.type.shape, strict=True)
+    ]
+    return graph.add("roll", inner.inputs, name=op.name, shifts=shifts)
+
+
+_RULES = {
+    "identity": _identity,
+    "reshape": _reshape,
+    "permute": _permute,
+    "cast": _cast,
+    "broadcast": _broadcast,
+    "pad": _pad,
+    "roll": _roll,
+}
+
+
+# -- reshapes sink ---------------------------------------------------------------------------------
+
+
+def _row_reshape(graph: Graph, tensor: str) -> Operator | None:
+    """The reshape that makes ``tensor`` for one reader alone and keeps the last axis as it is."""
+    op = made_by(graph, tensor, "reshape")
+    if op is None or graph.only_user(tensor) is None:
+        return None
+    shape = graph.types[op.inputs[0]].shape
+    return op if shape and op.type.shape and shape[-1] == op.type.shape[-1] else None
+
+
+def _sink_below_rows(graph: Graph, op: Operator) -> str | None:
+    """f(reshape(x)) -> reshape(f(x)) for f element by element, or along the last axis that the
+    reshape keeps."""
+    if op.output in graph.outputs:
+        return None
+    if op.kind in _UNARY:
+        inner = made_by(graph, op.inputs[0], "reshape")
+        inner = inner if inner is not None and graph.only_user(op.inputs[0]) else None
+    else:
+        inner = _row_reshape(graph, op.inputs[0])
+    if inner is None or (op.kind == "softmax" and op["axis"] != len(op.type.shape) - 1):
+        return None
+    x = inner.inputs[0]
+    shape = graph.types[x].shape
+    attrs = dict(op.attrs) | ({"axis": len(shape) - 1} if op.kind == "softmax" else {})
+    y = graph.add(
+        op.kind, (x, *op.inputs[1:]), TensorType(shape, op.type.dtype), name=op.name, **attrs
+    )
+    return graph.add("reshape", (y,), op.type, name=inner.name)
+
+
+def _sink_below_binary(graph: Graph, op: Operator) -> str | None:
+    """op(reshape(x), b) -> reshape(op(x, b)) where b spans the last axis alone; op(reshape(x),
+    reshape(y)) of equal shapes -> reshape(op(x, y))."""
+    if op.output in graph.outputs or len(op.inputs) != 2:
+        return None
+    a, b = op.inputs
+    left, right = made_by(graph, a, "reshape"), made_by(graph, b, "reshape")
+    if (
+        left is not None
+        and right is not None
+        and graph.only_user(a)
+        and graph.only_user(b)
+        and a != b
+    ):
+        if (
+            left.type.shape == right.type.shape
+            and graph.types[left.inputs[0]].shape == graph.types[right.inputs[0]].shape
+        ):
+            made = TensorType(graph.types[left.inputs[0]].shape, op.type.dtype)
+            y = graph.add(op.kind, (left.inputs[0], right.inputs[0]), made, name=op.name)
+            return graph.add("reshape", (y,), op.type, name=left.name)
+    for index, (moved, other) in enumerate(((a, b), (b, a))):
+        inner = _row_reshape(graph, moved)
+        if (
+            inner is None
+            or not graph.is_constant(other)
+            or graph.types[moved].shape != op.type.shape
+        ):
+            continue
+        value = graph.constants[other]
+        x = inner.inputs[0]
+        shape = graph.types[x].shape
+        if value.size != 1 and not (value.shape[-1] == value.size == shape[-1]):
+            continue
+        vector = (
+            other
+            if value.ndim <= 1
+            else graph.add_constant(
+                value.reshape(-1) if value.size > 1 else value.reshape(()), other
+            )
+        )
+        y = graph.add(
+            op.kind,
+            (x, vector) if index == 0 else (vector, x),
+            TensorType(shape, op.type.dtype),
+            name=op.name,
+        )
+        return graph.add("reshape", (y,), op.type, name=inner.name)
+    return None
+
+
+def _sink_below_matmul(graph: Graph, op: Operator) -> str | None:
+    """matmul(reshape(x), W) -> reshape(matmul(x, W)) for a constant matrix W."""
+    a, weight = op.inputs
+    inner = _row_reshape(graph, a)
+    if (
+        op.output in graph.outputs
+        or inner is None
+        or len(graph.types[weight].shape) != 2
+        or not graph.is_constant(weight)
+    ):
+        return None
+    x = inner.inputs[0]
+    if len(graph.types[x].shape) < 2:
+        return None
+    y = graph.add("matmul", (x, weight), name=op.name)
+    return graph.add("reshape", (y,), op.type, name=inner.name)

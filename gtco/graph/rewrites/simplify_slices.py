@@ -1,0 +1,195 @@
+"""Slices and concatenations: those that do nothing go, the others move to where they cost least.
+
+before: slice(permute(x)), slice(reshape(x))    after: permute(slice(x)), reshape(slice(x))
+before: slice(slice(x))                         after: slice(x)
+before: slice(concat(a, b)) inside b            after: slice(b)
+before: concat(slice(x, :k), slice(x, k:))      after: x
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule, made_by
+from gtco.tensor.stage import Operator, TensorType
+
+_ROUNDS = 10
+
+
+def simplify_slices(graph: Graph) -> Graph:
+    """To a fixed point."""
+    for _ in range(_ROUNDS):
+        before = graph.operators
+        graph = apply_rule(graph, {"slice"}, _slice)
+        graph = apply_rule(graph, {"concat"}, _concat)
+        if graph.operators == before:
+            break
+    return graph
+
+
+def _shape(graph: Graph, tensor: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in graph.types[tensor].shape)
+
+
+def _slice(graph: Graph, op: Operator) -> str | None:
+    source = op.inputs[0]
+    if graph.types[source] == op.type and all(s == 1 for s in op["strides"]):
+        return source
+    inner = graph.producer(source)
+    if inner is None or op.output in graph.outputs:
+        return None
+    if inner.kind == "slice":
+        begin = [
+            b0 + s0 * b
+            for b0, s0, b in zip(inner["begin"], inner["strides"], op["begin"], strict=True)
+        ]
+        strides = [s0 * s for s0, s in zip(inner["strides"], op["strides"], strict=True)]
+        return graph.add("slice", inner.inputs, op.type, name=op.name, begin=begin, strides=strides)
+    if inner.kind == "permute":
+        return _above_permute(graph, op, inner)
+    if inner.kind == "reshape":
+        return _above_reshape(graph, op, inner)
+    return _inside_concat(graph, op, inner) if inner.kind == "concat" else None
+
+
+def _above_permute(graph: Graph, op: Operator, permute: Operator) -> str:
+    axes = permute["axes"]
+    rank = len(axes)
+    begin, strides, shape = [0] * rank, [1] * rank, [0] * rank
+    for place, axis in enumerate(axes):
+        begin[axis], strides[axis], shape[axis] = (
+            op["begin"][place],
+            op["strides"][place],
+            int(op.type.shape[place]),
+        )
+    x = graph.add(
+        "slice",
+        permute.inputs,
+        TensorType(tuple(shape), op.type.dtype),
+        name=op.name,
+        begin=begin,
+        strides=strides,
+    )
+    return graph.add("permute", (x,), name=permute.name, axes=axes)
+
+
+def axis_groups(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> list[tuple[list[int], list[int]]]:
+    """Smallest groups of axes of a reshape with equal products: ([axes of source], [axes of
+    target])."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        left, right = [i] if i < len(source) else [], [j] if j < len(target) else []
+        i, j = i + len(left), j + len(right)
+        while prod(source[a] for a in left) != prod(target[a] for a in right):
+            if prod(source[a] for a in left) < prod(target[a] for a in right):
+                left.append(i)
+                i += 1
+            else:
+                right.append(j)
+                j += 1
+        groups.append((left, right))
+    return groups
+
+
+def _above_reshape(graph: Graph, op: Operator, reshape: Operator) -> str | None:
+    """Where one axis was split into several and only the outermost of them (that is longer than 1)
+    is cut."""
+    source, target = _shape(graph, reshape.inputs[0]), _shape(graph, reshape.output)
+    if 0 in source:
+        return None
+    taken = _shape(graph, op.output)
+    begin, shape = [0] * len(source), list(source)
+    for left, right in axis_groups(source, target):
+        cut = [a for a in right if taken[a] != target[a] or op["strides"][a] != 1]
+        if not cut:
+            continue
+        full = [a for a in left if source[a] != 1]
+        if (
+            len(cut) != 1
+            or op["strides"][cut[0]] != 1
+            or len(full) != 1
+            or any(target[a] != 1 for a in right if a < cut[0])
+        ):
+            return None
+        inner = prod(target[a] for a in right if a > cut[0])
+        begin[full[0]], shape[full[0]] = op["begin"][cut[0]] * inner, taken[cut[0]] * inner
+    x = graph.add(
+        "slice",
+        reshape.inputs,
+        TensorType(tuple(shape), op.type.dtype),
+        name=op.name,
+        begin=begin,
+        strides=[1] * len(source),
+    )
+    return graph.add("reshape", (x,), op.type, name=reshape.name)
+
+
+def _inside_concat(graph: Graph, op: Operator, concat: Operator) -> str | None:
+    axis = concat["axis"]
+    first, stride, count = op["begin"][axis], op["strides"][axis], int(op.type.shape[axis])
+    last = first + stride * (count - 1)
+    start = 0
+    for part in concat.inputs:
+        size = _shape(graph, part)[axis]
+        if start <= min(first, last) and max(first, last) < start + size:
+            begin = [b - start if i == axis else b for i, b in enumerate(op["begin"])]
+            return graph.add(
+                "slice", (part,), op.type, name=op.name, begin=begin, strides=op["strides"]
+            )
+        start += size
+    return None
+
+
+def _concat(graph: Graph, op: Operator) -> str | None:
+    axis = op["axis"]
+    parts = [t for t in op.inputs if _shape(graph, t)[axis] != 0]
+    if len(parts) == 1 and op.output not in graph.outputs:
+        return parts[0]
+    merged: list[str] = []
+    for part in parts:
+        joined = _joined(graph, merged[-1], part, axis) if merged else None
+        if joined is None:
+            merged.append(part)
+        else:
+            merged[-1] = joined
+    if merged == list(op.inputs):
+        return None
+    return merged[0] if len(merged) == 1 else graph.add("concat", merged, name=op.name, axis=axis)
+
+
+def _joined(graph: Graph, first: str, second: str, axis: int) -> str | None:
+    """The one slice that two neighbouring slices of a tensor make up; the contents of a nested
+    concat stay."""
+    a, b = made_by(graph, first, "slice"), made_by(graph, second, "slice")
+    if (
+        a is None
+        or b is None
+        or a.inputs != b.inputs
+        or a["strides"] != b["strides"]
+        or a["strides"][axis] != 1
+    ):
+        return None
+    size = _shape(graph, first)[axis]
+    begin = tuple(x + size if i == axis else x for i, x in enumerate(a["begin"]))
+    if begin != b["begin"]:
+        return None
+    shape = list(_shape(graph, first))
+    if any(
+        x != y
+        for i, (x, y) in enumerate(zip(shape, _shape(graph, second), strict=True))
+        if i != axis
+    ):
+        return None
+    shape[axis] += _shape(graph, second)[axis]
+    return graph.add(
+        "slice",
+        a.inputs,
+        TensorType(tuple(shape), a.type.dtype),
+        name=a.name,
+        begin=a["begin"],
+        strides=a["strides"],
+    )
