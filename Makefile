@@ -53,5 +53,5 @@ $(VENV)/.made:
 
 # One stamp an extra: installed again when setup.py has changed.
 $(VENV)/.demo $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: setup.py | $(VENV)/.made
-	$(BIN)/python -m pip --quiet --disable-pip-version-check install $(PIP_FLAGS) -e '.[$*]'
+	$(BIN)/python -m pip -qq --disable-pip-version-check install $(PIP_FLAGS) -e '.[$*]'
 	@touch $@
