@@ -38,9 +38,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gtco.errors import UnsupportedError
+from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.graph.patterns import extend_path, fusable, stage_allowed
 from gtco.tensor.stage import Operator, Stage, make_stage
@@ -128,6 +129,39 @@ def partition(
         cost_elapsed=pricer.elapsed - cost_elapsed,
         notes=tuple(search.notes),
     )
+
+
+def fuse(graph: Graph, cost: Cost) -> tuple[Graph, Partition]:
+    """``partition`` of the graph with its movement copied for each reader, or of the graph as it
+    is, whichever costs less; gives the graph that the stages belong to.
+
+    Copies that no kernel took in are taken back, and the rest partitioned anew, until every copy
+    that is left saves something. Counters and times are those of all rounds together.
+    """
+    pricer = Pricer(cost)
+    best, rounds = (graph, partition(graph, pricer)), []
+    rounds.append(best[1])
+    keep: set[str] = set()
+    while True:
+        copied = duplicate_movement(graph, keep)
+        if len(copied.operators) == len(graph.operators):
+            break
+        found = partition(copied, pricer)
+        rounds.append(found)
+        if found.seconds < best[1].seconds:
+            best = (copied, found)
+        vain = copied_in_vain(graph, found.stages) - keep
+        if not vain:
+            break
+        keep |= vain
+    total = replace(
+        best[1],
+        **{
+            name: sum(getattr(each, name) for each in rounds)
+            for name in ("states", "transitions", "priced", "elapsed", "cost_elapsed")
+        },
+    )
+    return best[0], total
 
 
 class _Search:
