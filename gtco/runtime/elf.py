@@ -8,6 +8,7 @@ note.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from gtco.errors import ArtifactError
@@ -49,7 +50,9 @@ def artifact_id(path: Path) -> bytes:
     )
 
 
-def _segments(path: Path, header: bytes, read) -> tuple[list[tuple[int, int, int]], int]:  # type: ignore[no-untyped-def]
+def _segments(
+    path: Path, header: bytes, read: Callable[[int], bytes]
+) -> tuple[list[tuple[int, int, int]], int]:
     """Program headers as (type, offset, bytes in file), and the least size that the file must
     have.
     """

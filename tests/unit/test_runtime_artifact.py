@@ -241,7 +241,7 @@ def test_no_space_when_the_files_are_renamed(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(artifact_module.os, "replace", full)
-    with pytest.raises(BuildError, match="No space left on device.*MB are free"):
+    with pytest.raises(BuildError, match=r"No space left on device.*MB are free"):
         write_artifact(small_artifact(kernels), tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []
 

@@ -546,3 +546,30 @@ def test_a_moved_model_still_finds_its_weights(kernels: bytes, tmp_path: Path) -
     shutil.move(path.parent, tmp_path / "b")
     with load(tmp_path / "b" / "m.so") as model:
         check(model(*example_inputs()), *example_inputs())
+
+
+def test_no_memory_is_an_error(kernels: bytes, tmp_path: Path) -> None:
+    path = write_artifact(small_artifact(kernels, arena_bytes=1 << 50), tmp_path / "m.so")
+    with pytest.raises(ArtifactError, match=r"needs 1125\d+ bytes of memory.*Cannot allocate"):
+        load(path)
+
+
+def test_no_thread_is_an_error(small: Path) -> None:
+    """A thread's stack takes 8 MB of address space, of which 1 GB more is allowed."""
+    script = (
+        "import resource, numpy\n"
+        "from gtco.errors import ArtifactError\n"
+        "from gtco.runtime.module import load\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.RLIM_INFINITY))\n"
+        "limit = pages * resource.getpagesize() + (1 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        f"try: load({str(small)!r}, 1000)\n"
+        "except ArtifactError as error: print(error)\n"
+        f"print(load({str(small)!r}, 3).threads)\n"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    message, threads = result.stdout.splitlines()
+    assert "cannot start 999 threads: Resource temporarily unavailable" in message
+    assert threads == "3"
