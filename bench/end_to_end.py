@@ -15,7 +15,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.process import ROOT
 from bench.suite import (
     Result,
     available_threads,
@@ -120,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=ROOT / "build" / "bench",
+        default=Path("build/bench"),
         help="exports and libraries are kept here",
     )
     return parser
