@@ -1,0 +1,31 @@
+"""gtco: vision transformers from ONNX or PyTorch to one shared library.
+
+>>> compiled = gtco.compile_model("vit.onnx")
+>>> y = compiled(x)
+>>> compiled.save("vit.so"); model = gtco.load("vit.so")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gtco.errors import GtcoError
+from gtco.version import __version__
+
+if TYPE_CHECKING:
+    from gtco.compiler import CompiledModel, compile_model, compile_to_file
+    from gtco.runtime.module import Model, load
+
+__all__ = ["CompiledModel", "GtcoError", "Model", "__version__", "compile_model", "compile_to_file", "load"]
+
+_HOMES = {"compile_model": "gtco.compiler", "compile_to_file": "gtco.compiler", "CompiledModel": "gtco.compiler",
+          "load": "gtco.runtime.module", "Model": "gtco.runtime.module"}
+
+
+def __getattr__(name: str) -> Any:
+    # imported on first use: gtco.load must not pull in the compiler and its libraries
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'gtco' has no attribute '{name}'")

@@ -1,0 +1,55 @@
+"""One stage and its config -> a compiled kernel, as data that crosses processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gtco.codegen.llvm import lower, object_code
+from gtco.target import Target
+from gtco.tensor.sketch import sketches
+from gtco.tensor.space import Config, Packing, Rejection
+from gtco.tensor.stage import Stage
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to build. ``text``: give the lowered TIR too, for a dump."""
+
+    symbol: str
+    stage: Stage
+    config: Config
+    target: Target
+    text: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A built kernel: its object file, what the runtime must know, how its constant inputs are laid out."""
+
+    symbol: str
+    code: bytes
+    tasks: int
+    workspace: int
+    packings: dict[str, Packing]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job gave no kernel: a rejection's reason, an exception, or the crash of its process."""
+
+    symbol: str
+    reason: str
+
+
+def build(job: Job) -> Kernel | Failure:
+    """Derive the sketch again, build the config's program and compile it."""
+    sketch = next((s for s in sketches(job.stage, job.target) if s.name == job.config.sketch), None)
+    if sketch is None:
+        return Failure(job.symbol, f"no sketch '{job.config.sketch}' for {job.stage.label}")
+    program = sketch.build(job.config, job.symbol)
+    if isinstance(program, Rejection):
+        return Failure(job.symbol, program.reason)
+    text = lower([program.function], job.target).script() if job.text else ""
+    return Kernel(job.symbol, object_code([program.function], job.target), program.tasks, program.workspace,
+                  dict(program.packings), text)
