@@ -1,8 +1,7 @@
-"""Whole models, gtco beside its peers: the README's table and the speed and memory claims of the
-first issue.
+"""Whole models beside their peers: the README's table, and the first issue's claims on speed.
 
-``python -m bench end_to_end [--models vit-ti-16,swin-t] [--threads 2] [--rounds 7] [--json FILE]
-[--peers ...]``
+``python -m bench end_to_end [--models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
+[--json FILE] [--peers onnxruntime,openvino,torch,torch-compile]``
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from bench.suite import (
     write_json,
 )
 from bench.workload import check_peers
+from gtco.cli.arguments import positive
 from gtco.errors import GtcoError
 
 FIVE = (
@@ -105,7 +105,7 @@ def summary(results: Sequence[Result], peers: Sequence[str], console: Console) -
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench end_to_end", description=__doc__.splitlines()[0]
+        prog="python -m bench end_to_end", description=__doc__.split(":")[0]
     )
     parser.add_argument(
         "--models", default=",".join(MODELS), help="names of python -m models list, by comma"
@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers", default="onnxruntime,openvino,torch,torch-compile", help="by comma"
     )
-    parser.add_argument("--threads", type=int, default=available_threads())
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=positive, default=available_threads())
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument(
         "--folder",
