@@ -51,6 +51,7 @@ PIPELINE: tuple[Rewrite, ...] = (
     simplify_slices,
     merge_projections,
     # A last round over what the patterns left.
+    simplify_movement,
     simplify_slices,
     simplify_movement,
     simplify_arithmetic,
