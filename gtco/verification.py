@@ -88,6 +88,14 @@ class VerificationReport:
                 "--dump DIR, to find the phase that is wrong."
             )
 
+    def __str__(self) -> str:
+        verdict = "agrees with" if self.passed else "differs from"
+        text = f"{verdict} {self.reference} in {len(self.differences)} comparisons"
+        if self.worst is None:
+            return text
+        worst = f"{self.worst.relative:.1e} ({self.worst.output} on {self.worst.case} inputs)"
+        return f"{text}, largest relative error {worst}"
+
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, **asdict(self)}
 

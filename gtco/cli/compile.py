@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli import arguments
@@ -60,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
 
 def summary(output: Path, report: Any, console: Console) -> None:
     """Where the library is and what it took; the verification's errors; the notes."""
-    table = Table(show_header=False, title=f"{output}", title_justify="left")
+    table = Table(show_header=False, title=escape(str(output)), title_justify="left")
     files = [file for file in (output, output.with_suffix(".so.weights")) if file.exists()]
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
@@ -92,5 +93,5 @@ def show_verification(report: Any, console: Console) -> None:
     table.add_column("max absolute", justify="right")
     table.add_column("max relative", justify="right")
     for d in sorted(report.differences, key=lambda d: d.output):
-        table.add_row(d.output, d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}")
+        table.add_row(escape(d.output), d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}")
     console.print(table)

@@ -167,10 +167,10 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
 
 def compiler_check() -> Check:
     """The C compiler that links the artifact."""
-    from gtco.runtime.artifact import find_compiler
+    from gtco.options import c_compiler
 
     try:
-        path = find_compiler()
+        path = c_compiler()
     except GtcoError as error:
         return Check("C compiler", "none", str(error))
     shown = subprocess.run([path, "--version"], capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli import arguments
@@ -132,7 +134,7 @@ def measured_peak(threads: int) -> tuple[float | None, str | None]:
 def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
     groups = [[s] for s in seen.stages] if every else grouped(seen.stages)
     measured = all("measured_seconds" in s for s in seen.stages)
-    table = Table(title=f"{title}: {len(seen.stages)} stages", title_justify="left")
+    table = Table(title=f"{escape(title)}: {len(seen.stages)} stages", title_justify="left")
     for heading in ("stage", "operators", "shapes", "schedule"):
         table.add_column(heading, overflow="fold")
     for heading in ("n", "MFLOP", "bytes", "predicted ms", "measured ms", "% of peak"):
@@ -141,10 +143,10 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
         first = group[0]
         time = total(group, "measured_seconds") if measured else None
         table.add_row(
-            text(first["name"]),
-            text(first["operators"], "+"),
-            text(first["shapes"]),
-            text(first["schedule"]),
+            escape(text(first["name"])),
+            escape(text(first["operators"], "+")),
+            escape(shapes(first)),
+            escape(text(first["schedule"])),
             str(len(group)),
             f"{total(group, 'flops') / 1e6:.1f}",
             size(total(group, "bytes")),
@@ -177,10 +179,16 @@ def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for stage in stages:
         key = json.dumps(
-            [stage["operators"], stage["shapes"], stage["schedule"]], sort_keys=True, default=str
+            [stage["operators"], shapes(stage), stage["schedule"]], sort_keys=True, default=str
         )
         groups.setdefault(key, []).append(stage)
     return list(groups.values())
+
+
+def shapes(stage: Mapping[str, Any]) -> str:
+    """``1x197x192 192x768 -> 1x197x768``; a dtype is named where it is not float32."""
+    types = [re.sub(r"^float32\[(.*)\]$", r"\1", t) for t in (*stage["inputs"], stage["output"])]
+    return f"{' '.join(types[:-1])} -> {types[-1]}"
 
 
 def total(stages: Sequence[Mapping[str, Any]], key: str) -> float:

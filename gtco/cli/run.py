@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli import arguments
@@ -52,11 +53,13 @@ def main(options: argparse.Namespace) -> int:
     inputs = make_inputs(model.inputs, files, options.seed)
     outputs = model.run(inputs)
     console = stdout()
-    table = Table(title=f"{options.library}", title_justify="left")
+    table = Table(title=escape(str(options.library)), title_justify="left")
     for heading in ("output", "dtype", "shape", "min", "mean", "max"):
         table.add_column(heading)
     for name, value in outputs.items():
-        table.add_row(name, str(value.dtype), "x".join(map(str, value.shape)), *statistics(value))
+        table.add_row(
+            escape(name), str(value.dtype), "x".join(map(str, value.shape)), *statistics(value)
+        )
     console.print(table)
     if options.output:
         save(outputs, options.output)

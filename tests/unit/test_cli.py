@@ -46,7 +46,8 @@ class Model:
         {
             "name": f"s{n}",
             "operators": ["matmul", "add"],
-            "shapes": [[2, 3], [3, 3]],
+            "inputs": ["float32[2x3]", "int8[3x3]"],
+            "output": "float32[2x3]",
             "bytes": 96,
             "schedule": {"tile_m": 2, "tile_n": [1, 3]},
             "flops": flops,
@@ -260,7 +261,7 @@ def test_run_with_bad_inputs_exits_with_1(model, tmp_path, capsys, content, name
 def test_inspect_groups_equal_stages_and_measures(model, peak, capsys):
     assert cli.main(["inspect", "m.so"]) == 0
     out = capsys.readouterr().out
-    assert "matmul+add" in out and "2x3 3x3" in out and "tile_m=2 tile_n=1x3" in out
+    assert "matmul+add" in out and "2x3 int8[3x3] -> 2x3" in out and "tile_m=2 tile_n=1x3" in out
     assert "50.0%" in out  # 4000 FLOP in 2 us at a peak of 4 GFLOP/s
     assert "s1" not in out  # equal to s0, so in its row
     assert cli.main(["inspect", "m.so", "--all"]) == 0

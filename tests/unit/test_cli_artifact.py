@@ -27,7 +27,8 @@ def library(kernels, tmp_path_factory):
             info={
                 "name": f"stage {n}",
                 "operators": ["multiply"],
-                "shapes": ["4x8", "4"],
+                "inputs": ["float32[4x8]"],
+                "output": "float32[4]",
                 "flops": 1000,
                 "bytes": 4096,
                 "schedule": {"tile": n},

@@ -64,6 +64,7 @@ def test_a_right_model_passes_against_onnxruntime(softmax_onnx, form, tmp_path):
     assert [d.case for d in report.differences] == ["random", "large", "zeros", "constant", "spike"]
     assert report.worst.relative < 1e-6
     assert report.to_json()["passed"] is True
+    assert str(report).startswith("agrees with ONNX Runtime in 5 comparisons, largest relative")
 
 
 def test_overflow_is_found_by_the_adversarial_cases_only(softmax_onnx):
