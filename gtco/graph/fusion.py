@@ -188,22 +188,24 @@ class _Search:
         for n, parent in enumerate(self.parent):
             if parent >= 0:
                 self.below[parent].append(n)
-        self.cones: dict[str, list[tuple[Members, float]]] = {}
+        self.cones: dict[str, list[tuple[Members, int]]] = {}
         self.transitions = 0
         self.notes: dict[str, None] = {}
 
     def select_schedule(self) -> list[Stage]:
         """Lines 5-14: fill dp and action, then read the stages off the action table."""
-        dp: list[tuple[float, int]] = []  # (seconds, stages): of equal costs the fewest stages win
+        # dp is (time, stages): of equal times the fewest stages win. Time is counted in whole
+        # femtoseconds, so that sums are exact and identical layers fall the same way on a tie.
+        dp: list[tuple[float, int]] = []
         action: list[tuple[int, ...]] = []
         for sink in range(len(self.ops)):  # subtrees before the trees that contain them
             best: tuple[float, int] = (math.inf, 0)
             stage: tuple[int, ...] = (sink,)
-            for members, seconds in self._candidates(sink):
+            for members, ticks in self._candidates(sink):
                 self.transitions += 1
                 inside = set(members)
                 rest = [c for m in members for c in self.below[m] if c not in inside]
-                total = (seconds + sum(dp[c][0] for c in rest), 1 + sum(dp[c][1] for c in rest))
+                total = (ticks + sum(dp[c][0] for c in rest), 1 + sum(dp[c][1] for c in rest))
                 if total < best or best[0] == math.inf == total[0]:
                     best, stage = total, members
             dp.append(best)
@@ -227,8 +229,9 @@ class _Search:
     def _read_constants(self, members: Sequence[int]) -> list[str]:
         return [i for m in members for i in self.ops[m].inputs if self.graph.is_constant(i)]
 
-    def _candidates(self, sink: int) -> list[tuple[tuple[int, ...], float]]:
-        """Every stage with this sink and its cost (lines 31-40), found once per kind of cone."""
+    def _candidates(self, sink: int) -> list[tuple[tuple[int, ...], int]]:
+        """Every stage with this sink that has a kernel, and its cost in femtoseconds (lines 31-40),
+        found once per kind of cone."""
         cone = self._cone(sink)
         whole = self._stage(cone)
         key = whole.key
@@ -238,7 +241,11 @@ class _Search:
                 (members, self.pricer(self._stage([cone[m] for m in members])))
                 for members in local.stages(self._gain(cone))
             ]
-            self.cones[key] = [item for item in priced if item[1] < math.inf]
+            self.cones[key] = [
+                (members, round(seconds * 1e15))
+                for members, seconds in priced
+                if seconds < math.inf
+            ]
             self.notes |= dict.fromkeys(local.notes)
         return [(tuple(cone[m] for m in members), seconds) for members, seconds in self.cones[key]]
 
