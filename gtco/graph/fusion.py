@@ -282,11 +282,14 @@ class _Search:
         return sorted(paths)
 
     def _impossible(self) -> str:
-        alone = [op for n, op in enumerate(self.ops) if self.pricer(self._stage([n])) == math.inf]
-        names = ", ".join(f"{op.kind} '{op.name or op.output}' ({op.type})" for op in alone)
+        alone: dict[str, list[str]] = {}
+        for n, op in enumerate(self.ops):
+            if self.pricer(self._stage([n])) == math.inf:
+                alone.setdefault(op.kind, []).append(f"'{op.name or op.output}'")
+        names = "; ".join(f"{kind} ({len(ops)}): {', '.join(ops)}" for kind, ops in alone.items())
         return (
-            f"no partition of the graph into kernels exists; no kernel can do: {names}. "
-            "Compile without these operators, or report them with the model's name."
+            "no partition of the graph into kernels exists. Operators that no kernel can do alone: "
+            f"{names}. Compile without them, or report them with the model's name."
         )
 
 
