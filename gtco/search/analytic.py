@@ -90,8 +90,9 @@ class AnalyticPolicy:
             yield Config(sketch.name, tuple(chosen.items()))
             return
         options = decision.options
-        if decision.name.startswith("chunks"):
-            options = tuple(o for o in options if int(o) <= 16 * self.threads or int(o) == min(map(int, options)))
+        if decision.name.startswith("chunks"):  # more tasks than that only cost packing and hand-outs
+            most = 16 * self.threads // prod(int(v) for name, v in chosen.items() if name.startswith("chunks"))
+            options = tuple(o for o in options if int(o) <= most) or options[:1]
         for option in options:
             yield from self._extend(sketch, {**chosen, decision.name: option})
 

@@ -1,0 +1,139 @@
+"""Contractions against float64: dense, batched and convolution, odd sizes, every fused form, random configs.
+
+Tolerance: 2e-6 x sqrt(k) of the largest magnitude, which float32 sums of k products in any order stay well inside.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gtco.tensor.sketch import gemm
+from gtco.tensor.space import Sketch, configs
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import build, fresh_seed, reference, runnable, targets
+
+T = TensorType
+
+
+def op(kind: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attrs: object) -> Operator:
+    return Operator(kind, inputs, output, T(shape), make_attrs(**attrs))
+
+
+def dense(m: int, k: int, n: int, lead: tuple[int, ...] = (1,)) -> Stage:
+    shape = (*lead, m, n)
+    return make_stage([op("matmul", ("x", "w"), "c", shape), op("add", ("c", "b"), "d", shape)],
+                      {"x": T((*lead, m, k)), "w": T((k, n)), "b": T((n,))}, ["w", "b"])
+
+
+def check(stage: Stage, name: str, most: int = 3) -> None:
+    """The stage under a few random configs."""
+    machine = runnable(name)
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    seed = fresh_seed()
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, arrays)
+    for config in random.Random(seed).sample(distinct(sketch), most):
+        got = build(sketch, config, machine)(*arrays)
+        scale = np.abs(want).max() + 1e-30
+        error = np.abs(got - want).max() / scale
+        assert error < 2e-6 * sketch.view.k**0.5, f"{config.to_json()}: {error:.1e}"
+
+
+def distinct(sketch: Sketch) -> list:
+    found = list(configs(sketch))
+    assert len({c.choices for c in found}) == len(found)
+    return found
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(("m", "k", "n"), [(197, 64, 96), (49, 33, 70), (1, 100, 37), (7, 1, 5), (13, 300, 130), (98, 17, 1)])
+def test_dense(m: int, k: int, n: int, name: str) -> None:
+    check(dense(m, k, n), name)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_large_depth_is_blocked(name: str) -> None:
+    stage = dense(30, 1100, 48)
+    options = {c["kc"] for c in distinct(gemm.match(stage, runnable(name)))}
+    assert len(options) > 2
+    check(stage, name, 6)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_batches_are_folded_into_rows(name: str) -> None:
+    check(dense(10, 24, 40, (3, 2)), name)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_batched_product(name: str) -> None:
+    check(make_stage([op("matmul", ("a", "b"), "c", (2, 3, 21, 50))], {"a": T((2, 3, 21, 19)), "b": T((1, 3, 19, 50))}, []), name, 4)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_variable_right_operand_is_packed(name: str) -> None:
+    stage = make_stage([op("permute", ("b",), "t", (20, 45), axes=(1, 0)), op("matmul", ("a", "t"), "c", (33, 45))],
+                       {"a": T((33, 20)), "b": T((45, 20))}, [])
+    check(stage, name, 4)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_prologue_and_epilogue(name: str) -> None:
+    """(x + r)[window rows] @ w + b -> gelu -> + residual, stored transposed by heads."""
+    shape = (2, 30, 64)
+    stage = make_stage(
+        [op("add", ("x", "r"), "s", (2, 30, 40)), op("roll", ("s",), "p", (2, 30, 40), shifts=(0, 7, 0)),
+         op("matmul", ("p", "w"), "c", shape), op("add", ("c", "b"), "d", shape), op("gelu", ("d",), "e", shape),
+         op("add", ("e", "y"), "f", shape), op("reshape", ("f",), "h", (2, 30, 4, 16)),
+         op("permute", ("h",), "o", (2, 4, 30, 16), axes=(0, 2, 1, 3))],
+        {"x": T((2, 30, 40)), "r": T((2, 30, 40)), "w": T((40, 64)), "b": T((64,)), "y": T(shape)}, ["w", "b"])
+    check(stage, name, 4)
+
+
+def test_rejects_what_it_cannot_do() -> None:
+    machine = runnable("x86-64-v3")
+    two = make_stage([op("matmul", ("x", "w"), "c", (4, 4)), op("matmul", ("c", "w"), "d", (4, 4))], {"x": T((4, 4)), "w": T((4, 4))},
+                     ["w"])
+    mixed = make_stage([op("matmul", ("x", "w"), "c", (4, 4)), op("permute", ("c",), "p", (4, 4), axes=(1, 0)),
+                        op("add", ("c", "p"), "d", (4, 4))], {"x": T((4, 4)), "w": T((4, 4))}, ["w"])
+    symbolic = make_stage([Operator("matmul", ("x", "w"), "c", T(("n", 4)))], {"x": T(("n", 4)), "w": T((4, 4))}, ["w"])
+    assert all(gemm.match(stage, machine) is None for stage in (two, mixed, symbolic))
+
+
+CONVOLUTIONS = [
+    # channels, outputs, size, kernel, stride, padding (top, left, bottom, right), dilation
+    (16, 24, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (3, 40, (23, 21), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),
+    (20, 16, (8, 7), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    (8, 16, (9, 9), (1, 1), (2, 2), (0, 0, 0, 0), (1, 1)),
+    (5, 7, (12, 10), (3, 2), (2, 1), (0, 1, 2, 0), (1, 2)),
+    (3, 48, (32, 32), (16, 16), (16, 16), (0, 0, 0, 0), (1, 1)),
+]
+
+
+def conv(case: tuple, layout: str, from_nchw: bool = False) -> Stage:
+    channels, outputs, (h, w), (kh, kw), (sh, sw), (top, left, bottom, right), (dh, dw) = case
+    oh, ow = (h + top + bottom - (kh - 1) * dh - 1) // sh + 1, (w + left + right - (kw - 1) * dw - 1) // sw + 1
+    nhwc, nchw = (2, h, w, channels), (2, channels, h, w)
+    out = (2, oh, ow, outputs) if layout == "NHWC" else (2, outputs, oh, ow)
+    attrs = dict(strides=(sh, sw), padding=(top, left, bottom, right), dilation=(dh, dw), groups=1, layout=layout)
+    ops = [op("permute", ("x",), "p", nhwc, axes=(0, 2, 3, 1))] if from_nchw else []
+    ops += [op("conv2d", ("p" if from_nchw else "x", "w"), "c", out, **attrs), op("relu", ("c",), "r", out)]
+    x = nchw if from_nchw or layout == "NCHW" else nhwc
+    return make_stage(ops, {"x": T(x), "w": T((outputs, channels, kh, kw))}, ["w"])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution(case: tuple, name: str) -> None:
+    check(conv(case, "NHWC"), name, 2)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution_channels_first(case: tuple) -> None:
+    check(conv(case, "NCHW"), "x86-64-v3", 1)
+    check(conv(case, "NHWC", from_nchw=True), "x86-64-v3", 1)
