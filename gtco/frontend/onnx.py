@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import google.protobuf.message
+import numpy
 import onnx
+import onnx.inliner
 from onnx import helper
 
 from gtco.errors import ModelError, ShapeError, UnsupportedError
@@ -49,6 +51,21 @@ def load_onnx(
         model = onnx.inliner.inline_local_functions(model)
     skeleton, weights = strip(model, folder)
     del model
+    return import_skeleton(
+        skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
+    )
+
+
+def import_skeleton(
+    skeleton: onnx.ModelProto,
+    weights: Mapping[str, numpy.ndarray],
+    *,
+    shapes: Mapping[str, int] | None = None,
+    simplify: bool = True,
+    simplify_timeout: float = 120,
+) -> ImportedModel:
+    """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
+    name). Changes it."""
     _check(skeleton)
     _set_shapes(skeleton, weights, dict(shapes or {}))
     notes: list[str] = []
@@ -57,25 +74,23 @@ def load_onnx(
         notes += [note] if note else []
     _refuse_unsupported(skeleton)
     module, labels = _translate(skeleton)
-    names = [
-        value.name for value in skeleton.graph.input if value.name not in _initializers(skeleton)
-    ]
+    inside = _initializers(skeleton)
+    names = [value.name for value in skeleton.graph.input if value.name not in inside]
     parameters = {p.name: name for p, name in zip(module["main"].params, names, strict=True)}
-    inputs = {
-        value.name: _type(value)
-        for value in skeleton.graph.input
-        if value.name not in weights and value.name in names
-    }
     return ImportedModel(
-        module,
-        inputs,
-        tuple(value.name for value in skeleton.graph.output),
-        weights,
-        parameters,
-        _opset(skeleton),
-        f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
-        tuple(notes),
-        labels,
+        module=module,
+        inputs={
+            v.name: _type(v)
+            for v in skeleton.graph.input
+            if v.name in names and v.name not in weights
+        },
+        outputs=tuple(value.name for value in skeleton.graph.output),
+        weights={name: weights[name] for name in names if name in weights},
+        parameters=parameters,
+        opset=_opset(skeleton),
+        producer=f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
+        notes=tuple(notes),
+        names=labels,
     )
 
 

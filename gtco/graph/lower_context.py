@@ -146,7 +146,9 @@ def _module(body: relax.Call, parameters: list[relax.Var], source: tvm.IRModule)
 
 def _require_legal(module: tvm.IRModule, name: str) -> None:
     try:
-        legal = relax.transform.LegalizeOps()(module)
+        with tvm.target.Target("llvm"):
+            legal = relax.backend.DispatchSortScan()(module)
+            legal = relax.transform.LegalizeOps()(legal)
     except Exception as error:
         raise NoRule(
             f"{name}: TVM cannot legalize it ({str(error).strip().splitlines()[-1]})"

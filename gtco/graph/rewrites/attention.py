@@ -14,7 +14,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
-from gtco.graph.rewrites.simplify_slices import axis_groups
+from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
 # A masked score this low is exp(...) = 0 in float32 beside any score that a model makes.

@@ -4,6 +4,7 @@ possible.
 before: reshape(reshape(x))                         after: reshape(x)
 before: permute(permute(x))                         after: permute(x), or x
 before: reshape(permute(x)), only units change      after: permute(reshape(x))
+before: reshape(permute(reshape(x))), axes split    after: permute(reshape(x))
 before: f(reshape(x)), f row by row                 after: reshape(f(x)), so that it meets the next
 reshape
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from gtco.graph.graph import Graph
 from gtco.graph.infer import broadcast_shapes
 from gtco.graph.rewrites.apply import apply_rule, made_by
+from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.tensor.operators import ELEMENTWISE, OPERATORS
 from gtco.tensor.stage import Dim, Operator, TensorType
 
@@ -54,7 +56,25 @@ def _reshape(graph: Graph, op: Operator) -> str | None:
         and graph.only_user(source)
     ):
         return _units_before_permute(graph, inner, op)
+    if inner is not None and graph.only_user(source) and made_by(graph, inner.inputs[0], "reshape"):
+        return _split_before_permute(graph, inner, op)
     return None
+
+
+def _split_before_permute(graph: Graph, permute: Operator, op: Operator) -> str | None:
+    """reshape(permute(x)) that only splits axes: each is split before the permute, where a reshape
+    is already."""
+    groups = axis_groups(tuple(map(int, permute.type.shape)), tuple(map(int, op.type.shape)))
+    if any(len(left) != 1 for left, _ in groups):
+        return None
+    parts = {
+        permute["axes"][left[0]]: right for left, right in groups
+    }  # axis of x -> axes of the output
+    order = [axis for source in sorted(parts) for axis in parts[source]]
+    shape = tuple(op.type.shape[axis] for axis in order)
+    x = graph.add("reshape", permute.inputs, TensorType(shape, op.type.dtype), name=op.name)
+    axes = [order.index(axis) for axis in range(len(order))]
+    return graph.add("permute", (x,), name=permute.name, axes=axes)
 
 
 def _no_units(shape: tuple[Dim, ...]) -> list[Dim]:

@@ -12,6 +12,7 @@ from math import prod
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by
+from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
 _ROUNDS = 10
@@ -72,27 +73,6 @@ def _above_permute(graph: Graph, op: Operator, permute: Operator) -> str:
         strides=strides,
     )
     return graph.add("permute", (x,), name=permute.name, axes=axes)
-
-
-def axis_groups(
-    source: tuple[int, ...], target: tuple[int, ...]
-) -> list[tuple[list[int], list[int]]]:
-    """Smallest groups of axes of a reshape with equal products: ([axes of source], [axes of
-    target])."""
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        left, right = [i] if i < len(source) else [], [j] if j < len(target) else []
-        i, j = i + len(left), j + len(right)
-        while prod(source[a] for a in left) != prod(target[a] for a in right):
-            if prod(source[a] for a in left) < prod(target[a] for a in right):
-                left.append(i)
-                i += 1
-            else:
-                right.append(j)
-                j += 1
-        groups.append((left, right))
-    return groups
 
 
 def _above_reshape(graph: Graph, op: Operator, reshape: Operator) -> str | None:
