@@ -16,10 +16,23 @@ if TYPE_CHECKING:
     from gtco.compiler import CompiledModel, compile_model, compile_to_file
     from gtco.runtime.module import Model, load
 
-__all__ = ["CompiledModel", "GtcoError", "Model", "__version__", "compile_model", "compile_to_file", "load"]
+__all__ = [
+    "CompiledModel",
+    "GtcoError",
+    "Model",
+    "__version__",
+    "compile_model",
+    "compile_to_file",
+    "load",
+]
 
-_HOMES = {"compile_model": "gtco.compiler", "compile_to_file": "gtco.compiler", "CompiledModel": "gtco.compiler",
-          "load": "gtco.runtime.module", "Model": "gtco.runtime.module"}
+_HOMES = {
+    "compile_model": "gtco.compiler",
+    "compile_to_file": "gtco.compiler",
+    "CompiledModel": "gtco.compiler",
+    "load": "gtco.runtime.module",
+    "Model": "gtco.runtime.module",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""compile_model: the steps from a model to a shared library, in order. The only place that orders them."""
+"""compile_model: the steps from a model to a shared library, in order. The only place that orders
+them.
+"""
 
 from __future__ import annotations
 
@@ -79,17 +81,24 @@ class CompiledModel:
         return self.model.outputs
 
 
-def compile_model(model: Any, example_inputs: Sequence[Any] | None = None, *, progress: Progress | None = None,
-                  **options: Any) -> CompiledModel:
+def compile_model(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompiledModel:
     """Compile a model and load the result.
 
-    ``model``: a torch ``nn.Module`` (with ``example_inputs``), an ``ExportedProgram``, or ONNX as a path, a ``ModelProto`` or
-    bytes. Options are the fields of :class:`gtco.options.CompileOptions`. Raises a :class:`gtco.errors.GtcoError` that says
-    what is wrong and what to do.
+    ``model``: a torch ``nn.Module`` (with ``example_inputs``), an ``ExportedProgram``, or ONNX as a
+    path, a ``ModelProto`` or bytes. Options are the fields of :class:`gtco.options.CompileOptions`.
+    Raises a :class:`gtco.errors.GtcoError` that says what is wrong and what to do.
     """
     folder = Path(tempfile.mkdtemp(prefix="gtco-"))
     try:
-        report = compile_to_file(model, folder / "model.so", example_inputs, progress=progress, **options)
+        report = compile_to_file(
+            model, folder / "model.so", example_inputs, progress=progress, **options
+        )
         return CompiledModel(load(folder / "model.so", temporary=True), report)
     except BaseException:
         for file in folder.iterdir():
@@ -98,9 +107,17 @@ def compile_model(model: Any, example_inputs: Sequence[Any] | None = None, *, pr
         raise
 
 
-def compile_to_file(model: Any, output: str | os.PathLike[str], example_inputs: Sequence[Any] | None = None, *,
-                    progress: Progress | None = None, **options: Any) -> CompileReport:
-    """Compile a model to ``output`` (a ``.so``, with a header beside it); see :func:`compile_model`."""
+def compile_to_file(
+    model: Any,
+    output: str | os.PathLike[str],
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompileReport:
+    """Compile a model to ``output`` (a ``.so``, with a header beside it); see
+    :func:`compile_model`.
+    """
     chosen = _options(options)
     return _Compilation(model, Path(output), example_inputs, chosen, progress or _silent).run()
 
@@ -109,8 +126,10 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
     known = {name: value for name, value in given.items() if value is not None}
     unknown = set(known) - set(CompileOptions.__dataclass_fields__)
     if unknown:
-        raise OptionError(f"unknown option {', '.join(sorted(unknown))}; known: "
-                          f"{', '.join(CompileOptions.__dataclass_fields__)}")
+        raise OptionError(
+            f"unknown option {', '.join(sorted(unknown))}; known: "
+            f"{', '.join(CompileOptions.__dataclass_fields__)}"
+        )
     if dump := known.get("dump"):
         known["dump"] = Path(dump)
     return CompileOptions(**known)
@@ -123,8 +142,14 @@ def _silent(phase: str, seconds: float | None, detail: str) -> None:
 class _Compilation:
     """One run of the steps."""
 
-    def __init__(self, model: Any, output: Path, example_inputs: Sequence[Any] | None, options: CompileOptions,
-                 progress: Progress) -> None:
+    def __init__(
+        self,
+        model: Any,
+        output: Path,
+        example_inputs: Sequence[Any] | None,
+        options: CompileOptions,
+        progress: Progress,
+    ) -> None:
         self.model, self.output, self.example_inputs = model, output, example_inputs
         self.options, self.progress = options, progress
         self.report = CompileReport()
@@ -147,11 +172,14 @@ class _Compilation:
             say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
         with self.phase("generate") as say:
             stages, kernels, choices = self.generate(stages, policy)
-            say(f"{len(kernels)} kernels, {sum(len(k.code) for k in kernels.values()) / 1024:.0f} KiB")
+            say(f"{len(kernels)} kernels, {sum(len(k.code) for k in kernels.values()) >> 10} KiB")
         with self.phase("link") as say:
             artifact = self.artifact(graph, stages, kernels, choices, policy)
             write_artifact(artifact, self.output, cc=compiler)
-            say(f"{artifact.weights_bytes / 1e6:.1f} MB of weights, {artifact.arena_bytes / 1e6:.1f} MB of arena")
+            say(
+                f"{artifact.weights_bytes / 1e6:.1f} MB of weights, "
+                f"{artifact.arena_bytes / 1e6:.1f} MB of arena"
+            )
         del artifact, graph
         if self.options.verify:
             with self.phase("verify") as say:
@@ -175,15 +203,19 @@ class _Compilation:
             self.options.dump.mkdir(parents=True, exist_ok=True)
             (self.options.dump / name).write_text(text)
 
-    # the steps --------------------------------------------------------------------------------------------------------
+    # the steps ------------------------------------------------------------------------------------
     def read(self) -> Any:
         """Model -> Relax, by the importer that its kind needs."""
         options = self.options
         if _is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
 
-            imported = load_onnx(self.model, shapes=options.shapes, simplify=options.simplify,
-                                 simplify_timeout=options.simplify_timeout)
+            imported = load_onnx(
+                self.model,
+                shapes=options.shapes,
+                simplify=options.simplify,
+                simplify_timeout=options.simplify_timeout,
+            )
         else:
             from gtco.frontend.pytorch import load_pytorch
 
@@ -216,20 +248,30 @@ class _Compilation:
         if machine.name != "native":
             return AnalyticPolicy(machine, self.options.threads)
         table = level0(machine)
-        return AnalyticPolicy(replace(table.target, cores=machine.cores), self.options.threads, table)
+        return AnalyticPolicy(
+            replace(table.target, cores=machine.cores), self.options.threads, table
+        )
 
     def fuse(self, graph: Graph, policy: AnalyticPolicy) -> list[Stage]:
         from gtco.graph.fusion import partition
 
         result = partition(graph, policy.predict)
         self.report.notes += result.notes
-        self.dump("5-stages.txt", "\n".join(
-            f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
-            for stage, cost in zip(result.stages, result.costs, strict=True)))
+        self.dump(
+            "5-stages.txt",
+            "\n".join(
+                f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
+                for stage, cost in zip(result.stages, result.costs, strict=True)
+            ),
+        )
         return list(result.stages)
 
-    def generate(self, stages: list[Stage], policy: AnalyticPolicy) -> tuple[list[Stage], dict[str, Kernel], dict[str, Any]]:
-        """Build every different stage; one that fails is cut into single operators on their fallback."""
+    def generate(
+        self, stages: list[Stage], policy: AnalyticPolicy
+    ) -> tuple[list[Stage], dict[str, Kernel], dict[str, Any]]:
+        """Build every different stage; one that fails is cut into single operators on their
+        fallback.
+        """
         kernels: dict[str, Kernel] = {}
         choices: dict[str, Any] = {}
         with Workers(self.options.workers or policy.target.cores) as workers:
@@ -238,8 +280,15 @@ class _Compilation:
                 jobs = []
                 for key, stage in todo.items():
                     choices[key] = _choose(stage, policy, attempt)
-                    jobs.append(Job(f"gtco_{key}", stage.canonical, choices[key].config, policy.target,
-                                    self.options.dump is not None))
+                    jobs.append(
+                        Job(
+                            f"gtco_{key}",
+                            stage.canonical,
+                            choices[key].config,
+                            policy.target,
+                            self.options.dump is not None,
+                        )
+                    )
                 failed: dict[str, Stage] = {}
                 done = 0
                 for answer in workers.build(jobs):
@@ -247,27 +296,53 @@ class _Compilation:
                     done += 1
                     if isinstance(answer, Failure):
                         failed[key] = todo[key]
-                        self.report.notes.append(f"stage {todo[key].label} (key {key}, {choices[key].config.to_json()}) could "
-                                                 f"not be built: {answer.reason}")
+                        self.report.notes.append(
+                            f"stage {todo[key].label} ({key}, {choices[key].config.to_json()}) could "
+                            f"not be built: {answer.reason}"
+                        )
                     else:
                         kernels[key] = answer
-                        self.dump(f"6-kernels/{answer.symbol}.txt", answer.text) if answer.text else None
+                        self.dump(
+                            f"6-kernels/{answer.symbol}.txt", answer.text
+                        ) if answer.text else None
                     self.progress("generate", None, f"{done}/{len(jobs)}")
                 if not failed:
                     return stages, kernels, choices
-                stages = [piece for stage in stages for piece in (_split(stage) if stage.key in failed else [stage])]
+                stages = [
+                    piece
+                    for stage in stages
+                    for piece in (_split(stage) if stage.key in failed else [stage])
+                ]
                 todo = {s.key: s for s in stages if s.key not in kernels}
-        raise BuildError("code generation failed even operator by operator:\n  " + "\n  ".join(self.report.notes[-len(failed):]))
+        raise BuildError(
+            "code generation failed even operator by operator:\n  "
+            + "\n  ".join(self.report.notes[-len(failed) :])
+        )
 
-    def artifact(self, graph: Graph, stages: list[Stage], kernels: Mapping[str, Kernel], choices: Mapping[str, Any],
-                 policy: AnalyticPolicy) -> Artifact:
+    def artifact(
+        self,
+        graph: Graph,
+        stages: list[Stage],
+        kernels: Mapping[str, Kernel],
+        choices: Mapping[str, Any],
+        policy: AnalyticPolicy,
+    ) -> Artifact:
         """Weights packed, intermediate tensors placed in the arena, one step per stage."""
         made = {stage.output.output: i for i, stage in enumerate(stages)}
-        last_use = {name: max((i for i, s in enumerate(stages) if any(x.name == name for x in s.inputs)), default=step)
-                    for name, step in made.items()}
+        last_use = {
+            name: max(
+                (i for i, s in enumerate(stages) if any(x.name == name for x in s.inputs)),
+                default=step,
+            )
+            for name, step in made.items()
+        }
         inner = [name for name in made if name not in graph.outputs]
-        offsets, arena = plan_arena([(graph.types[name].nbytes, made[name], last_use[name]) for name in inner])
-        where = {name: BufferRef("arena", offset) for name, offset in zip(inner, offsets, strict=True)}
+        offsets, arena = plan_arena(
+            [(graph.types[name].nbytes, made[name], last_use[name]) for name in inner]
+        )
+        where = {
+            name: BufferRef("arena", offset) for name, offset in zip(inner, offsets, strict=True)
+        }
         where |= {name: BufferRef("input", i) for i, name in enumerate(graph.inputs)}
         where |= {name: BufferRef("output", i) for i, name in enumerate(graph.outputs)}
         weights, constants, size = [], {}, 0
@@ -275,7 +350,9 @@ class _Compilation:
         for stage in stages:
             kernel = kernels[stage.key]
             buffers = []
-            for i, (original, renamed) in enumerate(zip(stage.inputs, stage.canonical.inputs, strict=True)):
+            for i, (original, renamed) in enumerate(
+                zip(stage.inputs, stage.canonical.inputs, strict=True)
+            ):
                 if not original.constant:
                     buffers.append(where[original.name])
                     continue
@@ -297,11 +374,22 @@ class _Compilation:
         self.report.weights_bytes, self.report.arena_bytes = size, arena
         machine = policy.target
         return Artifact(
-            name=_identifier(self.output.stem), inputs=_specs(graph, graph.inputs), outputs=_specs(graph, graph.outputs),
-            steps=tuple(steps), arena_bytes=arena, kernels={f"{k.symbol}.o": k.code for k in kernels.values()},
-            weights=weights, cpu_features=machine.features, threads=self.options.threads,
-            metadata={"gtco": _version("gtco"), "tvm": _version("apache-tvm"), "target": machine.to_json(),
-                      "notes": list(self.report.notes)})
+            name=_identifier(self.output.stem),
+            inputs=_specs(graph, graph.inputs),
+            outputs=_specs(graph, graph.outputs),
+            steps=tuple(steps),
+            arena_bytes=arena,
+            kernels={f"{k.symbol}.o": k.code for k in kernels.values()},
+            weights=weights,
+            cpu_features=machine.features,
+            threads=self.options.threads,
+            metadata={
+                "gtco": _version("gtco"),
+                "tvm": _version("apache-tvm"),
+                "target": machine.to_json(),
+                "notes": list(self.report.notes),
+            },
+        )
 
     def verify(self) -> None:
         from gtco.verification import verify
@@ -331,14 +419,24 @@ def _split(stage: Stage) -> list[Stage]:
 def _describe(stage: Stage, chosen: Any) -> dict[str, Any]:
     named = [op.name for op in stage.operators if op.name]
     moved = sum(i.type.nbytes for i in stage.inputs) + stage.output.type.nbytes
-    return {"name": named[-1] if named else stage.output.output, "key": stage.key, "operators": [op.kind for op in stage.operators],
-            "inputs": [str(i.type) for i in stage.inputs], "output": str(stage.output.type),
-            "structure": chosen.sketch.structure, "schedule": chosen.config.to_json(),
-            "flops": chosen.sketch.workload(chosen.config).flops, "bytes": moved, "predicted_seconds": chosen.seconds}
+    return {
+        "name": named[-1] if named else stage.output.output,
+        "key": stage.key,
+        "operators": [op.kind for op in stage.operators],
+        "inputs": [str(i.type) for i in stage.inputs],
+        "output": str(stage.output.type),
+        "structure": chosen.sketch.structure,
+        "schedule": chosen.config.to_json(),
+        "flops": chosen.sketch.workload(chosen.config).flops,
+        "bytes": moved,
+        "predicted_seconds": chosen.seconds,
+    }
 
 
 def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, graph.types[name].dtype, graph.types[name].shape) for name in names)
+    return tuple(
+        TensorSpec(name, graph.types[name].dtype, graph.types[name].shape) for name in names
+    )
 
 
 def _is_onnx(model: Any) -> bool:
@@ -348,8 +446,11 @@ def _is_onnx(model: Any) -> bool:
         return True
     if type(model).__name__ == "ExportedProgram" or callable(getattr(model, "parameters", None)):
         return False
-    raise ModelError(f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, a torch nn.Module "
-                     "with example_inputs, or a torch ExportedProgram")
+    raise ModelError(
+        f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or "
+        "ModelProto, a torch nn.Module "
+        "with example_inputs, or a torch ExportedProgram"
+    )
 
 
 def _check_output(path: Path) -> None:

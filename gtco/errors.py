@@ -1,6 +1,7 @@
 """The errors that gtco raises on purpose: what happened, where, and what to do next.
 
-Everything a user can cause derives from :class:`GtcoError`; ``assert`` and other exceptions mean a bug of ours.
+Everything a user can cause derives from :class:`GtcoError`; ``assert`` and other exceptions mean a
+bug of ours.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ class ModelError(GtcoError):
 
 
 class UnsupportedError(GtcoError):
-    """The model is valid but uses something gtco cannot compile; names every such operator and node."""
+    """The model is valid but uses something gtco cannot compile; names every such operator and
+    node.
+    """
 
 
 class ShapeError(GtcoError):

@@ -1,10 +1,11 @@
 """What the environment may set; the only module that reads it.
 
-=================== ====================================================================================
-GTCO_CACHE          folder of the machine's measured table (default ``~/.cache/gtco``)
-GTCO_NUM_THREADS    threads of a compiled model, read by the C runtime when it opens
-CC                  the C compiler that builds artifacts (default ``gcc``, then ``cc``, then ``clang``)
-=================== ====================================================================================
+===================
+==================================================================================== GTCO_CACHE
+folder of the machine's measured table (default ``~/.cache/gtco``) GTCO_NUM_THREADS    threads of a
+compiled model, read by the C runtime when it opens CC                  the C compiler that builds
+artifacts (default ``gcc``, then ``cc``, then ``clang``) ===================
+====================================================================================
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from gtco.errors import BuildError
 class CompileOptions:
     """How to compile.
 
-    ``target``: ``native`` or a name of ``gtco.target.TARGETS``; ``threads``: of the compiled model, 0 for all allowed cores;
-    ``shapes``: values of symbolic dimensions; ``simplify``/``simplify_timeout``: onnxsim and its seconds; ``workers``:
-    processes that generate code, 0 for one per core; ``dump``: folder for one readable file a phase; ``verify``: compare
+    ``target``: ``native`` or a name of ``gtco.target.TARGETS``; ``threads``: of the compiled model,
+    0 for all allowed cores; ``shapes``: values of symbolic dimensions;
+    ``simplify``/``simplify_timeout``: onnxsim and its seconds; ``workers``: processes that generate
+    code, 0 for one per core; ``dump``: folder for one readable file a phase; ``verify``: compare
     with the source model.
     """
 
@@ -50,5 +52,7 @@ def c_compiler() -> str:
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
             return path
-    raise BuildError(f"no C compiler found ({wanted or 'gcc, cc or clang'}): gtco links every model with one. "
-                     "Install gcc (Debian: apt-get install gcc libc6-dev) or set CC.")
+    raise BuildError(
+        f"no C compiler found ({wanted or 'gcc, cc or clang'}): gtco links every model with one. "
+        "Install gcc (Debian: apt-get install gcc libc6-dev) or set CC."
+    )

@@ -1,6 +1,7 @@
 """Machines as data: levels of memory, parallel units, instruction sets.
 
-A :class:`Target` is a frozen table, usable with no such machine at hand; :func:`detect` describes the one it runs on.
+A :class:`Target` is a frozen table, usable with no such machine at hand; :func:`detect` describes
+the one it runs on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from gtco.errors import OptionError
 
 @dataclass(frozen=True)
 class MemoryLevel:
-    """One level of the hierarchy: capacity in bytes, sustained bandwidth in bytes a second a core, latency in seconds."""
+    """One level of the hierarchy: capacity in bytes, sustained bandwidth in bytes a second a core,
+    latency in seconds.
+    """
 
     name: str
     capacity: int
@@ -28,8 +31,9 @@ class MemoryLevel:
 class Target:
     """A CPU: what code may use and what the analytic policy reckons with.
 
-    ``mcpu`` is LLVM's name; ``features`` are what an artifact asks of the CPU that opens it (CPUID names); ``lanes`` float32 per
-    vector; ``registers`` vector registers; ``fma_ports`` vector FMAs a cycle; ``frequency`` in Hz; ``memory`` from L1 outward.
+    ``mcpu`` is LLVM's name; ``features`` are what an artifact asks of the CPU that opens it (CPUID
+    names); ``lanes`` float32 per vector; ``registers`` vector registers; ``fma_ports`` vector FMAs
+    a cycle; ``frequency`` in Hz; ``memory`` from L1 outward.
     """
 
     name: str
@@ -51,9 +55,17 @@ class Target:
         return next(level for level in self.memory if level.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "mcpu": self.mcpu, "features": list(self.features), "lanes": self.lanes,
-                "registers": self.registers, "fma_ports": self.fma_ports, "frequency": self.frequency, "cores": self.cores,
-                "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory]}
+        return {
+            "name": self.name,
+            "mcpu": self.mcpu,
+            "features": list(self.features),
+            "lanes": self.lanes,
+            "registers": self.registers,
+            "fma_ports": self.fma_ports,
+            "frequency": self.frequency,
+            "cores": self.cores,
+            "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory],
+        }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Target:
@@ -68,28 +80,86 @@ V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 
 def _memory(l1: int, l2: int, l3: int, width: int, hz: float) -> tuple[MemoryLevel, ...]:
-    return (MemoryLevel("L1", l1 << 10, 2 * width * hz, 5 / hz),
-            MemoryLevel("L2", l2 << 10, width / 2 * hz, 14 / hz),
-            MemoryLevel("L3", l3 << 10, 8 * hz, 50 / hz, shared=True),
-            MemoryLevel("DRAM", 1 << 40, 8e9, 90e-9, shared=True))
+    return (
+        MemoryLevel("L1", l1 << 10, 2 * width * hz, 5 / hz),
+        MemoryLevel("L2", l2 << 10, width / 2 * hz, 14 / hz),
+        MemoryLevel("L3", l3 << 10, 8 * hz, 50 / hz, shared=True),
+        MemoryLevel("DRAM", 1 << 40, 8e9, 90e-9, shared=True),
+    )
 
 
-TARGETS: dict[str, Target] = {t.name: t for t in (
-    Target("x86-64-v3", "x86-64-v3", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
-    Target("x86-64-v4", "x86-64-v4", V4, 16, 32, 2, 3.0e9, 2, _memory(32, 1024, 16384, 64, 3.0e9)),
-    Target("znver3", "znver3", V3, 8, 16, 2, 3.6e9, 2, _memory(32, 512, 32768, 32, 3.6e9)),
-    Target("znver4", "znver4", (*V4, "avx512_bf16", "avx512_vnni"), 16, 32, 1, 3.7e9, 2, _memory(32, 1024, 32768, 64, 3.7e9)),
-    Target("znver5", "znver5", (*V4, "avx512_bf16", "avx512_vnni"), 16, 32, 2, 4.1e9, 2, _memory(48, 1024, 32768, 64, 4.1e9)),
-    Target("skylake-avx512", "skylake-avx512", V4, 16, 32, 2, 2.6e9, 2, _memory(32, 1024, 16384, 64, 2.6e9)),
-    Target("icelake-server", "icelake-server", (*V4, "avx512_vnni"), 16, 32, 2, 2.9e9, 2, _memory(48, 1280, 24576, 64, 2.9e9)),
-    Target("sapphirerapids", "sapphirerapids", (*V4, "avx512_bf16", "avx512_vnni"), 16, 32, 2, 2.9e9, 2,
-           _memory(48, 2048, 32768, 64, 2.9e9)),
-    Target("haswell", "haswell", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
-)}
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target("x86-64-v3", "x86-64-v3", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
+        Target(
+            "x86-64-v4", "x86-64-v4", V4, 16, 32, 2, 3.0e9, 2, _memory(32, 1024, 16384, 64, 3.0e9)
+        ),
+        Target("znver3", "znver3", V3, 8, 16, 2, 3.6e9, 2, _memory(32, 512, 32768, 32, 3.6e9)),
+        Target(
+            "znver4",
+            "znver4",
+            (*V4, "avx512_bf16", "avx512_vnni"),
+            16,
+            32,
+            1,
+            3.7e9,
+            2,
+            _memory(32, 1024, 32768, 64, 3.7e9),
+        ),
+        Target(
+            "znver5",
+            "znver5",
+            (*V4, "avx512_bf16", "avx512_vnni"),
+            16,
+            32,
+            2,
+            4.1e9,
+            2,
+            _memory(48, 1024, 32768, 64, 4.1e9),
+        ),
+        Target(
+            "skylake-avx512",
+            "skylake-avx512",
+            V4,
+            16,
+            32,
+            2,
+            2.6e9,
+            2,
+            _memory(32, 1024, 16384, 64, 2.6e9),
+        ),
+        Target(
+            "icelake-server",
+            "icelake-server",
+            (*V4, "avx512_vnni"),
+            16,
+            32,
+            2,
+            2.9e9,
+            2,
+            _memory(48, 1280, 24576, 64, 2.9e9),
+        ),
+        Target(
+            "sapphirerapids",
+            "sapphirerapids",
+            (*V4, "avx512_bf16", "avx512_vnni"),
+            16,
+            32,
+            2,
+            2.9e9,
+            2,
+            _memory(48, 2048, 32768, 64, 2.9e9),
+        ),
+        Target("haswell", "haswell", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
+    )
+}
 
 
 def target(name: str | Target = "native") -> Target:
-    """The target of that name; ``native`` is this machine. Unknown names raise :class:`OptionError`."""
+    """The target of that name; ``native`` is this machine. Unknown names raise
+    :class:`OptionError`.
+    """
     if isinstance(name, Target):
         return name
     if name == "native":
@@ -100,15 +170,21 @@ def target(name: str | Target = "native") -> Target:
 
 
 def detect() -> Target:
-    """This machine: the nearest row of the table with its own caches, cores and features; needs Linux's /proc and /sys."""
+    """This machine: the nearest row of the table with its own caches, cores and features; needs
+    Linux's /proc and /sys.
+    """
     info = _cpuinfo()
     flags = set(info.get("flags", "").split())
     if not flags.issuperset({"avx2", "fma"}):
-        raise OptionError("this CPU has no AVX2 and FMA, the least gtco generates code for; "
-                          "name the target to compile for another machine: --target x86-64-v4")
+        raise OptionError(
+            "this CPU has no AVX2 and FMA, the least gtco generates code for; "
+            "name the target to compile for another machine: --target x86-64-v4"
+        )
     base = TARGETS[_nearest(info, flags)]
     features = tuple(f for f in base.features if f in flags or f in ("lzcnt",))
-    memory = tuple(replace(level, capacity=_cache_bytes(level.name) or level.capacity) for level in base.memory)
+    memory = tuple(
+        replace(level, capacity=_cache_bytes(level.name) or level.capacity) for level in base.memory
+    )
     return replace(base, name="native", features=features, cores=allowed_cores(), memory=memory)
 
 

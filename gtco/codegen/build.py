@@ -24,7 +24,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A built kernel: its object file, what the runtime must know, how its constant inputs are laid out."""
+    """A built kernel: its object file, what the runtime must know, how its constant inputs are laid
+    out.
+    """
 
     symbol: str
     code: bytes
@@ -51,5 +53,11 @@ def build(job: Job) -> Kernel | Failure:
     if isinstance(program, Rejection):
         return Failure(job.symbol, program.reason)
     text = lower([program.function], job.target).script() if job.text else ""
-    return Kernel(job.symbol, object_code([program.function], job.target), program.tasks, program.workspace,
-                  dict(program.packings), text)
+    return Kernel(
+        job.symbol,
+        object_code([program.function], job.target),
+        program.tasks,
+        program.workspace,
+        dict(program.packings),
+        text,
+    )

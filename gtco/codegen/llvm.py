@@ -14,13 +14,21 @@ from gtco.target import Target
 
 
 def llvm_target(target: Target) -> Any:
-    """TVM's description of the target. 512-bit vectors are asked for: LLVM prefers 256 bits on some CPUs."""
-    attrs = [f"+{name}" for name in ("prefer-256-bit",)] if target.lanes < 16 else ["-prefer-256-bit"]
-    return tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu, "mattr": attrs, "num-cores": target.cores})
+    """TVM's description of the target. 512-bit vectors are asked for: LLVM prefers 256 bits on some
+    CPUs.
+    """
+    attrs = (
+        [f"+{name}" for name in ("prefer-256-bit",)] if target.lanes < 16 else ["-prefer-256-bit"]
+    )
+    return tvm.target.Target(
+        {"kind": "llvm", "mcpu": target.mcpu, "mattr": attrs, "num-cores": target.cores}
+    )
 
 
 def lower(functions: Sequence[Any], target: Target) -> Any:
-    """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed calling convention."""
+    """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
+    calling convention.
+    """
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),
@@ -33,7 +41,9 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
 
 
 def compile_functions(functions: Sequence[Any], target: Target) -> Any:
-    """A TVM runtime module whose ``write_to_file`` and ``inspect_source`` give the object, LLVM IR and assembly."""
+    """A TVM runtime module whose ``write_to_file`` and ``inspect_source`` give the object, LLVM IR
+    and assembly.
+    """
     return tvm.get_global_func("target.build.llvm")(lower(functions, target), llvm_target(target))
 
 

@@ -1,7 +1,8 @@
-"""Building kernels in worker processes: all cores busy, and a crash of the compiler is an answer, not the end.
+"""Building kernels in worker processes: all cores busy, and a crash of the compiler is an answer,
+not the end.
 
-Workers are forked from a server process that has imported TVM once. A job whose worker dies or overruns its time becomes a
-:class:`Failure`; the worker is replaced and the other jobs go on.
+Workers are forked from a server process that has imported TVM once. A job whose worker dies or
+overruns its time becomes a :class:`Failure`; the worker is replaced and the other jobs go on.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ def _serve(connection: Connection) -> None:
             answer: Kernel | Failure = build(job)
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            answer = Failure(job.symbol, f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(last.filename)}:"
-                                         f"{last.lineno})")
+            answer = Failure(
+                job.symbol,
+                f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(last.filename)}:"
+                f"{last.lineno})",
+            )
         connection.send(answer)
 
 
@@ -72,7 +76,9 @@ class _Worker:
 class Workers:
     """A few processes that build jobs; use as a context manager."""
 
-    def __init__(self, count: int, *, serve: Callable[[Connection], None] = _serve, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, count: int, *, serve: Callable[[Connection], None] = _serve, timeout: float = TIMEOUT
+    ) -> None:
         self.count, self.serve, self.timeout = max(1, count), serve, timeout
         self.workers: list[_Worker] = []
 
@@ -120,7 +126,10 @@ class Workers:
                     answer = worker.connection.recv()
                 except (EOFError, OSError):
                     worker.process.join(5)
-                    answer = Failure(worker.job.symbol, f"the compiler's process died ({_death(worker.process.exitcode)})")
+                    answer = Failure(
+                        worker.job.symbol,
+                        f"the compiler's process died ({_death(worker.process.exitcode)})",
+                    )
                     self.workers.remove(worker)
                 worker.job = None
                 yield answer

@@ -1,8 +1,10 @@
-"""The analytic policy: every stage's config from hardware limits and a recursive model, nothing measured (Helix, Section 5).
+"""The analytic policy: every stage's config from hardware limits and a recursive model, nothing
+measured (Helix, Section 5).
 
-Level 0 comes from a table (:mod:`gtco.search.level0`); the levels above follow equations 1 to 8. Two readings of the
-paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since a last partial wave takes as long as a
-whole one, and eq. 2's bandwidth belongs to the memory level that holds the working set.
+Level 0 comes from a table (:mod:`gtco.search.level0`); the levels above follow equations 1 to 8.
+Two readings of the paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since
+a last partial wave takes as long as a whole one, and eq. 2's bandwidth belongs to the memory level
+that holds the working set.
 """
 
 from __future__ import annotations
@@ -56,13 +58,17 @@ class AnalyticPolicy:
         return self._stages[key]
 
     def predict(self, stage: Stage) -> float:
-        """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's Algorithm 1)."""
+        """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's
+        Algorithm 1).
+        """
         chosen = self.choose(stage)
         return chosen.seconds if chosen else inf
 
     def ranked(self, sketch: Sketch, n: int) -> list[Choosing]:
         """The ``n`` configs of least predicted time, best first."""
-        priced = [Choosing(sketch, c, self.seconds(sketch.workload(c))) for c in self.candidates(sketch)]
+        priced = [
+            Choosing(sketch, c, self.seconds(sketch.workload(c))) for c in self.candidates(sketch)
+        ]
         return sorted(priced, key=lambda c: c.seconds)[:n]
 
     def _best(self, sketch: Sketch) -> Choosing:
@@ -76,12 +82,16 @@ class AnalyticPolicy:
         return best
 
     def candidates(self, sketch: Sketch) -> Iterator[Config]:
-        """Algorithm 2: the first decision is the lowest level; its best few go on, each with its multiples above."""
+        """Algorithm 2: the first decision is the lowest level; its best few go on, each with its
+        multiples above.
+        """
         first = sketch.next_decision({})
         if first is None or first.name != "tile":
             yield from configs(sketch)
             return
-        for tile in sorted(first.options, key=lambda t: -self._tile_rate(sketch, str(t)))[:TILES_KEPT]:
+        for tile in sorted(first.options, key=lambda t: -self._tile_rate(sketch, str(t)))[
+            :TILES_KEPT
+        ]:
             yield from self._extend(sketch, {"tile": tile})
 
     def _extend(self, sketch: Sketch, chosen: Mapping[str, Choice]) -> Iterator[Config]:
@@ -90,20 +100,32 @@ class AnalyticPolicy:
             yield Config(sketch.name, tuple(chosen.items()))
             return
         options = decision.options
-        if decision.name.startswith("chunks"):  # more tasks than that only cost packing and hand-outs
-            most = 16 * self.threads // prod(int(v) for name, v in chosen.items() if name.startswith("chunks"))
+        if decision.name.startswith(
+            "chunks"
+        ):  # more tasks than that only cost packing and hand-outs
+            most = (
+                16
+                * self.threads
+                // prod(int(v) for name, v in chosen.items() if name.startswith("chunks"))
+            )
             options = tuple(o for o in options if int(o) <= most) or options[:1]
         for option in options:
             yield from self._extend(sketch, {**chosen, decision.name: option})
 
     def _tile_rate(self, sketch: Sketch, name: str) -> float:
-        """Useful vector operations a second: the table's rate, less what rounding columns up to the tile wastes."""
+        """Useful vector operations a second: the table's rate, less what rounding columns up to the
+        tile wastes.
+        """
         assert self.level0 is not None
         tile = FmaTile.parse(name, self.target.lanes)
         columns = getattr(getattr(sketch, "view", None), "n", tile.columns)
-        return self.level0.rate(f"fma:{name}") * columns / (ceil(columns / tile.columns) * tile.columns)
+        return (
+            self.level0.rate(f"fma:{name}")
+            * columns
+            / (ceil(columns / tile.columns) * tile.columns)
+        )
 
-    # equations 1 to 8 -------------------------------------------------------------------------------------------------
+    # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:
         """T_runtime (eq. 8)."""
         assert self.level0 is not None
@@ -118,7 +140,9 @@ class AnalyticPolicy:
             time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
             time *= ceil(layer.parallel / self.threads) if layer.parallel > 1 else 1  # eq. 6, 7
         balance = ceil(tasks / self.threads) * cores / tasks if tasks else 1
-        extra = sum(units / self.level0.rate(kernel) for kernel, units in work.extra) / cores * balance
+        extra = (
+            sum(units / self.level0.rate(kernel) for kernel, units in work.extra) / cores * balance
+        )
         return LAUNCH + time + extra
 
     def transfer(self, stream: Stream, cores: int) -> float:

@@ -1,7 +1,9 @@
-"""The level-0 table: how fast each micro-kernel runs with its operands in L1, in vector operations a second of one core.
+"""The level-0 table: how fast each micro-kernel runs with its operands in L1, in vector operations
+a second of one core.
 
-Helix (Section 5.2) profiles level 0 because out-of-order execution defies a formula, and models every level above. A shipped
-default follows from the target's constants; :mod:`gtco.search.profile` measures this machine's table once and caches it.
+Helix (Section 5.2) profiles level 0 because out-of-order execution defies a formula, and models
+every level above. A shipped default follows from the target's constants; :mod:`gtco.search.profile`
+measures this machine's table once and caches it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Level0:
 
 
 def default_rate(target: Target, kernel: str) -> float:
-    """Bounds of a micro-kernel: FMA ports, latency over independent chains, and two loads a cycle."""
+    """A micro-kernel's bounds: FMA ports, latency over independent chains, two loads a cycle."""
     if not kernel.startswith("fma:"):
         return target.frequency * target.fma_ports
     tile = FmaTile.parse(kernel.removeprefix("fma:"), target.lanes)

@@ -1,7 +1,9 @@
-"""Measuring this machine once: micro-kernel rates (level 0), memory bandwidths, and the arithmetic peak.
+"""Measuring this machine once: micro-kernel rates (level 0), memory bandwidths, and the arithmetic
+peak.
 
-Takes a few seconds; the result is cached by CPU in the user's cache folder (``GTCO_CACHE``). Everything is timed on one
-core, the best of several rounds, since other tenants of a machine can only slow a round down.
+Takes a few seconds; the result is cached by CPU in the user's cache folder (``GTCO_CACHE``).
+Everything is timed on one core, the best of several rounds, since other tenants of a machine can
+only slow a round down.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 
 from gtco.codegen.llvm import object_code
 from gtco.errors import BuildError
-from gtco.options import cache_folder, c_compiler
+from gtco.options import c_compiler, cache_folder
 from gtco.search.level0 import Level0
 from gtco.target import Target, cpu_name, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
@@ -53,11 +55,15 @@ def cached(target: Target) -> Level0 | None:
 
 
 def measure(target: Target | None = None) -> Level0:
-    """Rates of all micro-kernels and bandwidths of all memory levels, by running them (a few seconds)."""
+    """Rates of all micro-kernels and bandwidths of all memory levels, by running them (a few
+    seconds).
+    """
     target = target or detect()
     tiles = micro_kernels(target)
     sizes = {m.name: _probe_bytes(target, i) for i, m in enumerate(target.memory)}
-    functions = [_tile_kernel(t) for t in tiles] + [_read_kernel(name, size, target) for name, size in sizes.items()]
+    functions = [_tile_kernel(t) for t in tiles] + [
+        _read_kernel(name, size, target) for name, size in sizes.items()
+    ]
     with _library(functions, target) as library:
         rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
         bandwidth = {name: _bandwidth(library, name, size) for name, size in sizes.items()}
@@ -68,7 +74,9 @@ def measure(target: Target | None = None) -> Level0:
 
 
 def measure_peak(threads: int, target: Target | None = None) -> float:
-    """The machine's float32 peak in FLOP/s: independent FMA chains in registers on ``threads`` threads at once, best round."""
+    """The machine's float32 peak in FLOP/s: independent FMA chains in registers on ``threads``
+    threads at once, best round.
+    """
     target = target or detect()
     chains = 24 if target.registers >= 32 else 12
     steps = 2_000_000
@@ -77,7 +85,9 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
         out = [np.zeros(chains * target.lanes, np.float32) for _ in range(threads)]
 
         def one(i: int) -> None:
-            library.peak(_pointer(out[i]), _pointer(out[i]), None, ctypes.c_int64(0), ctypes.c_int64(1))
+            library.peak(
+                _pointer(out[i]), _pointer(out[i]), None, ctypes.c_int64(0), ctypes.c_int64(1)
+            )
 
         best = float("inf")
         for _ in range(5):
@@ -91,12 +101,16 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
     return threads * flops / best
 
 
-# kernels --------------------------------------------------------------------------------------------------------------
+# kernels ------------------------------------------------------------------------------------------
 def _tile_kernel(tile: FmaTile) -> Any:
     def body(em: Emitter, args: KernelArguments) -> None:
         a, b = args.inputs["a"], args.inputs["b"]
         acc = em.registers(tile.rows * tile.columns)
-        cells = [(i, j, (i * tile.vectors + j) * tile.lanes) for i in range(tile.rows) for j in range(tile.vectors)]
+        cells = [
+            (i, j, (i * tile.vectors + j) * tile.lanes)
+            for i in range(tile.rows)
+            for j in range(tile.vectors)
+        ]
         for _, _, at in cells:
             em.store_vector(acc, [at], em.splat(0.0))
         with em.loop(REPEATS, "repeat"), em.loop(DEPTH, "k") as k:
@@ -110,7 +124,9 @@ def _tile_kernel(tile: FmaTile) -> Any:
             em.store_vector(args.output, [i, j * tile.lanes], em.load_vector(acc, [at]))
 
     types = {"a": TensorType((tile.rows, DEPTH)), "b": TensorType((DEPTH, tile.columns))}
-    return kernel(f"tile_{tile.name}", types, TensorType((tile.rows, tile.columns)), 0, tile.lanes, body)
+    return kernel(
+        f"tile_{tile.name}", types, TensorType((tile.rows, tile.columns)), 0, tile.lanes, body
+    )
 
 
 def _read_kernel(name: str, nbytes: int, target: Target) -> Any:
@@ -128,7 +144,9 @@ def _read_kernel(name: str, nbytes: int, target: Target) -> Any:
         for c in range(chains):
             em.store_vector(args.output, [c * lanes], em.load_vector(acc, [c * lanes]))
 
-    return kernel(f"read_{name}", {"x": TensorType((size,))}, TensorType((chains * lanes,)), 0, lanes, body)
+    return kernel(
+        f"read_{name}", {"x": TensorType((size,))}, TensorType((chains * lanes,)), 0, lanes, body
+    )
 
 
 def _peak_kernel(chains: int, steps: int, lanes: int) -> Any:
@@ -139,14 +157,18 @@ def _peak_kernel(chains: int, steps: int, lanes: int) -> Any:
             em.store_vector(acc, [c * lanes], em.load_vector(args.inputs["x"], [c * lanes]))
         with em.loop(steps, "step"):
             for c in range(chains):
-                em.store_vector(acc, [c * lanes], em.load_vector(acc, [c * lanes]) * factor + factor)
+                em.store_vector(
+                    acc, [c * lanes], em.load_vector(acc, [c * lanes]) * factor + factor
+                )
         for c in range(chains):
             em.store_vector(args.output, [c * lanes], em.load_vector(acc, [c * lanes]))
 
-    return kernel("peak", {"x": TensorType((chains * lanes,))}, TensorType((chains * lanes,)), 0, lanes, body)
+    return kernel(
+        "peak", {"x": TensorType((chains * lanes,))}, TensorType((chains * lanes,)), 0, lanes, body
+    )
 
 
-# timing ---------------------------------------------------------------------------------------------------------------
+# timing -------------------------------------------------------------------------------------------
 class _library:
     """Kernels linked into a library and loaded, for the time of a ``with``."""
 
@@ -158,7 +180,9 @@ class _library:
         try:
             subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise BuildError(f"cannot link the profiling kernels with {command[0]}: {error}") from error
+            raise BuildError(
+                f"cannot link the profiling kernels with {command[0]}: {error}"
+            ) from error
         self.library = ctypes.CDLL(str(base / "kernels.so"))
 
     def __enter__(self) -> Any:
@@ -172,7 +196,11 @@ def _tile_rate(library: Any, tile: FmaTile) -> float:
     a, b = _aligned(tile.rows * DEPTH), _aligned(DEPTH * tile.columns)
     out = _aligned(tile.rows * tile.columns)
     call = getattr(library, f"tile_{tile.name}")
-    seconds = _best(lambda: call(_pointer(a), _pointer(b), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(1)))
+    seconds = _best(
+        lambda: call(
+            _pointer(a), _pointer(b), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(1)
+        )
+    )
     return tile.rows * tile.vectors * DEPTH * REPEATS / seconds
 
 
@@ -188,7 +216,9 @@ def _bandwidth(library: Any, name: str, nbytes: int) -> float:
     x[...] = 1.0
     repeats = max(1, (8 << 20) // nbytes)
     call = getattr(library, f"read_{name}")
-    seconds = _best(lambda: call(_pointer(x), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(repeats)))
+    seconds = _best(
+        lambda: call(_pointer(x), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(repeats))
+    )
     return nbytes * repeats / seconds
 
 
@@ -204,7 +234,7 @@ def _best(call: Callable[[], object]) -> float:
 def _aligned(size: int) -> np.ndarray:
     raw = np.zeros(size + 16, np.float32)
     start = -(raw.ctypes.data // 4) % 16
-    return raw[start:start + size]
+    return raw[start : start + size]
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

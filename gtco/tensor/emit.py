@@ -1,9 +1,10 @@
 """A thin layer over TVM's TIR builder: what every sketch writes its loops with.
 
-Kernels have the ABI of ``gtco.runtime``: ``void symbol(buffers..., workspace, begin, end)`` over a range of tasks. They are
-built without TVM's packed convention, so an object file holds plain C functions and needs no TVM at run time. Index
-expressions are simplified here, where the loops' ranges are known; TVM's own simplifier would inline every ``let`` and
-let expressions grow exponentially.
+Kernels have the ABI of ``gtco.runtime``: ``void symbol(buffers..., workspace, begin, end)`` over a
+range of tasks. They are built without TVM's packed convention, so an object file holds plain C
+functions and needs no TVM at run time. Index expressions are simplified here, where the loops'
+ranges are known; TVM's own simplifier would inline every ``let`` and let expressions grow
+exponentially.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ class Emitter:
     lanes: int
     analyzer: Any = field(default_factory=Analyzer)
 
-    # loops -----------------------------------------------------------------------------------------------------------
+    # loops ----------------------------------------------------------------------------------------
     @contextmanager
-    def loop(self, extent: Expr, name: str = "i", kind: Callable[..., Any] = T.serial) -> Iterator[Expr]:
+    def loop(
+        self, extent: Expr, name: str = "i", kind: Callable[..., Any] = T.serial
+    ) -> Iterator[Expr]:
         """``for name in range(extent)``; a loop of one iteration disappears."""
         if isinstance(extent, int) and extent == 1:
             yield 0
@@ -63,7 +66,9 @@ class Emitter:
             yield var
 
     def vector(self, lanes: int, name: str = "v") -> Any:
-        """A loop whose iterations become the lanes of vector instructions; any number of lanes is legal."""
+        """A loop whose iterations become the lanes of vector instructions; any number of lanes is
+        legal.
+        """
         return self.loop(lanes, name, T.vectorized)
 
     @contextmanager
@@ -82,7 +87,9 @@ class Emitter:
         with T.If(condition), T.Then():
             yield
 
-    def branch(self, condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    def branch(
+        self, condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]
+    ) -> None:
         known = self.known(condition)
         if known is not None:
             (then if known else otherwise)()
@@ -100,7 +107,7 @@ class Emitter:
         value = self.analyzer.simplify(condition)
         return bool(value.value) if isinstance(value, tirx.IntImm) else None
 
-    # values ----------------------------------------------------------------------------------------------------------
+    # values ---------------------------------------------------------------------------------------
     def index(self, value: Expr) -> Expr:
         """The integer expression in its simplest form."""
         if isinstance(value, int):
@@ -110,7 +117,9 @@ class Emitter:
 
     def let(self, value: Expr, name: str = "x") -> Expr:
         """Evaluate once, use many times."""
-        if isinstance(value, int | float) or isinstance(value, tirx.Var | tirx.IntImm | tirx.FloatImm):
+        if isinstance(value, int | float) or isinstance(
+            value, tirx.Var | tirx.IntImm | tirx.FloatImm
+        ):
             return value
         var = T.Bind(value)
         IRBuilder.name(name, var)
@@ -134,7 +143,7 @@ class Emitter:
     def store(self, array: Array, index: Index, value: Expr) -> None:
         T.buffer_store(array.buffer, value, [self.index(array.flat(index))])
 
-    # whole vectors ---------------------------------------------------------------------------------------------------
+    # whole vectors --------------------------------------------------------------------------------
     def ramp(self, position: Expr, lanes: int | None = None) -> Expr:
         return tirx.Ramp(self.index(position), 1, lanes or self.lanes)
 
@@ -142,32 +151,46 @@ class Emitter:
         """``lanes`` neighbours starting at ``index`` (contiguous along the last axis)."""
         return array.buffer[self.ramp(array.flat(index), lanes)]
 
-    def store_vector(self, array: Array, index: Index, value: Expr, lanes: int | None = None) -> None:
+    def store_vector(
+        self, array: Array, index: Index, value: Expr, lanes: int | None = None
+    ) -> None:
         T.buffer_store(array.buffer, value, [self.ramp(array.flat(index), lanes)])
 
     def splat(self, value: Expr, lanes: int | None = None) -> Expr:
-        return tirx.Broadcast(tirx.const(value, "float32") if isinstance(value, int | float) else value, lanes or self.lanes)
+        return tirx.Broadcast(
+            tirx.const(value, "float32") if isinstance(value, int | float) else value,
+            lanes or self.lanes,
+        )
 
-    def reduce_vector(self, vector: Expr, combine: Callable[[Expr, Expr], Expr], lanes: int | None = None) -> Expr:
+    def reduce_vector(
+        self, vector: Expr, combine: Callable[[Expr, Expr], Expr], lanes: int | None = None
+    ) -> Expr:
         """Fold a vector's lanes into a scalar by halving: log2(lanes) steps."""
         width = lanes or self.lanes
         while width > 2:
             width //= 2
             dtype = f"float32x{width}"
-            low, high = tirx.vectorlow(dtype, vector), tirx.call_intrin(dtype, "tirx.vectorhigh", vector)
+            low, high = (
+                tirx.vectorlow(dtype, vector),
+                tirx.call_intrin(dtype, "tirx.vectorhigh", vector),
+            )
             vector = self.let(combine(low, high))
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
-    # memory ----------------------------------------------------------------------------------------------------------
+    # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:
-        """A small private array; with constant indices LLVM keeps it in registers, else on the stack."""
+        """A small private array; with constant indices LLVM keeps it in registers, else on the
+        stack.
+        """
         buffer = T.alloc_buffer((size,), dtype, scope="local")
         return Array(buffer, (size,), dtype)
 
 
 @dataclass(frozen=True)
 class KernelArguments:
-    """A kernel's parameters as arrays: inputs by name, the output, private scratch and the task range."""
+    """A kernel's parameters as arrays: inputs by name, the output, private scratch and the task
+    range.
+    """
 
     inputs: dict[str, Array]
     output: Array
@@ -176,20 +199,33 @@ class KernelArguments:
     end: Expr
 
     def scratch(self, shape: Sequence[int], offset: int) -> Array:
-        """A float32 view of the thread's workspace, ``offset`` elements in (a multiple of 16 keeps it aligned)."""
+        """A float32 view of the thread's workspace, ``offset`` elements in (a multiple of 16 keeps
+        it aligned).
+        """
         return Array(self.workspace.buffer, tuple(shape), "float32", offset)
 
 
-def kernel(symbol: str, inputs: dict[str, TensorType], output: TensorType, workspace: int, lanes: int,
-           body: Callable[[Emitter, KernelArguments], None]) -> Any:
-    """The TIR function ``symbol(inputs..., output, workspace, begin, end)`` whose body ``body`` emits.
+def kernel(
+    symbol: str,
+    inputs: dict[str, TensorType],
+    output: TensorType,
+    workspace: int,
+    lanes: int,
+    body: Callable[[Emitter, KernelArguments], None],
+) -> Any:
+    """The TIR function ``symbol(inputs..., output, workspace, begin, end)`` whose body ``body``
+    emits.
 
-    ``workspace`` is in bytes; ``inputs`` gives the types as the kernel sees them, packed constants in their packed shape.
+    ``workspace`` is in bytes; ``inputs`` gives the types as the kernel sees them, packed constants
+    in their packed shape.
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=False):
             T.func_name(symbol)
-            pointers = {name: T.arg(f"in{i}", T.handle(_storage(t.dtype))) for i, (name, t) in enumerate(inputs.items())}
+            pointers = {
+                name: T.arg(f"in{i}", T.handle(_storage(t.dtype)))
+                for i, (name, t) in enumerate(inputs.items())
+            }
             out = T.arg("out", T.handle(_storage(output.dtype)))
             scratch = T.arg("workspace", T.handle("float32"))
             begin, end = T.arg("begin", T.int64()), T.arg("end", T.int64())
@@ -197,8 +233,16 @@ def kernel(symbol: str, inputs: dict[str, TensorType], output: TensorType, works
             emitter = Emitter(lanes)
             arrays = {name: _array(pointers[name], t, name) for name, t in inputs.items()}
             work = TensorType((max(workspace // 4, 1),))
-            body(emitter, KernelArguments(arrays, _array(out, output, "out"), _array(scratch, work, "workspace"),
-                                          tirx.Cast("int32", begin), tirx.Cast("int32", end)))
+            body(
+                emitter,
+                KernelArguments(
+                    arrays,
+                    _array(out, output, "out"),
+                    _array(scratch, work, "workspace"),
+                    tirx.Cast("int32", begin),
+                    tirx.Cast("int32", end),
+                ),
+            )
     return builder.get()
 
 

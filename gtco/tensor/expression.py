@@ -1,9 +1,9 @@
 """A stage's element-wise and data-movement operators as index expressions.
 
-:class:`Reader` goes backward: the value of a tensor at an index, through any chain of element-wise and injective operators
-down to the stage's inputs (a prologue). :class:`Epilogue` goes forward: from an element that an anchor (a matmul, a
-reduction) has just computed to the element of the stage's output that it decides (a fused epilogue, transposed stores
-included).
+:class:`Reader` goes backward: the value of a tensor at an index, through any chain of element-wise
+and injective operators down to the stage's inputs (a prologue). :class:`Epilogue` goes forward:
+from an element that an anchor (a matmul, a reduction) has just computed to the element of the
+stage's output that it decides (a fused epilogue, transposed stores included).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def readable(op: Operator) -> bool:
 
 
 def reshape_index(index: Sequence[Expr], old: Sequence[int], new: Sequence[int]) -> list[Expr]:
-    """The index into shape ``new`` of the element at ``index`` of shape ``old``: both row-major, of one size.
+    """The index into shape ``new`` of the element at ``index`` of shape ``old``: both row-major, of
+    one size.
 
-    Dimensions are regrouped where prefix products agree, so that [197, 768] -> [197, 12, 64] divides 768 alone.
+    Dimensions are regrouped where prefix products agree, so that [197, 768] -> [197, 12, 64]
+    divides 768 alone.
     """
     result: list[Expr] = []
     i = j = 0
@@ -73,14 +75,18 @@ def _mod(a: Expr, b: int) -> Expr:
 
 
 def broadcast_index(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
-    """The index into an operand of ``shape`` that numpy's broadcasting reads for ``index`` of the result."""
-    tail = list(index)[len(index) - len(shape):]
+    """The index into an operand of ``shape`` that numpy's broadcasting reads for ``index`` of the
+    result.
+    """
+    tail = list(index)[len(index) - len(shape) :]
     return [0 if extent == 1 else i for extent, i in zip(shape, tail, strict=True)]
 
 
 @dataclass
 class Reader:
-    """Values of a stage's tensors at an index; ``known`` overrides tensors that the kernel holds itself."""
+    """Values of a stage's tensors at an index; ``known`` overrides tensors that the kernel holds
+    itself.
+    """
 
     stage: Stage
     emitter: Emitter
@@ -97,7 +103,9 @@ class Reader:
             return self.load(tensor, index)
         if pattern(op.kind) == ELEMENTWISE:
             args = [self.value(x, broadcast_index(index, self.shape(x))) for x in op.inputs]
-            return scalar.apply(self.emitter, op, args, [self.stage.types[x].dtype for x in op.inputs])
+            return scalar.apply(
+                self.emitter, op, args, [self.stage.types[x].dtype for x in op.inputs]
+            )
         return self.moved(op, index)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -118,12 +126,20 @@ class Reader:
                 inverse = sorted(range(len(shape)), key=op["axes"].__getitem__)
                 return self.value(source, [index[i] for i in inverse])
             case "slice":
-                return self.value(source, [b + i * s for b, i, s in zip(op["begin"], index, op["strides"], strict=True)])
+                return self.value(
+                    source,
+                    [b + i * s for b, i, s in zip(op["begin"], index, op["strides"], strict=True)],
+                )
             case "broadcast":
                 return self.value(source, broadcast_index(index, shape))
             case "roll":
-                return self.value(source, [_mod(i + (n - s) % n, n) if s % n else i
-                                           for i, s, n in zip(index, op["shifts"], shape, strict=True)])
+                return self.value(
+                    source,
+                    [
+                        _mod(i + (n - s) % n, n) if s % n else i
+                        for i, s, n in zip(index, op["shifts"], shape, strict=True)
+                    ],
+                )
             case "concat":
                 return self.concatenated(op, index)
             case "pad":
@@ -139,9 +155,12 @@ class Reader:
             offsets.append(offsets[-1] + self.shape(x)[axis])
         result: Expr = None
         for x, start, stop in reversed(list(zip(op.inputs, offsets, offsets[1:], strict=False))):
-            if self.emitter.known(index[axis] < start) is True or self.emitter.known(index[axis] >= stop) is True:
+            if (
+                self.emitter.known(index[axis] < start) is True
+                or self.emitter.known(index[axis] >= stop) is True
+            ):
                 continue
-            part = self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1:]])
+            part = self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
             result = part if result is None else T.if_then_else(index[axis] < stop, part, result)
         return result
 
@@ -153,14 +172,18 @@ class Reader:
                 if self.emitter.known(condition) is not True:
                     inside = condition if inside is True else tirx.all(inside, condition)
         value = self.value(op.inputs[0], inner)
-        return value if inside is True else T.if_then_else(inside, value, tirx.const(op["value"], op.type.dtype))
+        return (
+            value
+            if inside is True
+            else T.if_then_else(inside, value, tirx.const(op["value"], op.type.dtype))
+        )
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
-        where = self.value(op.inputs[1], index[axis:axis + rank])
+        where = self.value(op.inputs[1], index[axis : axis + rank])
         where = self.emitter.let(tirx.Cast("int32", where), "row")
         where = self.emitter.let(tirx.Select(where < 0, where + shape[axis], where), "row")
-        return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank:]])
+        return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
 
 
 def derived(stage: Stage, anchor: str) -> list[Operator]:
@@ -176,7 +199,9 @@ def derived(stage: Stage, anchor: str) -> list[Operator]:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The operators behind an anchor, when each maps its elements one to one; :func:`epilogue` checks that."""
+    """The operators behind an anchor, when each maps its elements one to one; :func:`epilogue`
+    checks that.
+    """
 
     stage: Stage
     anchor: str
@@ -206,9 +231,15 @@ class Epilogue:
             if op.kind in BIJECTIVE:
                 values[op.output] = values[op.inputs[0]]
                 continue
-            args = [values[x] if x in values else reader.value(x, broadcast_index(where[op.output], reader.shape(x)))
-                    for x in op.inputs]
-            values[op.output] = em.let(scalar.apply(em, op, args, [self.stage.types[x].dtype for x in op.inputs]))
+            args = [
+                values[x]
+                if x in values
+                else reader.value(x, broadcast_index(where[op.output], reader.shape(x)))
+                for x in op.inputs
+            ]
+            values[op.output] = em.let(
+                scalar.apply(em, op, args, [self.stage.types[x].dtype for x in op.inputs])
+            )
         output = self.stage.output.output
         return values[output], where[output]
 
@@ -221,15 +252,20 @@ def _forward(op: Operator, index: list[Expr], stage: Stage) -> list[Expr]:
         case "permute":
             return [index[a] for a in op["axes"]]
         case "roll":
-            return [_mod(i + s % n, n) if s % n else i for i, s, n in zip(index, op["shifts"], shape, strict=True)]
+            return [
+                _mod(i + s % n, n) if s % n else i
+                for i, s, n in zip(index, op["shifts"], shape, strict=True)
+            ]
     return index
 
 
 def epilogue(stage: Stage, anchor: str) -> Epilogue | None:
-    """The epilogue behind ``anchor``, or None where some operator is no one-to-one map of its elements.
+    """The epilogue behind ``anchor``, or None where some operator is no one-to-one map of its
+    elements.
 
-    Element-wise operators need all operands that depend on the anchor in the result's own shape and at the same position
-    (``x * sigmoid(x)`` is fine, ``x + transpose(x)`` is not); other operands must be readable from the stage's inputs.
+    Element-wise operators need all operands that depend on the anchor in the result's own shape and
+    at the same position (``x * sigmoid(x)`` is fine, ``x + transpose(x)`` is not); other operands
+    must be readable from the stage's inputs.
     """
     operators = derived(stage, anchor)
     space: dict[str, tuple[str, ...]] = {anchor: ()}  # the movement operators passed on the way

@@ -1,8 +1,10 @@
-"""The canonical operators: what the front end may produce, and what sketches, patterns and the reference understand.
+"""The canonical operators: what the front end may produce, and what sketches, patterns and the
+reference understand.
 
-Each row gives an operator's pattern (GTCO, Section III: injective, element-wise, opaque, reduction, complex-out-fusable),
-its number of inputs and the names of its attributes. Broadcasting is numpy's; negative axes are made positive on the way in.
-Whatever has no row here travels as ``relax``: an opaque operator that carries its own Relax program.
+Each row gives an operator's pattern (GTCO, Section III: injective, element-wise, opaque, reduction,
+complex-out-fusable), its number of inputs and the names of its attributes. Broadcasting is numpy's;
+negative axes are made positive on the way in. Whatever has no row here travels as ``relax``: an
+opaque operator that carries its own Relax program.
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
-    "element-wise", "injective", "reduction", "complex-out-fusable", "opaque")
+    "element-wise",
+    "injective",
+    "reduction",
+    "complex-out-fusable",
+    "opaque",
+)
 
 
 @dataclass(frozen=True)
@@ -29,51 +36,105 @@ def _rows(pattern: str, arity: int, names: str) -> dict[str, OperatorInfo]:
 
 OPERATORS: dict[str, OperatorInfo] = {
     # element-wise, one input
-    **_rows(ELEMENTWISE, 1, "relu gelu gelu_tanh silu sigmoid tanh exp log sqrt rsqrt erf negative abs floor ceil round "
-                            "sign sin cos tan asin acos atan sinh cosh asinh acosh atanh logical_not isnan isinf "
-                            "softplus softsign mish hardswish bitwise_not trunc"),
+    **_rows(
+        ELEMENTWISE,
+        1,
+        "relu gelu gelu_tanh silu sigmoid tanh exp log sqrt rsqrt erf negative abs floor ceil "
+        "round "
+        "sign sin cos tan asin acos atan sinh cosh asinh acosh atanh logical_not isnan isinf "
+        "softplus softsign mish hardswish bitwise_not trunc",
+    ),
     "cast": OperatorInfo(ELEMENTWISE, (1, 1), (), "the output's dtype says to what"),
     "clip": OperatorInfo(ELEMENTWISE, (1, 1), ("min", "max"), "either bound may be infinite"),
     "leaky_relu": OperatorInfo(ELEMENTWISE, (1, 1), ("alpha",)),
     "elu": OperatorInfo(ELEMENTWISE, (1, 1), ("alpha",), "x if x > 0 else alpha * (exp(x) - 1)"),
-    "hardsigmoid": OperatorInfo(ELEMENTWISE, (1, 1), ("alpha", "beta"), "clip(alpha * x + beta, 0, 1)"),
+    "hardsigmoid": OperatorInfo(
+        ELEMENTWISE, (1, 1), ("alpha", "beta"), "clip(alpha * x + beta, 0, 1)"
+    ),
     # element-wise, two and three inputs, broadcasting
-    **_rows(ELEMENTWISE, 2, "add subtract multiply divide power maximum minimum mod floor_mod floor_divide equal not_equal less "
-                            "less_equal greater greater_equal logical_and logical_or logical_xor "
-                            "bitwise_and bitwise_or bitwise_xor left_shift right_shift"),
+    **_rows(
+        ELEMENTWISE,
+        2,
+        "add subtract multiply divide power maximum minimum mod floor_mod floor_divide equal "
+        "not_equal less "
+        "less_equal greater greater_equal logical_and logical_or logical_xor "
+        "bitwise_and bitwise_or bitwise_xor left_shift right_shift",
+    ),
     "where": OperatorInfo(ELEMENTWISE, (3, 3), (), "where(condition, x, y)"),
     # data movement: each output element is one input element (or a constant)
     "identity": OperatorInfo(INJECTIVE, (1, 1)),
     "reshape": OperatorInfo(INJECTIVE, (1, 1), (), "row-major; also squeeze, unsqueeze, flatten"),
     "permute": OperatorInfo(INJECTIVE, (1, 1), ("axes",), "output axis i is input axis axes[i]"),
-    "slice": OperatorInfo(INJECTIVE, (1, 1), ("begin", "strides"), "per axis; the output's shape says how many"),
+    "slice": OperatorInfo(
+        INJECTIVE, (1, 1), ("begin", "strides"), "per axis; the output's shape says how many"
+    ),
     "concat": OperatorInfo(INJECTIVE, (1, 1 << 30), ("axis",)),
     "broadcast": OperatorInfo(INJECTIVE, (1, 1), (), "numpy.broadcast_to the output's shape"),
-    "pad": OperatorInfo(INJECTIVE, (1, 1), ("before", "after", "value"), "constant padding, per axis"),
-    "roll": OperatorInfo(INJECTIVE, (1, 1), ("shifts",), "per axis: out[i] = in[(i - shift) mod n]"),
-    "gather": OperatorInfo(INJECTIVE, (2, 2), ("axis",), "numpy.take(x, indices, axis); negative indices count back"),
+    "pad": OperatorInfo(
+        INJECTIVE, (1, 1), ("before", "after", "value"), "constant padding, per axis"
+    ),
+    "roll": OperatorInfo(
+        INJECTIVE, (1, 1), ("shifts",), "per axis: out[i] = in[(i - shift) mod n]"
+    ),
+    "gather": OperatorInfo(
+        INJECTIVE, (2, 2), ("axis",), "numpy.take(x, indices, axis); negative indices count back"
+    ),
     # reductions
-    **{name: OperatorInfo(REDUCTION, (1, 1), ("axes", "keepdims")) for name in ("sum", "mean", "max", "min", "prod")},
+    **{
+        name: OperatorInfo(REDUCTION, (1, 1), ("axes", "keepdims"))
+        for name in ("sum", "mean", "max", "min", "prod")
+    },
     "softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
     "log_softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
-    "layer_norm": OperatorInfo(REDUCTION, (3, 3), ("epsilon",), "x, gamma, beta over the last axis: (x-mean)/sqrt(var+eps)*g+b"),
+    "layer_norm": OperatorInfo(
+        REDUCTION,
+        (3, 3),
+        ("epsilon",),
+        "x, gamma, beta over the last axis: (x-mean)/sqrt(var+eps)*g+b",
+    ),
     "rms_norm": OperatorInfo(REDUCTION, (2, 2), ("epsilon",), "x, gamma over the last axis"),
     # complex, and an epilogue can be fused behind them
-    "matmul": OperatorInfo(COMPLEX, (2, 2), (), "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast"),
-    "conv2d": OperatorInfo(COMPLEX, (2, 2), ("strides", "padding", "dilation", "groups", "layout"),
-                           "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right)"),
-    "attention": OperatorInfo(COMPLEX, (3, 4), ("scale",),
-                              "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
-                              "bias broadcasts to [..., M, N]"),
+    "matmul": OperatorInfo(
+        COMPLEX,
+        (2, 2),
+        (),
+        "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast",
+    ),
+    "conv2d": OperatorInfo(
+        COMPLEX,
+        (2, 2),
+        ("strides", "padding", "dilation", "groups", "layout"),
+        "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right)",
+    ),
+    "attention": OperatorInfo(
+        COMPLEX,
+        (3, 4),
+        ("scale",),
+        "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
+        "bias broadcasts to [..., M, N]",
+    ),
     # opaque: a stage of their own
-    "max_pool2d": OperatorInfo(OPAQUE, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")),
-    "avg_pool2d": OperatorInfo(OPAQUE, (1, 1), ("kernel", "strides", "padding", "count_include_pad", "layout")),
-    "resize2d": OperatorInfo(OPAQUE, (1, 1), ("method", "coordinates", "rounding", "cubic_alpha", "layout"),
-                             "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
-                             "pytorch_half_pixel; the output's shape says how large"),
-    "relax": OperatorInfo(OPAQUE, (0, 1 << 30), ("module", "op", "result"),
-                          "a Relax module in TVM's JSON whose function 'main' takes the inputs; 'op' names it for people; "
-                          "'result' picks a field where it returns a tuple (-1: no tuple)"),
+    "max_pool2d": OperatorInfo(
+        OPAQUE, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")
+    ),
+    "avg_pool2d": OperatorInfo(
+        OPAQUE, (1, 1), ("kernel", "strides", "padding", "count_include_pad", "layout")
+    ),
+    "resize2d": OperatorInfo(
+        OPAQUE,
+        (1, 1),
+        ("method", "coordinates", "rounding", "cubic_alpha", "layout"),
+        "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
+        "pytorch_half_pixel; the output's shape says how large",
+    ),
+    "relax": OperatorInfo(
+        OPAQUE,
+        (0, 1 << 30),
+        ("module", "op", "result"),
+        "a Relax module in TVM's JSON whose function 'main' takes the inputs; 'op' names it for "
+        "people; "
+        "'result' picks a field where it returns a tuple (-1: no tuple)",
+    ),
 }
 
 

@@ -1,8 +1,9 @@
 """One space, many policies: decisions, configs, and the sketch that has them.
 
-A sketch is a stage with a chosen loop structure; what the structure leaves open is an ordered list of named decisions
-(GTCO Section IV-D; the order is what a tuner mutates, an analyzer enumerates and a language model reads). A policy picks a
-:class:`Config`; ``build`` turns it into a program or a :class:`Rejection`.
+A sketch is a stage with a chosen loop structure; what the structure leaves open is an ordered list
+of named decisions (GTCO Section IV-D; the order is what a tuner mutates, an analyzer enumerates and
+a language model reads). A policy picks a :class:`Config`; ``build`` turns it into a program or a
+:class:`Rejection`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Rejection:
 class Packing:
     """How a constant input is laid out before it is stored in the artifact.
 
-    The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by ``pad``, viewed as
-    ``split`` and transposed by ``order``; every field is data, so a packing crosses processes and goes to JSON.
+    The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
+    ``pad``, viewed as ``split`` and transposed by ``order``; every field is data, so a packing
+    crosses processes and goes to JSON.
     """
 
     shape: tuple[int, ...]
@@ -80,8 +82,9 @@ class Packing:
 class Program:
     """What ``build`` yields: a TIR function and what the runtime must know to call it.
 
-    ``tasks``: the extent of the parallel range; ``workspace``: private scratch in bytes a thread; ``packings``: how constant
-    inputs are laid out, by input name; ``sources``: LLVM IR modules the function calls into.
+    ``tasks``: the extent of the parallel range; ``workspace``: private scratch in bytes a thread;
+    ``packings``: how constant inputs are laid out, by input name; ``sources``: LLVM IR modules the
+    function calls into.
     """
 
     function: Any
@@ -95,8 +98,8 @@ class Program:
 class Stream:
     """Bytes that one iteration reads or writes, out of a working set of ``resident`` bytes.
 
-    The working set says where the bytes come from: the innermost level of memory that holds it (Helix eq. 1). ``memory``
-    names the level where it is known, as "DRAM" for weights.
+    The working set says where the bytes come from: the innermost level of memory that holds it
+    (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights.
     """
 
     nbytes: float
@@ -106,7 +109,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Layer:
-    """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below, each loading and storing.
+    """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below,
+    each loading and storing.
 
     ``parallel`` is N_ParIter of eq. 6.
     """
@@ -119,11 +123,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Workload:
-    """What the analytic policy prices: level 0 by its kind and size, the levels above as layers, inner to outer.
+    """What the analytic policy prices: level 0 by its kind and size, the levels above as layers,
+    inner to outer.
 
-    ``kernel`` is a row of the level-0 table: ``fma:6x4`` (the micro-kernel of 6 rows and 4 vectors) or ``vector`` (one vector
-    operation); ``work`` is how many units of it one iteration of the innermost layer runs (for ``fma``: vector FMAs).
-    ``extra`` adds level-0 work of other kinds, over all tasks, as (kernel, units). ``flops`` is what the stage is counted for.
+    ``kernel`` is a row of the level-0 table: ``fma:6x4`` (the micro-kernel of 6 rows and 4 vectors)
+    or ``vector`` (one vector operation); ``work`` is how many units of it one iteration of the
+    innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds,
+    over all tasks, as (kernel, units). ``flops`` is what the stage is counted for.
     """
 
     kernel: str
@@ -134,9 +140,12 @@ class Workload:
 
 
 class Sketch(Protocol):
-    """A stage with a loop structure. Sketches are frozen dataclasses; ``name`` says which rule made them."""
+    """A stage with a loop structure. Sketches are frozen dataclasses; ``name`` says which rule made
+    them.
+    """
 
-    stage: Stage
+    @property
+    def stage(self) -> Stage: ...
 
     @property
     def name(self) -> str: ...
@@ -147,7 +156,9 @@ class Sketch(Protocol):
         ...
 
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
-        """The first decision that ``chosen`` leaves open, with its options; None when it is complete."""
+        """The first decision that ``chosen`` leaves open, with its options; None when it is
+        complete.
+        """
         ...
 
     def workload(self, config: Config) -> Workload: ...
@@ -168,5 +179,9 @@ def configs(sketch: Sketch, chosen: Mapping[str, Choice] | None = None) -> Itera
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
     """Types of a stage's inputs as its kernel sees them."""
-    return {i.name: TensorType(packings[i.name].packed_shape, i.type.dtype) if i.name in packings else i.type
-            for i in stage.inputs}
+    return {
+        i.name: TensorType(packings[i.name].packed_shape, i.type.dtype)
+        if i.name in packings
+        else i.type
+        for i in stage.inputs
+    }

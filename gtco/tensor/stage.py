@@ -1,7 +1,7 @@
 """Tensor types, operators and stages: the values that every layer above exchanges.
 
-A model is a DAG of :class:`Operator`; a :class:`Stage` is a connected piece of it that becomes one kernel (the ``(V', F)``
-of GTCO, Section IV-B). All are frozen, hashable and go to JSON and back.
+A model is a DAG of :class:`Operator`; a :class:`Stage` is a connected piece of it that becomes one
+kernel (the ``(V', F)`` of GTCO, Section IV-B). All are frozen, hashable and go to JSON and back.
 """
 
 from __future__ import annotations
@@ -17,8 +17,21 @@ from typing import Any
 Dim = int | str  # a number, or the name of a symbolic size
 Attrs = tuple[tuple[str, Any], ...]
 
-ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
-              "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1}
+ITEM_BYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +69,12 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator: ``output = kind(*inputs, **attrs)``; tensors are named, ``type`` is the output's.
+    """One operator: ``output = kind(*inputs, **attrs)``; tensors are named, ``type`` is the
+    output's.
 
-    ``kind`` is a row of ``gtco.tensor.operators.OPERATORS``, which says what it means and which attributes it takes.
-    ``name`` is for people (the ONNX node's where there is one) and does not count in a stage's key.
+    ``kind`` is a row of ``gtco.tensor.operators.OPERATORS``, which says what it means and which
+    attributes it takes. ``name`` is for people (the ONNX node's where there is one) and does not
+    count in a stage's key.
     """
 
     kind: str
@@ -74,7 +89,9 @@ class Operator:
         for name, value in self.attrs:
             if name == key:
                 return value
-        raise KeyError(f"operator {self.name or self.output} ({self.kind}) has no attribute {key!r}")
+        raise KeyError(
+            f"operator {self.name or self.output} ({self.kind}) has no attribute {key!r}"
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         return next((value for name, value in self.attrs if name == key), default)
@@ -82,7 +99,9 @@ class Operator:
 
 @dataclass(frozen=True)
 class StageInput:
-    """A tensor that a stage reads. A constant's value is known at compile time, so it can be packed."""
+    """A tensor that a stage reads. A constant's value is known at compile time, so it can be
+    packed.
+    """
 
     name: str
     type: TensorType
@@ -91,10 +110,11 @@ class StageInput:
 
 @dataclass(frozen=True)
 class Stage:
-    """A connected piece of the graph that becomes one kernel: operators in topological order, one output.
+    """A connected piece of the graph that becomes one kernel: operators in topological order, one
+    output.
 
-    Every tensor but the last is used inside the stage alone, so a stage never needs a second output and a partition into
-    stages never has a cycle.
+    Every tensor but the last is used inside the stage alone, so a stage never needs a second output
+    and a partition into stages never has a cycle.
     """
 
     inputs: tuple[StageInput, ...]
@@ -122,18 +142,26 @@ class Stage:
 
     @cached_property
     def canonical(self) -> Stage:
-        """The same stage with tensors named by position and people's names dropped: equal for equal programs."""
+        """The same stage with tensors named by position and people's names dropped: equal for equal
+        programs.
+        """
         names = {i.name: f"p{n}" for n, i in enumerate(self.inputs)}
         names |= {op.output: f"t{n}" for n, op in enumerate(self.operators)}
         return Stage(
             tuple(StageInput(names[i.name], i.type, i.constant) for i in self.inputs),
-            tuple(Operator(op.kind, tuple(names[i] for i in op.inputs), names[op.output], op.type, op.attrs)
-                  for op in self.operators),
+            tuple(
+                Operator(
+                    op.kind, tuple(names[i] for i in op.inputs), names[op.output], op.type, op.attrs
+                )
+                for op in self.operators
+            ),
         )
 
     @cached_property
     def key(self) -> str:
-        """Hash of the canonical program, 16 hex digits: the same program has the same key in any model."""
+        """Hash of the canonical program, 16 hex digits: the same program has the same key in any
+        model.
+        """
         text = json.dumps(self.canonical.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -145,21 +173,37 @@ class Stage:
     def to_json(self) -> dict[str, Any]:
         return {
             "inputs": [[i.name, list(i.type.shape), i.type.dtype, i.constant] for i in self.inputs],
-            "operators": [[op.kind, list(op.inputs), op.output, list(op.type.shape), op.type.dtype, dict(op.attrs), op.name]
-                          for op in self.operators],
+            "operators": [
+                [
+                    op.kind,
+                    list(op.inputs),
+                    op.output,
+                    list(op.type.shape),
+                    op.type.dtype,
+                    dict(op.attrs),
+                    op.name,
+                ]
+                for op in self.operators
+            ],
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Stage:
         return Stage(
             tuple(StageInput(n, TensorType(tuple(s), d), c) for n, s, d, c in data["inputs"]),
-            tuple(Operator(k, tuple(i), o, TensorType(tuple(s), d), make_attrs(**a), n)
-                  for k, i, o, s, d, a, n in data["operators"]),
+            tuple(
+                Operator(k, tuple(i), o, TensorType(tuple(s), d), make_attrs(**a), n)
+                for k, i, o, s, d, a, n in data["operators"]
+            ),
         )
 
 
-def make_stage(operators: Iterable[Operator], types: Mapping[str, TensorType], constants: Iterable[str]) -> Stage:
-    """A stage of these operators (topological order); its inputs are what they read and do not make, in order of use."""
+def make_stage(
+    operators: Iterable[Operator], types: Mapping[str, TensorType], constants: Iterable[str]
+) -> Stage:
+    """A stage of these operators (topological order); its inputs are what they read and do not
+    make, in order of use.
+    """
     ops = tuple(operators)
     made = {op.output for op in ops}
     read = dict.fromkeys(name for op in ops for name in op.inputs if name not in made)

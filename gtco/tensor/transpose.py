@@ -10,9 +10,11 @@ from gtco.tensor.emit import Emitter, Expr
 
 
 def transpose(em: Emitter, rows: Sequence[Expr]) -> list[Expr]:
-    """n vectors of n lanes (n a power of two) -> the n columns, by log2(n) rounds of two-operand shuffles.
+    """n vectors of n lanes (n a power of two) -> the n columns, by log2(n) rounds of two-operand
+    shuffles.
 
-    Round b exchanges, for rows i and i + b, the lanes that have bit b clear in one and set in the other.
+    Round b exchanges, for rows i and i + b, the lanes that have bit b clear in one and set in the
+    other.
     """
     n = len(rows)
     current = list(rows)

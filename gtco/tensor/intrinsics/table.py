@@ -1,8 +1,9 @@
 """The register level as data: micro-kernels built on vector FMA, one row each.
 
-An intrinsic is described by its compute abstraction (the loop extents it covers and which operand each loop indexes) and its
-memory abstraction (what it holds in registers), after GTCO Section V-B. :func:`micro_kernels` lists the rows that a
-target's register file admits (FILTERBYISA of Helix, Alg. 2).
+An intrinsic is described by its compute abstraction (the loop extents it covers and which operand
+each loop indexes) and its memory abstraction (what it holds in registers), after GTCO Section V-B.
+:func:`micro_kernels` lists the rows that a target's register file admits (FILTERBYISA of Helix,
+Alg. 2).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ FMA_LATENCY = 4  # cycles; chains needed to fill the ports: latency x ports
 
 @dataclass(frozen=True)
 class FmaTile:
-    """C[rows, vectors*lanes] += A[rows, k] x B[k, vectors*lanes], C in registers, A broadcast, B loaded by vectors.
+    """C[rows, vectors*lanes] += A[rows, k] x B[k, vectors*lanes], C in registers, A broadcast, B
+    loaded by vectors.
 
-    Compute abstraction: i indexes (C, A), j indexes (C, B), k is reduced and indexes (A, B). Memory abstraction: rows*vectors
-    accumulators, ``vectors`` registers of B, one of A.
+    Compute abstraction: i indexes (C, A), j indexes (C, B), k is reduced and indexes (A, B). Memory
+    abstraction: rows*vectors accumulators, ``vectors`` registers of B, one of A.
     """
 
     rows: int
@@ -51,8 +53,9 @@ class FmaTile:
 
 
 def micro_kernels(target: Target) -> tuple[FmaTile, ...]:
-    """Tiles that fit the registers, widest rows first for each number of vectors; none that could not hide FMA's latency
-    and has a taller sibling."""
+    """Tiles that fit the registers, widest rows first for each number of vectors; none that could
+    not hide FMA's latency and has a taller sibling.
+    """
     tiles = []
     for vectors in (1, 2, 3, 4, 6):
         tallest = (target.registers - 1 - vectors) // vectors
@@ -61,8 +64,24 @@ def micro_kernels(target: Target) -> tuple[FmaTile, ...]:
 
 
 # vector instructions of one element-wise operator, for the analytic policy; others count as 2
-ELEMENTWISE_COST = {"gelu": 22, "gelu_tanh": 24, "exp": 14, "erf": 18, "tanh": 18, "sigmoid": 20, "silu": 21, "divide": 8,
-                    "sqrt": 8, "rsqrt": 10, "log": 18, "power": 60, "reshape": 0, "permute": 0, "identity": 0, "roll": 0}
+ELEMENTWISE_COST = {
+    "gelu": 22,
+    "gelu_tanh": 24,
+    "exp": 14,
+    "erf": 18,
+    "tanh": 18,
+    "sigmoid": 20,
+    "silu": 21,
+    "divide": 8,
+    "sqrt": 8,
+    "rsqrt": 10,
+    "log": 18,
+    "power": 60,
+    "reshape": 0,
+    "permute": 0,
+    "identity": 0,
+    "roll": 0,
+}
 
 
 def epilogue_vectors(tail: Epilogue) -> float:

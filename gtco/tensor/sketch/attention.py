@@ -1,4 +1,5 @@
-"""Sketch rule for fused attention, structure SSSR-RSRS (GTCO, Section IV-D): scores never leave the cache.
+"""Sketch rule for fused attention, structure SSSR-RSRS (GTCO, Section IV-D): scores never leave the
+cache.
 
 ::
 
@@ -6,10 +7,11 @@
       pack K transposed [n / lanes, d, lanes], V [n, e]           # once a task, stays in L2
       for block of mr (or mr - 1) query rows:
         scores[mr, n] = scale * Q[mr, d] x K^T[d, n]              # micro-kernel, L1
-        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows, vectorized
+        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows
         tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
 
-Whole score rows are kept (mr x n floats): an online softmax would save nothing while they fit the L1 or L2 cache.
+Whole score rows are kept (mr x n floats): an online softmax would save nothing while they fit the
+L1 or L2 cache.
 """
 
 from __future__ import annotations
@@ -25,18 +27,25 @@ from tvm.tirx.script.builder import ir as T
 from gtco.target import Target
 from gtco.tensor import math
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, broadcast_index, epilogue, prologue_readable, reshape_index
+from gtco.tensor.expression import (
+    Epilogue,
+    Reader,
+    broadcast_index,
+    epilogue,
+    prologue_readable,
+    reshape_index,
+)
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
 from gtco.tensor.sketch.gemm import chunk_options
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.transpose import transpose
 
 MASKED = -3.0e38  # scores of padding columns
 
 
 def match(stage: Stage, target: Target) -> Attention | None:
-    """The stage as one ``attention`` with readable operands and a one-to-one epilogue, else None."""
+    """One ``attention`` with readable operands and a one-to-one epilogue, or None."""
     anchors = [op for op in stage.operators if op.kind == "attention"]
     if len(anchors) != 1:
         return None
@@ -65,7 +74,7 @@ class Attention:
         return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
 
     @property
-    def op(self):  # type: ignore[no-untyped-def]
+    def op(self) -> Operator:
         return self.stage.producers[self.tail.anchor]
 
     @property
@@ -80,7 +89,7 @@ class Attention:
         return 2.0 * b * m * n * (d + e)
 
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
-        b, m, _, _, e = self.extents
+        _, m, _, _, e = self.extents
         if "tile" not in chosen:
             best: dict[tuple[int, int], FmaTile] = {}
             for tile in micro_kernels(self.target):
@@ -101,15 +110,25 @@ class Attention:
         height = ceil(m / blocks)
         keys, values = ceil(n / lanes), ceil(e / lanes)
         operands = 4.0 * n * (d + e)
-        block = Layer(ceil(blocks / chunks), (Stream(operands, operands + 4.0 * height * n),),
-                      (Stream(4.0 * height * e, 4.0 * m * e),))
+        block = Layer(
+            ceil(blocks / chunks),
+            (Stream(operands, operands + 4.0 * height * n),),
+            (Stream(4.0 * height * e, 4.0 * m * e),),
+        )
         task = Layer(1, (Stream(operands, 4.0 * b * n * (d + e)),), (), b * chunks)
         bias = keys * 3 if len(self.op.inputs) > 3 else 0
-        extra = (("vector", 3.0 * b * chunks * keys * (d + e)),
-                 ("vector", b * m * (keys * 18.0 + bias + 40)),
-                 ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail))))
-        return Workload(f"fma:{height}x{min(tile.vectors, values)}", height * (keys * d + values * n), (block, task),
-                        self.flops, extra)
+        extra = (
+            ("vector", 3.0 * b * chunks * keys * (d + e)),
+            ("vector", b * m * (keys * 18.0 + bias + 40)),
+            ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail))),
+        )
+        return Workload(
+            f"fma:{height}x{min(tile.vectors, values)}",
+            height * (keys * d + values * n),
+            (block, task),
+            self.flops,
+            extra,
+        )
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -119,7 +138,9 @@ class Attention:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config)
         types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit)
+        function = kernel(
+            symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit
+        )
         return Program(function, plan.tasks, plan.workspace, {})
 
 
@@ -147,14 +168,30 @@ class _Plan:
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
         rows = self.height + (self.taller > 0)
         self.max_rows = rows
-        self.ld_scores = self.key_vectors * lanes + (lanes if self.key_vectors * lanes % 256 == 0 else 0)
+        self.ld_scores = self.key_vectors * lanes + (
+            lanes if self.key_vectors * lanes % 256 == 0 else 0
+        )
         self.ld_values = self.value_vectors * lanes
-        sizes = [self.key_vectors * self.d * lanes, self.n * self.ld_values, rows * -(-self.d // 16) * 16,
-                 rows * self.ld_scores, rows * self.ld_values, 16 * ceil(rows / 16)]
+        sizes = [
+            self.key_vectors * self.d * lanes,
+            self.n * self.ld_values,
+            rows * -(-self.d // 16) * 16,
+            rows * self.ld_scores,
+            rows * self.ld_values,
+            16 * ceil(rows / 16),
+        ]
         offsets = [0]
         for size in sizes:
             offsets.append(offsets[-1] + -(-size // 16) * 16)
-        self.at_keys, self.at_values, self.at_query, self.at_scores, self.at_tile, self.at_inverse, end = offsets
+        (
+            self.at_keys,
+            self.at_values,
+            self.at_query,
+            self.at_scores,
+            self.at_tile,
+            self.at_inverse,
+            end,
+        ) = offsets
         self.workspace = 4 * end
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
@@ -175,11 +212,17 @@ class _Plan:
             self.pack_keys(batch)
             self.pack_values(batch)
             first = em.let_index(chunk * self.task_blocks, "first")
-            count = self.task_blocks if self.blocks % self.task_blocks == 0 else em.let_index(
-                tirx.min(self.task_blocks, self.blocks - first), "count")
+            count = (
+                self.task_blocks
+                if self.blocks % self.task_blocks == 0
+                else em.let_index(tirx.min(self.task_blocks, self.blocks - first), "count")
+            )
             with em.loop(count, "block") as block:
                 this = em.let_index(first + block, "this")
-                start = em.let_index(this * self.height + (tirx.min(this, self.taller) if self.taller else 0), "start")
+                start = em.let_index(
+                    this * self.height + (tirx.min(this, self.taller) if self.taller else 0),
+                    "start",
+                )
 
                 def rows(n: int, start: Expr = start) -> Callable[[], None]:
                     return lambda: self.row_block(n, batch, start)
@@ -206,7 +249,9 @@ class _Plan:
                     em.store_vector(cell, [r * lanes], em.splat(0.0))
                 if r < present:
                     with em.vector(width) as v:
-                        em.store(cell, [r * lanes + v], self.operand(1, batch, p * lanes + r, d0 + v))
+                        em.store(
+                            cell, [r * lanes + v], self.operand(1, batch, p * lanes + r, d0 + v)
+                        )
             rows = [em.let(em.load_vector(cell, [r * lanes]), "r") for r in range(lanes)]
             for c, column in enumerate(transpose(em, rows)[:width]):
                 em.store_vector(self.keys, [p, d0 + c, 0], column)
@@ -243,23 +288,49 @@ class _Plan:
         with em.loop(rows, "i") as i:
             for j in range(0, self.d, lanes):
                 with em.vector(min(lanes, self.d - j)) as v:
-                    em.store(self.query, [i, j + v], self.operand(0, batch, start + i, j + v) * scale)
-        self.products(rows, self.key_vectors, self.d, self.query, self.scores,
-                      lambda vector, k: em.load_vector(self.keys, [vector, k, 0]))
+                    em.store(
+                        self.query, [i, j + v], self.operand(0, batch, start + i, j + v) * scale
+                    )
+        self.products(
+            rows,
+            self.key_vectors,
+            self.d,
+            self.query,
+            self.scores,
+            lambda vector, k: em.load_vector(self.keys, [vector, k, 0]),
+        )
         with em.loop(rows, "i") as i:
             self.softmax_row(i, batch, start)
-        self.products(rows, self.value_vectors, self.n, self.scores, self.tiles,
-                      lambda vector, k: em.load_vector(self.values, [k, vector * lanes]))
+        self.products(
+            rows,
+            self.value_vectors,
+            self.n,
+            self.scores,
+            self.tiles,
+            lambda vector, k: em.load_vector(self.values, [k, vector * lanes]),
+        )
         with em.loop(rows, "i") as i:
             inverse = em.let(em.load(self.inverse, [i]), "inverse")
             for j in range(0, self.e, lanes):
                 with em.vector(min(lanes, self.e - j)) as v:
                     value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
-                    result, where = self.sketch.tail.value(self.reader, [*batch, start + i, j + v], value)
+                    result, where = self.sketch.tail.value(
+                        self.reader, [*batch, start + i, j + v], value
+                    )
                     em.store(self.args.output, where, result)
 
-    def products(self, rows: int, vectors: int, depth: int, a: Array, c: Array, b: Callable[[Expr, Expr], Expr]) -> None:
-        """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the registers."""
+    def products(
+        self,
+        rows: int,
+        vectors: int,
+        depth: int,
+        a: Array,
+        c: Array,
+        b: Callable[[Expr, Expr], Expr],
+    ) -> None:
+        """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the
+        registers.
+        """
         em = self.em
         groups = _groups(vectors, self.tile.vectors)
         for size in sorted({s for _, s in groups}, reverse=True):
@@ -267,8 +338,16 @@ class _Plan:
             with em.loop(len(starts), "g") as g:
                 self.micro_kernel(rows, size, depth, a, c, b, starts[0] + g * size)
 
-    def micro_kernel(self, rows: int, size: int, depth: int, a: Array, c: Array, b: Callable[[Expr, Expr], Expr],
-                     first: Expr) -> None:
+    def micro_kernel(
+        self,
+        rows: int,
+        size: int,
+        depth: int,
+        a: Array,
+        c: Array,
+        b: Callable[[Expr, Expr], Expr],
+        first: Expr,
+    ) -> None:
         em, lanes = self.em, self.lanes
         acc = em.registers(rows * size * lanes)
         cells = [(i, j, (i * size + j) * lanes) for i in range(rows) for j in range(size)]
@@ -285,7 +364,9 @@ class _Plan:
             em.store_vector(c, [i, (first + j) * lanes], em.load_vector(acc, [at]))
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
-        """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding columns masked."""
+        """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding
+        columns masked.
+        """
         em, lanes, n = self.em, self.lanes, self.n
         if len(self.op.inputs) > 3:
             whole = n // lanes
@@ -315,11 +396,18 @@ class _Plan:
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
         em = self.em
-        em.store(self.scores, [i, column],
-                 em.load(self.scores, [i, column]) + self.operand(3, batch, start + i, column))
+        em.store(
+            self.scores,
+            [i, column],
+            em.load(self.scores, [i, column]) + self.operand(3, batch, start + i, column),
+        )
 
-    def fold(self, value: Callable[[Expr], Expr], combine: Callable[[Expr, Expr], Expr], initial: float) -> Expr:
-        """Combine ``value(p)`` over all key vectors and lanes; four chains, so that latency does not bind."""
+    def fold(
+        self, value: Callable[[Expr], Expr], combine: Callable[[Expr, Expr], Expr], initial: float
+    ) -> Expr:
+        """Combine ``value(p)`` over all key vectors and lanes; four chains, so that latency does
+        not bind.
+        """
         em, lanes = self.em, self.lanes
         chains = min(4, self.key_vectors)
         acc = em.registers(chains * lanes)
@@ -336,5 +424,8 @@ class _Plan:
             step(c, self.key_vectors // chains * chains + c)
         parts = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
         while len(parts) > 1:
-            parts = [combine(parts[j], parts[j + 1]) if j + 1 < len(parts) else parts[j] for j in range(0, len(parts), 2)]
+            parts = [
+                combine(parts[j], parts[j + 1]) if j + 1 < len(parts) else parts[j]
+                for j in range(0, len(parts), 2)
+            ]
         return em.reduce_vector(em.let(parts[0]), combine)

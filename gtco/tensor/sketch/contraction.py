@@ -1,7 +1,7 @@
 """Contractions: matmul and conv2d seen as C[b, m, n] += A[b, m, k] * B[b, k, n].
 
-The view says which tensor element each of A, B and C is, as index expressions; a sketch over it serves dense layers, batched
-products and convolutions (implicit GEMM) alike.
+The view says which tensor element each of A, B and C is, as index expressions; a sketch over it
+serves dense layers, batched products and convolutions (implicit GEMM) alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gtco.tensor.stage import Operator, Stage
 
 @dataclass(frozen=True)
 class Contraction:
-    """The extents and the operator; A and B are the tensors ``op.inputs[0]`` and ``op.inputs[1]``."""
+    """Extents and operator; A and B are the tensors ``op.inputs[0]`` and ``op.inputs[1]``."""
 
     op: Operator
     batch: int
@@ -72,21 +72,32 @@ class MatmulView(Contraction):
     def a_index(self, b: Expr, m: Expr, k: Expr) -> list[Expr]:
         if self.folded:
             return [*reshape_index([m], [self.m], self.a_shape[:-1]), k]
-        return [*broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.a_shape[:-2]), m, k]
+        return [
+            *broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.a_shape[:-2]),
+            m,
+            k,
+        ]
 
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
         if self.folded:
             return [0] * (len(self.b_shape) - 2) + [k, n]
-        return [*broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.b_shape[:-2]), k, n]
+        return [
+            *broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.b_shape[:-2]),
+            k,
+            n,
+        ]
 
     def packing(self, nr: int) -> Packing:
         panels = -(-self.n // nr)
-        return Packing((self.k, self.n), (0, 1), (0, panels * nr - self.n), (self.k, panels, nr), (1, 0, 2))
+        return Packing(
+            (self.k, self.n), (0, 1), (0, panels * nr - self.n), (self.k, panels, nr), (1, 0, 2)
+        )
 
 
 @dataclass(frozen=True)
 class ConvView(Contraction):
-    """Implicit GEMM: m = (image, row, column) of the output, n = output channel, k = (kh, kw, c), or (c, kh, kw).
+    """Implicit GEMM: m = (image, row, column) of the output, n = output channel, k = (kh, kw, c),
+    or (c, kh, kw).
 
     The order of k follows the input's memory, so that packing reads runs of neighbours.
     """
@@ -108,7 +119,9 @@ class ConvView(Contraction):
     @property
     def image(self) -> tuple[int, int]:
         """Input height and width."""
-        return (self.a_shape[1], self.a_shape[2]) if self.nhwc else (self.a_shape[2], self.a_shape[3])
+        return (
+            (self.a_shape[1], self.a_shape[2]) if self.nhwc else (self.a_shape[2], self.a_shape[3])
+        )
 
     @property
     def result(self) -> tuple[int, int, int]:
@@ -126,7 +139,11 @@ class ConvView(Contraction):
 
     def source(self, pixel: Sequence[Expr], kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
         """The input's row and column, which lie outside the image under padding."""
-        (sh, sw), (top, left, _, _), (dh, dw) = self.op["strides"], self.op["padding"], self.op["dilation"]
+        (sh, sw), (top, left, _, _), (dh, dw) = (
+            self.op["strides"],
+            self.op["padding"],
+            self.op["dilation"],
+        )
         return pixel[1] * sh + kh * dh - top, pixel[2] * sw + kw * dw - left
 
     def x_index(self, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
@@ -151,11 +168,15 @@ class ConvView(Contraction):
         axes = (1, 2, 3, 0) if self.channels_first else (2, 3, 1, 0)
         shape = self.b_shape
         moved = tuple(shape[a] for a in axes[:3])
-        return Packing(shape, axes, (0, 0, 0, panels * nr - self.n), (*moved, panels, nr), (3, 0, 1, 2, 4))
+        return Packing(
+            shape, axes, (0, 0, 0, panels * nr - self.n), (*moved, panels, nr), (3, 0, 1, 2, 4)
+        )
 
 
 def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Contraction | None:
-    """The view of a matmul, or of an ungrouped conv2d; None for other operators and for symbolic shapes."""
+    """The view of a matmul, or of an ungrouped conv2d; None for other operators and for symbolic
+    shapes.
+    """
     shapes = [stage.types[x].shape for x in op.inputs[:2]]
     if any(isinstance(d, str) for shape in (*shapes, op.type.shape) for d in shape):
         return None
@@ -180,6 +201,10 @@ def linear_rows(em_index: Expr, m: Expr, k: Expr) -> tuple[Expr, int] | None:
     from tvm.sym import detect_linear_equation
 
     parts = detect_linear_equation(em_index, [m, k])
-    if len(parts) != 3 or not all(isinstance(p, tirx.IntImm) for p in parts[:2]) or int(parts[1].value) != 1:
+    if (
+        len(parts) != 3
+        or not all(isinstance(p, tirx.IntImm) for p in parts[:2])
+        or int(parts[1].value) != 1
+    ):
         return None
     return parts[2], int(parts[0].value)

@@ -1,4 +1,5 @@
-"""Sketch rule for contractions, structure SSRSRS: tasks (S S), blocks of k (R), panels and row blocks (S), k (R), tile (S).
+"""Sketch rule for contractions, structure SSRSRS: tasks (S S), blocks of k (R), panels and row
+blocks (S), k (R), tile (S).
 
 ::
 
@@ -10,7 +11,8 @@
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
 
-M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own micro-kernel.
+M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own
+micro-kernel.
 """
 
 from __future__ import annotations
@@ -28,14 +30,24 @@ from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
 from gtco.tensor.sketch.contraction import Contraction, ConvView, contraction, linear_rows
 from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
-from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload, packed_types
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Layer,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+    packed_types,
+)
 from gtco.tensor.stage import Stage
 
 ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
-    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None."""
+    """One contraction with a readable prologue and a one-to-one epilogue, else None."""
     anchors = [op for op in stage.operators if op.kind in ("matmul", "conv2d")]
     if len(anchors) != 1:
         return None
@@ -69,7 +81,7 @@ class Gemm:
     name = "gemm"
     structure = "SSRSRS"
 
-    # the space ------------------------------------------------------------------------------------------------------
+    # the space ------------------------------------------------------------------------------------
     @cached_property
     def constant_b(self) -> bool:
         """B is known at compile time and laid out in panels then."""
@@ -77,7 +89,9 @@ class Gemm:
 
     @cached_property
     def direct_rows(self) -> int | None:
-        """The row stride, in elements, where A's rows lie in an input as they are: no packing is needed then."""
+        """The row stride, in elements, where A's rows lie in an input as they are: no packing is
+        needed then.
+        """
         if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
             return None
         return _direct(self.stage, self.view)
@@ -92,20 +106,30 @@ class Gemm:
         if "chunks_n" not in chosen:
             return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), self.target.cores))
         if "a" not in chosen:
-            return Decision("a", ("direct", "packed") if self.direct_rows is not None else ("packed",))
+            return Decision(
+                "a", ("direct", "packed") if self.direct_rows is not None else ("packed",)
+            )
         if "kc" not in chosen:
             return Decision("kc", self.depth_options())
         return None
 
     def tiles(self) -> list[FmaTile]:
-        """Micro-kernels worth their place: full height, or the height that cuts m into equal blocks."""
+        """Micro-kernels worth their place: full height, or the height that cuts m into equal
+        blocks.
+        """
         best: dict[tuple[int, int], FmaTile] = {}
         for tile in micro_kernels(self.target):
             if tile.rows > self.view.m or (tile.vectors - 1) * tile.lanes >= self.view.n:
                 continue
             blocks = ceil(self.view.m / tile.rows)
-            best.setdefault((tile.vectors, blocks), tile)  # tallest first; equal block counts are the same program
-        chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows == self.view.m or t.rows >= self.view.m // 2]
+            best.setdefault(
+                (tile.vectors, blocks), tile
+            )  # tallest first; equal block counts are the same program
+        chosen = [
+            t
+            for t in best.values()
+            if t.rows * t.vectors >= 8 or t.rows == self.view.m or t.rows >= self.view.m // 2
+        ]
         return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
 
     def depth_options(self) -> tuple[int, ...]:
@@ -125,24 +149,36 @@ class Gemm:
             return self.target.lanes
         return v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
 
-    # the price ------------------------------------------------------------------------------------------------------
+    # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, tile, shape = self.view, FmaTile.parse(config["tile"], self.target.lanes), self.shape(config)
+        v, tile, shape = (
+            self.view,
+            FmaTile.parse(config["tile"], self.target.lanes),
+            self.shape(config),
+        )
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
         rows, panels, columns = shape.task_rows, shape.task_panels, tile.columns
         height = ceil(rows / shape.task_blocks)
         a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
         if config["a"] == "direct":
-            conflicts = self.direct_rows is not None and self.direct_rows * 4 % 4096 == 0 and height > 8
+            conflicts = (
+                self.direct_rows is not None and self.direct_rows * 4 % 4096 == 0 and height > 8
+            )
             a_stream = Stream(a_tile * (self.target.lanes if conflicts else 1), 4.0 * rows * kc)
         else:
             a_stream = Stream(a_tile, 4.0 * rows * kc)
         partial = (Stream(c_tile, 4.0 * rows * panels * columns),) if kblocks > 1 else ()
-        micro = Layer(shape.task_blocks, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
-        panel = Layer(panels, (Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else ""),))
+        micro = Layer(
+            shape.task_blocks, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial
+        )
+        panel = Layer(
+            panels, (Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else ""),)
+        )
         packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
         block = Layer(kblocks, (packed,) if config["a"] == "packed" else ())
-        task = Layer(1, (), (Stream(4.0 * rows * panels * columns, 4.0 * v.batch * v.m * v.n),), shape.tasks)
+        task = Layer(
+            1, (), (Stream(4.0 * rows * panels * columns, 4.0 * v.batch * v.m * v.n),), shape.tasks
+        )
         lanes = self.target.lanes
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
         extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
@@ -150,31 +186,54 @@ class Gemm:
             extra.append(("vector", 2.0 * shape.tasks * rows * v.k / lanes))
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
-        return Workload(f"fma:{height}x{tile.vectors}", height * tile.vectors * kc, (micro, panel, block, task), v.flops,
-                        tuple(extra))
+        return Workload(
+            f"fma:{height}x{tile.vectors}",
+            height * tile.vectors * kc,
+            (micro, panel, block, task),
+            v.flops,
+            tuple(extra),
+        )
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the best config depends on: stages that differ in their epilogue alone share it."""
+        """All that the best config depends on; stages with other epilogues share it."""
         v = self.view
-        return type(v).__name__, v.batch, v.m, v.n, v.k, v.b_shape, self.direct_rows, self.constant_b, self.depth_unit
+        return (
+            type(v).__name__,
+            v.batch,
+            v.m,
+            v.n,
+            v.k,
+            v.b_shape,
+            self.direct_rows,
+            self.constant_b,
+            self.depth_unit,
+        )
 
     def shape(self, config: Config) -> TaskShape:
         tile = FmaTile.parse(config["tile"], self.target.lanes)
         return task_shape(self.view, tile, config["chunks_m"], config["chunks_n"])
 
-    # the program ----------------------------------------------------------------------------------------------------
+    # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config)
-        packings = {self.view.op.inputs[1]: self.view.packing(plan.tile.columns)} if self.constant_b else {}
+        packings = (
+            {self.view.op.inputs[1]: self.view.packing(plan.tile.columns)}
+            if self.constant_b
+            else {}
+        )
         types = packed_types(self.stage, packings)
-        function = kernel(symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit)
+        function = kernel(
+            symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit
+        )
         return Program(function, plan.shape.tasks, plan.workspace, packings)
 
 
 @dataclass(frozen=True)
 class TaskShape:
-    """How rows and panels are cut: ``blocks`` row blocks, the first ``taller`` of them one row higher than ``height``."""
+    """How rows and panels are cut: ``blocks`` row blocks, the first ``taller`` of them one row
+    higher than ``height``.
+    """
 
     blocks: int
     height: int
@@ -204,12 +263,23 @@ def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -
     panels = ceil(view.n / tile.columns)
     task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
     chunks_m, chunks_n = ceil(blocks / task_blocks), ceil(panels / task_panels)
-    return TaskShape(blocks, height, taller, task_blocks, panels, task_panels, chunks_m, chunks_n,
-                     view.batch * chunks_m * chunks_n)
+    return TaskShape(
+        blocks,
+        height,
+        taller,
+        task_blocks,
+        panels,
+        task_panels,
+        chunks_m,
+        chunks_n,
+        view.batch * chunks_m * chunks_n,
+    )
 
 
 def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
-    """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few numbers differ."""
+    """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few
+    numbers differ.
+    """
     wanted = [1, *(cores * f for f in (1, 2, 3, 4, 6, 8, 16, 32, 64))]
     return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))
 
@@ -255,7 +325,8 @@ class _Plan:
         self.kc = config["kc"]
         self.kblocks = ceil(self.view.k / self.kc)
         self.packed_a = config["a"] == "packed"
-        # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache sets
+        # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache
+        # sets
         self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
         size_a = self.shape.task_rows * self.lda if self.packed_a else 0
         size_b = 0 if sketch.constant_b else self.shape.task_panels * self.kc * self.tile.columns
@@ -277,9 +348,13 @@ class _Plan:
             chunk_m = em.let_index(rest % shape.chunks_m, "chunk_m")
             batch = em.let_index(rest // shape.chunks_m, "batch")
             first_block = em.let_index(chunk_m * shape.task_blocks, "first_block")
-            blocks = em.let_index(self.share(first_block, shape.task_blocks, shape.blocks), "blocks")
+            blocks = em.let_index(
+                self.share(first_block, shape.task_blocks, shape.blocks), "blocks"
+            )
             first_panel = em.let_index(chunk_n * shape.task_panels, "first_panel")
-            panels = em.let_index(self.share(first_panel, shape.task_panels, shape.panels), "panels")
+            panels = em.let_index(
+                self.share(first_panel, shape.task_panels, shape.panels), "panels"
+            )
             row0 = em.let_index(self.first_row(first_block), "row0")
             rows = em.let_index(self.first_row(first_block + blocks) - row0, "rows")
             with em.loop(self.kblocks, "kb") as kb:
@@ -287,8 +362,12 @@ class _Plan:
                     packed = args.scratch((shape.task_rows, self.lda), 0)
                     pack_rows(self.reader, view, packed, batch, row0, rows, kb, self.kc)
                 if not self.sketch.constant_b:
-                    panel_buffer = args.scratch((shape.task_panels, self.kc, self.tile.columns), self.offset_b)
-                    pack_columns(self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc)
+                    panel_buffer = args.scratch(
+                        (shape.task_panels, self.kc, self.tile.columns), self.offset_b
+                    )
+                    pack_columns(
+                        self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc
+                    )
                 with em.loop(panels, "panel") as panel, em.loop(blocks, "block") as block:
                     self.tile_program(batch, kb, first_panel, panel, first_block, block, row0)
 
@@ -301,14 +380,26 @@ class _Plan:
         start = block * shape.height
         return start if shape.taller == 0 else start + tirx.min(block, shape.taller)
 
-    def tile_program(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr, first_block: Expr, block: Expr,
-                     row0: Expr) -> None:
+    def tile_program(
+        self,
+        batch: Expr,
+        kb: Expr,
+        first_panel: Expr,
+        panel: Expr,
+        first_block: Expr,
+        block: Expr,
+        row0: Expr,
+    ) -> None:
         em, shape = self.em, self.shape
         this_block = em.let_index(first_block + block, "this_block")
         start = em.let_index(self.first_row(this_block), "start")
         where = (block * shape.task_panels + panel) * self.tile_size if self.kblocks > 1 else 0
-        tile = Array(self.args.workspace.buffer, (self.tile.rows, self.tile.columns), "float32",
-                     em.let_index(self.offset_c + where, "tile"))
+        tile = Array(
+            self.args.workspace.buffer,
+            (self.tile.rows, self.tile.columns),
+            "float32",
+            em.let_index(self.offset_c + where, "tile"),
+        )
 
         def micro(rows: int) -> Callable[[], None]:
             return lambda: self.micro_kernel(rows, tile, batch, kb, first_panel, panel, start, row0)
@@ -317,13 +408,29 @@ class _Plan:
             micro(shape.heights[0])()
         else:
             em.branch(this_block < shape.taller, micro(shape.heights[0]), micro(shape.heights[1]))
-        height = shape.heights[0] if len(shape.heights) == 1 else tirx.Select(
-            this_block < shape.taller, tirx.const(shape.heights[0], "int32"), tirx.const(shape.heights[1], "int32"))
+        height = (
+            shape.heights[0]
+            if len(shape.heights) == 1
+            else tirx.Select(
+                this_block < shape.taller,
+                tirx.const(shape.heights[0], "int32"),
+                tirx.const(shape.heights[1], "int32"),
+            )
+        )
         with em.when(kb == self.kblocks - 1 if self.kblocks > 1 else True):
             self.write(tile, batch, first_panel + panel, start, height)
 
-    def micro_kernel(self, rows: int, tile: Array, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr, start: Expr,
-                     row0: Expr) -> None:
+    def micro_kernel(
+        self,
+        rows: int,
+        tile: Array,
+        batch: Expr,
+        kb: Expr,
+        first_panel: Expr,
+        panel: Expr,
+        start: Expr,
+        row0: Expr,
+    ) -> None:
         """tile[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
         em, nv, lanes = self.em, self.tile.vectors, self.tile.lanes
         acc = em.registers(rows * nv * lanes)
@@ -359,41 +466,56 @@ class _Plan:
             return self.kc
         return self.em.let_index(tirx.min(self.kc, self.view.k - kb * self.kc), "depth")
 
-    def row_pointer(self, batch: Expr, kb: Expr, start: Expr, row0: Expr) -> Callable[[int, Expr], Expr]:
+    def row_pointer(
+        self, batch: Expr, kb: Expr, start: Expr, row0: Expr
+    ) -> Callable[[int, Expr], Expr]:
         em = self.em
         if self.packed_a:
             base = em.let_index((start - row0) * self.lda, "a_row")
             packed = self.args.workspace.buffer
             return lambda i, k: packed[em.index(base + i * self.lda + k)]
         stride = self.sketch.direct_rows or 0
-        origin = self.reader.value(self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc))
+        origin = self.reader.value(
+            self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc)
+        )
         base = em.let_index(origin.indices[0], "a_row")
         return lambda i, k: origin.source[em.index(base + i * stride + k)]
 
-    def panel_pointer(self, kb: Expr, first_panel: Expr, panel: Expr) -> Callable[[Expr, int], Expr]:
+    def panel_pointer(
+        self, kb: Expr, first_panel: Expr, panel: Expr
+    ) -> Callable[[Expr, int], Expr]:
         em, columns = self.em, self.tile.columns
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
-            base = em.let_index(((first_panel + panel) * self.view.k + kb * self.kc) * columns, "b_panel")
+            base = em.let_index(
+                ((first_panel + panel) * self.view.k + kb * self.kc) * columns, "b_panel"
+            )
             return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
         base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
         return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
 
     def write(self, tile: Array, batch: Expr, panel: Expr, start: Expr, height: Expr) -> None:
-        """Epilogue and store of a finished tile, row by row, vector by vector; the last panel may be narrower."""
+        """Epilogue and store of a finished tile, row by row, vector by vector; the last panel may
+        be narrower.
+        """
         em, view, columns = self.em, self.view, self.tile.columns
         tail = view.n % columns
 
         def rows(width: int) -> Callable[[], None]:
             def body() -> None:
                 with em.loop(height, "row") as i:
-                    em_row = em.let_index(start + i, "m") if not isinstance(height, int) or height > 1 else start
+                    em_row = (
+                        em.let_index(start + i, "m")
+                        if not isinstance(height, int) or height > 1
+                        else start
+                    )
                     for j in range(0, width, self.tile.lanes):
                         with em.vector(min(self.tile.lanes, width - j)) as v:
                             value = em.load(tile, [i, j + v])
                             index = view.c_index(batch, em_row, panel * columns + j + v)
                             result, where = self.sketch.tail.value(self.reader, index, value)
                             em.store(self.args.output, where, result)
+
             return body
 
         if tail == 0:

@@ -1,7 +1,10 @@
-"""Copying operands of a contraction into scratch: rows of A (with any prologue, im2col included), columns of B."""
+"""Copying operands of a contraction into scratch: rows of A (with any prologue, im2col included),
+columns of B.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 
 import tvm
@@ -14,7 +17,9 @@ from gtco.tensor.stage import Stage
 
 
 def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
-    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in memory?"""
+    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in
+    memory?
+    """
     em = Emitter(1)
     names = ("image", "row", "column", "c")
     extents = (view.result[0], *view.image, view.channels)
@@ -23,13 +28,15 @@ def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
         index[name] = tirx.Var(name, "int32")
         em.analyzer.bind(index[name], tvm.ir.Range(0, extent))
     flat = _flat_index(stage, em, view, [index[n] for n in names])
-    moved = index | {("c" if axis == "c" else "column"): index["c" if axis == "c" else "column"] + 1}
+    moved = index | {
+        ("c" if axis == "c" else "column"): index["c" if axis == "c" else "column"] + 1
+    }
     after = _flat_index(stage, em, view, [moved[n] for n in names])
     return flat is not None and after is not None and em.index(after - flat) == 1
 
 
 def _flat_index(stage: Stage, em: Emitter, view: ConvView, position: list[Expr]) -> Expr | None:
-    """Where the convolution's input element comes from, when one input is only moved, not computed."""
+    """Where the convolution's input element lies, when one input is moved, not computed."""
     seen: list[Expr] = []
 
     class Probe(Reader):
@@ -44,7 +51,16 @@ def _flat_index(stage: Stage, em: Emitter, view: ConvView, position: list[Expr])
     return seen[0] if seen else None
 
 
-def pack_rows(reader: Reader, view: Contraction, packed: Array, batch: Expr, row0: Expr, rows: Expr, kb: Expr, kc: int) -> None:
+def pack_rows(
+    reader: Reader,
+    view: Contraction,
+    packed: Array,
+    batch: Expr,
+    row0: Expr,
+    rows: Expr,
+    kb: Expr,
+    kc: int,
+) -> None:
     """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task."""
     em = reader.emitter
     if isinstance(view, ConvView):
@@ -54,17 +70,32 @@ def pack_rows(reader: Reader, view: Contraction, packed: Array, batch: Expr, row
     with em.loop(rows, "r") as r:
         m = em.let_index(row0 + r, "m")
         if full:
-            _copy_run(em, kc, lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
-                      lambda k, value: em.store(packed, [r, k], value))
+            _copy_run(
+                em,
+                kc,
+                lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
+                lambda k, value: em.store(packed, [r, k], value),
+            )
         else:
             last = ceil(view.k / kc) - 1
             for width, condition in ((kc, kb < last), (view.k - last * kc, kb >= last)):
                 with em.when(condition):
-                    _copy_run(em, width, lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
-                              lambda k, value: em.store(packed, [r, k], value))
+                    _copy_run(
+                        em,
+                        width,
+                        lambda k: reader.value(
+                            view.op.inputs[0], view.a_index(batch, m, kb * kc + k)
+                        ),
+                        lambda k, value: em.store(packed, [r, k], value),
+                    )
 
 
-def _copy_run(em: Emitter, length: int, read, write) -> None:  # type: ignore[no-untyped-def]
+def _copy_run(
+    em: Emitter,
+    length: int,
+    read: Callable[[Expr], Expr],
+    write: Callable[[Expr, Expr], None],
+) -> None:
     """Copy ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector."""
     whole = length // em.lanes * em.lanes
     if whole:
@@ -75,8 +106,12 @@ def _copy_run(em: Emitter, length: int, read, write) -> None:  # type: ignore[no
             write(whole + lane, read(whole + lane))
 
 
-def _pack_conv(reader: Reader, view: ConvView, packed: Array, row0: Expr, rows: Expr, kb: Expr, kc: int) -> None:
-    """im2col. k runs over whole groups of neighbours, (kh, kw) x channels or channels x (kh, kw), per block of k."""
+def _pack_conv(
+    reader: Reader, view: ConvView, packed: Array, row0: Expr, rows: Expr, kb: Expr, kc: int
+) -> None:
+    """im2col. k runs over whole groups of neighbours, (kh, kw) x channels or channels x (kh, kw),
+    per block of k.
+    """
     em = reader.emitter
     height, width = view.kernel
     source = view.op.inputs[0]
@@ -87,49 +122,93 @@ def _pack_conv(reader: Reader, view: ConvView, packed: Array, row0: Expr, rows: 
         m = em.let_index(row0 + r, "m")
         pixel = [em.let_index(p, "p") for p in view.pixel(m)]
         first = em.let_index(kb * per_block, "first")
-        count = per_block if groups % per_block == 0 else em.let_index(tirx.min(per_block, groups - first), "count")
+        count = (
+            per_block
+            if groups % per_block == 0
+            else em.let_index(tirx.min(per_block, groups - first), "count")
+        )
         with em.loop(count, "g") as g:
             if view.channels_first:
                 c = em.let_index(first + g, "c")
                 with em.loop(height, "kh") as kh:
                     row, column = view.source(pixel, kh, 0)
-                    _row_run(reader, view, packed, r, (g * height + kh) * width, pixel[0], em.let_index(row, "row"),
-                             em.let_index(column, "column"), c)
+                    _row_run(
+                        reader,
+                        view,
+                        packed,
+                        r,
+                        (g * height + kh) * width,
+                        pixel[0],
+                        em.let_index(row, "row"),
+                        em.let_index(column, "column"),
+                        c,
+                    )
             else:
                 position = em.let_index(first + g, "position")
                 kh, kw = em.let_index(position // width, "kh"), em.let_index(position % width, "kw")
                 row, column = (em.let_index(x, "x") for x in view.source(pixel, kh, kw))
 
                 def copy(r: Expr = r, g: Expr = g, row: Expr = row, column: Expr = column) -> None:
-                    _copy_run(em, group, lambda c: reader.value(source, view.x_index(pixel[0], row, column, c)),
-                              lambda c, value: em.store(packed, [r, g * group + c], value))
+                    _copy_run(
+                        em,
+                        group,
+                        lambda c: reader.value(source, view.x_index(pixel[0], row, column, c)),
+                        lambda c, value: em.store(packed, [r, g * group + c], value),
+                    )
 
                 def zero(r: Expr = r, g: Expr = g) -> None:
-                    _copy_run(em, group, lambda c: tirx.const(0, "float32"),
-                              lambda c, value: em.store(packed, [r, g * group + c], value))
+                    _copy_run(
+                        em,
+                        group,
+                        lambda c: tirx.const(0, "float32"),
+                        lambda c, value: em.store(packed, [r, g * group + c], value),
+                    )
 
                 em.branch(_inside(view, row, column), copy, zero)
 
 
-def _row_run(reader: Reader, view: ConvView, packed: Array, r: Expr, at: Expr, image: Expr, row: Expr, column: Expr,
-             c: Expr) -> None:
-    """One row of a channel's window: a vector where it lies inside the image, element by element at the border."""
+def _row_run(
+    reader: Reader,
+    view: ConvView,
+    packed: Array,
+    r: Expr,
+    at: Expr,
+    image: Expr,
+    row: Expr,
+    column: Expr,
+    c: Expr,
+) -> None:
+    """One row of a channel's window: a vector where it lies inside the image, element by element at
+    the border.
+    """
     em = reader.emitter
     width, dilation = view.kernel[1], view.op["dilation"][1]
     source = view.op.inputs[0]
 
     def inside() -> None:
         with em.vector(width, "kw") as kw:
-            em.store(packed, [r, at + kw], reader.value(source, view.x_index(image, row, column + kw * dilation, c)))
+            em.store(
+                packed,
+                [r, at + kw],
+                reader.value(source, view.x_index(image, row, column + kw * dilation, c)),
+            )
 
     def border() -> None:
         with em.loop(width, "kw") as kw:
             x = em.let_index(column + kw * dilation, "x")
-            em.branch(_inside(view, row, x),
-                      lambda: em.store(packed, [r, at + kw], reader.value(source, view.x_index(image, row, x, c))),
-                      lambda: em.store(packed, [r, at + kw], tirx.const(0, "float32")))
+            em.branch(
+                _inside(view, row, x),
+                lambda: em.store(
+                    packed, [r, at + kw], reader.value(source, view.x_index(image, row, x, c))
+                ),
+                lambda: em.store(packed, [r, at + kw], tirx.const(0, "float32")),
+            )
 
-    whole = tirx.all(_inside(view, row, column), _inside(view, row, column + (width - 1) * dilation)) if view.padded else True
+    whole = (
+        tirx.all(_inside(view, row, column), _inside(view, row, column + (width - 1) * dilation))
+        if view.padded
+        else True
+    )
     em.branch(whole, inside, border)
 
 
@@ -140,8 +219,16 @@ def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
     return tirx.all(row >= 0, row < height, column >= 0, column < width)
 
 
-def pack_columns(reader: Reader, view: Contraction, packed: Array, batch: Expr, first_panel: Expr, panels: Expr, kb: Expr,
-                 kc: int) -> None:
+def pack_columns(
+    reader: Reader,
+    view: Contraction,
+    packed: Array,
+    batch: Expr,
+    first_panel: Expr,
+    panels: Expr,
+    kb: Expr,
+    kc: int,
+) -> None:
     """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n."""
     em = reader.emitter
     columns = packed.shape[2]
@@ -155,7 +242,11 @@ def pack_columns(reader: Reader, view: Contraction, packed: Array, batch: Expr, 
                 if lanes:
                     with em.vector(lanes, "l") as lane:
                         n = (first_panel + p) * columns + j + lane
-                        em.store(packed, [p, k, j + lane], reader.value(view.op.inputs[1], view.b_index(batch, kb * kc + k, n)))
+                        em.store(
+                            packed,
+                            [p, k, j + lane],
+                            reader.value(view.op.inputs[1], view.b_index(batch, kb * kc + k, n)),
+                        )
                 if lanes < em.lanes:
                     with em.vector(em.lanes - lanes, "l") as lane:
                         em.store(packed, [p, k, j + lanes + lane], tirx.const(0, "float32"))
