@@ -242,7 +242,7 @@ def _filled(lowering: Lowering, call: relax.Call, value: Any) -> str:
     made = _type(call)
     # A view of one element: a constant of any size costs nothing.
     return lowering.graph.add_constant(
-        numpy.broadcast_to(numpy.asarray(value, made.dtype), made.shape)
+        numpy.broadcast_to(numpy.asarray(value, made.dtype), tuple(map(int, made.shape)))
     )
 
 
