@@ -120,7 +120,8 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         model.ParseFromString(source)
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
-            f"{label} is not an ONNX model, or is cut short ({len(source)} bytes do not parse): export it "
+            f"{label} is not an ONNX model, or is cut short ({len(source)} bytes do not parse): "
+            "export it "
             "again, or check that the copy or download was complete"
         ) from error
     if not model.HasField("graph") or not model.ir_version:
@@ -151,12 +152,14 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
             continue
         if not value.type.HasField("tensor_type"):
             raise UnsupportedError(
-                f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco compiles "
+                f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
+                "compiles "
                 "models of tensors alone"
             )
         if not value.type.tensor_type.HasField("shape"):
             raise ShapeError(
-                f"input '{value.name}' has no shape at all, not even a rank: export the model with shapes"
+                f"input '{value.name}' has no shape at all, not even a rank: export the model with "
+                "shapes"
             )
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
@@ -282,6 +285,7 @@ def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     except Exception as error:
         message = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ModelError(
-            f"{importer.node} cannot be translated: {message}. Check the operator's inputs and the shapes "
+            f"{importer.node} cannot be translated: {message}. Check the operator's inputs and the "
+            "shapes "
             "given with --shape"
         ) from error

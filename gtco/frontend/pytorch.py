@@ -68,7 +68,8 @@ def load_pytorch(
         raise ModelError(f"exporting needs {error.name}: pip install 'gtco[torch]'") from error
     except Exception as error:
         raise ModelError(
-            f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it yourself with "
+            f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it "
+            "yourself with "
             "torch.onnx.export and give gtco the file"
         ) from error
     return import_skeleton(skeleton, weights, simplify=simplify, simplify_timeout=simplify_timeout)
@@ -100,7 +101,8 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> Any:
         args = tuple(_tensor(torch, value) for value in example_inputs)
     if not args and not kwargs:
         raise ModelError(
-            "example_inputs is empty: give tensors of the shapes the model will run with, for example "
+            "example_inputs is empty: give tensors of the shapes the model will run with, for "
+            "example "
             "torch.randn(1, 3, 224, 224)"
         )
     training = [module for module in model.modules() if module.training]
@@ -109,7 +111,8 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> Any:
             return torch.export.export(model.eval(), args, kwargs)
     except Exception as error:
         raise ModelError(
-            f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Make its forward free of "
+            f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Make its "
+            "forward free of "
             "control flow that depends on data"
         ) from error
     finally:

@@ -86,18 +86,21 @@ def _read_external(tensor: onnx.TensorProto, folder: Path | None, name: str) -> 
     location = entries.get("location", "")
     if folder is None:
         raise ModelError(
-            f"initializer '{name}' is in the file '{location}' beside the model, but the model was given as "
+            f"initializer '{name}' is in the file '{location}' beside the model, but the model was "
+            "given as "
             "bytes or as a ModelProto: give the path of the .onnx file instead"
         )
     root = folder.resolve()
     path = (root / location).resolve()
     if not location or not path.is_relative_to(root):
         raise ModelError(
-            f"initializer '{name}' points outside the model's folder ('{location}'): gtco does not read there"
+            f"initializer '{name}' points outside the model's folder ('{location}'): gtco does not "
+            "read there"
         )
     if not path.is_file():
         raise ModelError(
-            f"external data file '{path}' is missing (initializer '{name}' lies in it): copy it beside the model"
+            f"external data file '{path}' is missing (initializer '{name}' lies in it): copy it "
+            "beside the model"
         )
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     shape = tuple(tensor.dims)
@@ -110,7 +113,8 @@ def _read_external(tensor: onnx.TensorProto, folder: Path | None, name: str) -> 
     if offset + count * dtype.itemsize > path.stat().st_size:
         raise ModelError(
             f"external data file '{path}' is too short: initializer '{name}' needs "
-            f"{count * dtype.itemsize} bytes at {offset}, the file has {path.stat().st_size}: copy it again"
+            f"{count * dtype.itemsize} bytes at {offset}, the file has {path.stat().st_size}: copy "
+            "it again"
         )
     if count == 0:
         return numpy.empty(shape, dtype)

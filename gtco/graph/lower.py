@@ -104,7 +104,8 @@ def _require_static(parameter: relax.Var, name: str) -> None:
     )
     if symbolic:
         raise ShapeError(
-            f"input '{name}' has symbolic dimensions {', '.join(symbolic)}: give each a size (--shape NAME=SIZE)"
+            f"input '{name}' has symbolic dimensions {', '.join(symbolic)}: give each a size "
+            "(--shape NAME=SIZE)"
         )
 
 

@@ -333,9 +333,12 @@ def _softmax(kind: str) -> Rule:
 
 
 _SAME_NAME = (
-    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf exp floor isinf isnan log logical_not "
-    "negative round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add bitwise_and bitwise_or bitwise_xor divide "
-    "equal floor_divide floor_mod greater greater_equal left_shift less less_equal logical_and logical_or "
+    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf exp floor isinf isnan log "
+    "logical_not "
+    "negative round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add bitwise_and bitwise_or "
+    "bitwise_xor divide "
+    "equal floor_divide floor_mod greater greater_equal left_shift less less_equal logical_and "
+    "logical_or "
     "logical_xor maximum minimum mod multiply not_equal power right_shift subtract where"
 ).split()
 
