@@ -155,28 +155,44 @@ class Reader:
             offsets.append(offsets[-1] + self.shape(x)[axis])
         result: Expr = None
         for x, start, stop in reversed(list(zip(op.inputs, offsets, offsets[1:], strict=False))):
-            if (
-                self.emitter.known(index[axis] < start) is True
-                or self.emitter.known(index[axis] >= stop) is True
-            ):
+            if self.emitter.known(index[axis] < start) is True or self.emitter.known(index[axis] >= stop) is True:
                 continue
-            part = self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
-            result = part if result is None else T.if_then_else(index[axis] < stop, part, result)
+            inside = self.emitter.known(index[axis] >= start) is True and self.emitter.known(index[axis] < stop) is True
+            choose, bound = self.conditional(x)
+            here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
+            part = self.value(x, [*index[:axis], here, *index[axis + 1:]])
+            result = part if result is None else choose(index[axis] < stop, part, result)
         return result
 
     def padded(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
+        choose, bound = self.conditional(op.inputs[0])
         inside: Expr = True
-        for i, b, a, n in zip(inner, op["before"], op["after"], shape, strict=True):
+        for k, (b, a, n) in enumerate(zip(op["before"], op["after"], shape, strict=True)):
+            i = inner[k]
             for condition in ([i >= 0] if b else []) + ([i < n] if a else []):
-                if self.emitter.known(condition) is not True:
+                known = self.emitter.known(condition)
+                if known is False:
+                    return tirx.const(op["value"], op.type.dtype)
+                if known is None:
                     inside = condition if inside is True else tirx.all(inside, condition)
+                    inner[k] = bound(i, n)
         value = self.value(op.inputs[0], inner)
-        return (
-            value
-            if inside is True
-            else T.if_then_else(inside, value, tirx.const(op["value"], op.type.dtype))
-        )
+        return value if inside is True else choose(inside, value, tirx.const(op["value"], op.type.dtype))
+
+    def conditional(self, tensor: str) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
+        """How to choose a value of ``tensor`` or another, and how to bound an index that may lie outside it.
+
+        Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values ahead of the choice: it is
+        evaluated either way, at an index that is clamped into the tensor.
+        """
+        if tensor not in self.known and self._moves_only(tensor):
+            return T.if_then_else, lambda i, n: i
+        return tirx.Select, lambda i, n: tirx.max(tirx.min(i, n - 1), 0)
+
+    def _moves_only(self, tensor: str) -> bool:
+        op = self.stage.producers.get(tensor)
+        return op is None or (op.kind in READABLE and op.kind != "gather" and all(map(self._moves_only, op.inputs)))
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
@@ -282,24 +298,23 @@ def epilogue(stage: Stage, anchor: str) -> Epilogue | None:
         else:
             return None
     outside = [op for op in stage.operators if op.output != anchor and op not in operators]
-    before = _ancestors(stage, anchor)
-    if any(op.output not in before and not readable(op) for op in outside):
+    before = ancestors(stage, anchor)
+    if any(op not in before and not readable(op) for op in outside):
         return None
     if stage.output.output not in space:
         return None
     return Epilogue(stage, anchor, tuple(operators))
 
 
-def _ancestors(stage: Stage, tensor: str) -> set[str]:
-    found: set[str] = set()
-    todo = list(stage.producers[tensor].inputs)
-    while todo:
-        name = todo.pop()
-        if name in found or name not in stage.producers:
-            continue
-        found.add(name)
-        todo += stage.producers[name].inputs
-    return found
+def ancestors(stage: Stage, tensor: str) -> list[Operator]:
+    """The operators that ``tensor`` depends on, its own producer included, in order."""
+    names = {tensor}
+    found = []
+    for op in reversed(stage.operators):
+        if op.output in names:
+            names.update(op.inputs)
+            found.append(op)
+    return found[::-1]
 
 
 def prologue_readable(stage: Stage, tensors: Sequence[str]) -> bool:

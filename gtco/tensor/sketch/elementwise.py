@@ -1,0 +1,233 @@
+"""Sketch rule for stages of element-wise and data-movement operators alone, structure SS.
+
+::
+
+    for task in chunks of rows:                  # parallel; a row is the trailing axes that one loop can cover
+      for row in the task's rows:
+        for segment of the row:                  # between segments the source changes (concat, pad, roll)
+          for block of lanes, then the odd tail: # vectors
+            output[row, j] = expression
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor import scalar
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Reader, readable
+from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.sketch.streaming import (
+    TASK_ELEMENTS,
+    Probe,
+    bind_range,
+    depends_on,
+    divisor_below,
+    vector_runs,
+    is_static,
+    rows_per_task,
+    shape_of,
+    split_flat,
+    streaming_workload,
+    strides,
+    tasks_of_rows,
+    unflatten,
+)
+from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.stage import Stage
+
+MOST_SEGMENTS = 16  # more are not worth their code
+PROBED_ROW = 8192  # longer rows are not probed position by position
+
+
+def match(stage: Stage, target: Target) -> Elementwise | None:
+    """The stage where all its operators are readable and its shapes are known, else None."""
+    if not is_static(stage) or not all(readable(op) for op in stage.operators):
+        return None
+    if "bfloat16" in {t.dtype for t in stage.types.values()} or stage.output.type.size == 0:
+        return None
+    return Elementwise(stage, target)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every input for each k.
+
+    ``smooth``: no condition depends on the position inside a run, so that its lanes may be vectors.
+    """
+
+    begin: int
+    length: int
+    repeat: int = 1
+    smooth: bool = True
+
+
+@dataclass(frozen=True)
+class Grid:
+    """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of ``length`` positions."""
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    pieces: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def length(self) -> int:
+        return prod(self.inner) // self.pieces
+
+    @property
+    def units(self) -> int:
+        return prod(self.outer) * self.pieces
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Element-wise and injective operators on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+
+    name = "elementwise"
+    structure = "SS"
+
+    # the space ------------------------------------------------------------------------------------------------------
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "rows" not in chosen:
+            return Decision("rows", rows_per_task(self.grid.units, self.grid.length, self.target.cores))
+        return None
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The most trailing axes that keep every load regular as one; else the last axis, cut where it is not."""
+        shape = shape_of(self.stage, self.stage.output.output)
+        for cut in range(len(shape)):
+            outer, inner = shape[:cut], shape[cut:]
+            if self.regular(outer, inner):
+                rows, length = prod(outer), prod(inner)
+                few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
+                piece = divisor_below(length, TASK_ELEMENTS) if few else length
+                return Grid(outer, inner, length // piece, (Segment(0, piece),))
+        outer, inner = shape[:-1], shape[-1:] or (1,)
+        return Grid(outer, inner, 1, self.segments(outer, inner))
+
+    def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
+        """Is every load contiguous or constant along the ``inner`` axes as one?"""
+        probe, j = self.probed(outer, inner, Segment(0, prod(inner)))
+        return not any(depends_on(c, j) for c in probe.conditions) and set(strides(probe, j)) <= {0, 1}
+
+    def probed(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> tuple[Probe, Expr]:
+        """The access pattern of a segment's run, and the variable that counts its positions."""
+        probe = Probe(self.stage, Emitter(self.target.lanes), {})
+        j, k = tirx.Var("j", "int32"), tirx.Var("k", "int32")
+        bind_range(probe.emitter, j, 0, segment.length)
+        bind_range(probe.emitter, k, 0, segment.repeat)
+        index: list[Expr] = []
+        for extent in outer:
+            axis = tirx.Var("i", "int32")
+            bind_range(probe.emitter, axis, 0, extent)
+            index.append(axis)
+        position = segment.begin + j + (k * segment.length if segment.repeat > 1 else 0)
+        probe.value(self.stage.output.output, [*index, *split_flat(position, inner)])
+        return probe, j
+
+    def segments(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
+        """The last axis cut where the source of some load jumps, as seen in the first, middle and last row."""
+        length = prod(inner)
+        cuts: set[int] = set()
+        if length <= PROBED_ROW:
+            for at in (0, 2, 1):
+                cuts |= self.jumps([at * (extent - 1) // 2 for extent in outer], length)
+        edges = [0, *sorted(cuts), length]
+        lengths = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+        if len(set(lengths)) == 1 and len(lengths) > 2:
+            found = [Segment(0, lengths[0], len(lengths))]
+        elif len(lengths) > MOST_SEGMENTS:
+            found = [Segment(0, length)]
+        else:
+            found = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
+        return tuple(replace(s, smooth=self.smooth(outer, inner, s)) for s in found)
+
+    def jumps(self, row: Sequence[int], length: int) -> set[int]:
+        """Positions of a row where some load's address does not go on as it did before."""
+        cuts: set[int] = set()
+        before: list[tuple[str, Expr]] = []
+        steps: list[int] | None = None
+        for j in range(length):
+            probe = Probe(self.stage, Emitter(1), {})
+            probe.value(self.stage.output.output, [*row, j])
+            now = probe.loads
+            if j:
+                same = [t for t, _ in now] == [t for t, _ in before]
+                delta = [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
+                if delta is None or (steps is not None and delta != steps):
+                    cuts.add(j)
+                    delta = None
+                steps = delta
+            before = now
+        return cuts
+
+    def smooth(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> bool:
+        probe, j = self.probed(outer, inner, segment)
+        return not any(depends_on(c, j) for c in probe.conditions)
+
+    def workload(self, config: Config) -> Workload:
+        return streaming_workload(self.stage, self.target, ceil(self.grid.units / config["rows"]), 1.0)
+
+    # the program ----------------------------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = _Plan(self, config["rows"])
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, plan.emit)
+        return Program(function, plan.tasks, 0, {})
+
+
+class _Plan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Elementwise, rows: int) -> None:
+        self.stage, self.grid, self.rows = sketch.stage, sketch.grid, rows
+        self.tasks = ceil(self.grid.units / rows)
+        dtypes = self.stage.types
+        self.vectors = all(
+            scalar.vectorizable(op, [dtypes[x].dtype for x in op.inputs])
+            for op in self.stage.operators
+            if pattern(op.kind) == ELEMENTWISE
+        )
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        self.em, self.args = em, args
+        self.reader = Reader(self.stage, em, args.inputs)
+        grid = self.grid
+        with tasks_of_rows(em, args, grid.units, self.rows) as unit:
+            piece: Expr = 0
+            if grid.pieces > 1:
+                piece = em.let_index(unit % grid.pieces, "piece")
+                unit = em.let_index(unit // grid.pieces, "row")
+            outer = unflatten(em, unit, grid.outer)
+            for segment in grid.segments:
+                with em.loop(segment.repeat, "k") as k:
+                    start = piece * grid.length + segment.begin + k * segment.length
+                    self.run(outer, em.index(start), segment)
+
+    def run(self, outer: list[Expr], start: Expr, segment: Segment) -> None:
+        em = self.em
+        if not (segment.smooth and self.vectors):
+            with em.loop(segment.length, "j") as j:
+                self.element(outer, start + j)
+            return
+        for begin, count, lanes in vector_runs(segment.length, em.lanes):
+            with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                self.element(outer, start + begin + block * lanes + lane)
+
+    def element(self, outer: list[Expr], position: Expr) -> None:
+        index = [*outer, *split_flat(position, self.grid.inner)]
+        output = self.stage.output.output
+        shape = shape_of(self.stage, output)
+        value = self.reader.value(output, index[:len(shape)])
+        self.em.store(self.args.output, index[:len(shape)], value)
