@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from gtco.codegen.build import Failure, Job, Kernel
-from gtco.codegen.workers import Workers, warm_up
-from gtco.errors import BuildError, ModelError, OptionError
+from gtco.assembly import assemble
+from gtco.codegen.generate import Generated, generate
+from gtco.codegen.workers import Workers
+from gtco.errors import ModelError, OptionError
 from gtco.options import CompileOptions, c_compiler
 from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.module import Model, load
-from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
+from gtco.runtime.plan import TensorSpec
 from gtco.target import Target, target
-from gtco.tensor.space import Config
-from gtco.tensor.stage import Stage, make_stage
+from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -157,30 +154,28 @@ class _Compilation:
     def run(self) -> CompileReport:
         machine = target(self.options.target)
         _check_output(self.output)
-        compiler = c_compiler()
-        warm_up()
-        with self.phase("read") as say:
-            imported = self.read()
-            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
-        with self.phase("simplify") as say:
-            graph = self.canonical(imported)
-            say(f"{len(graph.operators)} operators")
-        del imported
-        with self.phase("fuse") as say:
-            policy = self.policy(machine)
-            stages = self.fuse(graph, policy)
-            say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
-        with self.phase("generate") as say:
-            stages, kernels, choices = self.generate(stages, policy)
-            say(f"{len(kernels)} kernels, {sum(len(k.code) for k in kernels.values()) >> 10} KiB")
+        c_compiler()  # its absence is known before the work is done
+        with Workers(self.options.workers or machine.cores) as workers:
+            with self.phase("read") as say:
+                imported = self.read()
+                say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+            with self.phase("simplify") as say:
+                graph = self.canonical(imported)
+                say(f"{len(graph.operators)} operators")
+            del imported
+            with self.phase("fuse") as say:
+                policy = self.policy(machine)
+                graph, stages = self.fuse(graph, policy)
+                say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
+            with self.phase("generate") as say:
+                generated = self.generate(stages, policy, workers)
+                code = sum(len(k.code) for k in generated.kernels.values())
+                say(f"{len(generated.kernels)} kernels, {code >> 10} KiB")
         with self.phase("link") as say:
-            artifact = self.artifact(graph, stages, kernels, choices, policy)
-            write_artifact(artifact, self.output, cc=compiler)
-            say(
-                f"{artifact.weights_bytes / 1e6:.1f} MB of weights, "
-                f"{artifact.arena_bytes / 1e6:.1f} MB of arena"
-            )
-        del artifact, graph
+            artifact = self.link(graph, generated, policy)
+            weights, arena = artifact.weights_bytes / 1e6, artifact.arena_bytes / 1e6
+            say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
+        del artifact, graph, generated
         if self.options.verify:
             with self.phase("verify") as say:
                 self.verify()
@@ -226,8 +221,7 @@ class _Compilation:
         return imported
 
     def canonical(self, imported: Any) -> Graph:
-        """Relax -> canonical graph, channels last, movement copied to where it vanishes."""
-        from gtco.graph.duplicate import duplicate_movement
+        """Relax -> canonical graph, channels last."""
         from gtco.graph.layout import channels_last
         from gtco.graph.lower import lower
         from gtco.graph.rewrites.pipeline import canonicalize
@@ -236,7 +230,7 @@ class _Compilation:
         self.dump("2-lowered.txt", graph.dump())
         graph = canonicalize(graph)
         self.dump("3-canonical.txt", graph.dump())
-        graph = duplicate_movement(canonicalize(channels_last(graph)))
+        graph = canonicalize(channels_last(graph))
         graph.check()
         self.dump("4-layout.txt", graph.dump())
         return graph
@@ -252,191 +246,60 @@ class _Compilation:
             replace(table.target, cores=machine.cores), self.options.threads, table
         )
 
-    def fuse(self, graph: Graph, policy: AnalyticPolicy) -> list[Stage]:
-        from gtco.graph.fusion import partition
-
-        result = partition(graph, policy.predict)
-        self.report.notes += result.notes
-        self.dump(
-            "5-stages.txt",
-            "\n".join(
-                f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
-                for stage, cost in zip(result.stages, result.costs, strict=True)
-            ),
-        )
-        return list(result.stages)
-
-    def generate(
-        self, stages: list[Stage], policy: AnalyticPolicy
-    ) -> tuple[list[Stage], dict[str, Kernel], dict[str, Any]]:
-        """Build every different stage; one that fails is cut into single operators on their
-        fallback.
+    def fuse(self, graph: Graph, policy: AnalyticPolicy) -> tuple[Graph, list[Stage]]:
+        """Graph -> stages at the least predicted cost; the graph with movement copied where it
+        pays.
         """
-        kernels: dict[str, Kernel] = {}
-        choices: dict[str, Any] = {}
-        with Workers(self.options.workers or policy.target.cores) as workers:
-            todo = {stage.key: stage for stage in stages}
-            for attempt in ("chosen", "split", "fallback"):
-                jobs = []
-                for key, stage in todo.items():
-                    choices[key] = _choose(stage, policy, attempt)
-                    jobs.append(
-                        Job(
-                            f"gtco_{key}",
-                            stage.canonical,
-                            choices[key].config,
-                            policy.target,
-                            self.options.dump is not None,
-                        )
-                    )
-                failed: dict[str, Stage] = {}
-                done = 0
-                for answer in workers.build(jobs):
-                    key = answer.symbol.removeprefix("gtco_")
-                    done += 1
-                    if isinstance(answer, Failure):
-                        failed[key] = todo[key]
-                        self.report.notes.append(
-                            f"stage {todo[key].label} ({key}, {choices[key].config.to_json()}) could "
-                            f"not be built: {answer.reason}"
-                        )
-                    else:
-                        kernels[key] = answer
-                        self.dump(
-                            f"6-kernels/{answer.symbol}.txt", answer.text
-                        ) if answer.text else None
-                    self.progress("generate", None, f"{done}/{len(jobs)}")
-                if not failed:
-                    return stages, kernels, choices
-                stages = [
-                    piece
-                    for stage in stages
-                    for piece in (_split(stage) if stage.key in failed else [stage])
-                ]
-                todo = {s.key: s for s in stages if s.key not in kernels}
-        raise BuildError(
-            "code generation failed even operator by operator:\n  "
-            + "\n  ".join(self.report.notes[-len(failed) :])
-        )
+        from gtco.graph.fusion import fuse
 
-    def artifact(
-        self,
-        graph: Graph,
-        stages: list[Stage],
-        kernels: Mapping[str, Kernel],
-        choices: Mapping[str, Any],
-        policy: AnalyticPolicy,
-    ) -> Artifact:
-        """Weights packed, intermediate tensors placed in the arena, one step per stage."""
-        made = {stage.output.output: i for i, stage in enumerate(stages)}
-        last_use = {
-            name: max(
-                (i for i, s in enumerate(stages) if any(x.name == name for x in s.inputs)),
-                default=step,
-            )
-            for name, step in made.items()
-        }
-        inner = [name for name in made if name not in graph.outputs]
-        offsets, arena = plan_arena(
-            [(graph.types[name].nbytes, made[name], last_use[name]) for name in inner]
+        graph, result = fuse(graph, policy.predict)
+        self.report.notes += result.notes
+        lines = [
+            f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
+            for stage, cost in zip(result.stages, result.costs, strict=True)
+        ]
+        self.dump("5-stages.txt", "\n".join(lines))
+        return graph, list(result.stages)
+
+    def generate(self, stages: list[Stage], policy: AnalyticPolicy, workers: Workers) -> Generated:
+        """Stages -> kernels, in the worker processes."""
+        result = generate(
+            stages,
+            policy.choose,
+            policy.fallback,
+            policy.target,
+            workers,
+            text=self.options.dump is not None,
+            progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
         )
-        where = {
-            name: BufferRef("arena", offset) for name, offset in zip(inner, offsets, strict=True)
-        }
-        where |= {name: BufferRef("input", i) for i, name in enumerate(graph.inputs)}
-        where |= {name: BufferRef("output", i) for i, name in enumerate(graph.outputs)}
-        weights, constants, size = [], {}, 0
-        steps = []
-        for stage in stages:
-            kernel = kernels[stage.key]
-            buffers = []
-            for i, (original, renamed) in enumerate(
-                zip(stage.inputs, stage.canonical.inputs, strict=True)
-            ):
-                if not original.constant:
-                    buffers.append(where[original.name])
-                    continue
-                packing = kernel.packings.get(renamed.name)
-                if (original.name, packing) not in constants:
-                    array = np.ascontiguousarray(graph.constants[original.name])
-                    array = packing.apply(array) if packing else array
-                    constants[original.name, packing] = BufferRef("weight", size)
-                    weights.append((size, array))
-                    size = round_up(size + array.nbytes)
-                buffers.append(constants[original.name, packing])
-                del i
-            buffers.append(where[stage.output.output])
-            info = _describe(stage, choices[stage.key])
-            self.report.stages.append(info)
-            steps.append(Step(kernel.symbol, tuple(buffers), kernel.tasks, kernel.workspace, info))
-        graph.constants.clear()
+        self.report.notes += result.notes
+        for kernel in result.kernels.values():
+            if kernel.text:
+                self.dump(f"6-{kernel.symbol}.txt", kernel.text)
+        return result
+
+    def link(self, graph: Graph, generated: Generated, policy: AnalyticPolicy) -> Artifact:
+        """Kernels, weights and the plan -> the library."""
+        artifact = assemble(
+            _identifier(self.output.stem),
+            graph,
+            generated,
+            policy.target,
+            self.options.threads,
+            self.report.notes,
+        )
+        self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
-        self.report.weights_bytes, self.report.arena_bytes = size, arena
-        machine = policy.target
-        return Artifact(
-            name=_identifier(self.output.stem),
-            inputs=_specs(graph, graph.inputs),
-            outputs=_specs(graph, graph.outputs),
-            steps=tuple(steps),
-            arena_bytes=arena,
-            kernels={f"{k.symbol}.o": k.code for k in kernels.values()},
-            weights=weights,
-            cpu_features=machine.features,
-            threads=self.options.threads,
-            metadata={
-                "gtco": _version("gtco"),
-                "tvm": _version("apache-tvm"),
-                "target": machine.to_json(),
-                "notes": list(self.report.notes),
-            },
-        )
+        self.report.weights_bytes = artifact.weights_bytes
+        self.report.arena_bytes = artifact.arena_bytes
+        write_artifact(artifact, self.output, cc=c_compiler())
+        return artifact
 
     def verify(self) -> None:
         from gtco.verification import verify
 
         with load(self.output, threads=self.options.threads) as compiled:
             self.report.verification = verify(compiled, self.model)
-
-
-def _choose(stage: Stage, policy: AnalyticPolicy, attempt: str) -> Any:
-    from gtco.search.analytic import Choosing
-    from gtco.tensor.sketch import fallback
-
-    chosen = policy.choose(stage) if attempt != "fallback" else None
-    if chosen is not None:
-        return chosen
-    sketch = fallback.match(stage, policy.target)
-    if sketch is None:
-        raise BuildError(f"no kernel can compute {stage.label}")
-    config = Config(sketch.name)
-    return Choosing(sketch, config, policy.seconds(sketch.workload(config)))
-
-
-def _split(stage: Stage) -> list[Stage]:
-    return [make_stage([op], stage.types, stage.constants) for op in stage.operators]
-
-
-def _describe(stage: Stage, chosen: Any) -> dict[str, Any]:
-    named = [op.name for op in stage.operators if op.name]
-    moved = sum(i.type.nbytes for i in stage.inputs) + stage.output.type.nbytes
-    return {
-        "name": named[-1] if named else stage.output.output,
-        "key": stage.key,
-        "operators": [op.kind for op in stage.operators],
-        "inputs": [str(i.type) for i in stage.inputs],
-        "output": str(stage.output.type),
-        "structure": chosen.sketch.structure,
-        "schedule": chosen.config.to_json(),
-        "flops": chosen.sketch.workload(chosen.config).flops,
-        "bytes": moved,
-        "predicted_seconds": chosen.seconds,
-    }
-
-
-def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name, graph.types[name].dtype, graph.types[name].shape) for name in names
-    )
 
 
 def _is_onnx(model: Any) -> bool:
@@ -462,10 +325,3 @@ def _check_output(path: Path) -> None:
 
 def _identifier(stem: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in stem) or "model"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except Exception:
-        return "unknown"

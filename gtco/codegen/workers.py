@@ -1,86 +1,52 @@
 """Building kernels in worker processes: all cores busy, and a crash of the compiler is an answer,
 not the end.
 
-Workers are forked from a server process that has imported TVM once. A job whose worker dies or
-overruns its time becomes a :class:`Failure`; the worker is replaced and the other jobs go on.
+Workers are fresh interpreters (:mod:`gtco.codegen.serve`), not forks: a fork after TVM has started
+threads may hang, and multiprocessing's own would run the user's script again. A job whose worker
+dies or overruns its time becomes a :class:`Failure`; the worker is replaced and the other jobs go
+on.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from pathlib import Path
 
 from gtco.codegen.build import Failure, Job, Kernel
 
 TIMEOUT = 120.0  # seconds for one kernel
-
-
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gtco.codegen.build"])
-    return context
-
-
-def warm_up() -> None:
-    """Start the fork server, so that TVM is imported there while the caller reads the model."""
-    process = _context().Process(target=_nothing, daemon=True)
-    process.start()
-
-
-def _nothing() -> None:
-    return None
-
-
-def _serve(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from gtco.codegen.build import build
-
-    while True:
-        try:
-            job: Job = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer: Kernel | Failure = build(job)
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            answer = Failure(
-                job.symbol,
-                f"{type(error).__name__}: {_first_line(error)} ({os.path.basename(last.filename)}:"
-                f"{last.lineno})",
-            )
-        connection.send(answer)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+COMMAND = (sys.executable, "-m", "gtco.codegen.serve")
 
 
 @dataclass
 class _Worker:
-    process: Any
+    process: subprocess.Popen[bytes]
     connection: Connection
     job: Job | None = None
     started: float = 0.0
 
 
 class Workers:
-    """A few processes that build jobs; use as a context manager."""
+    """A few processes that build jobs; they start at once, to import TVM while the caller works.
+
+    Use as a context manager.
+    """
 
     def __init__(
-        self, count: int, *, serve: Callable[[Connection], None] = _serve, timeout: float = TIMEOUT
+        self, count: int, *, command: Sequence[str] = COMMAND, timeout: float = TIMEOUT
     ) -> None:
-        self.count, self.serve, self.timeout = max(1, count), serve, timeout
-        self.workers: list[_Worker] = []
+        self.count, self.command, self.timeout = max(1, count), tuple(command), timeout
+        self.workers = [self._start() for _ in range(self.count)]
 
     def __enter__(self) -> Workers:
         return self
@@ -88,9 +54,9 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.connection.close()
-            worker.process.terminate()
+            worker.process.kill()
         for worker in self.workers:
-            worker.process.join(5)
+            worker.process.wait()
         self.workers = []
 
     def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
@@ -102,19 +68,23 @@ class Workers:
             for worker in self.workers:
                 if waiting and worker.job is None:
                     worker.job, worker.started = waiting.popleft(), time.monotonic()
-                    try:
+                    with suppress(OSError):  # a dead worker is noticed when its answer is read
                         worker.connection.send(worker.job)
-                    except (BrokenPipeError, ConnectionError):
-                        pass  # found dead below, by its sentinel
             yield from self._collect()
 
     def _start(self) -> _Worker:
-        context = _context()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=self.serve, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # the package may be run from its source folder: the child must find it there too
+            root = str(Path(__file__).resolve().parents[2])
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+            process = subprocess.Popen(
+                [*self.command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        return _Worker(process, Connection(ours.detach()))
 
     def _collect(self) -> Iterator[Kernel | Failure]:
         busy = [w for w in self.workers if w.job]
@@ -122,22 +92,30 @@ class Workers:
         for worker in busy:
             assert worker.job is not None
             if worker.connection in ready:
-                try:
-                    answer = worker.connection.recv()
-                except (EOFError, OSError):
-                    worker.process.join(5)
-                    answer = Failure(
-                        worker.job.symbol,
-                        f"the compiler's process died ({_death(worker.process.exitcode)})",
-                    )
-                    self.workers.remove(worker)
+                answer = self._answer(worker, worker.job)
                 worker.job = None
                 yield answer
             elif time.monotonic() - worker.started > self.timeout:
-                worker.process.kill()
-                self.workers.remove(worker)
+                self._drop(worker)
                 yield Failure(worker.job.symbol, f"code generation took over {self.timeout:.0f} s")
 
+    def _answer(self, worker: _Worker, job: Job) -> Kernel | Failure:
+        try:
+            answer = worker.connection.recv()
+            assert isinstance(answer, Kernel | Failure)
+            return answer
+        except (EOFError, OSError):
+            self._drop(worker)
+            return Failure(
+                job.symbol, f"the compiler's process died ({_death(worker.process.returncode)})"
+            )
 
-def _death(code: int | None) -> str:
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    def _drop(self, worker: _Worker) -> None:
+        worker.connection.close()
+        worker.process.kill()
+        worker.process.wait()
+        self.workers.remove(worker)
+
+
+def _death(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -16,7 +16,7 @@ from math import ceil, inf, prod
 from gtco.search.level0 import Level0
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile
-from gtco.tensor.sketch import sketches
+from gtco.tensor.sketch import fallback, sketches
 from gtco.tensor.space import Choice, Config, Sketch, Stream, Workload, configs
 from gtco.tensor.stage import Stage
 
@@ -63,6 +63,11 @@ class AnalyticPolicy:
         """
         chosen = self.choose(stage)
         return chosen.seconds if chosen else inf
+
+    def fallback(self, stage: Stage) -> Choosing | None:
+        """The sketch that always builds, for a stage of one operator."""
+        sketch = fallback.match(stage, self.target)
+        return self._best(sketch) if sketch is not None else None
 
     def ranked(self, sketch: Sketch, n: int) -> list[Choosing]:
         """The ``n`` configs of least predicted time, best first."""

@@ -155,12 +155,18 @@ class Reader:
             offsets.append(offsets[-1] + self.shape(x)[axis])
         result: Expr = None
         for x, start, stop in reversed(list(zip(op.inputs, offsets, offsets[1:], strict=False))):
-            if self.emitter.known(index[axis] < start) is True or self.emitter.known(index[axis] >= stop) is True:
+            if (
+                self.emitter.known(index[axis] < start) is True
+                or self.emitter.known(index[axis] >= stop) is True
+            ):
                 continue
-            inside = self.emitter.known(index[axis] >= start) is True and self.emitter.known(index[axis] < stop) is True
+            inside = (
+                self.emitter.known(index[axis] >= start) is True
+                and self.emitter.known(index[axis] < stop) is True
+            )
             choose, bound = self.conditional(x)
             here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
-            part = self.value(x, [*index[:axis], here, *index[axis + 1:]])
+            part = self.value(x, [*index[:axis], here, *index[axis + 1 :]])
             result = part if result is None else choose(index[axis] < stop, part, result)
         return result
 
@@ -178,13 +184,21 @@ class Reader:
                     inside = condition if inside is True else tirx.all(inside, condition)
                     inner[k] = bound(i, n)
         value = self.value(op.inputs[0], inner)
-        return value if inside is True else choose(inside, value, tirx.const(op["value"], op.type.dtype))
+        return (
+            value
+            if inside is True
+            else choose(inside, value, tirx.const(op["value"], op.type.dtype))
+        )
 
-    def conditional(self, tensor: str) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
-        """How to choose a value of ``tensor`` or another, and how to bound an index that may lie outside it.
+    def conditional(
+        self, tensor: str
+    ) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
+        """How to choose a value of ``tensor`` or another, and how to bound an index that may lie
+        outside it.
 
-        Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values ahead of the choice: it is
-        evaluated either way, at an index that is clamped into the tensor.
+        Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values
+        ahead of the choice: it is evaluated either way, at an index that is clamped into the
+        tensor.
         """
         if tensor not in self.known and self._moves_only(tensor):
             return T.if_then_else, lambda i, n: i
@@ -192,7 +206,9 @@ class Reader:
 
     def _moves_only(self, tensor: str) -> bool:
         op = self.stage.producers.get(tensor)
-        return op is None or (op.kind in READABLE and op.kind != "gather" and all(map(self._moves_only, op.inputs)))
+        return op is None or (
+            op.kind in READABLE and op.kind != "gather" and all(map(self._moves_only, op.inputs))
+        )
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))

@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {
-    "cli": 5,
-    "compiler": 4,
+    "cli": 6,
+    "compiler": 5,
+    "assembly": 4,
     "frontend": 3,
     "graph": 3,
     "search": 3,

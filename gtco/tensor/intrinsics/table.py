@@ -8,10 +8,12 @@ Alg. 2).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gtco.target import Target
 from gtco.tensor.expression import Epilogue
+from gtco.tensor.stage import Operator
 
 FMA_LATENCY = 4  # cycles; chains needed to fill the ports: latency x ports
 
@@ -78,6 +80,8 @@ ELEMENTWISE_COST = {
     "log": 18,
     "power": 60,
     "reshape": 0,
+    "slice": 0,
+    "broadcast": 0,
     "permute": 0,
     "identity": 0,
     "roll": 0,
@@ -86,4 +90,9 @@ ELEMENTWISE_COST = {
 
 def epilogue_vectors(tail: Epilogue) -> float:
     """Vector instructions an epilogue spends on one vector of the anchor's elements."""
-    return float(sum(ELEMENTWISE_COST.get(op.kind, 2) for op in tail.operators))
+    return vectors(tail.operators)
+
+
+def vectors(operators: Iterable[Operator]) -> float:
+    """Vector instructions that element-wise and movement operators spend on one vector."""
+    return float(sum(ELEMENTWISE_COST.get(op.kind, 2) for op in operators))

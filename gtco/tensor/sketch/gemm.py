@@ -26,8 +26,8 @@ from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
-from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
+from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
+from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels, vectors
 from gtco.tensor.sketch.contraction import Contraction, ConvView, contraction, linear_rows
 from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
 from gtco.tensor.space import (
@@ -183,7 +183,8 @@ class Gemm:
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
         extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
         if config["a"] == "packed":
-            extra.append(("vector", 2.0 * shape.tasks * rows * v.k / lanes))
+            each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
+            extra.append(("vector", each * shape.tasks * rows * v.k / lanes))
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(
@@ -208,6 +209,7 @@ class Gemm:
             self.direct_rows,
             self.constant_b,
             self.depth_unit,
+            vectors(ancestors(self.stage, v.op.inputs[0])),
         )
 
     def shape(self, config: Config) -> TaskShape:

@@ -1,0 +1,156 @@
+"""Graph, stages and kernels -> the artifact: weights packed, tensors placed in the arena, one step
+a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.generate import Choice, Generated
+from gtco.graph.graph import Graph
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
+from gtco.target import Target
+from gtco.tensor.space import Packing
+from gtco.tensor.stage import Stage
+from gtco.version import __version__
+
+
+def assemble(
+    name: str,
+    graph: Graph,
+    generated: Generated,
+    target: Target,
+    threads: int,
+    notes: Sequence[str],
+) -> Artifact:
+    """The artifact of a model. Takes the graph's constants: packed, they move to the artifact."""
+    places = _places(graph, generated.stages)
+    weights = _Weights(graph.constants)
+    steps = []
+    for stage in generated.stages:
+        kernel = generated.kernels[stage.key]
+        buffers = [
+            weights.place(given.name, kernel.packings.get(canonical.name))
+            if given.constant
+            else places[given.name]
+            for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
+        ]
+        info = describe(stage, generated.choices[stage.key])
+        steps.append(
+            Step(
+                kernel.symbol,
+                (*buffers, places[stage.output.output]),
+                kernel.tasks,
+                kernel.workspace,
+                info,
+            )
+        )
+    arrays = weights.packed()
+    return Artifact(
+        name=name,
+        inputs=_specs(graph, graph.inputs),
+        outputs=_specs(graph, graph.outputs),
+        steps=tuple(steps),
+        arena_bytes=places.arena_bytes,
+        kernels={f"{k.symbol}.o": k.code for k in generated.kernels.values()},
+        weights=arrays,
+        cpu_features=target.features,
+        threads=threads,
+        metadata={
+            "gtco": __version__,
+            "tvm": _version("apache-tvm"),
+            "target": target.to_json(),
+            "notes": list(notes),
+        },
+    )
+
+
+def describe(stage: Stage, choice: Choice) -> dict[str, Any]:
+    """What ``gtco inspect`` shows of a stage."""
+    named = [op.name for op in stage.operators if op.name]
+    return {
+        "name": named[-1] if named else stage.output.output,
+        "key": stage.key,
+        "operators": [op.kind for op in stage.operators],
+        "inputs": [str(i.type) for i in stage.inputs],
+        "output": str(stage.output.type),
+        "structure": choice.sketch.structure,
+        "schedule": choice.config.to_json(),
+        "flops": choice.sketch.workload(choice.config).flops,
+        "bytes": sum(i.type.nbytes for i in stage.inputs) + stage.output.type.nbytes,
+        "predicted_seconds": choice.seconds,
+    }
+
+
+class _Places(dict[str, BufferRef]):
+    """Where each tensor that is no constant lies; ``arena_bytes`` is the arena's size."""
+
+    arena_bytes = 0
+
+
+def _places(graph: Graph, stages: Sequence[Stage]) -> _Places:
+    first = {stage.output.output: i for i, stage in enumerate(stages)}
+    last = dict(first)
+    for i, stage in enumerate(stages):
+        for given in stage.inputs:
+            if given.name in last:
+                last[given.name] = i
+    inner = [name for name in first if name not in graph.outputs]
+    offsets, total = plan_arena([(graph.types[n].nbytes, first[n], last[n]) for n in inner])
+    places = _Places(zip(inner, (BufferRef("arena", o) for o in offsets), strict=True))
+    places |= {name: BufferRef("input", i) for i, name in enumerate(graph.inputs)}
+    places |= {name: BufferRef("output", i) for i, name in enumerate(graph.outputs)}
+    places.arena_bytes = total
+    return places
+
+
+class _Weights:
+    """Constants in the layouts that kernels ask for, each (constant, layout) once."""
+
+    def __init__(self, constants: dict[str, np.ndarray]) -> None:
+        self.constants = constants
+        self.offsets: dict[tuple[str, Packing | None], int] = {}
+        self.size = 0
+
+    def place(self, name: str, packing: Packing | None) -> BufferRef:
+        if (name, packing) not in self.offsets:
+            array = self.constants[name]
+            items = int(np.prod(packing.packed_shape)) if packing else array.size
+            self.offsets[name, packing] = self.size
+            self.size = round_up(self.size + items * array.itemsize)
+        return BufferRef("weight", self.offsets[name, packing])
+
+    def packed(self) -> list[tuple[int, np.ndarray]]:
+        """Pack everything, letting go of each constant once its last layout is made."""
+        left: dict[str, int] = {}
+        for name, _ in self.offsets:
+            left[name] = left.get(name, 0) + 1
+        for name in [n for n in self.constants if n not in left]:
+            del self.constants[name]
+        arrays = []
+        for (name, packing), offset in self.offsets.items():
+            array = self.constants[name]
+            arrays.append(
+                (offset, packing.apply(array) if packing else np.ascontiguousarray(array))
+            )
+            left[name] -= 1
+            if not left[name]:
+                del self.constants[name]
+        return arrays
+
+
+def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    types: Mapping[str, Any] = graph.types
+    return tuple(TensorSpec(name, types[name].dtype, types[name].shape) for name in names)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,42 @@
+"""A worker's process: ``python -m gtco.codegen.serve FD`` answers jobs on the socket FD until it
+closes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from gtco.codegen.build import Failure, Job, Kernel, build
+
+
+def serve(connection: Connection) -> None:
+    """Answer each :class:`Job` with a :class:`Kernel` or, whatever went wrong, a failure."""
+    while True:
+        try:
+            job: Job = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: Kernel | Failure = build(job)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            answer = Failure(
+                job.symbol,
+                f"{type(error).__name__}: {_last_line(error)} "
+                f"({os.path.basename(where.filename)}:{where.lineno})",
+            )
+        connection.send(answer)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    serve(Connection(int(sys.argv[1])))
