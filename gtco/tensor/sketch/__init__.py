@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gtco.target import Target
-from gtco.tensor.sketch import attention, gemm
+from gtco.tensor.sketch import attention, elementwise, gemm, rows
 from gtco.tensor.space import Sketch
 from gtco.tensor.stage import Stage
 
 Rule = Callable[[Stage, Target], Sketch | None]
 
-RULES: tuple[Rule, ...] = (gemm.match, attention.match)
+RULES: tuple[Rule, ...] = (gemm.match, attention.match, rows.match, elementwise.match)
 
 
 def sketches(stage: Stage, target: Target) -> list[Sketch]:
