@@ -333,12 +333,17 @@ def ancestors(stage: Stage, tensor: str) -> list[Operator]:
     return found[::-1]
 
 
-def prologue_readable(stage: Stage, tensors: Sequence[str]) -> bool:
-    """Are these tensors, and all they come from, readable from the stage's inputs?"""
-    todo = [t for t in tensors if t in stage.producers]
+def prologue_readable(
+    stage: Stage, tensors: Sequence[str], known: frozenset[str] = frozenset()
+) -> bool:
+    """Are these tensors, and all they come from, readable from the stage's inputs?
+
+    ``known`` are tensors whose values the kernel has itself.
+    """
+    todo = [t for t in tensors if t in stage.producers and t not in known]
     while todo:
         op = stage.producers[todo.pop()]
         if not readable(op):
             return False
-        todo += [t for t in op.inputs if t in stage.producers]
+        todo += [t for t in op.inputs if t in stage.producers and t not in known]
     return True

@@ -195,3 +195,21 @@ def test_convolution(case: tuple, name: str) -> None:
 def test_convolution_channels_first(case: tuple) -> None:
     check(conv(case, "NCHW"), "x86-64-v3", 1)
     check(conv(case, "NHWC", from_nchw=True), "x86-64-v3", 1)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(("m", "k"), [(21, 64), (13, 77), (40, 300)])
+def test_layer_norm_in_front(m: int, k: int, name: str) -> None:
+    """LayerNorm's scale and shift are applied while rows are packed; the mean is far from 0."""
+    shape = (1, m, k)
+    stage = make_stage(
+        [
+            op("add", ("x", "offset"), "y", shape),
+            op("layer_norm", ("y", "gamma", "beta"), "n", shape, epsilon=1e-6),
+            op("reshape", ("n",), "r", (m, k)),
+            op("matmul", ("r", "w"), "c", (m, 48)),
+        ],
+        {"x": T(shape), "offset": T((1,)), "gamma": T((k,)), "beta": T((k,)), "w": T((k, 48))},
+        ["w", "gamma", "beta"],
+    )
+    check(stage, name, 4)

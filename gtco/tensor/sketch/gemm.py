@@ -28,7 +28,14 @@ from gtco.target import Target
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels, vectors
-from gtco.tensor.sketch.contraction import Contraction, ConvView, contraction, linear_rows
+from gtco.tensor.sketch import norm_prologue
+from gtco.tensor.sketch.contraction import (
+    Contraction,
+    ConvView,
+    MatmulView,
+    contraction,
+    linear_rows,
+)
 from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
 from gtco.tensor.space import (
     Choice,
@@ -41,8 +48,9 @@ from gtco.tensor.space import (
     Workload,
     packed_types,
 )
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import Operator, Stage
 
+NORM_VECTORS = 12  # vector instructions of a layer_norm's three passes, on one vector
 ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
 
 
@@ -55,7 +63,13 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
         return None
     view = contraction(stage, op)
-    if view is None or not prologue_readable(stage, op.inputs):
+    if view is None:
+        return None
+    norm = norm_prologue.find(stage, op.inputs[0]) if isinstance(view, MatmulView) else None
+    if norm is not None and not view.folded:
+        return None
+    known = frozenset([norm.output] if norm else [])
+    if not prologue_readable(stage, op.inputs, known):
         return None
     tail = epilogue(stage, op.output)
     if tail is None or stage.output.type.dtype != "float32":
@@ -66,7 +80,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
         if not unit_stride(stage, view, "c") and unit_stride(stage, view, "kw"):
             view = contraction(stage, op, channels_first=True)
             assert isinstance(view, ConvView)
-    return Gemm(stage, target, view, tail)
+    return Gemm(stage, target, view, tail, norm)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class Gemm:
     target: Target
     view: Contraction
     tail: Epilogue
+    norm: Operator | None = None  # a layer_norm that makes A
 
     name = "gemm"
     structure = "SSRSRS"
@@ -92,6 +107,8 @@ class Gemm:
         """The row stride, in elements, where A's rows lie in an input as they are: no packing is
         needed then.
         """
+        if self.norm is not None:
+            return None
         if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
             return None
         return _direct(self.stage, self.view)
@@ -184,6 +201,7 @@ class Gemm:
         extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
         if config["a"] == "packed":
             each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
+            each += NORM_VECTORS if self.norm else 0
             extra.append(("vector", each * shape.tasks * rows * v.k / lanes))
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
@@ -210,6 +228,7 @@ class Gemm:
             self.constant_b,
             self.depth_unit,
             vectors(ancestors(self.stage, v.op.inputs[0])),
+            self.norm is not None,
         )
 
     def shape(self, config: Config) -> TaskShape:
@@ -331,10 +350,15 @@ class _Plan:
         # sets
         self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
         size_a = self.shape.task_rows * self.lda if self.packed_a else 0
+        # statistics of a normalising prologue, two floats a row
+        self.offset_n = -(-size_a // ALIGN) * ALIGN
+        padded_rows = -(-self.shape.task_rows // ALIGN) * ALIGN
+        size_n = 2 * padded_rows if sketch.norm else 0
+        self.scale_at = self.offset_n + padded_rows
         size_b = 0 if sketch.constant_b else self.shape.task_panels * self.kc * self.tile.columns
         tile_size = self.tile.rows * self.tile.columns
         tiles = self.shape.task_blocks * self.shape.task_panels if self.kblocks > 1 else 1
-        self.offset_b = -(-size_a // ALIGN) * ALIGN
+        self.offset_b = self.offset_n + size_n
         self.offset_c = self.offset_b + -(-size_b // ALIGN) * ALIGN
         self.tile_size = tile_size
         self.workspace = 4 * (self.offset_c + tiles * tile_size)
@@ -359,6 +383,13 @@ class _Plan:
             )
             row0 = em.let_index(self.first_row(first_block), "row0")
             rows = em.let_index(self.first_row(first_block + blocks) - row0, "rows")
+            if (norm := self.sketch.norm) is not None:
+                mean = args.scratch((shape.task_rows,), self.offset_n)
+                scale = args.scratch((shape.task_rows,), self.scale_at)
+                norm_prologue.statistics(self.reader, norm, row0, rows, mean, scale)
+                self.reader.known[norm.output] = norm_prologue.normalised(
+                    self.reader, norm, row0, mean, scale
+                )
             with em.loop(self.kblocks, "kb") as kb:
                 if self.packed_a:
                     packed = args.scratch((shape.task_rows, self.lda), 0)

@@ -1,0 +1,109 @@
+"""A layer_norm in front of a contraction: statistics once a task, scale and shift while packing.
+
+::
+
+    y = layer_norm(x); C = y @ W
+    -> per row: mean, scale = 1 / sqrt(var + eps); packed A = (x - mean) * scale * gamma + beta
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import tirx
+
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.expression import Reader, ancestors, prologue_readable, reshape_index
+from gtco.tensor.stage import Operator, Stage
+
+CHAINS = 4  # independent accumulators, so that the latency of an addition does not bind
+
+
+def find(stage: Stage, operand: str) -> Operator | None:
+    """The layer_norm that makes ``operand``, row for row: only reshapes lie between."""
+    op = stage.producers.get(operand)
+    while op is not None and op.kind in ("reshape", "identity"):
+        if stage.types[op.inputs[0]].shape[-1] != op.type.shape[-1]:
+            return None
+        op = stage.producers.get(op.inputs[0])
+    if op is None or op.kind != "layer_norm" or not prologue_readable(stage, op.inputs):
+        return None
+    others = [o for o in ancestors(stage, operand) if o.kind == "layer_norm"]
+    return op if len(others) == 1 else None
+
+
+def statistics(
+    reader: Reader, op: Operator, row0: Expr, rows: Expr, mean: Array, scale: Array
+) -> None:
+    """mean[r] and scale[r] = 1 / sqrt(variance + epsilon) of rows ``row0 + r``, in two passes."""
+    em = reader.emitter
+    shape = reader.shape(op.inputs[0])
+    share = tirx.const(1.0 / shape[-1], "float32")
+    with em.loop(rows, "r") as r:
+        lead = reshape_index([row0 + r], [prod(shape[:-1])], shape[:-1])
+        lead = [em.let_index(i, "i") for i in lead]
+
+        def x(k: Expr, lead: list[Expr] = lead) -> Expr:
+            return reader.value(op.inputs[0], [*lead, k])
+
+        middle = em.let(_sum(em, shape[-1], x) * share, "mean")
+
+        def square(k: Expr, middle: Expr = middle) -> Expr:
+            d = em.let(x(k) - middle, "d")
+            return d * d
+
+        variance = _sum(em, shape[-1], square) * share
+        em.store(mean, [r], middle)
+        epsilon = tirx.const(float(op["epsilon"]), "float32")
+        em.store(scale, [r], tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon))
+
+
+def normalised(
+    reader: Reader, op: Operator, row0: Expr, mean: Array, scale: Array
+) -> Callable[[list[Expr]], Expr]:
+    """The layer_norm's value at an index of its output, for rows whose statistics are known."""
+    em = reader.emitter
+    shape = reader.shape(op.inputs[0])
+
+    def value(index: list[Expr]) -> Expr:
+        flat: Expr = 0
+        for extent, i in zip(shape[:-1], index[:-1], strict=True):
+            flat = flat * extent + i
+        r = em.index(flat - row0)
+        centred = reader.value(op.inputs[0], index) - em.load(mean, [r])
+        gamma, beta = (reader.value(x, [index[-1]]) for x in op.inputs[1:])
+        return centred * em.load(scale, [r]) * gamma + beta
+
+    return value
+
+
+def _sum(em: Emitter, length: int, value: Callable[[Expr], Expr]) -> Expr:
+    """value(0) + ... + value(length - 1), in vectors, through several accumulators."""
+    lanes = em.lanes
+    whole, tail = divmod(length, lanes)
+    chains = max(1, min(CHAINS, whole))
+    acc = em.registers(chains * lanes)
+    for c in range(chains):
+        em.store_vector(acc, [c * lanes], em.splat(0.0))
+
+    def add(c: int, begin: Expr, width: int) -> None:
+        with em.vector(width) as v:
+            em.store(acc, [c * lanes + v], em.load(acc, [c * lanes + v]) + value(begin + v))
+
+    groups, rest = divmod(whole, chains)
+    if groups:
+        with em.loop(groups, "group") as group:
+            for c in range(chains):
+                add(c, (group * chains + c) * lanes, lanes)
+    for c in range(rest):
+        add(c, (groups * chains + c) * lanes, lanes)
+    if tail:
+        add(0, whole * lanes, tail)
+    parts = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
+    while len(parts) > 1:
+        parts = [
+            parts[i] + parts[i + 1] if i + 1 < len(parts) else parts[i]
+            for i in range(0, len(parts), 2)
+        ]
+    return em.reduce_vector(em.let(parts[0]), lambda a, b: a + b)
