@@ -1,0 +1,110 @@
+"""Sketch rule for depthwise convolution (one filter a channel), with a readable prologue and a one-to-one epilogue.
+
+The loops are those of :mod:`gtco.tensor.sketch.window`; constant weights [C, 1, KH, KW] are packed as [KH, KW, C].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gtco.target import Target
+from gtco.tensor import scalar
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.sketch import window
+from gtco.tensor.sketch.streaming import is_static
+from gtco.tensor.space import Choice, Config, Decision, Packing, Program, Rejection, Workload, packed_types
+from gtco.tensor.stage import Operator, Stage
+
+
+def match(stage: Stage, target: Target) -> Depthwise | None:
+    """The stage around one float32 convolution whose groups are its channels, in and out; else None."""
+    anchors = [op for op in stage.operators if op.kind == "conv2d"]
+    if len(anchors) != 1 or not is_static(stage):
+        return None
+    op = anchors[0]
+    channels, per_group = stage.types[op.inputs[1]].shape[:2]
+    if op["groups"] != channels or per_group != 1 or channels == 1:
+        return None
+    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
+        return None
+    return Depthwise(stage, target, op, tail)
+
+
+def vectorizable(stage: Stage) -> bool:
+    """May all element-wise operators of the stage stand in vectors?"""
+    return all(
+        scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs]) and op.type.dtype != "bfloat16"
+        for op in stage.operators
+        if pattern(op.kind) == ELEMENTWISE
+    )
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """A depthwise convolution on a CPU."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+    tail: Epilogue
+
+    name = "depthwise"
+    structure = "SSRS"
+
+    @cached_property
+    def geometry(self) -> window.Geometry:
+        kh, kw = self.stage.types[self.op.inputs[1]].shape[2:]
+        return window.geometry(self.stage, self.op, (int(kh), int(kw)))
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        return window.next_decision(self.geometry, self.target, chosen)
+
+    def workload(self, config: Config) -> Workload:
+        return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)
+
+    @cached_property
+    def packing(self) -> dict[str, Packing]:
+        name = self.op.inputs[1]
+        if name not in self.stage.constants:
+            return {}
+        taps, channels = self.geometry.kernel[0] * self.geometry.kernel[1], self.geometry.output[3]
+        return {name: Packing((channels, taps), (1, 0), (0, 0), (taps, channels), (0, 1))}
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        def body(em: Emitter, args: KernelArguments) -> None:
+            reader = Reader(self.stage, em, args.inputs)
+            plan.emit(em, args, reader, Products(self, args, reader))
+
+        plan = window.WindowPlan(self.geometry, self.op.inputs[0], self.tail, config)
+        types = packed_types(self.stage, self.packing)
+        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
+        return Program(function, plan.tasks, 0, self.packing)
+
+
+@dataclass(frozen=True)
+class Products:
+    """A window's taps: the sum of products with the channel's filter."""
+
+    sketch: Depthwise
+    args: KernelArguments
+    reader: Reader
+    start: float = 0.0
+
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> Expr:
+        name = self.sketch.op.inputs[1]
+        if name in self.sketch.packing:
+            return em.load(self.args.inputs[name], [kh * self.sketch.geometry.kernel[1] + kw, c])
+        return self.reader.value(name, [c, 0, kh, kw])
+
+    def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
+        return total + x * weight
+
+    def scale(self, em: Emitter, y: Expr, x: Expr) -> None:
+        return None
