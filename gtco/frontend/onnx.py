@@ -162,8 +162,13 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
                 "shapes"
             )
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                continue
+            if dim.HasField("dim_value"):
+                if dim.dim_value > 0:
+                    continue
+                raise ShapeError(
+                    f"input '{value.name}' is empty: axis {axis} has size {dim.dim_value}. Export "
+                    "the model with sizes of 1 or more"
+                )
             name = dim.dim_param or f"{value.name}.{axis}"
             known.setdefault(name, []).append(f"{value.name} axis {axis}")
             size = shapes.get(name, shapes.get(f"{value.name}.{axis}"))
@@ -258,34 +263,20 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
 def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     """The Relax module, and the node's name by Relax variable. Parameters are the graph's inputs in
     order. Raises ModelError naming the node."""
-    from tvm import relax
-    from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+    from gtco.frontend.onnx_importer import Importer, Refused
 
-    labels: dict[str, str] = {}
-
-    class Importer(ONNXGraphImporter):
-        """TVM's importer, which remembers the node it is at."""
-
-        node = "the graph's inputs"
-
-        def _convert_operator(
-            self, op_name: str, inputs: list[Any], attrs: dict[str, Any], opset: int
-        ) -> Any:
-            self.node = f"node '{attrs['tvm_custom']['name']}' ({op_name})"
-            result = super()._convert_operator(op_name, inputs, attrs, opset)
-            if isinstance(result, relax.Var):
-                labels.setdefault(result.name, attrs["tvm_custom"]["name"])
-            return result
-
-    importer = Importer({}, {}, sanitize=True)
+    for node in model.graph.node:
+        node.name = node.name or (node.output[0] if node.output else "")
+    importer = Importer()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            return importer.from_onnx(model.graph, _opset(model)), labels
+            return importer.from_onnx(model.graph, _opset(model)), importer.labels
+    except Refused as reason:
+        raise UnsupportedError(f"{importer.node}: {reason}") from reason
     except Exception as error:
         message = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ModelError(
             f"{importer.node} cannot be translated: {message}. Check the operator's inputs and the "
-            "shapes "
-            "given with --shape"
+            "shapes given with --shape"
         ) from error

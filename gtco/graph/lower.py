@@ -84,7 +84,9 @@ def lower(imported: Imported) -> Graph:
         )
     body = function.body.body if isinstance(function.body, relax.SeqExpr) else function.body
     result = lowering.value(body)
-    tensors = list(result) if isinstance(result, tuple) else [result]
+    results = list(result) if isinstance(body.ty, relax.TupleType) else [result]
+    # A shape that is given out is a vector of integers.
+    tensors = [lowering.constant(r, "int64") if isinstance(r, tuple) else r for r in results]
     assert len(tensors) == len(outputs) == len(returned), (
         f"{len(tensors)} results, {len(outputs)} outputs"
     )

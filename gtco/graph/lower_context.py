@@ -33,6 +33,8 @@ class Lowering:
     def value(self, expr: Any) -> Any:
         """The value of an argument: tensor name, tuple, numbers."""
         if isinstance(expr, relax.Var):
+            if expr not in self.env:
+                raise NoRule(f"a shape that depends on data or on a symbolic size ('{expr.name}')")
             return self.env[expr]
         if isinstance(expr, relax.Tuple):
             return tuple(self.value(field) for field in expr.fields)
@@ -100,6 +102,8 @@ class Lowering:
         def swap(argument: Any) -> Any:
             if isinstance(argument, relax.Tuple):
                 return relax.Tuple([swap(field) for field in argument.fields])
+            if isinstance(argument, tvm.ir.GlobalVar):
+                return argument
             value = self.value(argument)
             if not isinstance(value, str):
                 return argument

@@ -41,13 +41,19 @@ def _tensor(lowering: Lowering, argument: Any, dtype: str) -> str:
     return value if isinstance(value, str) else lowering.constant(value, dtype)
 
 
-def _clip(lowering: Lowering, call: relax.Call) -> Any:
-    low, high = lowering.value(call.args[1]), lowering.value(call.args[2])
-    if isinstance(low, str) or isinstance(high, str):
-        return None
-    return lowering.emit(
-        "clip", (lowering.value(call.args[0]),), _type(call), min=float(low), max=float(high)
-    )
+def _clip(lowering: Lowering, call: relax.Call) -> str:
+    """Bounds known now are attributes; others clip by maximum and minimum."""
+    x, dtype = lowering.value(call.args[0]), _type(call).dtype
+    bounds = [lowering.value(argument) for argument in call.args[1:3]]
+    known = [lowering.array(bound) if isinstance(bound, str) else bound for bound in bounds]
+    if all(bound is not None for bound in known):
+        low, high = (float(numpy.asarray(bound).reshape(())) for bound in known)
+        return lowering.emit("clip", (x,), _type(call), min=low, max=high)
+    for kind, bound in zip(("maximum", "minimum"), bounds, strict=True):
+        x = lowering.emit(
+            kind, (x, bound if isinstance(bound, str) else lowering.constant(bound, dtype))
+        )
+    return str(x)
 
 
 def _square(lowering: Lowering, call: relax.Call) -> str:

@@ -259,7 +259,7 @@ def _relax(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -
     executable = relax.build(module, target="llvm")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     given = [
-        tvm.runtime.tensor(np.ascontiguousarray(a).astype(str(p.ty.dtype), copy=False))
+        tvm.runtime.tensor(np.array(a, str(p.ty.dtype), order="C"))
         for a, p in zip(arrays, parameters, strict=True)
     ]
     result = machine["main"](*given)

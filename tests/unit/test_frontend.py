@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +15,25 @@ from gtco.frontend import simplify
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.weights import LARGE
 from gtco.graph.lower import lower
+from gtco.graph.rewrites import canonicalize
 
 RNG = np.random.default_rng(0)
 
 
-def model(nodes: list[onnx.NodeProto] | None = None, shape: tuple[int | str | None, ...] = (1, 4),
-          initializers: dict[str, np.ndarray] | None = None, opsets: dict[str, int] | None = None,
-          ) -> onnx.ModelProto:
+def model(
+    nodes: list[onnx.NodeProto] | None = None,
+    shape: tuple[int | str | None, ...] = (1, 4),
+    initializers: dict[str, np.ndarray] | None = None,
+    opsets: dict[str, int] | None = None,
+) -> onnx.ModelProto:
     """x -> nodes (Relu by default) -> y."""
     graph = helper.make_graph(
-        nodes or [helper.make_node("Relu", ["x"], ["y"], name="relu")], "g",
+        nodes or [helper.make_node("Relu", ["x"], ["y"], name="relu")],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape))],
-        [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()])
+        [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
+    )
     imports = [helper.make_opsetid(d, v) for d, v in ({"": 17} | (opsets or {})).items()]
     return helper.make_model(graph, opset_imports=imports, producer_name="test")
 
@@ -34,7 +41,9 @@ def model(nodes: list[onnx.NodeProto] | None = None, shape: tuple[int | str | No
 def linear(size: int = 256) -> onnx.ModelProto:
     weight = RNG.standard_normal((size, size)).astype(np.float32)
     assert weight.nbytes > LARGE
-    return model([helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")], (1, size), {"w": weight})
+    return model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")], (1, size), {"w": weight}
+    )
 
 
 def test_bytes_path_and_message_give_the_same(tmp_path: Path) -> None:
@@ -97,7 +106,7 @@ def test_not_onnx(tmp_path: Path, content: bytes) -> None:
 def test_truncated_and_absent(tmp_path: Path) -> None:
     data = linear().SerializeToString()
     with pytest.raises(ModelError, match="cut short"):
-        load_onnx(data[:len(data) // 2])
+        load_onnx(data[: len(data) // 2])
     with pytest.raises(ModelError, match="cannot read"):
         load_onnx(tmp_path / "absent.onnx")
 
@@ -127,10 +136,12 @@ def test_symbolic_dimensions_are_named_with_their_flags() -> None:
 
 
 def test_every_unsupported_operator_is_listed() -> None:
-    nodes = [helper.make_node("Foo", ["x"], ["a"], name="first", domain="my.ops"),
-             helper.make_node("Foo", ["a"], ["b"], name="second", domain="my.ops"),
-             helper.make_node("Det", ["b"], ["c"], name="det"),
-             helper.make_node("Relu", ["c"], ["y"])]
+    nodes = [
+        helper.make_node("Foo", ["x"], ["a"], name="first", domain="my.ops"),
+        helper.make_node("Foo", ["a"], ["b"], name="second", domain="my.ops"),
+        helper.make_node("Det", ["b"], ["c"], name="det"),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
     with pytest.raises(UnsupportedError) as caught:
         load_onnx(model(nodes, opsets={"my.ops": 1}))
     assert "my.ops::Foo (2): first, second" in str(caught.value)
@@ -138,8 +149,10 @@ def test_every_unsupported_operator_is_listed() -> None:
 
 
 def test_operators_without_kernel_are_listed_by_lowering() -> None:
-    nodes = [helper.make_node("NonZero", ["x"], ["i"], name="where_is_it"),
-             helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT)]
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["i"], name="where_is_it"),
+        helper.make_node("Cast", ["i"], ["y"], to=TensorProto.FLOAT),
+    ]
     with pytest.raises(UnsupportedError, match=r"nonzero.*(\n.*)*where_is_it"):
         lower(load_onnx(model(nodes)))
 
@@ -175,3 +188,30 @@ def test_output_that_is_an_input_or_a_constant() -> None:
     values = graph.evaluate({"x": x})
     assert len(values) == 2
     np.testing.assert_array_equal(list(values.values())[1], x)
+
+
+def test_more_than_two_gigabytes_of_weights_take_no_memory(tmp_path: Path) -> None:
+    """Two weights of 1.3 GB each in a sparse file: mapped, never read, never in a protobuf
+    message."""
+    rows, columns = 1 << 15, 10_000
+    proto = model(
+        [
+            helper.make_node("MatMul", ["x", "w0"], ["a"]),
+            helper.make_node("MatMul", ["a", "w1"], ["y"]),
+        ],
+        (1, rows),
+    )
+    for index, dims in enumerate(((rows, columns), (columns, rows))):
+        tensor = proto.graph.initializer.add(name=f"w{index}", dims=dims)
+        tensor.data_type = TensorProto.FLOAT
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", "w"), ("offset", index * rows * columns * 4)):
+            tensor.external_data.add(key=key, value=str(value))
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with open(tmp_path / "w", "wb") as file:
+        file.truncate(2 * rows * columns * 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph = canonicalize(lower(load_onnx(tmp_path / "m.onnx")))
+    assert graph.histogram() == {"matmul": 2}
+    assert sum(value.nbytes for value in graph.constants.values()) > 2 << 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB

@@ -1,4 +1,5 @@
-"""The numpy meaning of operators, against math, ONNX's reference implementation and torch-free hand computation."""
+"""The numpy meaning of operators, against math, ONNX's reference implementation and torch-free hand
+computation."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from gtco.tensor.stage import Operator, TensorType, make_attrs
 RNG = np.random.default_rng(0)
 
 
-def operator(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attrs: object) -> Operator:
+def operator(
+    kind: str, shape: tuple[int, ...], dtype: str = "float32", **attrs: object
+) -> Operator:
     return Operator(kind, ("x",), "y", TensorType(shape, dtype), make_attrs(**attrs))
 
 
@@ -56,15 +59,22 @@ def test_wrong_declared_shape_is_caught() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("strides, padding, dilation", [
-    ((1, 1), (0, 0, 0, 0), (1, 1)), ((2, 1), (1, 2, 0, 1), (1, 1)), ((1, 2), (2, 2, 2, 2), (2, 1)),
-])
-def test_conv2d(groups: int, strides: tuple[int, int], padding: tuple[int, ...],
-                dilation: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "strides, padding, dilation",
+    [
+        ((1, 1), (0, 0, 0, 0), (1, 1)),
+        ((2, 1), (1, 2, 0, 1), (1, 1)),
+        ((1, 2), (2, 2, 2, 2), (2, 1)),
+    ],
+)
+def test_conv2d(
+    groups: int, strides: tuple[int, int], padding: tuple[int, ...], dilation: tuple[int, int]
+) -> None:
     x = RNG.standard_normal((2, 4, 9, 8)).astype(np.float32)
     w = RNG.standard_normal((8, 4 // groups, 3, 2)).astype(np.float32)
-    wanted = onnx_run("Conv", [x, w], group=groups, strides=strides, pads=padding,
-                      dilations=dilation)
+    wanted = onnx_run(
+        "Conv", [x, w], group=groups, strides=strides, pads=padding, dilations=dilation
+    )
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
     y = evaluate(operator("conv2d", wanted.shape, layout="NCHW", **attrs), x, w)
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
@@ -76,32 +86,70 @@ def test_conv2d(groups: int, strides: tuple[int, int], padding: tuple[int, ...],
 def test_max_pool_never_takes_padding() -> None:
     x = -1 - np.abs(RNG.standard_normal((1, 3, 7, 7))).astype(np.float32)
     wanted = onnx_run("MaxPool", [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    y = evaluate(operator("max_pool2d", wanted.shape, kernel=(3, 3), strides=(2, 2),
-                          padding=(1, 1, 1, 1), dilation=(1, 1), layout="NCHW"), x)
+    y = evaluate(
+        operator(
+            "max_pool2d",
+            wanted.shape,
+            kernel=(3, 3),
+            strides=(2, 2),
+            padding=(1, 1, 1, 1),
+            dilation=(1, 1),
+            layout="NCHW",
+        ),
+        x,
+    )
     np.testing.assert_array_equal(y, wanted)
 
 
 @pytest.mark.parametrize("include", [0, 1])
 def test_avg_pool(include: int) -> None:
     x = RNG.standard_normal((1, 3, 8, 7)).astype(np.float32)
-    wanted = onnx_run("AveragePool", [x], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1],
-                      count_include_pad=include)
-    y = evaluate(operator("avg_pool2d", wanted.shape, kernel=(3, 3), strides=(2, 2),
-                          padding=(1, 1, 1, 1), count_include_pad=bool(include), layout="NCHW"), x)
+    wanted = onnx_run(
+        "AveragePool",
+        [x],
+        kernel_shape=[3, 3],
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
+        count_include_pad=include,
+    )
+    y = evaluate(
+        operator(
+            "avg_pool2d",
+            wanted.shape,
+            kernel=(3, 3),
+            strides=(2, 2),
+            padding=(1, 1, 1, 1),
+            count_include_pad=bool(include),
+            layout="NCHW",
+        ),
+        x,
+    )
     np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("out", [(8, 10), (3, 2), (7, 13)])
-@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric",
-                                         "pytorch_half_pixel"])
+@pytest.mark.parametrize(
+    "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
+)
 @pytest.mark.parametrize("method", ["linear", "cubic"])
 def test_resize(out: tuple[int, int], coordinates: str, method: str) -> None:
     x = RNG.standard_normal((1, 2, 4, 5)).astype(np.float32)
     sizes = np.array([1, 2, *out], np.int64)
-    wanted = onnx_run("Resize", [x, None, None, sizes], mode=method,
-                      coordinate_transformation_mode=coordinates)
-    y = evaluate(operator("resize2d", wanted.shape, method=method, coordinates=coordinates,
-                          rounding="round_prefer_floor", cubic_alpha=-0.75, layout="NCHW"), x)
+    wanted = onnx_run(
+        "Resize", [x, None, None, sizes], mode=method, coordinate_transformation_mode=coordinates
+    )
+    y = evaluate(
+        operator(
+            "resize2d",
+            wanted.shape,
+            method=method,
+            coordinates=coordinates,
+            rounding="round_prefer_floor",
+            cubic_alpha=-0.75,
+            layout="NCHW",
+        ),
+        x,
+    )
     np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -110,10 +158,25 @@ def test_resize(out: tuple[int, int], coordinates: str, method: str) -> None:
 def test_resize_nearest(rounding: str, coordinates: str) -> None:
     x = RNG.standard_normal((1, 1, 4, 6)).astype(np.float32)
     sizes = np.array([1, 1, 8, 3], np.int64)
-    wanted = onnx_run("Resize", [x, None, None, sizes], mode="nearest", nearest_mode=rounding,
-                      coordinate_transformation_mode=coordinates)
-    y = evaluate(operator("resize2d", wanted.shape, method="nearest", coordinates=coordinates,
-                          rounding=rounding, cubic_alpha=-0.75, layout="NCHW"), x)
+    wanted = onnx_run(
+        "Resize",
+        [x, None, None, sizes],
+        mode="nearest",
+        nearest_mode=rounding,
+        coordinate_transformation_mode=coordinates,
+    )
+    y = evaluate(
+        operator(
+            "resize2d",
+            wanted.shape,
+            method="nearest",
+            coordinates=coordinates,
+            rounding=rounding,
+            cubic_alpha=-0.75,
+            layout="NCHW",
+        ),
+        x,
+    )
     np.testing.assert_array_equal(y, wanted)
 
 
@@ -140,6 +203,7 @@ def test_layer_norm_and_integer_division() -> None:
 def test_slice_is_numpys(size: int, begin: int, stride: int) -> None:
     begin = min(begin, size - 1)
     wanted = np.arange(size)[begin::stride]
-    y = evaluate(operator("slice", wanted.shape, "int64", begin=(begin,), strides=(stride,)),
-                 np.arange(size))
+    y = evaluate(
+        operator("slice", wanted.shape, "int64", begin=(begin,), strides=(stride,)), np.arange(size)
+    )
     np.testing.assert_array_equal(y, wanted)

@@ -70,25 +70,35 @@ def test_normalisation_over_another_axis_is_no_layer_norm() -> None:
     def body(g: Graph, x: str) -> str:
         centred = g.add("subtract", (x, g.add("mean", (x,), axes=(1,), keepdims=True)))
         variance = g.add("mean", (g.add("multiply", (centred,) * 2),), axes=(1,), keepdims=True)
-        return g.add("divide", (centred, g.add("sqrt", (g.add("add", (variance, number(g, 1e-5))),))))
+        return g.add(
+            "divide", (centred, g.add("sqrt", (g.add("add", (variance, number(g, 1e-5))),)))
+        )
+
     assert "layer_norm" not in canonicalize(build(body)).histogram()
 
 
 def _erf_gate(g: Graph, x: str, divide: bool) -> str:
-    inner = g.add("divide", (x, number(g, 2 ** 0.5))) if divide else g.add(
-        "multiply", (x, number(g, 0.70710677)))
+    inner = (
+        g.add("divide", (x, number(g, 2**0.5)))
+        if divide
+        else g.add("multiply", (x, number(g, 0.70710677)))
+    )
     return g.add("add", (g.add("erf", (inner,)), number(g, 1)))
 
 
 GELUS: dict[str, Callable[[Graph, str], str]] = {
-    "(x * gate) * 0.5": lambda g, x: g.add("multiply", (
-        g.add("multiply", (x, _erf_gate(g, x, True))), number(g, 0.5))),
-    "(0.5 * x) * gate": lambda g, x: g.add("multiply", (
-        g.add("multiply", (number(g, 0.5), x)), _erf_gate(g, x, False))),
-    "x * (gate * 0.5)": lambda g, x: g.add("multiply", (
-        x, g.add("multiply", (_erf_gate(g, x, False), number(g, 0.5))))),
-    "x * gate / 2": lambda g, x: g.add("divide", (
-        g.add("multiply", (_erf_gate(g, x, True), x)), number(g, 2))),
+    "(x * gate) * 0.5": lambda g, x: g.add(
+        "multiply", (g.add("multiply", (x, _erf_gate(g, x, True))), number(g, 0.5))
+    ),
+    "(0.5 * x) * gate": lambda g, x: g.add(
+        "multiply", (g.add("multiply", (number(g, 0.5), x)), _erf_gate(g, x, False))
+    ),
+    "x * (gate * 0.5)": lambda g, x: g.add(
+        "multiply", (x, g.add("multiply", (_erf_gate(g, x, False), number(g, 0.5))))
+    ),
+    "x * gate / 2": lambda g, x: g.add(
+        "divide", (g.add("multiply", (_erf_gate(g, x, True), x)), number(g, 2))
+    ),
 }
 
 
@@ -103,19 +113,25 @@ def test_gelu_tanh(factored: bool) -> None:
         c = number(g, (2 / np.pi) ** 0.5)
         if factored:  # (c x) (1 + 0.044715 x x)
             square = g.add("multiply", (g.add("multiply", (x, number(g, 0.044715))), x))
-            inner = g.add("multiply", (g.add("multiply", (x, c)), g.add("add", (square, number(g, 1)))))
+            inner = g.add(
+                "multiply", (g.add("multiply", (x, c)), g.add("add", (square, number(g, 1))))
+            )
         else:  # c (x + 0.044715 x^3)
             cube = g.add("multiply", (g.add("power", (x, number(g, 3))), number(g, 0.044715)))
             inner = g.add("multiply", (g.add("add", (x, cube)), c))
         gate = g.add("add", (g.add("tanh", (inner,)), number(g, 1)))
         return g.add("multiply", (g.add("multiply", (x, number(g, 0.5))), gate))
+
     same(build(body), {"gelu_tanh": 1}, 1e-5)
 
 
 def test_silu_and_what_only_looks_like_gelu() -> None:
     same(build(lambda g, x: g.add("multiply", (x, g.add("sigmoid", (x,))))), {"silu": 1})
-    half = build(lambda g, x: g.add("multiply", (
-        g.add("multiply", (x, _erf_gate(g, x, True))), number(g, 0.4))))
+    half = build(
+        lambda g, x: g.add(
+            "multiply", (g.add("multiply", (x, _erf_gate(g, x, True))), number(g, 0.4))
+        )
+    )
     assert "gelu" not in canonicalize(half).histogram()
 
 
@@ -126,6 +142,7 @@ def test_softmax(shifted: bool) -> None:
             x = g.add("subtract", (x, g.add("max", (x,), axes=(2,), keepdims=True)))
         e = g.add("exp", (x,))
         return g.add("divide", (e, g.add("sum", (e,), axes=(2,), keepdims=True)))
+
     same(build(body), {"softmax": 1})
 
 
@@ -140,7 +157,7 @@ def attention_parts(g: Graph, x: str, mask: np.ndarray | None, guard: bool, scal
     q, k, v = parts
     k = g.add("permute", (k,), axes=(0, 1, 3, 2))
     if scale_q:
-        q, k = (g.add("multiply", (t, number(g, 4 ** -0.25))) for t in (q, k))
+        q, k = (g.add("multiply", (t, number(g, 4**-0.25))) for t in (q, k))
     scores = g.add("matmul", (q, k))
     if not scale_q:
         scores = g.add("divide", (scores, number(g, 2)))
@@ -159,8 +176,10 @@ QKV = {"permute": 4, "reshape": 4, "slice": 3, "matmul": 1, "add": 1, "attention
 @pytest.mark.parametrize("guard", [True, False])
 @pytest.mark.parametrize("scale_q", [True, False])
 def test_attention(guard: bool, scale_q: bool) -> None:
-    after = same(build(lambda g, x: attention_parts(g, x, None, guard, scale_q)),
-                 dict(sorted(QKV.items(), key=lambda i: (-i[1], i[0]))))
+    after = same(
+        build(lambda g, x: attention_parts(g, x, None, guard, scale_q)),
+        dict(sorted(QKV.items(), key=lambda i: (-i[1], i[0]))),
+    )
     op = next(op for op in after.operators.values() if op.kind == "attention")
     assert op["scale"] == pytest.approx(0.5) and len(op.inputs) == 3
 
@@ -192,6 +211,7 @@ def test_guard_stays_where_a_row_is_masked_whole() -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_swin_mask_through_reshapes(batch: int) -> None:
     """Scores [batch * 3 windows, 2 heads, 4, 4] plus a mask per window, as Swin adds it."""
+
     def body(g: Graph, x: str) -> str:
         k = g.add("permute", (x,), axes=(0, 1, 3, 2))
         scores = g.add("add", (g.add("matmul", (x, k)), weights(g, 2, 4, 4)))
@@ -199,6 +219,7 @@ def test_swin_mask_through_reshapes(batch: int) -> None:
         masked = g.add("add", (apart, weights(g, 1, 3, 1, 4, 4)))
         together = g.add("reshape", (masked,), TensorType((batch * 3, 2, 4, 4)))
         return g.add("matmul", (g.add("softmax", (together,), axis=3), x))
+
     same(build(body, (batch * 3, 2, 4, 5)), {"attention": 1})
 
 
@@ -209,24 +230,41 @@ def test_boolean_mask_becomes_bias(low: float) -> None:
         allowed = g.add_constant(np.tri(5, dtype=bool), "allowed")
         masked = g.add("where", (allowed, scores, number(g, low)))
         return g.add("matmul", (g.add("softmax", (masked,), axis=2), x))
+
     same(build(body), {"attention": 1})
 
 
 def test_frozen_batch_norm_goes_into_the_convolution() -> None:
     def body(g: Graph, x: str) -> str:
-        y = g.add("conv2d", (x, weights(g, 6, 3, 3, 3)), strides=(1, 1), padding=(1, 1, 1, 1),
-                  dilation=(1, 1), groups=1, layout="NCHW")
+        y = g.add(
+            "conv2d",
+            (x, weights(g, 6, 3, 3, 3)),
+            strides=(1, 1),
+            padding=(1, 1, 1, 1),
+            dilation=(1, 1),
+            groups=1,
+            layout="NCHW",
+        )
         y = g.add("add", (y, weights(g, 1, 6, 1, 1)))
         y = g.add("multiply", (y, weights(g, 1, 6, 1, 1)))
         return g.add("relu", (g.add("add", (y, weights(g, 1, 6, 1, 1))),))
+
     same(build(body, (1, 3, 8, 8)), {"add": 1, "conv2d": 1, "relu": 1}, 1e-5)
 
 
 def test_scale_of_another_axis_stays_outside_the_convolution() -> None:
     def body(g: Graph, x: str) -> str:
-        y = g.add("conv2d", (x, weights(g, 8, 3, 3, 3)), strides=(1, 1), padding=(1, 1, 1, 1),
-                  dilation=(1, 1), groups=1, layout="NCHW")
+        y = g.add(
+            "conv2d",
+            (x, weights(g, 8, 3, 3, 3)),
+            strides=(1, 1),
+            padding=(1, 1, 1, 1),
+            dilation=(1, 1),
+            groups=1,
+            layout="NCHW",
+        )
         return g.add("multiply", (y, weights(g, 1, 1, 1, 8)))
+
     same(build(body, (1, 3, 8, 8)), {"conv2d": 1, "multiply": 1})
 
 
@@ -237,6 +275,7 @@ def test_roll_of_slices_and_gathers() -> None:
         y = g.add("concat", (tail, head), axis=1)
         index = g.add_constant((np.arange(8) + 3) % 8, "index")
         return g.add("gather", (y, index), axis=2)
+
     after = same(build(body), {"roll": 1})
     assert after.operators["y"]["shifts"] == (0, 3, 5)
 
@@ -244,6 +283,7 @@ def test_roll_of_slices_and_gathers() -> None:
 def test_gather_of_a_range_is_a_slice_and_of_anything_else_stays() -> None:
     def take(indices: list[int]) -> Callable[[Graph, str], str]:
         return lambda g, x: g.add("gather", (x, g.add_constant(np.array(indices), "i")), axis=1)
+
     same(build(take([1, 2, 3])), {"slice": 1})
     same(build(take([4, 2, 0])), {"slice": 1})
     same(build(take([-1, 0, 2])), {"gather": 1})
@@ -256,24 +296,44 @@ def test_movement_that_undoes_itself_goes() -> None:
         y = g.add("reshape", (y,), TensorType((10, 8)))
         y = g.add("relu", (y,))
         y = g.add("reshape", (y,), TensorType((2, 5, 8)))
-        parts = [g.add("slice", (y,), TensorType((2, n, 8)), begin=(0, b, 0), strides=(1, 1, 1))
-                 for b, n in ((0, 2), (2, 3))]
+        parts = [
+            g.add("slice", (y,), TensorType((2, n, 8)), begin=(0, b, 0), strides=(1, 1, 1))
+            for b, n in ((0, 2), (2, 3))
+        ]
         return g.add("concat", parts, axis=1)
+
     same(build(body), {"relu": 1})
 
 
 def test_fused_qkv_takes_the_form_of_three_projections() -> None:
     """reshape [.., 3, heads, depth] -> permute -> index, as timm writes it."""
+
     def body(g: Graph, x: str) -> str:
         y = g.add("add", (g.add("matmul", (x, weights(g, 8, 24))), weights(g, 24)))
         y = g.add("reshape", (y,), TensorType((2, 5, 3, 2, 4)))
         y = g.add("permute", (y,), axes=(2, 0, 3, 1, 4))
-        q, k, v = (g.add("reshape", (g.add("slice", (y,), TensorType((1, 2, 2, 5, 4)),
-                                           begin=(i, 0, 0, 0, 0), strides=(1,) * 5),),
-                         TensorType((2, 2, 5, 4))) for i in range(3))
-        s = g.add("softmax", (g.add("matmul", (q, g.add("permute", (k,), axes=(0, 1, 3, 2)))),), axis=3)
+        q, k, v = (
+            g.add(
+                "reshape",
+                (
+                    g.add(
+                        "slice",
+                        (y,),
+                        TensorType((1, 2, 2, 5, 4)),
+                        begin=(i, 0, 0, 0, 0),
+                        strides=(1,) * 5,
+                    ),
+                ),
+                TensorType((2, 2, 5, 4)),
+            )
+            for i in range(3)
+        )
+        s = g.add(
+            "softmax", (g.add("matmul", (q, g.add("permute", (k,), axes=(0, 1, 3, 2)))),), axis=3
+        )
         y = g.add("permute", (g.add("matmul", (s, v)),), axes=(0, 2, 1, 3))
         return g.add("reshape", (y,), TensorType((2, 5, 8)))
+
     same(build(body), dict(sorted(QKV.items(), key=lambda i: (-i[1], i[0]))))
 
 
@@ -283,6 +343,7 @@ def test_constants_fold_and_unused_ones_go() -> None:
         w = g.add("permute", (weights(g, 4, 8),), axes=(1, 0))
         big = g.add("broadcast", (number(g, 1.5),), TensorType((2, 5, 4)))
         return g.add("add", (g.add("matmul", (x, w)), big))
+
     after = same(build(body), {"add": 1, "matmul": 1})
     assert sorted(c.size for c in after.constants.values()) == [1, 32]
 

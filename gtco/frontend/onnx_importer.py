@@ -1,0 +1,187 @@
+"""TVM's ONNX importer with the node remembered for messages, and right where TVM 0.27 is silently
+wrong.
+
+What is put right or refused here was found with ONNX's own backend tests: LayerNormalization's
+second and third output, Pow of two types, Dropout's mask and training mode, IsInf's two flags,
+Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, Resize's
+``antialias``, ``axes``, aspect policies and scales that do not give a whole size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+Attributes = Mapping[str, Any]
+Override = Callable[[Any, Sequence[Any], Attributes], Any]
+
+
+class Refused(Exception):
+    """An attribute's value that would be compiled wrongly; the message says which."""
+
+
+class Importer(ONNXGraphImporter):
+    """``node`` is the node being translated; ``labels`` the node's name by Relax variable."""
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, sanitize=True)
+        self.node = "the graph's inputs"
+        self.labels: dict[str, str] = {}
+
+    def _convert_operator(
+        self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
+    ) -> Any:
+        name = attrs["tvm_custom"]["name"]
+        self.node = f"node '{name}' ({op_name})"
+        override = _OVERRIDES.get(op_name)
+        result = override(self.bb, inputs, attrs) if override is not None else None
+        if result is None:
+            result = super()._convert_operator(op_name, inputs, attrs, opset)
+        if isinstance(result, relax.Call):
+            result = self.bb.emit(result)  # bound here, so that the variable is this node's
+        if isinstance(result, relax.Var):
+            self.labels.setdefault(result.name, name)
+        return result
+
+
+def _outputs(attrs: Attributes) -> int:
+    return int(attrs["tvm_custom"]["num_outputs"])
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _shape(tensor: Any) -> list[int]:
+    return [int(dim) for dim in tensor.ty.shape]
+
+
+def _constant(tensor: Any) -> numpy.ndarray | None:
+    return tensor.value.numpy() if isinstance(tensor, tvm.ir.expr.GenericConst) else None
+
+
+def _layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """The mean and the inverse deviation where the node gives them out; TVM has zeros in their "
+    "place."""
+    if _outputs(attrs) == 1:
+        return None
+    x = inputs[0]
+    rank = len(_shape(x))
+    first = attrs.get("axis", -1) % rank
+    axes = list(range(first, rank))
+    bias = (
+        inputs[2]
+        if len(inputs) > 2 and inputs[2] is not None
+        else relax.op.zeros(_shape(inputs[1]), x.ty.dtype)
+    )
+    epsilon = attrs.get("epsilon", 1e-5)
+    y = builder.emit(relax.op.nn.layer_norm(x, inputs[1], builder.normalize(bias), axes, epsilon))
+    mean = builder.emit(relax.op.mean(x, axes, True))
+    variance = builder.emit(relax.op.variance(x, axes, True))
+    total = builder.emit(relax.op.add(variance, relax.const(epsilon, x.ty.dtype)))
+    return relax.Tuple([y, mean, builder.emit(relax.op.rsqrt(total))])
+
+
+def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """At inference the input, and a mask that keeps everything."""
+    if len(inputs) > 2 and inputs[2] is not None:
+        training = _constant(inputs[2])
+        ratio = _constant(inputs[1]) if inputs[1] is not None else numpy.asarray(0.5)
+        if training is None or (bool(training) and (ratio is None or float(ratio) != 0.0)):
+            raise Refused("training_mode is set: export the model after model.eval()")
+    if _outputs(attrs) == 1:
+        return inputs[0]
+    return relax.Tuple([inputs[0], builder.emit(relax.op.ones(_shape(inputs[0]), "bool"))])
+
+
+def _is_inf(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    negative, positive = attrs.get("detect_negative", 1), attrs.get("detect_positive", 1)
+    if negative and positive:
+        return None
+    if not negative and not positive:
+        return builder.emit(relax.op.zeros(_shape(inputs[0]), "bool"))
+    infinity = relax.const(numpy.inf if positive else -numpy.inf, inputs[0].ty.dtype)
+    return builder.emit(relax.op.equal(inputs[0], infinity))
+
+
+def _constant_node(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    for name, dtype in (
+        ("value_float", "float32"),
+        ("value_floats", "float32"),
+        ("value_int", "int64"),
+        ("value_ints", "int64"),
+    ):
+        if name in attrs:
+            return relax.const(numpy.asarray(attrs[name], dtype))
+    return None
+
+
+def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    if "output_shape" in attrs:
+        raise Refused(
+            "the attribute output_shape is not supported: export with pads and output_padding"
+        )
+    return None
+
+
+def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    if _text(attrs.get("mode", b"DCR")) != "CRD":
+        return None
+    n, c, h, w = _shape(inputs[0])
+    b = attrs["blocksize"]
+    x = builder.emit(relax.op.reshape(inputs[0], (n, c, h // b, b, w // b, b)))
+    x = builder.emit(relax.op.permute_dims(x, [0, 1, 3, 5, 2, 4]))
+    return builder.emit(relax.op.reshape(x, (n, c * b * b, h // b, w // b)))
+
+
+def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    if attrs.get("antialias", 0):
+        raise Refused("antialias=1 is not supported: resize without antialiasing")
+    if "axes" in attrs:
+        raise Refused("the attribute axes is not supported: give a scale or a size for every axis")
+    if _text(attrs.get("keep_aspect_ratio_policy", b"stretch")) != "stretch":
+        raise Refused("keep_aspect_ratio_policy is not supported: give the sizes wanted")
+    scales = _constant(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else None
+    if scales is not None and scales.size:
+        for size, scale in zip(_shape(inputs[0]), scales, strict=True):
+            if abs(size * float(scale) - round(size * float(scale))) > 1e-3:
+                raise Refused(
+                    f"a scale of {float(scale):g} makes no whole size of {size}: "
+                    "give sizes instead of scales"
+                )
+    return None
+
+
+def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Base and exponent of different types; the result has the base's."""
+    base, exponent = inputs
+    if not isinstance(base.ty, relax.TensorType) or base.ty.dtype == exponent.ty.dtype:
+        return None
+    floats = [str(t.ty.dtype) for t in inputs if "float" in str(t.ty.dtype)]
+    wide = floats[0] if floats else str(base.ty.dtype)
+    a, b = (
+        t if str(t.ty.dtype) == wide else builder.emit(relax.op.astype(t, wide)) for t in inputs
+    )
+    result = builder.emit(relax.op.power(a, b))
+    return (
+        result
+        if wide == str(base.ty.dtype)
+        else builder.emit(relax.op.astype(result, base.ty.dtype))
+    )
+
+
+_OVERRIDES: dict[str, Override] = {
+    "LayerNormalization": _layer_normalization,
+    "Dropout": _dropout,
+    "IsInf": _is_inf,
+    "Constant": _constant_node,
+    "ConvTranspose": _conv_transpose,
+    "SpaceToDepth": _space_to_depth,
+    "Resize": _resize,
+    "Pow": _pow,
+}
