@@ -1,17 +1,23 @@
-"""The sketch rules, in the order in which they are asked; each answers None or a sketch for a stage."""
+"""The sketch rules, in the order they are asked; each answers None or a sketch for a stage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from gtco.target import Target
-from gtco.tensor.sketch import attention, elementwise, gemm, rows
+from gtco.tensor.sketch import attention, elementwise, fallback, gemm, rows
 from gtco.tensor.space import Sketch
 from gtco.tensor.stage import Stage
 
 Rule = Callable[[Stage, Target], Sketch | None]
 
-RULES: tuple[Rule, ...] = (gemm.match, attention.match, rows.match, elementwise.match)
+RULES: tuple[Rule, ...] = (
+    gemm.match,
+    attention.match,
+    rows.match,
+    elementwise.match,
+    fallback.match,
+)
 
 
 def sketches(stage: Stage, target: Target) -> list[Sketch]:

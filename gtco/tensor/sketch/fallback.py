@@ -1,0 +1,132 @@
+"""Sketch rule of last resort: any single operator, as scalar loops or through Relax. Slow, one
+task, always builds.
+
+Element-wise and data-movement operators are read element by element through :class:`Reader`,
+pooling and resizing through :mod:`gtco.tensor.spatial`; every other kind, and what travels as
+``relax``, goes through :mod:`gtco.tensor.relax_bridge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from gtco.target import Target
+from gtco.tensor import relax_bridge
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Reader, readable
+from gtco.tensor.sketch.streaming import is_static
+from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
+from gtco.tensor.spatial import pooled, resized
+from gtco.tensor.stage import Operator, Stage
+
+SLOWNESS = (
+    16.0  # how many times the bytes it moves are reckoned, so that any other sketch is preferred
+)
+RATE = 4.0  # vector operations in the time of one of its scalar ones: about 1 GFLOP/s
+
+
+IMAGE: dict[str, Callable[..., Expr]] = {
+    "max_pool2d": pooled,
+    "avg_pool2d": pooled,
+    "resize2d": resized,
+}
+
+
+def match(stage: Stage, target: Target) -> Fallback | None:
+    """The stage if it is a single operator of known shapes, else None."""
+    if len(stage.operators) != 1 or not is_static(stage):
+        return None
+    return Fallback(stage, target)
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One operator in one task."""
+
+    stage: Stage
+    target: Target
+
+    name = "fallback"
+    structure = "scalar"
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        return None
+
+    def workload(self, config: Config) -> Workload:
+        moved = SLOWNESS * (
+            sum(i.type.nbytes for i in self.stage.inputs) + self.stage.output.type.nbytes
+        )
+        flops = operations(self.stage)
+        return Workload(
+            "vector", RATE * flops, (Layer(1, (Stream(moved, moved, "DRAM"),), (), 1),), flops
+        )
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        stage = self.stage
+        types = {i.name: i.type for i in stage.inputs}
+        if readable(stage.output) or stage.output.kind in IMAGE:
+            return Program(kernel(symbol, types, stage.output.type, 0, 1, self.elements), 1, 0, {})
+        names = list(types)
+        op = stage.output
+        order = [names.index(x) for x in op.inputs]
+        try:
+            function, workspace = relax_bridge.lower_module(
+                relax_bridge.module_of(stage),
+                symbol,
+                list(types.values()),
+                order,
+                op.type,
+                op.get("result", -1),
+            )
+        except relax_bridge.BridgeError as error:
+            return Rejection(f"{op.get('op', op.kind)}: {error}")
+        return Program(function, 1, workspace, {})
+
+    def elements(self, em: Emitter, args: KernelArguments) -> None:
+        """``for i in output: output[i] = value(i)``."""
+        reader = Reader(self.stage, em, args.inputs)
+        output = self.stage.output
+
+        def value(index: list) -> Expr:
+            if output.kind not in IMAGE:
+                return reader.value(output.output, index)
+            x = output.inputs[0]
+            return IMAGE[output.kind](
+                em, output, lambda i: reader.value(x, i), self.stage.types[x], index
+            )
+
+        def nest(index: list, left: tuple[int, ...]) -> None:
+            if not left:
+                em.store(args.output, index, value(index))
+                return
+            with em.loop(left[0]) as i:
+                nest([*index, i], left[1:])
+
+        with em.range(args.begin, args.end, "task"):
+            if 0 not in args.output.shape:
+                nest([], args.output.shape)
+
+
+def operations(stage: Stage) -> float:
+    """Floating-point operations of a single-operator stage; a guess for what is opaque."""
+    op: Operator = stage.output
+    size = float(op.type.size)
+    read = float(sum(i.type.size for i in stage.inputs))
+    match op.kind:
+        case "matmul":
+            return 2 * size * int(stage.types[op.inputs[0]].shape[-1])
+        case "conv2d":
+            return 2 * size * prod(int(d) for d in stage.types[op.inputs[1]].shape[1:])
+        case "attention":
+            q, k, v = (stage.types[x].shape for x in op.inputs[:3])
+            rows = prod(int(d) for d in q[:-1])
+            return 2.0 * rows * int(k[-2]) * (int(q[-1]) + int(v[-1]) + 8)
+        case "max_pool2d" | "avg_pool2d":
+            return size * prod(op["kernel"])
+        case "resize2d":
+            return size * {"nearest": 1, "linear": 8}.get(op["method"], 40)
+        case "relax":
+            return 32 * (read + size)
+    return 4 * (read + size)

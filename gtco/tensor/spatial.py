@@ -1,0 +1,218 @@
+"""Where pooling windows and resizing read: index and weight expressions, and one output element as
+scalar code.
+
+The positions are those of ONNX's Resize, in float64 as in ``gtco.tensor.reference_spatial``; an
+index computed in float32 would fall one short where a ratio such as 7 * (3 / 7) belongs on an
+integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.stage import Operator, TensorType
+
+Source = Callable[[Sequence[Expr]], Expr]  # an input's element at an index
+
+
+def wide(value: float) -> Any:
+    return tirx.const(value, "float64")
+
+
+def position(i: Expr, size: int, out: int, coordinates: str) -> Expr:
+    """Where output position ``i`` of ``out`` lies among ``size`` input positions, in float64."""
+    x = tirx.Cast("float64", i) if not isinstance(i, int) else wide(i)
+    if coordinates == "align_corners":
+        return x * wide((size - 1) / (out - 1)) if out > 1 else wide(0)
+    if coordinates == "asymmetric":
+        return x * wide(size / out)
+    if coordinates == "pytorch_half_pixel" and out == 1:
+        return wide(0)
+    return (x + wide(0.5)) * wide(size / out) - wide(0.5)
+
+
+def clipped(em: Emitter, i: Expr, size: int) -> Expr:
+    """The index cut to the axis, bound with its range."""
+    return em.let_index(tirx.max(0, tirx.min(i, size - 1)), "at")
+
+
+def nearest(em: Emitter, i: Expr, size: int, out: int, coordinates: str, rounding: str) -> Expr:
+    """The input index that output position ``i`` copies."""
+    if size == out and coordinates != "align_corners":
+        return i
+    where = position(i, size, out, coordinates)
+    match rounding:
+        case "floor":
+            index = tirx.floor(where + wide(1e-5))
+        case "ceil":
+            index = tirx.ceil(where - wide(1e-5))
+        case "round_prefer_ceil":
+            index = tirx.floor(where + wide(0.5))
+        case _:
+            index = tirx.ceil(where - wide(0.5))
+    return clipped(em, em.let(tirx.Cast("int32", index), "nearest"), size)
+
+
+def taps(
+    em: Emitter,
+    i: Expr,
+    size: int,
+    out: int,
+    method: str,
+    coordinates: str,
+    alpha: float,
+    dtype: str = "float32",
+) -> list[tuple[Expr, Expr]]:
+    """Indices and weights of a linear (2) or cubic (4 taps; Keys 1981) interpolation at output
+    position ``i``.
+    """
+    where = em.let(position(i, size, out, coordinates), "where")
+    base = em.let(tirx.floor(where), "base")
+    first = em.let(tirx.Cast("int32", base), "first")
+    fraction = em.let(where - base, "fraction")
+    if method == "linear":
+        weights = [wide(1) - fraction, fraction]
+        offsets = [0, 1]
+    else:
+        weights = [
+            _keys(fraction + wide(1), alpha, True),
+            _keys(fraction, alpha, False),
+            _keys(wide(1) - fraction, alpha, False),
+            _keys(wide(2) - fraction, alpha, True),
+        ]
+        offsets = [-1, 0, 1, 2]
+    return [
+        (
+            clipped(em, first + o, size),
+            em.let(tirx.Cast(dtype, w) if dtype != "float64" else w, "weight"),
+        )
+        for o, w in zip(offsets, weights, strict=True)
+    ]
+
+
+def _keys(d: Expr, a: float, outer: bool) -> Expr:
+    """The cubic kernel at a distance below 1, or between 1 and 2."""
+    if outer:
+        return ((wide(a) * d - wide(5 * a)) * d + wide(8 * a)) * d - wide(4 * a)
+    return (wide(a + 2) * d - wide(a + 3)) * d * d + wide(1)
+
+
+def spatial_axes(layout: str) -> tuple[int, int, int]:
+    """The axes of height, width and channels."""
+    return (2, 3, 1) if layout == "NCHW" else (1, 2, 3)
+
+
+def resized(
+    em: Emitter, op: Operator, source: Source, type_: TensorType, index: Sequence[Expr]
+) -> Expr:
+    """One element of ``resize2d``: ``source`` reads the input, whose type is ``type_``."""
+    h, w, _ = spatial_axes(op["layout"])
+    sizes, outs = [int(type_.shape[a]) for a in (h, w)], [int(op.type.shape[a]) for a in (h, w)]
+
+    def at(y: Expr, x: Expr) -> Expr:
+        where = list(index)
+        where[h], where[w] = y, x
+        return source(where)
+
+    if op["method"] == "nearest":
+        y, x = (
+            nearest(em, index[a], n, m, op["coordinates"], op["rounding"])
+            for a, n, m in zip((h, w), sizes, outs, strict=True)
+        )
+        return at(y, x)
+    computed = "float64" if type_.dtype == "float64" else "float32"
+    ys, xs = (
+        taps(em, index[a], n, m, op["method"], op["coordinates"], op["cubic_alpha"], computed)
+        for a, n, m in zip((h, w), sizes, outs, strict=True)
+    )
+    total: Expr = None
+    for x, wx in xs:
+        column: Expr = None
+        for y, wy in ys:
+            value = at(y, x)
+            term = (value if type_.dtype == computed else tirx.Cast(computed, value)) * wy
+            column = term if column is None else column + term
+        total = column * wx if total is None else total + column * wx
+    return total if type_.dtype == computed else tirx.Cast(op.type.dtype, total)
+
+
+def window(
+    op: Operator,
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
+    """Kernel, strides, padding (top, left, bottom, right) and dilation of a pooling operator."""
+    return op["kernel"], op["strides"], op["padding"], op.get("dilation", (1, 1))
+
+
+def lowest(dtype: str) -> Any:
+    """What a maximum starts from."""
+    kind = np.dtype(dtype).kind
+    return tirx.const(
+        -np.inf if kind == "f" else False if kind == "b" else int(np.iinfo(dtype).min), dtype
+    )
+
+
+def larger(a: Expr, b: Expr, dtype: str) -> Expr:
+    """max(a, b), NaN where either is one; both must be bound."""
+    if dtype == "bool":
+        return tirx.Or(a, b)
+    if not dtype.startswith("float"):
+        return T.max(a, b)
+    return tirx.Select(tirx.Or(a > b, tirx.Not(tirx.EQ(a, a))), a, b)
+
+
+def counted(
+    em: Emitter, start: Expr, kernel: int, size: int, before: int, after: int, include_pad: bool
+) -> Expr:
+    """How many positions of a window from ``start`` on an axis count in a mean."""
+    low, high = (-before, size + after) if include_pad else (0, size)
+    stop = (
+        tirx.min(start + kernel, high)
+        if em.known(start + kernel <= high) is not True
+        else start + kernel
+    )
+    first = tirx.max(start, low) if em.known(start >= low) is not True else start
+    return em.let_index(stop - first, "count")
+
+
+def pooled(
+    em: Emitter, op: Operator, source: Source, type_: TensorType, index: Sequence[Expr]
+) -> Expr:
+    """One element of ``max_pool2d`` or ``avg_pool2d``."""
+    kernel, strides, padding, dilation = window(op)
+    axes = spatial_axes(op["layout"])[:2]
+    sizes = [int(type_.shape[a]) for a in axes]
+    starts = [
+        em.let_index(index[a] * s - p, "start")
+        for a, s, p in zip(axes, strides, padding[:2], strict=True)
+    ]
+    maximum = op.kind == "max_pool2d"
+    dtype = type_.dtype if maximum or type_.dtype == "float64" else "float32"
+    total = em.registers(1, dtype)
+    em.store(total, [0], lowest(dtype) if maximum else tirx.const(0, dtype))
+    with em.loop(kernel[0], "kh") as kh, em.loop(kernel[1], "kw") as kw:
+        y, x = (em.index(s + k * d) for s, k, d in zip(starts, (kh, kw), dilation, strict=True))
+        inside = tirx.all(y >= 0, y < sizes[0], x >= 0, x < sizes[1])
+        with em.when(inside):
+            where = list(index)
+            where[axes[0]], where[axes[1]] = y, x
+            value = source(where)
+            value = em.let(value if type_.dtype == dtype else tirx.Cast(dtype, value))
+            old = em.let(em.load(total, [0]))
+            em.store(total, [0], larger(value, old, dtype) if maximum else old + value)
+    result = em.load(total, [0])
+    if not maximum:
+        counts = [
+            counted(em, s, k, n, b, a, bool(op["count_include_pad"]))
+            for s, k, n, b, a in zip(starts, kernel, sizes, padding[:2], padding[2:], strict=True)
+        ]
+        count = em.index(counts[0] * counts[1])
+        result = result / (
+            tirx.const(count, dtype) if isinstance(count, int) else tirx.Cast(dtype, count)
+        )
+    return result if dtype == op.type.dtype else tirx.Cast(op.type.dtype, result)

@@ -1,0 +1,559 @@
+"""The fallback: every operator of the table, as a stage of its own, against numpy; Relax operators;
+what it leaves undefined.
+
+Tolerance: 1e-5 of the largest magnitude against float64 (sums here have a few hundred terms);
+integers and booleans exactly.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op as R
+
+from gtco.codegen.llvm import object_code
+from gtco.tensor.operators import ELEMENTWISE, INJECTIVE, OPERATORS
+from gtco.tensor.sketch import fallback
+from gtco.tensor.space import Config, Program, Rejection
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import assert_close, build, fresh_seed, random_inputs, reference, runnable
+
+T = TensorType
+MACHINE = "x86-64-v3"
+
+
+def single(kind: str, types: list[TensorType], out: TensorType, **attrs: Any) -> Stage:
+    names = tuple(f"x{i}" for i in range(len(types)))
+    return make_stage(
+        [Operator(kind, names, "y", out, make_attrs(**attrs))],
+        dict(zip(names, types, strict=True)),
+        [],
+    )
+
+
+def run(stage: Stage, arrays: list[np.ndarray]) -> np.ndarray:
+    machine = runnable(MACHINE)
+    sketch = fallback.match(stage, machine)
+    assert sketch is not None
+    return build(sketch, Config(sketch.name), machine)(*arrays)
+
+
+def check(stage: Stage, *arrays: np.ndarray, tolerance: float = 1e-5) -> None:
+    given = list(arrays) or random_inputs(stage, fresh_seed())
+    with np.errstate(all="ignore"):
+        want = reference(stage, given)
+    got = run(stage, given)
+    if got.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want)
+    else:
+        assert_close(got, want, tolerance)
+
+
+# element-wise -------------------------------------------------------------------------------------
+DOMAIN = {
+    **dict.fromkeys(("log", "sqrt", "rsqrt"), (0.1, 9.0)),
+    **dict.fromkeys(("asin", "acos", "atanh"), (-0.95, 0.95)),
+    "acosh": (1.1, 9.0),
+}
+UNARY_ATTRS = {
+    "clip": {"min": -0.5, "max": 0.7},
+    "leaky_relu": {"alpha": 0.1},
+    "elu": {"alpha": 0.8},
+    "hardsigmoid": {"alpha": 0.2, "beta": 0.5},
+}
+BOOLEAN = {
+    "logical_not",
+    "isnan",
+    "isinf",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+}
+INTEGER = {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "left_shift", "right_shift"}
+LOGICAL = {"logical_and", "logical_or", "logical_xor", "logical_not"}
+BOTH = {
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "maximum",
+    "minimum",
+    "mod",
+    "floor_mod",
+    "floor_divide",
+    "equal",
+    "less",
+    "abs",
+    "sign",
+    "negative",
+}
+ELEMENTWISE_KINDS = [k for k, info in OPERATORS.items() if info.pattern == ELEMENTWISE]
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE_KINDS)
+def test_elementwise(kind: str) -> None:
+    """float32 where it has a meaning, int64 and bool where they do; the second operand is
+    broadcast.
+    """
+    rng = np.random.default_rng(fresh_seed())
+    dtypes = ["bool"] if kind in LOGICAL else ["int64"] if kind in INTEGER else ["float32"]
+    dtypes += ["int64"] if kind in BOTH else []
+    arity = OPERATORS[kind].inputs[0]
+    for dtype in dtypes:
+        shapes = [(3, 7, 5), (7, 1), (5,)][:arity]
+        types = [
+            T(s, "bool" if kind == "where" and i == 0 else dtype) for i, s in enumerate(shapes)
+        ]
+        out = T((3, 7, 5), "int64" if kind == "cast" else "bool" if kind in BOOLEAN else dtype)
+        stage = single(kind, types, out, **UNARY_ATTRS.get(kind, {}))
+        if dtype == "float32" and kind != "where":
+            low, high = DOMAIN.get(kind, (0.3, 3.0) if kind == "power" else (-3.0, 3.0))
+            arrays = [rng.uniform(low, high, s).astype("float32") for s in shapes]
+        else:
+            arrays = random_inputs(stage, fresh_seed())
+        if dtype == "int64" and kind in ("divide", "mod", "floor_mod", "floor_divide"):
+            arrays[1][arrays[1] == 0] = 7
+        if kind.endswith("shift"):
+            arrays = [np.abs(a) for a in arrays]
+        check(stage, *arrays)
+
+
+# data movement ------------------------------------------------------------------------------------
+MOVEMENT: list[tuple[str, list[tuple[int, ...]], tuple[int, ...], dict[str, Any]]] = [
+    ("identity", [(3, 5)], (3, 5), {}),
+    ("identity", [()], (), {}),
+    ("reshape", [(3, 4, 5)], (2, 30), {}),
+    ("reshape", [(1, 1)], (), {}),
+    ("permute", [(3, 4, 5)], (5, 3, 4), {"axes": (2, 0, 1)}),
+    ("slice", [(9, 7)], (4, 3), {"begin": (8, 1), "strides": (-2, 2)}),
+    ("concat", [(3, 2), (3, 5), (3, 1)], (3, 8), {"axis": 1}),
+    ("broadcast", [(3, 1)], (2, 3, 4), {}),
+    ("broadcast", [()], (3,), {}),
+    ("pad", [(3, 4)], (6, 5), {"before": (1, 0), "after": (2, 1), "value": 2.0}),
+    ("roll", [(5, 6)], (5, 6), {"shifts": (2, -1)}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+@pytest.mark.parametrize(("kind", "shapes", "out", "attrs"), MOVEMENT)
+def test_movement(kind: str, shapes: list, out: tuple, attrs: dict, dtype: str) -> None:
+    if kind == "pad":
+        attrs = {**attrs, "value": {"bool": True, "int64": 2}.get(dtype, 2.0)}
+    check(single(kind, [T(s, dtype) for s in shapes], T(out, dtype), **attrs))
+
+
+@pytest.mark.parametrize("index_shape", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_gather(index_shape: tuple[int, ...], dtype: str) -> None:
+    stage = single(
+        "gather",
+        [T((4, 6, 3), dtype), T(index_shape, "int64")],
+        T((4, *index_shape, 3), dtype),
+        axis=1,
+    )
+    rng = np.random.default_rng(fresh_seed())
+    check(
+        stage, random_inputs(stage, fresh_seed())[0], np.asarray(rng.integers(-6, 6, index_shape))
+    )
+
+
+# reductions ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((4, 5, 6), (1,)), ((4, 5, 6), (0, 2)), ((7,), (0,)), ((2, 3), (0, 1)), ((), ())],
+)
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_reductions(
+    kind: str, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool
+) -> None:
+    kept = tuple(1 if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
+    for dtype in ("float32", "int64"):
+        if not (kind == "mean" and dtype == "int64"):
+            check(single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims))
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_extremes_of_booleans_and_nan(kind: str) -> None:
+    check(single(kind, [T((4, 5), "bool")], T((4,), "bool"), axes=(1,), keepdims=False))
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype("float32")
+    x[0, 0], x[1, 3], x[2, 1] = np.nan, np.nan, -np.inf
+    check(single(kind, [T((3, 4))], T((3,)), axes=(1,), keepdims=False), x)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 17), 1), ((3, 5, 2), 1), ((9,), 0), ((4, 1), 1)])
+def test_softmax(kind: str, shape: tuple[int, ...], axis: int) -> None:
+    stage = single(kind, [T(shape)], T(shape), axis=axis)
+    check(stage)
+    check(stage, *random_inputs(stage, fresh_seed(), 100.0))
+
+
+def test_norms() -> None:
+    for shape in ((2, 3, 33), (1,), (5, 1)):
+        d = shape[-1]
+        stage = single("layer_norm", [T(shape), T((d,)), T((d,))], T(shape), epsilon=1e-5)
+        check(stage, tolerance=1e-4 if d == 1 else 1e-5)
+        check(single("rms_norm", [T(shape), T((d,))], T(shape), epsilon=1e-6))
+    x, g, b = random_inputs(
+        single("layer_norm", [T((4, 64)), T((64,)), T((64,))], T((4, 64)), epsilon=1e-5),
+        fresh_seed(),
+    )
+    check(
+        single("layer_norm", [T((4, 64)), T((64,)), T((64,))], T((4, 64)), epsilon=1e-5),
+        x + 300,
+        g,
+        b,
+        tolerance=1e-4,
+    )
+
+
+# contractions -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("a", "b", "c"),
+    [
+        ((3, 5), (5, 7), (3, 7)),
+        ((2, 1, 3, 5), (4, 5, 7), (2, 4, 3, 7)),
+        ((1, 1), (1, 1), (1, 1)),
+        ((6, 2, 4), (4, 3), (6, 2, 3)),
+    ],
+)
+def test_matmul(a: tuple, b: tuple, c: tuple) -> None:
+    for dtype in ("float32", "int64"):
+        check(single("matmul", [T(a, dtype), T(b, dtype)], T(c, dtype)))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("channels", "outputs", "groups", "kernel", "strides", "padding", "dilation"),
+    [
+        (6, 8, 1, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+        (6, 8, 2, (3, 2), (2, 1), (1, 0, 2, 1), (1, 1)),
+        (5, 5, 5, (3, 3), (1, 2), (2, 2, 2, 2), (2, 2)),
+        (4, 8, 4, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    ],
+)
+def test_conv2d(
+    channels: int,
+    outputs: int,
+    groups: int,
+    kernel: tuple,
+    strides: tuple,
+    padding: tuple,
+    dilation: tuple,
+    layout: str,
+) -> None:
+    h, w = 9, 8
+    top, left, bottom, right = padding
+    oh = (h + top + bottom - (kernel[0] - 1) * dilation[0] - 1) // strides[0] + 1
+    ow = (w + left + right - (kernel[1] - 1) * dilation[1] - 1) // strides[1] + 1
+    x, y = (
+        ((2, channels, h, w), (2, outputs, oh, ow))
+        if layout == "NCHW"
+        else ((2, h, w, channels), (2, oh, ow, outputs))
+    )
+    check(
+        single(
+            "conv2d",
+            [T(x), T((outputs, channels // groups, *kernel))],
+            T(y),
+            strides=strides,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            layout=layout,
+        )
+    )
+
+
+@pytest.mark.parametrize("bias", [None, (1, 2, 7, 5), (5,), (7, 1)])
+def test_attention(bias: tuple[int, ...] | None) -> None:
+    types = [T((3, 2, 7, 6)), T((3, 2, 5, 6)), T((3, 2, 5, 4))] + ([T(bias)] if bias else [])
+    check(single("attention", types, T((3, 2, 7, 4)), scale=0.4))
+
+
+def test_attention_rank_two() -> None:
+    check(single("attention", [T((7, 6)), T((5, 6)), T((5, 4))], T((7, 4)), scale=0.4))
+
+
+# images -------------------------------------------------------------------------------------------
+POOLS = [
+    ((7, 9), (4, 5), (3, 3), (2, 2), (1, 1, 1, 1)),
+    ((8, 8), (4, 4), (2, 2), (2, 2), (0, 0, 0, 0)),
+    ((7, 6), (4, 3), (2, 2), (2, 2), (0, 0, 0, 0)),  # ceil mode: the last row of windows hangs over
+    ((5, 4), (5, 5), (2, 3), (1, 1), (0, 2, 1, 1)),
+    ((6, 5), (1, 1), (6, 5), (1, 1), (0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(("size", "out", "kernel", "strides", "padding"), POOLS)
+def test_pools(
+    size: tuple, out: tuple, kernel: tuple, strides: tuple, padding: tuple, layout: str
+) -> None:
+    x, y = ((2, 3, *size), (2, 3, *out)) if layout == "NCHW" else ((2, *size, 3), (2, *out, 3))
+    attrs = {"kernel": kernel, "strides": strides, "padding": padding, "layout": layout}
+    for dtype in ("float32", "int64"):
+        check(single("max_pool2d", [T(x, dtype)], T(y, dtype), dilation=(1, 1), **attrs))
+    for include in (False, True):
+        check(single("avg_pool2d", [T(x)], T(y), count_include_pad=include, **attrs))
+
+
+def test_dilated_pool_and_nan() -> None:
+    attrs = {
+        "kernel": (2, 2),
+        "strides": (1, 1),
+        "padding": (1, 1, 1, 1),
+        "dilation": (2, 3),
+        "layout": "NCHW",
+    }
+    stage = single("max_pool2d", [T((1, 2, 6, 6))], T((1, 2, 6, 5)), **attrs)
+    x = random_inputs(stage, fresh_seed())[0]
+    x[0, 0, 2, 2], x[0, 1] = np.nan, -np.inf
+    check(stage, x)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    "coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
+)
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
+def test_resize(method: str, coordinates: str, layout: str) -> None:
+    for (h, w), (oh, ow) in (
+        ((7, 9), (14, 23)),
+        ((5, 6), (1, 4)),
+        ((3, 7), (7, 3)),
+        ((1, 4), (4, 4)),
+    ):
+        x, y = (
+            ((2, 3, h, w), (2, 3, oh, ow)) if layout == "NCHW" else ((2, h, w, 3), (2, oh, ow, 3))
+        )
+        for rounding in (
+            ("floor", "ceil", "round", "round_prefer_ceil") if method == "nearest" else ("round",)
+        ):
+            check(
+                single(
+                    "resize2d",
+                    [T(x)],
+                    T(y),
+                    method=method,
+                    coordinates=coordinates,
+                    rounding=rounding,
+                    cubic_alpha=-0.75,
+                    layout=layout,
+                )
+            )
+
+
+# opaque -------------------------------------------------------------------------------------------
+def opaque(make: Any, types: list[TensorType], result: int = -1) -> Stage:
+    builder = relax.BlockBuilder()
+    parameters = [
+        relax.Var(f"p{i}", relax.TensorType(t.shape, t.dtype)) for i, t in enumerate(types)
+    ]
+    with builder.function("main", parameters):
+        with builder.dataflow():
+            value = builder.emit_output(builder.emit(make(*parameters)))
+        builder.emit_func_output(value)
+    module = builder.get()
+    made = module["main"].ret_ty
+    made = made.fields[result] if result >= 0 else made
+    out = T(tuple(int(d) for d in made.shape), str(made.dtype))
+    return single("relax", types, out, module=tvm.ir.save_json(module), op="test", result=result)
+
+
+OPAQUE: dict[str, Stage] = {
+    "topk values": opaque(lambda x: R.topk(x, k=4, axis=1), [T((3, 11))], 0),
+    "topk indices": opaque(
+        lambda x: R.topk(x, k=4, axis=0, largest=False, dtype="int64"), [T((13, 3))], 1
+    ),
+    "sort": opaque(lambda x: R.sort(x, axis=-1, descending=True), [T((2, 3, 37))]),
+    "argsort": opaque(lambda x: R.argsort(x, axis=1, dtype="int64"), [T((2, 8, 3))]),
+    "argmax": opaque(lambda x: R.argmax(x, axis=1), [T((3, 11, 2))]),
+    "argmin": opaque(lambda x: R.argmin(x, axis=0, keepdims=True), [T((9, 4), "int64")]),
+    "cumsum": opaque(lambda x: R.cumsum(x, axis=1), [T((3, 7))]),
+    "einsum": opaque(lambda a, b: R.einsum((a, b), "bij,bjk->bik"), [T((2, 3, 4)), T((2, 4, 5))]),
+    "split": opaque(lambda x: R.split(x, 3, axis=1), [T((4, 9))], 1),
+    "group_norm": opaque(
+        lambda x, g, b: R.nn.group_norm(x, g, b, num_groups=3, channel_axis=1, axes=[2, 3]),
+        [T((2, 6, 4, 5)), T((6,)), T((6,))],
+    ),
+    "conv2d_transpose": opaque(
+        lambda x, w: R.nn.conv2d_transpose(x, w, strides=2, padding=1),
+        [T((1, 3, 5, 5)), T((3, 4, 4, 4))],
+    ),
+    "conv3d": opaque(
+        lambda x, w: R.nn.conv3d(x, w, padding=1), [T((1, 2, 4, 5, 3)), T((3, 2, 3, 3, 3))]
+    ),
+    "variance": opaque(lambda x: R.variance(x, axis=[1]), [T((5, 12))]),
+    "tril": opaque(lambda x: R.tril(x, 1), [T((5, 7))]),
+    "one_hot": opaque(
+        lambda i: R.one_hot(
+            i,
+            relax.prim_value(tvm.tirx.FloatImm("float32", 1.0)),
+            relax.prim_value(tvm.tirx.FloatImm("float32", 0.0)),
+            9,
+            -1,
+        ),
+        [T((4,), "int64")],
+    ),
+    "the input itself": opaque(lambda x: R.reshape(x, (3, 4)), [T((3, 4), "int64")]),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+def test_relax(name: str) -> None:
+    check(OPAQUE[name])
+
+
+def test_relax_scatter() -> None:
+    stage = opaque(
+        lambda x, i, u: R.scatter_nd(x, i, u, "update"), [T((6, 3)), T((2, 1), "int64"), T((2, 3))]
+    )
+    x, _, u = random_inputs(stage, fresh_seed())
+    check(stage, x, np.array([[4], [1]]), u)
+    stage = opaque(
+        lambda x, i, u: R.scatter_elements(x, i, u, axis=1),
+        [T((2, 5)), T((2, 2), "int64"), T((2, 2))],
+    )
+    x, _, u = random_inputs(stage, fresh_seed())
+    check(stage, x, np.array([[4, 0], [1, 3]]), u)
+
+
+def test_sort_keeps_the_order_of_equal_elements() -> None:
+    x = np.array([[2, 1, 2, 1, 2, 0, 1]], "int64")
+    for descending in (False, True):
+        stage = opaque(
+            lambda x, d=descending: R.argsort(x, axis=1, descending=d, dtype="int64"),
+            [T(x.shape, "int64")],
+        )
+        key = -x if descending else x
+        np.testing.assert_array_equal(run(stage, [x]), np.argsort(key, axis=1, kind="stable"))
+
+
+def test_same_tensor_twice_and_zero_dimensional() -> None:
+    stage = make_stage([Operator("matmul", ("x", "x"), "y", T((5, 5)))], {"x": T((5, 5))}, [])
+    check(stage)
+    check(opaque(lambda x: R.sum(x), [T((3, 4))]))
+    check(single("add", [T(()), T(())], T(())))
+
+
+# what it refuses, what it leaves ------------------------------------------------------------------
+def test_dynamic_shapes_are_rejected_with_a_reason() -> None:
+    module = tvm.ir.save_json(_nonzero())
+    stage = single(
+        "relax", [T((3, 4), "bool")], T((2, 5), "int64"), module=module, op="nonzero", result=-1
+    )
+    # type: ignore[union-attr]
+    answer = fallback.match(stage, runnable(MACHINE)).build(Config("fallback"), "k")
+    assert isinstance(answer, Rejection) and answer.reason.startswith("nonzero: ")
+
+
+def _nonzero() -> Any:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((3, 4), "bool"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = builder.emit_output(builder.emit(R.nonzero(x)))
+        builder.emit_func_output(value)
+    return builder.get()
+
+
+def test_more_than_one_operator_or_a_symbolic_size_does_not_match() -> None:
+    machine = runnable(MACHINE)
+    two = make_stage(
+        [Operator("relu", ("x",), "a", T((3,))), Operator("exp", ("a",), "y", T((3,)))],
+        {"x": T((3,))},
+        [],
+    )
+    assert fallback.match(two, machine) is None
+    assert fallback.match(single("relu", [T(("n",))], T(("n",))), machine) is None
+
+
+SYMBOLS = [
+    *OPAQUE.values(),
+    single("gelu", [T((9,))], T((9,))),
+    single("softmax", [T((4, 9))], T((4, 9)), axis=1),
+    single("power", [T((9,)), T((9,))], T((9,))),
+]
+
+
+def test_kernels_need_libm_alone() -> None:
+    machine = runnable(MACHINE)
+    functions = []
+    for i, stage in enumerate(SYMBOLS):
+        # type: ignore[union-attr]
+        program = fallback.match(stage, machine).build(Config("fallback"), f"kernel_{i}")
+        assert isinstance(program, Program)
+        functions.append(program.function)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "k.o"
+        path.write_bytes(object_code(functions, machine))
+        lines = subprocess.run(
+            ["nm", str(path)], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    undefined = {line.split()[-1] for line in lines if " U " in line or " w " in line}
+    assert undefined <= {"expf", "logf", "powf", "erff", "tanhf", "memset", "memcpy", "memmove"}, (
+        undefined
+    )
+
+
+def test_nothing_happens_in_an_empty_range() -> None:
+    import ctypes
+
+    machine = runnable(MACHINE)
+    for stage in (
+        single("relu", [T((4,))], T((4,))),
+        single("softmax", [T((1, 4))], T((1, 4)), axis=1),
+    ):
+        # type: ignore[arg-type]
+        kernel = build(fallback.match(stage, machine), Config("fallback"), machine)
+        x, out, work = np.ones(4, "float32"), np.full(4, 7, "float32"), np.zeros(1024, "uint8")
+        kernel.library.kernel_under_test(
+            *(ctypes.c_void_p(a.ctypes.data) for a in (x, out, work)),
+            ctypes.c_int64(1),
+            ctypes.c_int64(1),
+        )
+        assert (out == 7).all()
+
+
+def test_every_kind_is_covered() -> None:
+    """A new row of the table must be built by the fallback and tested above."""
+    tested = (
+        set(ELEMENTWISE_KINDS)
+        | {kind for kind, *_ in MOVEMENT}
+        | {
+            "gather",
+            "sum",
+            "mean",
+            "max",
+            "min",
+            "prod",
+            "softmax",
+            "log_softmax",
+            "layer_norm",
+            "rms_norm",
+            "matmul",
+            "conv2d",
+            "attention",
+            "max_pool2d",
+            "avg_pool2d",
+            "resize2d",
+            "relax",
+        }
+    )
+    assert tested == set(OPERATORS)
+    assert {k for k, info in OPERATORS.items() if info.pattern == INJECTIVE} <= tested
