@@ -355,4 +355,4 @@ def test_an_output_that_is_an_input_keeps_an_identity() -> None:
 def test_dump_is_given_every_step() -> None:
     seen: dict[str, str] = {}
     canonicalize(build(lambda g, x: g.add("relu", (x,))), dump=seen.__setitem__)
-    assert list(seen)[0] == "00_lowered" and "relu(%x)" in list(seen.values())[-1]
+    assert next(iter(seen)) == "00_lowered" and "relu(%x)" in list(seen.values())[-1]
