@@ -34,6 +34,9 @@ from gtco.tensor.space import Choice, Config, Decision, Layer, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 
+BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
+
+
 @dataclass(frozen=True)
 class Geometry:
     """A window sliding over images; shapes are (images, height, width, channels) whatever the layout."""
@@ -104,7 +107,7 @@ def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Choice]) -> 
         c = g.output[3]
         if not last:
             return Decision("channels", (1,))
-        return Decision("channels", tuple(sorted({min(c, target.lanes * k) for k in (2, 4, 8, 16)})))
+        return Decision("channels", tuple(sorted({min(c, target.lanes * k) for k in (4, 8, 16)})))
     if "rows" not in chosen:
         chunk = int(chosen["channels"])
         units = rows_count(g, chunk)
@@ -129,6 +132,7 @@ def workload(stage: Stage, op: Operator, tail: Epilogue, g: Geometry, target: Ta
     before = sum(ELEMENTWISE_COST.get(o.kind, 2) for o in stage.operators
                  if pattern(o.kind) == ELEMENTWISE and o not in tail.operators)
     vectors = outputs * (prod(g.kernel) + loads * (0.5 + before) + epilogue_vectors(tail) + 1)
+    vectors += BLOCK_COST * g.output[2] / columns  # wide chunks stream, narrow ones hop from pixel to pixel
     image = 4.0 * prod(g.source)
     window_rows = 4.0 * g.source[2] * chunk * (g.kernel[0] + 1)
     step = 4.0 * g.source[2] * chunk * g.strides[0]

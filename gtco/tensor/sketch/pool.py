@@ -1,0 +1,122 @@
+"""Sketch rule for pooling, with a readable prologue and a one-to-one epilogue; loops of :mod:`gtco.tensor.sketch.window`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor import scalar
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.sketch import window
+from gtco.tensor.sketch.depthwise import vectorizable
+from gtco.tensor.sketch.streaming import is_static
+from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.stage import Operator, Stage
+
+KINDS = ("max_pool2d", "avg_pool2d")
+
+
+def match(stage: Stage, target: Target) -> Pool | None:
+    """The stage around one float32 pooling operator, else None."""
+    anchors = [op for op in stage.operators if op.kind in KINDS]
+    if len(anchors) != 1 or not is_static(stage):
+        return None
+    op = anchors[0]
+    if stage.types[op.inputs[0]].dtype != "float32" or stage.types[op.inputs[0]].size == 0:
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
+        return None
+    return Pool(stage, target, op, tail)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Maximum or mean over windows on a CPU."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+    tail: Epilogue
+
+    name = "pool"
+    structure = "SSRS"
+
+    @cached_property
+    def geometry(self) -> window.Geometry:
+        return window.geometry(self.stage, self.op, self.op["kernel"])
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        return window.next_decision(self.geometry, self.target, chosen)
+
+    def workload(self, config: Config) -> Workload:
+        return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = window.WindowPlan(self.geometry, self.op.inputs[0], self.tail, config)
+        include = bool(self.op.get("count_include_pad", False))
+        what: window.Taps = Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
+
+        def body(em: Emitter, args: KernelArguments) -> None:
+            plan.emit(em, args, Reader(self.stage, em, args.inputs), what)
+
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
+        return Program(function, plan.tasks, 0, {})
+
+
+@dataclass(frozen=True)
+class Maximum:
+    """The greatest element; padding never wins, NaN does."""
+
+    start: float = -inf
+
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> None:
+        return None
+
+    def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
+        total = em.let(total, "top")
+        return tirx.Select(scalar.is_nan(total), total, tirx.max(total, x))
+
+    def scale(self, em: Emitter, y: Expr, x: Expr) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean; its divisor counts the padding if ``include``, but never what ceil mode adds beyond it."""
+
+    geometry: window.Geometry
+    include: bool
+    start: float = 0.0
+
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> None:
+        return None
+
+    def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
+        return total + x
+
+    def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr:
+        count = em.index(self.counted(em, y, 0) * self.counted(em, x, 1))
+        if isinstance(count, int):
+            return tirx.const(1.0 / count, "float32")
+        return em.let(tirx.const(1.0, "float32") / tirx.Cast("float32", count), "share")
+
+    def counted(self, em: Emitter, i: Expr, axis: int) -> Expr:
+        """Positions that count in the window of output row or column ``i``."""
+        g = self.geometry
+        before, after = (g.padding[axis], g.padding[axis + 2]) if self.include else (0, 0)
+        low, high = -before, g.source[1 + axis] + after
+        start = em.index(i * g.strides[axis] - g.padding[axis])
+        stop = em.index(start + g.kernel[axis])
+        if em.known(start >= low) is not True:
+            start = tirx.max(start, low)
+        if em.known(stop <= high) is not True:
+            stop = tirx.min(stop, high)
+        return stop - start

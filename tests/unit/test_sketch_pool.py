@@ -1,0 +1,104 @@
+"""Pooling against the reference: layouts, borders, ceil mode, divisors, NaN, prologue and epilogue."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gtco.target import target
+from gtco.tensor.sketch import pool
+from gtco.tensor.space import configs
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import assert_close, build, fresh_seed, random_inputs, reference, runnable, targets
+
+
+def pooling(
+    kind: str,
+    channels: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+    layout: str = "NHWC",
+    dilation: tuple[int, int] = (1, 1),
+    include: bool = False,
+    ceil_mode: bool = False,
+) -> Stage:
+    out = []
+    for i in (0, 1):
+        room = size[i] + padding[i] + padding[i + 2] - (kernel[i] - 1) * dilation[i] - 1
+        steps = -(-room // strides[i]) if ceil_mode else room // strides[i]
+        if ceil_mode and steps * strides[i] >= size[i] + padding[i]:
+            steps -= 1  # the last window must start inside
+        out.append(steps + 1)
+
+    def shape(h: int, w: int) -> tuple[int, ...]:
+        return (2, h, w, channels) if layout == "NHWC" else (2, channels, h, w)
+
+    extra = {"dilation": dilation} if kind == "max_pool2d" else {"count_include_pad": include}
+    op = Operator(kind, ("x",), "y", TensorType(shape(*out)),
+                  make_attrs(kernel=kernel, strides=strides, padding=padding, layout=layout, **extra))
+    return make_stage([op], {"x": TensorType(shape(*size))}, [])
+
+
+def check(stage: Stage, name: str) -> None:
+    machine = runnable(name)
+    sketch = pool.match(stage, machine)
+    assert sketch is not None
+    inputs = random_inputs(stage, fresh_seed())
+    wanted = reference(stage, inputs)
+    every = list(configs(sketch))
+    for config in {every[0], every[-1]}:
+        assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, 1e-6)
+
+
+CASES = {
+    "resnet's stem": dict(channels=40, size=(12, 15), kernel=(3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
+    "2x2": dict(channels=19, size=(8, 10), kernel=(2, 2), strides=(2, 2)),
+    "overlapping": dict(channels=5, size=(9, 9), kernel=(5, 3), strides=(1, 2), padding=(2, 1, 2, 1)),
+    "ceil mode": dict(channels=16, size=(7, 10), kernel=(3, 3), strides=(2, 2), ceil_mode=True),
+    "ceil mode, padded": dict(channels=16, size=(8, 9), kernel=(3, 3), strides=(2, 2), padding=(1, 1, 1, 1), ceil_mode=True),
+    "global": dict(channels=33, size=(7, 6), kernel=(7, 6), strides=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", CASES)
+def test_max(case: str, name: str, layout: str) -> None:
+    check(pooling("max_pool2d", layout=layout, **CASES[case]), name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("include", [False, True], ids=["inside", "padding counts"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("case", CASES)
+def test_mean(case: str, layout: str, include: bool) -> None:
+    name = "x86-64-v3" if include else ("x86-64-v4" if target().lanes == 16 else "x86-64-v3")
+    check(pooling("avg_pool2d", layout=layout, include=include, **CASES[case]), name)  # type: ignore[arg-type]
+
+
+def test_dilated_maximum() -> None:
+    check(pooling("max_pool2d", 16, (11, 12), (3, 3), (1, 2), (2, 2, 2, 2), dilation=(2, 2)), "x86-64-v3")
+
+
+def test_nan_wins() -> None:
+    machine = runnable("x86-64-v3")
+    stage = pooling("max_pool2d", 8, (6, 6), (3, 3), (3, 3))
+    sketch = pool.match(stage, machine)
+    assert sketch is not None
+    (x,) = random_inputs(stage, fresh_seed())
+    x[0, 0, 0, 0] = x[0, 1, 4, 3] = x[1, 5, 5, 7] = np.nan
+    assert_close(build(sketch, next(iter(configs(sketch))), machine)(x), reference(stage, [x]), 0)
+
+
+def test_prologue_and_epilogue() -> None:
+    stage = pooling("avg_pool2d", 24, (8, 8), (2, 2), (2, 2))
+    shape = stage.output.type.shape
+    before = Operator("relu", ("t",), "x", TensorType((2, 8, 8, 24)))
+    after = [Operator("multiply", ("y", "s"), "m", TensorType(shape)), Operator("reshape", ("m",), "o", TensorType((2, 16, 24)))]
+    check(make_stage([before, *stage.operators, *after], {"t": TensorType((2, 8, 8, 24)), "s": TensorType((24,))}, []), "x86-64-v3")
+
+
+def test_not_its_business() -> None:
+    stage = make_stage([Operator("relu", ("x",), "y", TensorType((2, 3)))], {"x": TensorType((2, 3))}, [])
+    assert pool.match(stage, target("x86-64-v3")) is None
