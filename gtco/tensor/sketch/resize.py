@@ -1,0 +1,206 @@
+"""Sketch rule for resizing images, structure SS: separable taps, found once a column and once a row.
+
+::
+
+    scratch[tap, x] = source column and weight of every output column     # once a call
+    for task in chunks of images x output rows (x channels, first):       # parallel
+      taps of the row: source rows and weights                            # once a row
+      for output column:                                                  # channels last: vectors of channels
+        output = sum over taps of weight_y * weight_x * source            # channels first: vectors of columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.sketch.depthwise import vectorizable
+from gtco.tensor.sketch.streaming import (
+    bind_range,
+    is_static,
+    rows_per_task,
+    shape_of,
+    streaming_workload,
+    tasks_of_rows,
+    unflatten,
+    vector_runs,
+)
+from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.spatial import nearest, taps
+from gtco.tensor.stage import Operator, Stage
+
+Tap = tuple[Expr, Expr | None]  # source position, weight (None for 1)
+LARGEST = 1 << 24  # positions are kept as float32
+
+
+def match(stage: Stage, target: Target) -> Resize | None:
+    """The stage around one float32 ``resize2d``, else None."""
+    anchors = [op for op in stage.operators if op.kind == "resize2d"]
+    if len(anchors) != 1 or not is_static(stage):
+        return None
+    op = anchors[0]
+    if stage.types[op.inputs[0]].dtype != "float32" or op.type.dtype != "float32" or op.type.size == 0:
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
+        return None
+    if max(shape_of(stage, op.inputs[0])) >= LARGEST:
+        return None
+    return Resize(stage, target, op, tail)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Nearest, linear or cubic resizing on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+    tail: Epilogue
+
+    name = "resize"
+    structure = "SS"
+
+    @property
+    def last(self) -> bool:
+        """Are the channels the last axis?"""
+        return bool(self.op["layout"] == "NHWC")
+
+    def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
+        return [n, y, x, c] if self.last else [n, c, y, x]
+
+    @cached_property
+    def output(self) -> tuple[int, int, int, int]:
+        """Images, height, width, channels."""
+        return self._nhwc(self.op.output)
+
+    @cached_property
+    def source(self) -> tuple[int, int, int, int]:
+        return self._nhwc(self.op.inputs[0])
+
+    def _nhwc(self, tensor: str) -> tuple[int, int, int, int]:
+        n, a, b, c = shape_of(self.stage, tensor)
+        return (n, a, b, c) if self.last else (n, b, c, a)
+
+    @property
+    def taps(self) -> int:
+        """Source positions along each axis."""
+        return {"nearest": 1, "linear": 2, "cubic": 4}[self.op["method"]]
+
+    @property
+    def units(self) -> int:
+        n, y, _, c = self.output
+        return n * y * (1 if self.last else c)
+
+    @property
+    def stride(self) -> int:
+        """Floats between two tables of the scratch."""
+        return -(-self.output[2] // 16) * 16
+
+    @property
+    def workspace(self) -> int:
+        return 4 * self.stride * self.taps * (1 if self.taps == 1 else 2)
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "rows" not in chosen:
+            work = prod(self.output) // self.units * self.taps**2
+            return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+        return None
+
+    def workload(self, config: Config) -> Workload:
+        slow = 1.0 if self.last else 4.0
+        return streaming_workload(self.stage, self.target, ceil(self.units / config["rows"]), 2.0 * self.taps**2, slow)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = _Plan(self, config["rows"])
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit)
+        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+
+
+class _Plan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Resize, rows: int) -> None:
+        self.sketch, self.rows = sketch, rows
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        sketch = self.sketch
+        self.em, self.args = em, args
+        self.reader = Reader(sketch.stage, em, args.inputs)
+        self.table = args.scratch((2 * sketch.taps, sketch.stride), 0)
+        images, height, width, channels = sketch.output
+        with em.loop(width, "x") as x:
+            for t, (at, weight) in enumerate(self.found(x, 1)):
+                em.store(self.table, [t, x], tirx.Cast("float32", at) if not isinstance(at, int)
+                         else tirx.const(at, "float32"))
+                if weight is not None:
+                    em.store(self.table, [sketch.taps + t, x], weight)
+        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
+            if sketch.last:
+                n, y = unflatten(em, unit, (images, height))
+                self.row(n, y, self.found(y, 0))
+            else:
+                n, c, y = unflatten(em, unit, (images, channels, height))
+                self.channel_row(n, c, y, self.found(y, 0))
+
+    def found(self, i: Expr, axis: int) -> list[Tap]:
+        """The taps of output row (axis 0) or column (axis 1) ``i``."""
+        op, size, out = self.sketch.op, self.sketch.source[1 + axis], self.sketch.output[1 + axis]
+        if op["method"] == "nearest":
+            return [(nearest(self.em, i, size, out, op["coordinates"], op["rounding"]), None)]
+        return list(taps(self.em, i, size, out, op["method"], op["coordinates"], op["cubic_alpha"]))
+
+    def kept(self, x: Expr) -> list[Tap]:
+        """The taps of output column ``x`` from the tables."""
+        em, sketch = self.em, self.sketch
+        result: list[Tap] = []
+        for t in range(sketch.taps):
+            at = em.let(tirx.Cast("int32", em.load(self.table, [t, x])), "at")
+            bind_range(em, at, 0, sketch.source[2])
+            weight = None if sketch.taps == 1 else em.let(em.load(self.table, [sketch.taps + t, x]), "w")
+            result.append((at, weight))
+        return result
+
+    def row(self, n: Expr, y: Expr, ys: list[Tap]) -> None:
+        em, sketch = self.em, self.sketch
+        with em.loop(sketch.output[2], "x") as x:
+            pairs = [(at_y, at_x, None if wy is None or wx is None else em.let(wy * wx, "w"))
+                     for at_y, wy in ys for at_x, wx in self.kept(x)]
+            for begin, count, lanes in vector_runs(sketch.output[3], em.lanes):
+                with em.loop(count, "c") as block, em.vector(lanes) as lane:
+                    c = begin + block * lanes + lane
+                    total: Expr = None
+                    for at_y, at_x, weight in pairs:
+                        value = self.reader.value(sketch.op.inputs[0], sketch.place(n, at_y, at_x, c))
+                        term = value if weight is None else value * weight
+                        total = term if total is None else total + term
+                    self.finish(n, y, x, c, total)
+
+    def channel_row(self, n: Expr, c: Expr, y: Expr, ys: list[Tap]) -> None:
+        em, sketch = self.em, self.sketch
+        for begin, count, lanes in vector_runs(sketch.output[2], em.lanes):
+            with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                x = begin + block * lanes + lane
+                total: Expr = None
+                for at_x, wx in self.kept(x):
+                    column: Expr = None
+                    for at_y, wy in ys:
+                        value = self.reader.value(sketch.op.inputs[0], sketch.place(n, at_y, at_x, c))
+                        term = value if wy is None else value * wy
+                        column = term if column is None else column + term
+                    term = column if wx is None else column * wx
+                    total = term if total is None else total + term
+                self.finish(n, y, x, c, total)
+
+    def finish(self, n: Expr, y: Expr, x: Expr, c: Expr, total: Expr) -> None:
+        value = self.em.let(total, "value")
+        result, where = self.sketch.tail.value(self.reader, self.sketch.place(n, y, x, c), value)
+        self.em.store(self.args.output, where, result)
