@@ -141,7 +141,8 @@ class AnalyticPolicy:
             load = sum(self.transfer(s, cores) for s in layer.loads)
             store = sum(self.transfer(s, cores) for s in layer.stores)
             first = load + max((self.source(s).latency for s in layer.loads), default=0.0)  # eq. 2
-            step = max(load, time) + (1 - HIDDEN) * min(load, time)
+            hidden = HIDDEN if layer.overlapped else 0.0
+            step = max(load, time) + (1 - hidden) * min(load, time)
             time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
             time *= ceil(layer.parallel / self.threads) if layer.parallel > 1 else 1  # eq. 6, 7
         balance = ceil(tasks / self.threads) * cores / tasks if tasks else 1

@@ -177,6 +177,11 @@ class Emitter:
             vector = self.let(combine(low, high))
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
+    def prefetch(self, array: Array, position: Expr) -> None:
+        """Ask for the cache line at a flat position, into L2; positions outside the array are safe."""
+        address = tirx.address_of(array.buffer[self.index(position)])
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, 0, 2, 1))
+
     # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:
         """A small private array; with constant indices LLVM keeps it in registers, else on the

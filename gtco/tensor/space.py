@@ -112,13 +112,15 @@ class Layer:
     """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below,
     each loading and storing.
 
-    ``parallel`` is N_ParIter of eq. 6.
+    ``parallel`` is N_ParIter of eq. 6. ``overlapped``: are loads of one iteration under way while
+    the one before computes (eq. 5), or does each wait for its own?
     """
 
     iterations: float
     loads: tuple[Stream, ...] = ()
     stores: tuple[Stream, ...] = ()
     parallel: int = 1
+    overlapped: bool = True
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,8 @@ class Gemm:
             )
         if "kc" not in chosen:
             return Decision("kc", self.depth_options())
+        if "prefetch" not in chosen:
+            return Decision("prefetch", ("next", "none") if self.constant_b else ("none",))
         return None
 
     def tiles(self) -> list[FmaTile]:
@@ -188,9 +190,8 @@ class Gemm:
         micro = Layer(
             shape.task_blocks, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial
         )
-        panel = Layer(
-            panels, (Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else ""),)
-        )
+        weights = Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else "")
+        panel = Layer(panels, (weights,), overlapped=config["prefetch"] == "next")
         packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
         block = Layer(kblocks, (packed,) if config["a"] == "packed" else ())
         task = Layer(
@@ -435,7 +436,9 @@ class _Plan:
         )
 
         def micro(rows: int) -> Callable[[], None]:
-            return lambda: self.micro_kernel(rows, tile, batch, kb, first_panel, panel, start, row0)
+            return lambda: self.micro_kernel(
+                rows, tile, batch, kb, first_panel, panel, block, start, row0
+            )
 
         if len(shape.heights) == 1:
             micro(shape.heights[0])()
@@ -461,6 +464,7 @@ class _Plan:
         kb: Expr,
         first_panel: Expr,
         panel: Expr,
+        block: Expr,
         start: Expr,
         row0: Expr,
     ) -> None:
@@ -485,6 +489,8 @@ class _Plan:
         a = self.row_pointer(batch, kb, start, row0)
         b = self.panel_pointer(kb, first_panel, panel)
         with em.loop(depth, "k") as k:
+            if self.config["prefetch"] == "next":
+                self.prefetch(kb, first_panel + panel + 1, block, depth, k)
             vectors = [em.let(b(k, j * lanes), "b") for j in range(nv)]
             for i in range(rows):
                 value = em.let(em.splat(a(i, k)), "a")
@@ -493,6 +499,14 @@ class _Plan:
                     em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
         for i, j, at in cells:
             em.store_vector(tile, [i, j * lanes], em.load_vector(acc, [at]))
+
+    def prefetch(self, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr) -> None:
+        """A share of the next panel: all blocks' steps of k together cover it, one line a step."""
+        columns = self.tile.columns
+        share = ceil(columns / self.shape.task_blocks)
+        base = (panel * self.view.k + kb * self.kc) * columns
+        array = self.args.inputs[self.view.op.inputs[1]]
+        self.em.prefetch(array, base + (block * depth + k) * share)
 
     def depth(self, kb: Expr) -> Expr:
         if self.view.k % self.kc == 0:
