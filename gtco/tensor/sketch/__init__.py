@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gtco.target import Target
-from gtco.tensor.sketch import attention, elementwise, fallback, gemm, rows
+from gtco.tensor.sketch import attention, depthwise, elementwise, fallback, gemm, pool, resize, rows
 from gtco.tensor.space import Sketch
 from gtco.tensor.stage import Stage
 
@@ -14,7 +14,10 @@ Rule = Callable[[Stage, Target], Sketch | None]
 RULES: tuple[Rule, ...] = (
     gemm.match,
     attention.match,
+    depthwise.match,
     rows.match,
+    pool.match,
+    resize.match,
     elementwise.match,
     fallback.match,
 )
