@@ -20,16 +20,20 @@ def serve(connection: Connection) -> None:
             job: Job = connection.recv()
         except (EOFError, ConnectionError):
             return
-        try:
-            answer: Kernel | Failure = build(job)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            answer = Failure(
-                job.symbol,
-                f"{type(error).__name__}: {_last_line(error)} "
-                f"({os.path.basename(where.filename)}:{where.lineno})",
-            )
-        connection.send(answer)
+        connection.send(answer(job))
+
+
+def answer(job: Job) -> Kernel | Failure:
+    """The job's kernel or, whatever exception came instead, a failure that says which and where."""
+    try:
+        return build(job)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Failure(
+            job.symbol,
+            f"{type(error).__name__}: {_last_line(error)} "
+            f"({os.path.basename(where.filename)}:{where.lineno})",
+        )
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,0 +1,101 @@
+"""Which of ONNX's backend node tests are run, and as what model.
+
+The tests hand over everything as a graph input, shapes and axes included. In a model those are
+constants (gtco compiles static shapes), so they become initializers with the test's own values;
+data stays an input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+# The operators that 359 public graphs of the ViT family use, and their near relations.
+OPERATORS = frozenset(
+    """
+    Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast CastLike
+    Ceil Celu Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div
+    Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
+    Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid
+    HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less
+    LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad
+    Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin
+    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu
+    Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub
+    Sum Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+    """.split()
+)
+
+# Inputs (by position) whose values decide shapes or axes.
+PARAMETERS = {
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "Expand": (1,),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    **dict.fromkeys(
+        "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+        "ReduceSumSquare".split(),
+        (1,),
+    ),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+
+
+@dataclass(frozen=True)
+class NodeCase:
+    """One test: the model, its inputs and the outputs expected, with the test's own tolerances."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: dict[str, np.ndarray]
+    outputs: list[np.ndarray]
+    rtol: float
+    atol: float
+
+
+@cache
+def cases() -> dict[str, NodeCase]:
+    """Every test all of whose operators are in the table, by name."""
+    from onnx.backend.test.loader import load_node_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tests = load_node_model_tests()
+    found = [t for t in tests if {n.op_type for n in t.model.graph.node} <= OPERATORS]
+    return {t.name: _case(t) for t in found}
+
+
+def _case(test: Any) -> NodeCase:
+    (inputs, outputs), *_ = test.data_sets
+    model = onnx.ModelProto()
+    model.CopyFrom(test.model)
+    values = dict(zip((v.name for v in model.graph.input), inputs, strict=False))
+    fixed = {
+        node.input[position]
+        for node in model.graph.node
+        for position in PARAMETERS.get(node.op_type, ())
+        if position < len(node.input)
+    }
+    for name in fixed & values.keys():
+        model.graph.initializer.append(numpy_helper.from_array(values.pop(name), name))
+    kept = [v for v in model.graph.input if v.name in values]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return NodeCase(test.name, model, values, list(outputs), test.rtol, test.atol)

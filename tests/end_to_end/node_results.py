@@ -1,0 +1,43 @@
+"""All node tests, run in child processes; a test that kills its process fails, and the rest go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+RUNNER = (sys.executable, "-m", "tests.end_to_end.node_runner")
+
+
+def run_all(names: Sequence[str], processes: int) -> dict[str, str]:
+    """Each test's failure ("" where it passes), by name; ``processes`` children at a time."""
+    with ThreadPoolExecutor(processes) as pool:
+        parts = pool.map(run_some, [names[i::processes] for i in range(processes)])
+    return {name: failure for part in parts for name, failure in part.items()}
+
+
+def run_some(names: Sequence[str], command: Sequence[str] = RUNNER) -> dict[str, str]:
+    """These tests in one child, and in another one after each that died."""
+    found: dict[str, str] = {}
+    left = list(names)
+    while left:
+        child = subprocess.run(
+            command,
+            input="\n".join(left),
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).resolve().parents[2],
+            check=False,
+        )
+        for line in child.stdout.splitlines():
+            if line.startswith('{"name"'):
+                result = json.loads(line)
+                found[result["name"]] = result["failure"]
+        left = [name for name in left if name not in found]
+        if left:
+            found[left[0]] = f"its process died with status {child.returncode}"
+            del left[0]
+    return found

@@ -1,0 +1,113 @@
+"""Runs node tests in this process, one JSON line a test: ``python -m tests.end_to_end.node_runner``.
+
+Names come on standard input. Each model goes all the way: ``compile_to_file`` writes a library,
+``gtco.load`` opens it, and its outputs are compared with the test's. Three things are cut short, to
+fit over a thousand compiles in minutes: kernels are built in this process, not in workers (who
+reads the lines starts another process where this one dies), onnxsim is skipped, and the C runtime,
+the same for every model, is compiled once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import gtco.compiler
+from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.serve import answer
+from gtco.errors import GtcoError
+from gtco.options import c_compiler
+from gtco.runtime.artifact import COMPILE_FLAGS, SOURCES
+from gtco.runtime.module import load
+from gtco.runtime.table import CSRC
+from tests.end_to_end.node_cases import NodeCase, cases
+
+
+class InProcess:
+    """What :class:`gtco.codegen.workers.Workers` offers, without processes."""
+
+    def __init__(self, count: int) -> None:
+        pass
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        return map(answer, jobs)
+
+
+def run(case: NodeCase) -> str:
+    """Why the test fails, "" where it passes."""
+    with tempfile.TemporaryDirectory(prefix="gtco-node-") as folder:
+        library = Path(folder, "node.so")
+        try:
+            gtco.compiler.compile_to_file(case.model, library, simplify=False)
+        except GtcoError as error:
+            return f"{type(error).__name__}: {error}"
+        with load(library, threads=2) as model:
+            results = list(model.run(case.inputs).values())
+    return "; ".join(compare(results, case))
+
+
+def compare(results: list[np.ndarray], case: NodeCase) -> Iterator[str]:
+    for number, (got, wanted) in enumerate(zip(results, case.outputs, strict=True)):
+        if not isinstance(wanted, np.ndarray | np.generic):
+            yield f"output {number} is expected as {type(wanted).__name__}"
+        elif got.dtype != wanted.dtype or got.shape != wanted.shape:
+            yield f"output {number} is {got.dtype}{got.shape}, not {wanted.dtype}{wanted.shape}"
+        elif not np.allclose(got, wanted, case.rtol, case.atol, equal_nan=True):
+            wide = np.abs(got.astype(np.float64) - np.asarray(wanted, np.float64))
+            yield f"output {number} is wrong by {np.nanmax(wide):.3g}"
+
+
+def compiler_with_runtime(folder: Path) -> Path:
+    """A C compiler that takes the runtime's sources as the objects they were compiled to before."""
+    cc = c_compiler()
+    for name in SOURCES:
+        command = [cc, *COMPILE_FLAGS, "-c", str(CSRC / name), "-o", str(folder / f"{name}.o")]
+        subprocess.run(command, check=True)
+    script = folder / "cc"
+    script.write_text(
+        f"""#!/bin/sh
+for argument; do
+    shift
+    case "$argument" in
+        "{CSRC}"/*.c) set -- "$@" "{folder}/$(basename "$argument").o" ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec {cc} "$@"
+"""
+    )
+    script.chmod(0o755)
+    return script
+
+
+def main(names: Iterable[str]) -> None:
+    gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+    known = cases()
+    with tempfile.TemporaryDirectory(prefix="gtco-runtime-") as folder:
+        os.environ["CC"] = str(compiler_with_runtime(Path(folder)))
+        for name in names:
+            start = time.perf_counter()
+            try:
+                failure = run(known[name])
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+            seconds = round(time.perf_counter() - start, 3)
+            print(json.dumps({"name": name, "failure": failure, "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main(line.strip() for line in sys.stdin)
