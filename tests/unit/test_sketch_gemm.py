@@ -213,3 +213,52 @@ def test_layer_norm_in_front(m: int, k: int, name: str) -> None:
         ["w", "gamma", "beta"],
     )
     check(stage, name, 4)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_concatenated_channels(name: str) -> None:
+    """SegFormer's head: a 1x1 convolution of concatenated feature maps."""
+    ops = [
+        op("concat", ("x", "y", "z"), "c", (1, 5, 6, 44), axis=3),
+        op(
+            "conv2d",
+            ("c", "w"),
+            "d",
+            (1, 5, 6, 40),
+            strides=(1, 1),
+            padding=(0,) * 4,
+            dilation=(1, 1),
+            groups=1,
+            layout="NHWC",
+        ),
+    ]
+    types = {"x": T((1, 5, 6, 16)), "y": T((1, 5, 6, 21)), "z": T((1, 5, 6, 7))}
+    check(make_stage(ops, {**types, "w": T((40, 44, 1, 1))}, ["w"]), name, 2)
+    flat = [
+        op("concat", ("a", "b"), "c", (30, 37), axis=1),
+        op("matmul", ("c", "w"), "d", (30, 20)),
+    ]
+    check(make_stage(flat, {"a": T((30, 16)), "b": T((30, 21)), "w": T((37, 20))}, ["w"]), name, 2)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_transposed_store(name: str) -> None:
+    """NHWC computed, NCHW stored: neighbours in m are neighbours in the output."""
+    attrs = dict(strides=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=1, layout="NHWC")
+    ops = [
+        op("conv2d", ("x", "w"), "c", (2, 7, 9, 37), **attrs),
+        op("add", ("c", "b"), "d", (2, 7, 9, 37)),
+        op("permute", ("d",), "o", (2, 37, 7, 9), axes=(0, 3, 1, 2)),
+    ]
+    types = {"x": T((2, 7, 9, 20)), "w": T((37, 20, 1, 1)), "b": T((37,))}
+    stage = make_stage(ops, types, ["w", "b"])
+    sketch = gemm.match(stage, runnable(name))
+    assert not sketch.stores_columns  # two images: rows 62 and 63 are no neighbours
+    check(stage, name, 3)
+    one = [
+        Operator(o.kind, o.inputs, o.output, T((1, *o.type.shape[1:])), o.attrs, o.name)
+        for o in ops
+    ]
+    stage = make_stage(one, {**types, "x": T((1, 7, 9, 20))}, ["w", "b"])
+    assert gemm.match(stage, runnable(name)).stores_columns
+    check(stage, name, 3)

@@ -36,7 +36,7 @@ from gtco.tensor.sketch.contraction import (
     contraction,
     linear_rows,
 )
-from gtco.tensor.sketch.pack import pack_columns, pack_rows, unit_stride
+from gtco.tensor.sketch.pack import pack_columns, pack_rows, run_breaks, unit_stride
 from gtco.tensor.space import (
     Choice,
     Config,
@@ -65,8 +65,8 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     view = contraction(stage, op)
     if view is None:
         return None
-    norm = norm_prologue.find(stage, op.inputs[0]) if isinstance(view, MatmulView) else None
-    if norm is not None and not view.folded:
+    norm = norm_prologue.find(stage, op.inputs[0])
+    if norm is not None and not (isinstance(view, MatmulView) and view.folded):
         return None
     known = frozenset([norm.output] if norm else [])
     if not prologue_readable(stage, op.inputs, known):
@@ -113,6 +113,25 @@ class Gemm:
             return None
         return _direct(self.stage, self.view)
 
+    @cached_property
+    def stores_columns(self) -> bool:
+        """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
+        probe = Emitter(1)
+        b, m, n = (tirx.Var(x, "int32") for x in "bmn")
+        for var, extent in ((b, self.view.batch), (m, self.view.m), (n, self.view.n)):
+            probe.analyzer.bind(var, _range(extent))
+        shape = tuple(int(d) for d in self.stage.output.type.shape)
+
+        def flat(row: Expr) -> Expr:
+            position: Expr = 0
+            for extent, i in zip(
+                shape, self.tail.forward(self.view.c_index(b, row, n)), strict=True
+            ):
+                position = position * extent + i
+            return probe.index(position)
+
+        return self.view.n > 1 and probe.index(flat(m + 1) - flat(m)) == 1
+
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
@@ -155,6 +174,8 @@ class Gemm:
         """Block sizes of k: multiples of what packing copies in one run, and all of k."""
         k, unit = self.view.k, self.depth_unit
         options = {k}
+        if not isinstance(self.view, ConvView) and run_breaks(self.stage, self.view):
+            return (k,)
         for wanted in (128, 256, 384, 512, 768, 1024):
             if wanted < k:
                 blocks = ceil(k / wanted)
@@ -542,32 +563,53 @@ class _Plan:
         return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
 
     def write(self, tile: Array, batch: Expr, panel: Expr, start: Expr, height: Expr) -> None:
-        """Epilogue and store of a finished tile, row by row, vector by vector; the last panel may
-        be narrower.
-        """
-        em, view, columns = self.em, self.view, self.tile.columns
-        tail = view.n % columns
+        """Epilogue and store of a finished tile; the last panel may be narrower."""
+        columns = self.tile.columns
+        tail = self.view.n % columns
+        store = self.write_columns if self.sketch.stores_columns else self.write_rows
 
-        def rows(width: int) -> Callable[[], None]:
-            def body() -> None:
-                with em.loop(height, "row") as i:
-                    em_row = (
-                        em.let_index(start + i, "m")
-                        if not isinstance(height, int) or height > 1
-                        else start
-                    )
-                    for j in range(0, width, self.tile.lanes):
-                        with em.vector(min(self.tile.lanes, width - j)) as v:
-                            value = em.load(tile, [i, j + v])
-                            index = view.c_index(batch, em_row, panel * columns + j + v)
-                            result, where = self.sketch.tail.value(self.reader, index, value)
-                            em.store(self.args.output, where, result)
-
-            return body
+        def cut(width: int) -> Callable[[], None]:
+            return lambda: store(tile, batch, panel * columns, start, height, width)
 
         if tail == 0:
-            rows(columns)()
+            cut(columns)()
         elif self.shape.panels == 1:
-            rows(tail)()
+            cut(tail)()
         else:
-            em.branch(panel < self.shape.panels - 1, rows(columns), rows(tail))
+            self.em.branch(panel < self.shape.panels - 1, cut(columns), cut(tail))
+
+    def write_rows(
+        self, tile: Array, batch: Expr, column: Expr, start: Expr, height: Expr, width: int
+    ) -> None:
+        """Row by row, vectors along n."""
+        em, lanes = self.em, self.tile.lanes
+        with em.loop(height, "row") as i:
+            m = em.let_index(start + i, "m")
+            for j in range(0, width, lanes):
+                with em.vector(min(lanes, width - j)) as v:
+                    self.element(tile, batch, i, j + v, m, column + j + v)
+
+    def write_columns(
+        self, tile: Array, batch: Expr, column: Expr, start: Expr, height: Expr, width: int
+    ) -> None:
+        """Column by column, vectors along m, where neighbours in m are neighbours in the output."""
+        em = self.em
+
+        def body(rows: int) -> Callable[[], None]:
+            def emit() -> None:
+                with em.loop(width, "column") as j, em.vector(rows) as v:
+                    self.element(tile, batch, v, j, start + v, column + j)
+
+            return emit
+
+        heights = self.shape.heights
+        if len(heights) == 1:
+            body(heights[0])()
+        else:
+            em.branch(height == heights[0], body(heights[0]), body(heights[1]))
+
+    def element(self, tile: Array, batch: Expr, i: Expr, j: Expr, m: Expr, n: Expr) -> None:
+        value = self.em.load(tile, [i, j])
+        index = self.view.c_index(batch, m, n)
+        result, where = self.sketch.tail.value(self.reader, index, value)
+        self.em.store(self.args.output, where, result)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from tvm import tirx
@@ -61,12 +61,12 @@ def statistics(
 
 def normalised(
     reader: Reader, op: Operator, row0: Expr, mean: Array, scale: Array
-) -> Callable[[list[Expr]], Expr]:
+) -> Callable[[Sequence[Expr]], Expr]:
     """The layer_norm's value at an index of its output, for rows whose statistics are known."""
     em = reader.emitter
     shape = reader.shape(op.inputs[0])
 
-    def value(index: list[Expr]) -> Expr:
+    def value(index: Sequence[Expr]) -> Expr:
         flat: Expr = 0
         for extent, i in zip(shape[:-1], index[:-1], strict=True):
             flat = flat * extent + i

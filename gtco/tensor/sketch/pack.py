@@ -4,14 +4,15 @@ columns of B.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from math import ceil
 
 import tvm
 from tvm import tirx
 
 from gtco.tensor.emit import Array, Emitter, Expr
-from gtco.tensor.expression import Reader
+from gtco.tensor.expression import Reader, ancestors
 from gtco.tensor.sketch.contraction import Contraction, ConvView
 from gtco.tensor.stage import Stage
 
@@ -51,6 +52,17 @@ def _flat_index(stage: Stage, em: Emitter, view: ConvView, position: list[Expr])
     return seen[0] if seen else None
 
 
+def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
+    """Where a run of k passes from one part of a concatenation to the next."""
+    width = view.channels if isinstance(view, ConvView) else view.k
+    for op in ancestors(stage, view.op.inputs[0]):
+        shape = op.type.shape
+        if op.kind == "concat" and op["axis"] == len(shape) - 1 and shape[-1] == width:
+            ends = itertools.accumulate(int(stage.types[x].shape[-1]) for x in op.inputs)
+            return tuple(end for end in ends if end < width)
+    return ()
+
+
 def pack_rows(
     reader: Reader,
     view: Contraction,
@@ -67,6 +79,8 @@ def pack_rows(
         _pack_conv(reader, view, packed, row0, rows, kb, kc)
         return
     full = view.k % kc == 0
+    breaks = run_breaks(reader.stage, view)
+    assert not breaks or kc == view.k
     with em.loop(rows, "r") as r:
         m = em.let_index(row0 + r, "m")
         if full:
@@ -75,6 +89,7 @@ def pack_rows(
                 kc,
                 lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
                 lambda k, value: em.store(packed, [r, k], value),
+                breaks,
             )
         else:
             last = ceil(view.k / kc) - 1
@@ -95,8 +110,21 @@ def _copy_run(
     length: int,
     read: Callable[[Expr], Expr],
     write: Callable[[Expr, Expr], None],
+    breaks: Sequence[int] = (),
 ) -> None:
-    """Copy ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector."""
+    """Copy ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector.
+
+    ``breaks`` cut the run into pieces that are copied one after the other.
+    """
+    if breaks:
+        for begin, end in itertools.pairwise([0, *breaks, length]):
+            _copy_run(
+                em,
+                end - begin,
+                lambda k, begin=begin: read(begin + k),  # type: ignore[misc]
+                lambda k, value, begin=begin: write(begin + k, value),  # type: ignore[misc]
+            )
+        return
     whole = length // em.lanes * em.lanes
     if whole:
         with em.loop(whole // em.lanes, "v") as v, em.vector(em.lanes, "l") as lane:
@@ -115,6 +143,7 @@ def _pack_conv(
     em = reader.emitter
     height, width = view.kernel
     source = view.op.inputs[0]
+    breaks = run_breaks(reader.stage, view)
     group = height * width if view.channels_first else view.channels
     groups = view.k // group
     per_block = kc // group
@@ -154,6 +183,7 @@ def _pack_conv(
                         group,
                         lambda c: reader.value(source, view.x_index(pixel[0], row, column, c)),
                         lambda c, value: em.store(packed, [r, g * group + c], value),
+                        breaks,
                     )
 
                 def zero(r: Expr = r, g: Expr = g) -> None:
