@@ -1,8 +1,11 @@
-"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it inside guard bytes."""
+"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it inside
+guard bytes.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import secrets
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +17,11 @@ import numpy as np
 import pytest
 
 from gtco.codegen.llvm import object_code
+from gtco.target import V4, Target, detect, target
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.reference import evaluate
 from gtco.tensor.space import Config, Packing, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
-from gtco.target import V4, Target, detect, target
 
 GUARD = 256  # bytes on either side of an output or workspace
 GUARD_BYTE = 0xA5
@@ -38,16 +41,18 @@ def targets() -> list[str]:
 
 
 def guarded(nbytes: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A byte array between guard bytes and the whole of it; ``offset`` moves it off the 64-byte boundary."""
+    """A byte array between guard bytes and the whole of it; ``offset`` moves it off the 64-byte
+    boundary.
+    """
     whole = np.full(nbytes + 2 * GUARD + 64, GUARD_BYTE, np.uint8)
     start = GUARD + (-(whole.ctypes.data + GUARD)) % 64 + offset
     assert start + nbytes + GUARD - 64 <= whole.size
-    return whole[start:start + nbytes], whole
+    return whole[start : start + nbytes], whole
 
 
 def check_guard(part: np.ndarray, whole: np.ndarray, what: str) -> None:
     start = part.ctypes.data - whole.ctypes.data
-    before, after = whole[:start], whole[start + part.size:]
+    before, after = whole[:start], whole[start + part.size :]
     assert (before == GUARD_BYTE).all(), f"{what}: bytes before it were overwritten"
     assert (after == GUARD_BYTE).all(), f"{what}: bytes behind it were overwritten"
 
@@ -66,11 +71,14 @@ class Built:
     folder: Any
 
     def __call__(self, *arrays: np.ndarray, unaligned: bool = False) -> np.ndarray:
-        """Run all tasks, in two halves (in reverse order) where there are several; checks the guards."""
+        """Run all tasks, in two halves (in reverse order) where there are several; checks the
+        guards.
+        """
         held = []
         for (name, type_), array in zip(self.inputs, arrays, strict=True):
             assert array.shape == tuple(type_.shape) and array.dtype == np.dtype(type_.dtype), (
-                f"{name}: {array.dtype}{array.shape} given, {type_} expected")
+                f"{name}: {array.dtype}{array.shape} given, {type_} expected"
+            )
             if name in self.packings:
                 array = self.packings[name].apply(array)
             held.append(np.ascontiguousarray(array))
@@ -82,20 +90,30 @@ class Built:
         pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, out, work)]
         before = [a.copy() for a in held]
         for begin, end in ranges:
-            getattr(self.library, self.symbol)(*pointers, ctypes.c_int64(begin), ctypes.c_int64(end))
+            getattr(self.library, self.symbol)(
+                *pointers, ctypes.c_int64(begin), ctypes.c_int64(end)
+            )
         check_guard(out, out_whole, "output")
         check_guard(work, work_whole, "workspace")
         for array, copy in zip(held, before, strict=True):
             assert array.tobytes() == copy.tobytes(), "the kernel wrote to an input"
-        return out.view(np.dtype(self.output.dtype)).reshape(tuple(self.output.shape)).copy()
+        return (
+            out.view(np.dtype(self.output.dtype))
+            .reshape([int(d) for d in self.output.shape])
+            .copy()
+        )
 
 
 def link(functions: Sequence[Any], machine: Target) -> tuple[Any, Any]:
-    """The kernels in a shared library, opened; the folder that holds it lives as long as the second value."""
+    """The kernels in a shared library, opened; the folder that holds it lives as long as the second
+    value.
+    """
     folder = tempfile.TemporaryDirectory(prefix="gtco-test-")
     path = Path(folder.name)
     (path / "k.o").write_bytes(object_code(functions, machine))
-    subprocess.run(["gcc", "-shared", "-o", str(path / "k.so"), str(path / "k.o"), "-lm"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-o", str(path / "k.so"), str(path / "k.o"), "-lm"], check=True
+    )
     return ctypes.CDLL(str(path / "k.so")), folder
 
 
@@ -105,13 +123,28 @@ def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     assert isinstance(program, Program), f"rejected: {program.reason}"
     library, folder = link([program.function], machine)
     stage = sketch.stage
-    return Built(library, "kernel_under_test", tuple((i.name, i.type) for i in stage.inputs), stage.output.type,
-                 program.tasks, program.workspace, program.packings, folder)
+    return Built(
+        library,
+        "kernel_under_test",
+        tuple((i.name, i.type) for i in stage.inputs),
+        stage.output.type,
+        program.tasks,
+        program.workspace,
+        program.packings,
+        folder,
+    )
 
 
-def elementwise_kernel(function: Callable[[Emitter, Any], Any], size: int, machine: Target, explicit: bool = False,
-                       dtype: str = "float32") -> Built:
-    """``out[i] = function(in[i])``: vectorized loops, or explicit vectors; ``size`` a multiple of the lanes."""
+def elementwise_kernel(
+    function: Callable[[Emitter, Any], Any],
+    size: int,
+    machine: Target,
+    explicit: bool = False,
+    dtype: str = "float32",
+) -> Built:
+    """``out[i] = function(in[i])``: vectorized loops, or explicit vectors; ``size`` a multiple of
+    the lanes.
+    """
     types = TensorType((size,)), TensorType((size,), dtype)
 
     def body(em: Emitter, args: KernelArguments) -> None:
@@ -121,8 +154,11 @@ def elementwise_kernel(function: Callable[[Emitter, Any], Any], size: int, machi
                 em.store_vector(args.output, [block * em.lanes], function(em, x))
             else:
                 with em.vector(em.lanes) as lane:
-                    em.store(args.output, [block * em.lanes + lane],
-                             function(em, em.load(args.inputs["x"], [block * em.lanes + lane])))
+                    em.store(
+                        args.output,
+                        [block * em.lanes + lane],
+                        function(em, em.load(args.inputs["x"], [block * em.lanes + lane])),
+                    )
 
     program = kernel("kernel_under_test", {"x": types[0]}, types[1], 0, machine.lanes, body)
     library, folder = link([program], machine)
@@ -131,11 +167,20 @@ def elementwise_kernel(function: Callable[[Emitter, Any], Any], size: int, machi
 
 def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) -> np.ndarray:
     """The stage's output by ``gtco.tensor.reference``, float arrays widened to float64 first."""
-    values = {i.name: a.astype(np.float64) if precise and a.dtype == np.float32 else a
-              for i, a in zip(stage.inputs, arrays, strict=True)}
+    values = {
+        i.name: a.astype(np.float64) if precise and a.dtype == np.float32 else a
+        for i, a in zip(stage.inputs, arrays, strict=True)
+    }
     for op in stage.operators:
         values[op.output] = evaluate(op, *(values[x] for x in op.inputs))
     return values[stage.output.output]
+
+
+def some_configs(sketch: Sketch) -> list[Config]:
+    """The first config, the last, and one with as many tasks as there are rows."""
+    every = list(configs(sketch))
+    many = Config(sketch.name, tuple((k, 1 if k == "rows" else v) for k, v in every[-1].choices))
+    return list(dict.fromkeys((every[0], every[-1], many)))
 
 
 def first_config(sketch: Sketch) -> Config:
@@ -143,7 +188,7 @@ def first_config(sketch: Sketch) -> Config:
 
 
 def random_inputs(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarray]:
-    """Fresh arrays for the stage's inputs; the seed is printed, so that a failure can be run again."""
+    """Fresh arrays for the stage's inputs; the seed is printed, to run a failure again."""
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     arrays = []
@@ -155,16 +200,22 @@ def random_inputs(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarra
             case "b":
                 arrays.append(rng.integers(0, 2, shape).astype(bool))
             case _:
-                arrays.append(rng.integers(-9 if np.dtype(i.type.dtype).kind == "i" else 0, 9, shape).astype(i.type.dtype))
+                arrays.append(
+                    rng.integers(-9 if np.dtype(i.type.dtype).kind == "i" else 0, 9, shape).astype(
+                        i.type.dtype
+                    )
+                )
     return arrays
 
 
 def fresh_seed() -> int:
-    return int(np.random.SeedSequence().entropy) % (1 << 31)
+    return secrets.randbelow(1 << 31)
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
-    """Largest difference within ``tolerance`` of the largest finite magnitude; NaN and infinities in the same places."""
+    """Largest difference within ``tolerance`` of the largest finite magnitude; NaN and infinities
+    in the same places.
+    """
     assert got.shape == wanted.shape
     wide, want = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(want)

@@ -1,11 +1,12 @@
-"""exp, erf, tanh and their kin as vector arithmetic: polynomials and rationals in TIR, no call into libm a lane.
+"""exp, erf, tanh and their kin as vector arithmetic: polynomials in TIR, no call into libm.
 
-Every function takes a float32 value, a scalar (in a vectorized loop its lanes) or an explicit vector such as
-``float32x16``, and returns one of the same type. Values used twice are bound by ``em.let``: TIR expressions are trees.
+Every function takes a float32 value, a scalar (in a vectorized loop its lanes) or an explicit
+vector such as ``float32x16``, and returns one of the same type. Values used twice are bound by
+``em.let``: TIR expressions are trees.
 
-The coefficients are our own: minimax fits in double precision by Lawson's iteratively reweighted least squares (C. L.
-Lawson, 1961) on 2000 Chebyshev nodes, rationals by the same on the linearised error ``P - f Q`` (Sanathanan and Koerner,
-1963), rounded to float32. Bounds are stated in ulp of the float32 result and tested in ``tests/unit/test_math.py``.
+The coefficients are our own: minimax fits in double precision by Lawson's iteratively reweighted
+least squares (C. L. Lawson, 1961) on 2000 Chebyshev nodes, rounded to float32. Bounds are stated
+in ulp of the float32 result and tested in ``tests/unit/test_math.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ ROUND = 1.5 * 2.0**23  # t + ROUND has the integer nearest to t in its low bits
 ROUND_BITS = 0x4B400000
 ONE_BITS = 127 << 23
 
-# exp(r) on |r| <= ln(2)/2 as 1 + r + r^2 P(r): highest power first. Errors: 3.1e-9 and 1.0e-7 relative.
+# exp(r) on |r| <= ln(2)/2 as 1 + r + r^2 P(r): highest power first. Errors: 3.1e-9 and 1.0e-7
+# relative.
 EXP_6 = (1.3814539e-3, 8.368745e-3, 4.166839e-2, 1.6666521e-1, 4.9999994e-1, 1.0, 1.0)
 EXP_5 = (8.312501e-3, 4.189033e-2, 1.6667116e-1, 4.999923e-1, 1.0, 1.0)
 
@@ -77,14 +79,16 @@ def horner(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def clamp(x: Expr, low: float, high: float) -> Expr:
-    """min(max(x, low), high); NaN stays NaN (x86's max and min return their second operand then)."""
+    """min(max(x, low), high); NaN stays NaN (x86 returns the second operand then)."""
     if low > -inf:
         x = T.max(constant(x, low), x)
     return T.min(constant(x, high), x) if high < inf else x
 
 
 def _reduced(em: Emitter, x: Expr) -> tuple[Expr, Expr]:
-    """r and the (unsigned) bits of n + ROUND for x = n ln(2) + r, |r| <= ln(2)/2 (Cody and Waite, 1980)."""
+    """r and the (unsigned) bits of n + ROUND for x = n ln(2) + r, |r| <= ln(2)/2 (Cody and Waite,
+    1980).
+    """
     shifted = em.let(x * constant(x, LOG2E) + constant(x, ROUND), "t")
     n = em.let(shifted - constant(x, ROUND), "n")
     r = em.let(n * constant(x, -LN2_HIGH) + x, "r")
@@ -92,11 +96,15 @@ def _reduced(em: Emitter, x: Expr) -> tuple[Expr, Expr]:
 
 
 def exp(em: Emitter, x: Expr) -> Expr:
-    """exp over all of float32, denormal results and infinities included; at most 1 ulp (denormals: 1 of theirs)."""
+    """exp over all of float32, denormal results and infinities included; at most 1 ulp (denormals:
+    1 of theirs).
+    """
     x = em.let(clamp(x, -104.0, 89.0), "x")
     r, shifted = _reduced(em, x)
     # 2^n in two factors, for n runs from -150 to 128
-    n = em.let(tirx.reinterpret(_with_lanes("int32", x), shifted) - constant(x, ROUND_BITS, "int32"), "n")
+    n = em.let(
+        tirx.reinterpret(_with_lanes("int32", x), shifted) - constant(x, ROUND_BITS, "int32"), "n"
+    )
     half = em.let(tirx.shift_right(n, constant(n, 1)), "h")
     value = horner(r, EXP_6) * _power_of_two(half)
     return em.let(value * _power_of_two(n - half), "e")
@@ -107,10 +115,13 @@ def _power_of_two(n: Expr) -> Expr:
 
 
 def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
-    """exp for softmax's arguments: ``x <= 0`` (or NaN); at most 2 ulp, and 0 below -87, where it is under 1.7e-38."""
+    """exp for softmax's arguments: ``x <= 0`` (or NaN); at most 2 ulp, and 0 below -87, where it is
+    under 1.7e-38.
+    """
     x = em.let(x, "x")
     r, shifted = _reduced(em, x)
-    # 2^n is added to the exponent's bits (ROUND_BITS << 23 is 0); unsigned, for LLVM may assume that int32 does not wrap
+    # 2^n is added to the exponent's bits (ROUND_BITS << 23 is 0); unsigned, for LLVM may assume
+    # that int32 does not wrap
     value = from_bits(bits(horner(r, EXP_5)) + tirx.shift_left(shifted, constant(shifted, 23)))
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
 
@@ -120,7 +131,14 @@ ERF_SMALL = (
     7.85386117e-5, -8.01019357e-4, 5.18832768e-3, -2.68538119e-2, 1.12835851e-1, -3.76126258e-1,
     1.28379166e-1,
 )  # fmt: skip
-ERFC_LOG = (-1.1572213e-3, 1.48318484e-2, -8.87997335e-2, -6.54240038e-1, -1.11762128, -2.61916837e-3)
+ERFC_LOG = (
+    -1.1572213e-3,
+    1.48318484e-2,
+    -8.87997335e-2,
+    -6.54240038e-1,
+    -1.11762128,
+    -2.61916837e-3,
+)
 # tanh(x) = x + x^3 P(x^2) on |x| < 0.625 (4.4e-9 relative).
 TANH_SMALL = (-5.70498677e-3, 2.0639087e-2, -5.3739715e-2, 1.33314422e-1, -3.33332819e-1)
 # log(1 + f) = f - f^2/2 + f^3 P(f) on sqrt(1/2) <= 1 + f <= sqrt(2) (5.8e-9 relative).
@@ -128,8 +146,9 @@ LOG = (
     -7.63449653e-2, 1.2761577e-1, -1.31601824e-1, 1.4201758e-1, -1.66233573e-1, 2.00012269e-1,
     -2.5000821e-1, 3.33333317e-1,
 )  # fmt: skip
-# (Phi(x) - 1/2) / x on |x| <= 5 as a polynomial in v = 2 x^2 / 25 - 1, weighted by |x|, Phi the normal distribution's: 1.6e-7.
-# In v the coefficients do not cancel (their magnitudes add up to 0.40), so float32 keeps that accuracy.
+# (Phi(x) - 1/2) / x on |x| <= 5 as a polynomial in v = 2 x^2 / 25 - 1, weighted by |x|, Phi the
+# normal distribution's: 1.6e-7. In v the coefficients do not cancel (their magnitudes add up to
+# 0.40), so float32 keeps that accuracy.
 PHI = (
     6.08727994e-4, -1.61326545e-3, 1.72279761e-3, -2.68557434e-3, 6.41051215e-3, -1.11643399e-2,
     1.64021737e-2, -2.32686525e-2, 3.14421725e-2, -4.04426074e-2, 5.15205223e-2, -7.02962806e-2,
@@ -157,7 +176,8 @@ def erf(em: Emitter, x: Expr) -> Expr:
     small = horner(u, ERF_SMALL) * x + x
     tail = exp_nonpositive(em, horner(em.let(clamp(a, -inf, 4.0), "a"), ERFC_LOG))
     large = with_sign(constant(x, 1.0) - tail, x)
-    return em.let(tirx.Select(a >= constant(x, 1.0), large, small), "erf")  # NaN is small: exp lost it
+    # NaN counts as small: exp_nonpositive may lose it
+    return em.let(tirx.Select(a >= constant(x, 1.0), large, small), "erf")
 
 
 def tanh(em: Emitter, x: Expr) -> Expr:
@@ -173,7 +193,9 @@ def tanh(em: Emitter, x: Expr) -> Expr:
 def log(em: Emitter, x: Expr) -> Expr:
     """The natural logarithm, denormals included, at most 2 ulp; -inf at 0 and NaN below."""
     x = em.let(x, "x")
-    tiny = em.let(tirx.Select(x < constant(x, SMALLEST_NORMAL), constant(x, 2.0**23), constant(x, 1.0)), "s")
+    tiny = em.let(
+        tirx.Select(x < constant(x, SMALLEST_NORMAL), constant(x, 2.0**23), constant(x, 1.0)), "s"
+    )
     b = em.let(bits(x * tiny, "int32"), "b")
     exponent = em.let(tirx.shift_right(b - constant(b, SQRT_HALF_BITS), constant(b, 23)), "k")
     f = em.let(from_bits(b - tirx.shift_left(exponent, constant(b, 23))) - constant(x, 1.0), "f")
@@ -188,7 +210,9 @@ def log(em: Emitter, x: Expr) -> Expr:
 
 
 def gelu(em: Emitter, x: Expr) -> Expr:
-    """x Phi(x), in 19 vector instructions and no division; within 4e-7 |x|, exactly 0 and x beyond |x| = 5.3."""
+    """x Phi(x), in 19 vector instructions and no division; within 4e-7 |x|, exactly 0 and x beyond
+    |x| = 5.3.
+    """
     x = em.let(x, "x")
     v = em.let(clamp(x * x, -inf, 25.0) * constant(x, 2 / 25) + constant(x, -1.0), "v")
     phi = x * horner(v, PHI) + constant(x, 0.5)

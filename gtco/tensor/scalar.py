@@ -1,8 +1,10 @@
-"""Element-wise operators as scalar TIR expressions; in a vectorized loop each becomes vector instructions.
+"""Element-wise operators as scalar TIR expressions; in a vectorized loop each becomes vector
+instructions.
 
-Floating-point operators follow numpy (NaN propagates through ``maximum``; ``round`` is to even). Integers follow ONNX:
-``divide`` and ``mod`` truncate towards zero, ``floor_divide`` and ``floor_mod`` towards minus infinity, and anything divided
-by 0 is 0 as in numpy, where the CPU would trap. float16 computes in float32; float64 calls libm a lane at a time.
+Floating-point operators follow numpy (NaN propagates through ``maximum``; ``round`` is to even).
+Integers follow ONNX: ``divide`` and ``mod`` truncate towards zero, ``floor_divide`` and
+``floor_mod`` towards minus infinity, and anything divided by 0 is 0 as in numpy, where the CPU
+would trap. float16 computes in float32; float64 calls libm a lane at a time.
 """
 
 from __future__ import annotations
@@ -150,13 +152,16 @@ def _binary(em: Emitter, op: Operator, a: Expr, b: Expr, dtype: str) -> Expr:
 
 
 def _shift(kind: str, a: Expr, b: Expr, dtype: str) -> Expr:
-    """By the width or more: 0, or the sign where that is shifted in (numpy's; a CPU would take the count modulo)."""
+    """By the width or more: 0, or the sign where that is shifted in (numpy's; a CPU would take the
+    count modulo).
+    """
     width = np.dtype(dtype).itemsize * 8
     beyond = b >= constant(b, width)
     if kind == "right_shift" and not dtype.startswith("uint"):
         return tirx.shift_right(a, tirx.Select(beyond, constant(b, width - 1), b))
     shifted = (tirx.shift_left if kind == "left_shift" else tirx.shift_right)(
-        a, tirx.Select(beyond, constant(b, 0), b))
+        a, tirx.Select(beyond, constant(b, 0), b)
+    )
     return tirx.Select(beyond, constant(a, 0), shifted)
 
 
@@ -166,7 +171,10 @@ def _float_division(em: Emitter, kind: str, a: Expr, b: Expr) -> Expr:
     if kind == "floor_divide":
         return tirx.floor(a / b)
     # in float64 the quotient (below 2^28) and its product with b are exact for float32 operands
-    wide_a, wide_b = em.let(cast(a, dtype_of(a), "float64")), em.let(cast(b, dtype_of(a), "float64"))
+    wide_a, wide_b = (
+        em.let(cast(a, dtype_of(a), "float64")),
+        em.let(cast(b, dtype_of(a), "float64")),
+    )
     whole = tirx.trunc(wide_a / wide_b)
     remainder = cast(wide_a - whole * wide_b, "float64", dtype_of(a))
     infinite = tirx.EQ(_absolute(em, b, dtype_of(b)), constant(b, inf))
@@ -220,7 +228,11 @@ def _unary(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
         case "isnan":
             return _is_nan(em, x) if floating else constant(x, False, "bool")
         case "isinf":
-            return tirx.EQ(_absolute(em, x, dtype), constant(x, inf)) if floating else constant(x, False, "bool")
+            return (
+                tirx.EQ(_absolute(em, x, dtype), constant(x, inf))
+                if floating
+                else constant(x, False, "bool")
+            )
         case "abs":
             return _absolute(em, x, dtype)
         case "sign":
@@ -244,7 +256,11 @@ def _absolute(em: Emitter, x: Expr, dtype: str) -> Expr:
     if dtype.startswith("uint"):
         return x
     x = em.let(x)
-    return tirx.abs(x) if dtype == "float64" else tirx.Select(x < constant(x, 0), constant(x, 0) - x, x)
+    return (
+        tirx.abs(x)
+        if dtype == "float64"
+        else tirx.Select(x < constant(x, 0), constant(x, 0) - x, x)
+    )
 
 
 def _float_unary(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
@@ -315,7 +331,11 @@ def _double(em: Emitter, kind: str, x: Expr) -> Expr:
             return (one if kind == "sigmoid" else x) / (one + libm("exp", constant(x, 0) - x))
         case "gelu":
             half = constant(x, 0.5)
-            return half * x * (one + tirx.call_pure_extern("float64", "erf", x * constant(x, 0.5**0.5)))
+            return (
+                half
+                * x
+                * (one + tirx.call_pure_extern("float64", "erf", x * constant(x, 0.5**0.5)))
+            )
         case "gelu_tanh":
             z = constant(x, (2 / pi) ** 0.5) * (x + constant(x, 0.044715) * x * x * x)
             return constant(x, 0.5) * x * (one + libm("tanh", z))
@@ -327,10 +347,14 @@ def _double(em: Emitter, kind: str, x: Expr) -> Expr:
 
 
 def vectorizable(op: Operator, dtypes: Sequence[str]) -> bool:
-    """May the operator stand in a vectorized loop? float64's erf calls libm, which TVM makes a loop of its own for."""
+    """May the operator stand in a vectorized loop? float64's erf calls libm, which TVM makes a loop
+    of its own for.
+    """
     return not (op.kind in ("erf", "gelu") and dtypes[0] == "float64")
 
 
 def libm(name: str, *args: Expr) -> Expr:
-    """A call of the C library's function, a lane at a time in vectors (LLVM's intrinsic of that name, unrolled)."""
+    """A call of the C library's function, a lane at a time in vectors (LLVM's intrinsic of that
+    name, unrolled).
+    """
     return tirx.call_llvm_pure_intrin(str(args[0].ty), f"llvm.{name}", *args)

@@ -12,8 +12,36 @@ from gtco.tensor.stage import TensorType
 from tests.kernels import elementwise_kernel, fresh_seed, runnable, targets
 
 SIZE = 1 << 18
-SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-38, -1e-38, 3e38, -3e38, 1.0, -1.0, 88.72283,
-                    88.72284, -87.0, -87.4, -103.9, -104.1, 9.1, -9.1, 4.0, -4.0, 1000.0, -1000.0], np.float32)
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-45,
+        1e-38,
+        -1e-38,
+        3e38,
+        -3e38,
+        1.0,
+        -1.0,
+        88.72283,
+        88.72284,
+        -87.0,
+        -87.4,
+        -103.9,
+        -104.1,
+        9.1,
+        -9.1,
+        4.0,
+        -4.0,
+        1000.0,
+        -1000.0,
+    ],
+    np.float32,
+)
 
 
 def samples(low: float, high: float, seed: int) -> np.ndarray:
@@ -27,7 +55,9 @@ def samples(low: float, high: float, seed: int) -> np.ndarray:
 
 
 def ulps(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Distance in units of the last place of the float32 nearest to ``wanted``; NaN and infinities must agree."""
+    """Distance in units of the last place of the float32 nearest to ``wanted``; NaN and infinities
+    must agree.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = wanted.astype(np.float32)
         finite = np.isfinite(rounded)
@@ -49,7 +79,9 @@ def test_exp(name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("name", targets())
 def test_exp_nonpositive(name: str, explicit: bool) -> None:
     x = -np.abs(samples(-95, 0, fresh_seed()))
-    x[np.isnan(x)] = np.nan  # the payload of a NaN may be lost here, but not the quiet NaN that arithmetic makes
+    x[np.isnan(x)] = (
+        np.nan
+    )  # the payload of a NaN may be lost here, but not the quiet NaN that arithmetic makes
     got = elementwise_kernel(math.exp_nonpositive, SIZE, runnable(name), explicit)(x)
     wanted = np.exp(x.astype(np.float64))
     assert (got[x < -87] == 0).all()
@@ -71,13 +103,24 @@ ULP_BOUNDS = [
     ("log", _wide(np.log), -1, 50, -np.inf, 2.0),
     ("sigmoid", _wide(lambda x: 1 / (1 + np.exp(-x))), -87, 30, -87, 3.0),
     ("silu", _wide(lambda x: x / (1 + np.exp(-x))), -87, 30, -87, 4.0),
-    ("softplus", _wide(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))), -87, 30, -87, 4.0),
+    (
+        "softplus",
+        _wide(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))),
+        -87,
+        30,
+        -87,
+        4.0,
+    ),
 ]
 
 
 @pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize("kind, wanted, low, high, least, bound", ULP_BOUNDS, ids=[r[0] for r in ULP_BOUNDS])
-def test_ulp(kind: str, wanted, low: float, high: float, least: float, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "kind, wanted, low, high, least, bound", ULP_BOUNDS, ids=[r[0] for r in ULP_BOUNDS]
+)
+def test_ulp(
+    kind: str, wanted, low: float, high: float, least: float, bound: float, name: str
+) -> None:  # type: ignore[no-untyped-def]
     x = samples(low, high, fresh_seed())
     x = x[(x >= least) | np.isnan(x)] if np.isfinite(least) else x
     x = np.concatenate([x, np.ones(SIZE - x.size, np.float32)])
@@ -96,13 +139,19 @@ def _phi(x: np.ndarray) -> np.ndarray:
 
 RELATIVE_BOUNDS = [
     ("gelu", _wide(lambda x: x * _phi(x)), 4e-7),
-    ("gelu_tanh", _wide(lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))), 1e-6),
+    (
+        "gelu_tanh",
+        _wide(lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+        1e-6,
+    ),
     ("mish", _wide(lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))), 1e-6),
 ]
 
 
 @pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize("kind, wanted, bound", RELATIVE_BOUNDS, ids=[r[0] for r in RELATIVE_BOUNDS])
+@pytest.mark.parametrize(
+    "kind, wanted, bound", RELATIVE_BOUNDS, ids=[r[0] for r in RELATIVE_BOUNDS]
+)
 def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
     """Products of x and a function from 0 to 1: the error against |x|."""
     x = samples(-8, 8, fresh_seed())
@@ -113,7 +162,9 @@ def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ign
     print(kind, error.max())
     assert error.max() <= bound
     assert np.isposinf(got[x == np.inf]).all() and np.isnan(got[np.isnan(x)]).all()
-    assert (np.abs(got[finite & (x < -100)]) <= 1e-35).all() and (got[finite & (x > 30)] == x[finite & (x > 30)]).all()
+    assert (np.abs(got[finite & (x < -100)]) <= 1e-35).all() and (
+        got[finite & (x > 30)] == x[finite & (x > 30)]
+    ).all()
 
 
 def test_gelu_is_cheap() -> None:
@@ -124,8 +175,10 @@ def test_gelu_is_cheap() -> None:
     def body(em: Emitter, args: KernelArguments) -> None:
         em.store_vector(args.output, [0], math.gelu(em, em.load_vector(args.inputs["x"], [0])))
 
-    assembly = compile_functions([kernel("k", {"x": one}, one, 0, machine.lanes, body)], machine).inspect_source("asm")
-    lines = assembly[assembly.index("\nk:"):assembly.index("retq")].splitlines()
+    assembly = compile_functions(
+        [kernel("k", {"x": one}, one, 0, machine.lanes, body)], machine
+    ).inspect_source("asm")
+    lines = assembly[assembly.index("\nk:") : assembly.index("retq")].splitlines()
     arithmetic = [line.split()[0] for line in lines if line.startswith("\tv") and "zmm" in line]
     assert "vdivps" not in arithmetic
     assert len([a for a in arithmetic if not a.startswith(("vmov", "vbroadcast"))]) < 25, arithmetic

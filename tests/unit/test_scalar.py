@@ -1,4 +1,6 @@
-"""Every element-wise row of the operator table, in every dtype it takes, against the numpy reference."""
+"""Every element-wise row of the operator table, in every dtype it takes, against the numpy
+reference.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ from gtco.tensor.stage import Operator, TensorType, make_attrs
 from tests.kernels import Built, assert_close, fresh_seed, link, runnable, targets
 
 SIZE = 192
-BOOLEAN = "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor logical_not isnan isinf".split()
+BOOLEAN = (
+    "equal not_equal less less_equal greater greater_equal "
+    "logical_and logical_or logical_xor logical_not isnan isinf"
+).split()
 INTEGER_ONLY = "bitwise_and bitwise_or bitwise_xor left_shift right_shift bitwise_not".split()
 INTEGERS = (
-    "add subtract multiply divide maximum minimum mod floor_mod floor_divide power relu negative abs sign clip "
-    "equal not_equal less less_equal greater greater_equal where cast floor"
+    "add subtract multiply divide maximum minimum mod floor_mod floor_divide power "
+    "relu negative abs sign clip equal not_equal less less_equal greater greater_equal "
+    "where cast floor"
 ).split()
 ATTRIBUTES = {
     "clip": {"min": -0.5, "max": 1.25},
@@ -41,13 +47,19 @@ def run(op: Operator, arrays: list[np.ndarray], name: str, vectors: str) -> np.n
         with em.loop(SIZE // em.lanes, "block") as block:
             if vectors == "explicit":
                 loaded = [em.load_vector(x, [block * em.lanes]) for x in inputs]
-                em.store_vector(args.output, [block * em.lanes], scalar.apply(em, op, loaded, dtypes))
+                em.store_vector(
+                    args.output, [block * em.lanes], scalar.apply(em, op, loaded, dtypes)
+                )
                 return
             with em.vector(em.lanes) if vectors == "loop" else em.loop(em.lanes, "lane") as lane:
                 at = [block * em.lanes + lane]
-                em.store(args.output, at, scalar.apply(em, op, [em.load(x, at) for x in inputs], dtypes))
+                em.store(
+                    args.output, at, scalar.apply(em, op, [em.load(x, at) for x in inputs], dtypes)
+                )
 
-    library, folder = link([kernel("kernel_under_test", types, op.type, 0, machine.lanes, body)], machine)
+    library, folder = link(
+        [kernel("kernel_under_test", types, op.type, 0, machine.lanes, body)], machine
+    )
     built = Built(library, "kernel_under_test", tuple(types.items()), op.type, 1, 0, {}, folder)
     return built(*arrays)
 
@@ -71,8 +83,17 @@ def make(kind: str, dtype: str, seed: int) -> tuple[Operator, list[np.ndarray]]:
             elif i == 1:
                 x[:64] = arrays[0][:64].astype(np.float64)  # ties, for the comparisons
             special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -0.5, -1.5])
-            if kind not in ("mod", "floor_mod", "floor_divide", "divide", "power", "sin", "cos", "tan"):
-                x[64:64 + special.size] = special if i == 0 else special[::-1]
+            if kind not in (
+                "mod",
+                "floor_mod",
+                "floor_divide",
+                "divide",
+                "power",
+                "sin",
+                "cos",
+                "tan",
+            ):
+                x[64 : 64 + special.size] = special if i == 0 else special[::-1]
             arrays.append(x.astype(dtype))
         else:
             low, high = (0, 12) if dtype.startswith("uint") or "shift" in kind else (-12, 12)
@@ -96,11 +117,26 @@ def check(op: Operator, arrays: list[np.ndarray], got: np.ndarray, tolerance: fl
         wide = arrays
     wanted = evaluate(op, *wide)
     if got.dtype.kind == "f":
-        # element by element: the large must not hide the small; gates x f(x) are right to |x| (see test_math)
-        margin = tolerance * np.where(np.isfinite(wide[0]), np.abs(wide[0]), 1) if op.kind in GATES else tolerance / 10
-        close = np.abs(np.subtract(got, wanted, where=np.isfinite(wanted), out=np.full(got.shape, np.inf))) <= tolerance * np.abs(wanted) + margin
+        # element by element: the large must not hide the small; gates x f(x) are right to |x| (see
+        # test_math)
+        margin = (
+            tolerance * np.where(np.isfinite(wide[0]), np.abs(wide[0]), 1)
+            if op.kind in GATES
+            else tolerance / 10
+        )
+        close = (
+            np.abs(
+                np.subtract(got, wanted, where=np.isfinite(wanted), out=np.full(got.shape, np.inf))
+            )
+            <= tolerance * np.abs(wanted) + margin
+        )
         close |= (got == wanted) | (np.isnan(got) & np.isnan(wanted))
-        assert close.all(), (op.kind, [a[~close][:4] for a in arrays], got[~close][:4], wanted[~close][:4])
+        assert close.all(), (
+            op.kind,
+            [a[~close][:4] for a in arrays],
+            got[~close][:4],
+            wanted[~close][:4],
+        )
     else:
         np.testing.assert_array_equal(got, wanted)
 
@@ -117,12 +153,19 @@ def test_float32(kind: str, name: str, vectors: str) -> None:
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
 def test_integers(kind: str, dtype: str) -> None:
     if kind in ("cast", "clip") or (kind in ("negative", "floor") and dtype == "uint8"):
-        pytest.skip("tested by itself" if kind in ("cast", "clip") else "numpy has no such meaning for uint8")
+        pytest.skip(
+            "tested by itself"
+            if kind in ("cast", "clip")
+            else "numpy has no such meaning for uint8"
+        )
     op, arrays = make(kind, dtype, fresh_seed())
     check(op, arrays, run(op, arrays, "x86-64-v3", "loop"), 0)
 
 
-@pytest.mark.parametrize("kind", ["logical_and", "logical_or", "logical_xor", "logical_not", "equal", "not_equal", "where"])
+@pytest.mark.parametrize(
+    "kind",
+    ["logical_and", "logical_or", "logical_xor", "logical_not", "equal", "not_equal", "where"],
+)
 def test_bool(kind: str) -> None:
     op, arrays = make(kind, "bool", fresh_seed())
     check(op, arrays, run(op, arrays, "x86-64-v3", "loop"), 0)
@@ -140,7 +183,9 @@ def test_float16_computes_in_float32(kind: str) -> None:
     op, arrays = make(kind, "float16", fresh_seed())
     got = run(op, arrays, "x86-64-v3", "loop")
     wanted = evaluate(op, *(a.astype(np.float64) for a in arrays)).astype(np.float16)
-    close = np.isclose(got.astype(float), wanted.astype(float), rtol=1e-3, atol=1e-4, equal_nan=True)
+    close = np.isclose(
+        got.astype(float), wanted.astype(float), rtol=1e-3, atol=1e-4, equal_nan=True
+    )
     assert close.all()
 
 
@@ -158,7 +203,9 @@ def test_cast(old: str, new: str) -> None:
     np.testing.assert_array_equal(run(op, [given], "x86-64-v3", "loop"), given.astype(new))
 
 
-@pytest.mark.parametrize("low, high", [(-3.0, 5.0), (-np.inf, 2.0), (1.0, np.inf), (-np.inf, np.inf)])
+@pytest.mark.parametrize(
+    "low, high", [(-3.0, 5.0), (-np.inf, 2.0), (1.0, np.inf), (-np.inf, np.inf)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8"])
 def test_clip_with_open_ends(low: float, high: float, dtype: str) -> None:
     array = np.arange(SIZE).astype(dtype) - (0 if dtype == "uint8" else np.array(96, dtype))

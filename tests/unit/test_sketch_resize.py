@@ -1,4 +1,4 @@
-"""Resizing against the reference: methods, coordinates, rounding, layouts, prologue and epilogue."""
+"""Resizing against the reference: methods, coordinates, rounding, layouts, fused operators."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import pytest
 
 from gtco.target import target
 from gtco.tensor.sketch import resize
-from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import assert_close, build, fresh_seed, random_inputs, reference, runnable, targets
+from tests.kernels import (
+    assert_close,
+    build,
+    fresh_seed,
+    random_inputs,
+    reference,
+    runnable,
+    some_configs,
+    targets,
+)
 
 
 def resizing(
@@ -24,8 +32,19 @@ def resizing(
     def shape(h: int, w: int) -> tuple[int, ...]:
         return (2, h, w, channels) if layout == "NHWC" else (2, channels, h, w)
 
-    op = Operator("resize2d", ("x",), "y", TensorType(shape(*out)),
-                  make_attrs(method=method, coordinates=coordinates, rounding=rounding, cubic_alpha=alpha, layout=layout))
+    op = Operator(
+        "resize2d",
+        ("x",),
+        "y",
+        TensorType(shape(*out)),
+        make_attrs(
+            method=method,
+            coordinates=coordinates,
+            rounding=rounding,
+            cubic_alpha=alpha,
+            layout=layout,
+        ),
+    )
     return make_stage([op], {"x": TensorType(shape(*size))}, [])
 
 
@@ -35,12 +54,18 @@ def check(stage: Stage, name: str, tolerance: float = 2e-6) -> None:
     assert sketch is not None
     inputs = random_inputs(stage, fresh_seed())
     wanted = reference(stage, inputs)
-    every = list(configs(sketch))
-    for config in {every[0], every[-1]}:
+    for config in some_configs(sketch):
         assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, tolerance)
 
 
-SIZES = [((5, 7), (10, 14)), ((8, 9), (3, 4)), ((7, 3), (3, 7)), ((4, 4), (1, 1)), ((1, 1), (4, 5)), ((6, 6), (6, 6))]
+SIZES = [
+    ((5, 7), (10, 14)),
+    ((8, 9), (3, 4)),
+    ((7, 3), (3, 7)),
+    ((4, 4), (1, 1)),
+    ((1, 1), (4, 5)),
+    ((6, 6), (6, 6)),
+]
 COORDINATES = ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
 
 
@@ -57,7 +82,11 @@ def test_interpolation(method: str, coordinates: str, layout: str) -> None:
 def test_nearest(rounding: str, layout: str) -> None:
     for coordinates in COORDINATES:
         for size, out in SIZES:
-            check(resizing(size, out, "nearest", coordinates, rounding, layout, channels=5), "x86-64-v3", 0)
+            check(
+                resizing(size, out, "nearest", coordinates, rounding, layout, channels=5),
+                "x86-64-v3",
+                0,
+            )
 
 
 @pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
@@ -72,10 +101,16 @@ def test_prologue_and_epilogue(layout: str) -> None:
     """A feature pyramid's sum: the coarse map resized and added to the fine one."""
     stage = resizing((5, 6), (10, 12), layout=layout)
     x, y = stage.types["x"], stage.output.type
-    operators = [Operator("relu", ("t",), "x", x), *stage.operators, Operator("add", ("y", "f"), "z", y)]
+    operators = [
+        Operator("relu", ("t",), "x", x),
+        *stage.operators,
+        Operator("add", ("y", "f"), "z", y),
+    ]
     check(make_stage(operators, {"t": x, "f": y}, []), "x86-64-v3")
 
 
 def test_not_its_business() -> None:
-    stage = make_stage([Operator("relu", ("x",), "y", TensorType((2, 3)))], {"x": TensorType((2, 3))}, [])
+    stage = make_stage(
+        [Operator("relu", ("x",), "y", TensorType((2, 3)))], {"x": TensorType((2, 3))}, []
+    )
     assert resize.match(stage, target("x86-64-v3")) is None

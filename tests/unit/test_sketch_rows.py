@@ -11,25 +11,37 @@ from gtco.target import target
 from gtco.tensor.sketch import rows
 from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import assert_close, build, fresh_seed, random_inputs, reference, runnable, targets
+from tests.kernels import (
+    assert_close,
+    build,
+    fresh_seed,
+    random_inputs,
+    reference,
+    runnable,
+    some_configs,
+    targets,
+)
 
 
 def op(kind: str, inputs: str, output: str, shape: Sequence[int], **attrs: object) -> Operator:
-    return Operator(kind, tuple(inputs.split()), output, TensorType(tuple(shape)), make_attrs(**attrs))
+    return Operator(
+        kind, tuple(inputs.split()), output, TensorType(tuple(shape)), make_attrs(**attrs)
+    )
 
 
 def stage(operators: list[Operator], **shapes: Sequence[int]) -> Stage:
     return make_stage(operators, {k: TensorType(tuple(v)) for k, v in shapes.items()}, ["g", "b"])
 
 
-def check(made: Stage, name: str, scale: float = 1.0, shift: float = 0.0, tolerance: float = 1e-5) -> None:
+def check(
+    made: Stage, name: str, scale: float = 1.0, shift: float = 0.0, tolerance: float = 1e-5
+) -> None:
     machine = runnable(name)
     sketch = rows.match(made, machine)
     assert sketch is not None
     inputs = [a * np.float32(scale) + np.float32(shift) for a in random_inputs(made, fresh_seed())]
     wanted = reference(made, inputs)
-    every = list(configs(sketch))
-    for config in {every[0], every[-1]}:
+    for config in some_configs(sketch):
         assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, tolerance)
 
 
@@ -41,8 +53,11 @@ LENGTHS = [1, 3, 7, 16, 49, 100, 197, 768, 1000, 4099]
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "softmax", "log_softmax"])
 def test_rows(kind: str, length: int, name: str) -> None:
     shape = (2, 5, length)
-    inputs, attrs = {"softmax": ("x", {"axis": 2}), "log_softmax": ("x", {"axis": -1}),
-                     "rms_norm": ("x g", {"epsilon": 1e-6})}.get(kind, ("x g b", {"epsilon": 1e-5}))
+    inputs, attrs = {
+        "softmax": ("x", {"axis": 2}),
+        "log_softmax": ("x", {"axis": -1}),
+        "rms_norm": ("x g", {"epsilon": 1e-6}),
+    }.get(kind, ("x g b", {"epsilon": 1e-5}))
     check(stage([op(kind, inputs, "y", shape, **attrs)], x=shape, g=(length,), b=(length,)), name)
 
 
@@ -65,7 +80,9 @@ def test_softmax_over_another_axis(kind: str, length: int) -> None:
 @pytest.mark.parametrize("name", targets())
 def test_large_offsets(name: str) -> None:
     """Mean 1000 and deviation 1: the variance is taken about the mean."""
-    made = stage([op("layer_norm", "x g b", "y", (4, 768), epsilon=1e-6)], x=(4, 768), g=(768,), b=(768,))
+    made = stage(
+        [op("layer_norm", "x g b", "y", (4, 768), epsilon=1e-6)], x=(4, 768), g=(768,), b=(768,)
+    )
     machine = runnable(name)
     sketch = rows.match(made, machine)
     assert sketch is not None
@@ -79,30 +96,73 @@ def test_large_offsets(name: str) -> None:
 def test_residual_before_and_windows_behind(name: str) -> None:
     """Swin: the residual sum, its layer norm, roll and window partition in one kernel."""
     shape = (1, 196, 40)
-    check(stage([op("add", "x r", "s", shape), op("layer_norm", "s g b", "n", shape, epsilon=1e-5),
-                 op("reshape", "n", "i", (1, 14, 14, 40)), op("roll", "i", "o", (1, 14, 14, 40), shifts=(0, -3, -3, 0)),
-                 op("reshape", "o", "w", (2, 7, 2, 7, 40)), op("permute", "w", "y", (2, 2, 7, 7, 40), axes=(0, 2, 1, 3, 4))],
-                x=shape, r=shape, g=(40,), b=(40,)), name)
+    check(
+        stage(
+            [
+                op("add", "x r", "s", shape),
+                op("layer_norm", "s g b", "n", shape, epsilon=1e-5),
+                op("reshape", "n", "i", (1, 14, 14, 40)),
+                op("roll", "i", "o", (1, 14, 14, 40), shifts=(0, -3, -3, 0)),
+                op("reshape", "o", "w", (2, 7, 2, 7, 40)),
+                op("permute", "w", "y", (2, 2, 7, 7, 40), axes=(0, 2, 1, 3, 4)),
+            ],
+            x=shape,
+            r=shape,
+            g=(40,),
+            b=(40,),
+        ),
+        name,
+    )
 
 
 @pytest.mark.parametrize("name", targets())
 def test_prologue_and_gate(name: str) -> None:
     """A prologue that is used again behind the reduction, and a gelu."""
     shape = (3, 5, 50)
-    check(stage([op("multiply", "x r", "s", shape), op("softmax", "s", "p", shape, axis=-1), op("gelu", "p", "q", shape),
-                 op("add", "q s", "y", shape)], x=shape, r=(50,)), name)
+    check(
+        stage(
+            [
+                op("multiply", "x r", "s", shape),
+                op("softmax", "s", "p", shape, axis=-1),
+                op("gelu", "p", "q", shape),
+                op("add", "q s", "y", shape),
+            ],
+            x=shape,
+            r=(50,),
+        ),
+        name,
+    )
 
 
 def test_transposed_input() -> None:
     """Channels first in, layer norm over the channels (DINO and ConvNeXt)."""
-    check(stage([op("permute", "x", "t", (1, 6, 7, 33), axes=(0, 2, 3, 1)),
-                 op("layer_norm", "t g b", "y", (1, 6, 7, 33), epsilon=1e-6)], x=(1, 33, 6, 7), g=(33,), b=(33,)), "x86-64-v3")
+    check(
+        stage(
+            [
+                op("permute", "x", "t", (1, 6, 7, 33), axes=(0, 2, 3, 1)),
+                op("layer_norm", "t g b", "y", (1, 6, 7, 33), epsilon=1e-6),
+            ],
+            x=(1, 33, 6, 7),
+            g=(33,),
+            b=(33,),
+        ),
+        "x86-64-v3",
+    )
 
 
 def test_global_pooling_and_scale() -> None:
     """The mean over tokens behind the last block of Swin, with an epilogue."""
-    check(stage([op("mean", "x", "m", (1, 77), axes=(1,), keepdims=False), op("multiply", "m r", "y", (1, 77))],
-                x=(1, 49, 77), r=(77,)), "x86-64-v4" if target().lanes == 16 else "x86-64-v3")
+    check(
+        stage(
+            [
+                op("mean", "x", "m", (1, 77), axes=(1,), keepdims=False),
+                op("multiply", "m r", "y", (1, 77)),
+            ],
+            x=(1, 49, 77),
+            r=(77,),
+        ),
+        "x86-64-v4" if target().lanes == 16 else "x86-64-v3",
+    )
 
 
 def test_masked_softmax() -> None:
@@ -129,14 +189,28 @@ def test_extremes_propagate_nan() -> None:
         assert sketch is not None
         (x,) = random_inputs(made, fresh_seed())
         x[0, 0] = x[1, 17] = x[2, 36] = np.nan
-        assert np.isnan(build(sketch, next(iter(configs(sketch))), machine)(x)).tolist() == [True, True, True, False]
+        assert np.isnan(build(sketch, next(iter(configs(sketch))), machine)(x)).tolist() == [
+            True,
+            True,
+            True,
+            False,
+        ]
 
 
 def test_not_its_business() -> None:
     machine = target("x86-64-v3")
-    double = make_stage([Operator("sum", ("x",), "y", TensorType((3,), "int64"), make_attrs(axes=(1,), keepdims=False))],
-                        {"x": TensorType((3, 4), "int64")}, [])
+    double = make_stage(
+        [
+            Operator(
+                "sum", ("x",), "y", TensorType((3,), "int64"), make_attrs(axes=(1,), keepdims=False)
+            )
+        ],
+        {"x": TensorType((3, 4), "int64")},
+        [],
+    )
     assert rows.match(double, machine) is None
-    two = stage([op("softmax", "x", "a", (3, 4), axis=1), op("softmax", "a", "y", (3, 4), axis=1)], x=(3, 4))
+    two = stage(
+        [op("softmax", "x", "a", (3, 4), axis=1), op("softmax", "a", "y", (3, 4), axis=1)], x=(3, 4)
+    )
     assert rows.match(two, machine) is None
     assert rows.match(stage([op("relu", "x", "y", (3, 4))], x=(3, 4)), machine) is None

@@ -1,6 +1,8 @@
-"""Sketch rule for depthwise convolution (one filter a channel), with a readable prologue and a one-to-one epilogue.
+"""Sketch rule for depthwise convolution (one filter a channel), with a readable prologue and a one-
+to-one epilogue.
 
-The loops are those of :mod:`gtco.tensor.sketch.window`; constant weights [C, 1, KH, KW] are packed as [KH, KW, C].
+The loops are those of :mod:`gtco.tensor.sketch.window`; constant weights [C, 1, KH, KW] are packed
+as [KH, KW, C].
 """
 
 from __future__ import annotations
@@ -10,18 +12,27 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gtco.target import Target
-from gtco.tensor import scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
-from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.sketch import window
-from gtco.tensor.sketch.streaming import is_static
-from gtco.tensor.space import Choice, Config, Decision, Packing, Program, Rejection, Workload, packed_types
+from gtco.tensor.sketch.streaming import is_static, vectorizable
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Packing,
+    Program,
+    Rejection,
+    Workload,
+    packed_types,
+)
 from gtco.tensor.stage import Operator, Stage
 
 
 def match(stage: Stage, target: Target) -> Depthwise | None:
-    """The stage around one float32 convolution whose groups are its channels, in and out; else None."""
+    """The stage around one float32 convolution whose groups are its channels, in and out; else
+    None.
+    """
     anchors = [op for op in stage.operators if op.kind == "conv2d"]
     if len(anchors) != 1 or not is_static(stage):
         return None
@@ -35,15 +46,6 @@ def match(stage: Stage, target: Target) -> Depthwise | None:
     if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
         return None
     return Depthwise(stage, target, op, tail)
-
-
-def vectorizable(stage: Stage) -> bool:
-    """May all element-wise operators of the stage stand in vectors?"""
-    return all(
-        scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs]) and op.type.dtype != "bfloat16"
-        for op in stage.operators
-        if pattern(op.kind) == ELEMENTWISE
-    )
 
 
 @dataclass(frozen=True)

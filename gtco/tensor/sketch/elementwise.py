@@ -2,9 +2,9 @@
 
 ::
 
-    for task in chunks of rows:                  # parallel; a row is the trailing axes that one loop can cover
+    for task in chunks of rows:                  # parallel; a row: the axes one loop can cover
       for row in the task's rows:
-        for segment of the row:                  # between segments the source changes (concat, pad, roll)
+        for segment of the row:                  # between them the source changes (concat, pad)
           for block of lanes, then the odd tail: # vectors
             output[row, j] = expression
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, prod
 
 from tvm import tirx
@@ -29,7 +30,6 @@ from gtco.tensor.sketch.streaming import (
     bind_range,
     depends_on,
     divisor_below,
-    vector_runs,
     is_static,
     rows_per_task,
     shape_of,
@@ -38,6 +38,7 @@ from gtco.tensor.sketch.streaming import (
     strides,
     tasks_of_rows,
     unflatten,
+    vector_runs,
 )
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.stage import Stage
@@ -57,7 +58,8 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every input for each k.
+    """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every
+    input for each k.
 
     ``smooth``: no condition depends on the position inside a run, so that its lanes may be vectors.
     """
@@ -70,7 +72,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Grid:
-    """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of ``length`` positions."""
+    """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of
+    ``length`` positions.
+    """
 
     outer: tuple[int, ...]
     inner: tuple[int, ...]
@@ -96,15 +100,19 @@ class Elementwise:
     name = "elementwise"
     structure = "SS"
 
-    # the space ------------------------------------------------------------------------------------------------------
+    # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
-            return Decision("rows", rows_per_task(self.grid.units, self.grid.length, self.target.cores))
+            return Decision(
+                "rows", rows_per_task(self.grid.units, self.grid.length, self.target.cores)
+            )
         return None
 
     @cached_property
     def grid(self) -> Grid:
-        """The most trailing axes that keep every load regular as one; else the last axis, cut where it is not."""
+        """The most trailing axes that keep every load regular as one; else the last axis, cut where
+        it is not.
+        """
         shape = shape_of(self.stage, self.stage.output.output)
         for cut in range(len(shape)):
             outer, inner = shape[:cut], shape[cut:]
@@ -119,9 +127,14 @@ class Elementwise:
     def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
         """Is every load contiguous or constant along the ``inner`` axes as one?"""
         probe, j = self.probed(outer, inner, Segment(0, prod(inner)))
-        return not any(depends_on(c, j) for c in probe.conditions) and set(strides(probe, j)) <= {0, 1}
+        return not any(depends_on(c, j) for c in probe.conditions) and set(strides(probe, j)) <= {
+            0,
+            1,
+        }
 
-    def probed(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> tuple[Probe, Expr]:
+    def probed(
+        self, outer: Sequence[int], inner: Sequence[int], segment: Segment
+    ) -> tuple[Probe, Expr]:
         """The access pattern of a segment's run, and the variable that counts its positions."""
         probe = Probe(self.stage, Emitter(self.target.lanes), {})
         j, k = tirx.Var("j", "int32"), tirx.Var("k", "int32")
@@ -137,14 +150,16 @@ class Elementwise:
         return probe, j
 
     def segments(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
-        """The last axis cut where the source of some load jumps, as seen in the first, middle and last row."""
+        """The last axis cut where the source of some load jumps, as seen in the first, middle and
+        last row.
+        """
         length = prod(inner)
         cuts: set[int] = set()
         if length <= PROBED_ROW:
             for at in (0, 2, 1):
                 cuts |= self.jumps([at * (extent - 1) // 2 for extent in outer], length)
         edges = [0, *sorted(cuts), length]
-        lengths = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+        lengths = [b - a for a, b in pairwise(edges)]
         if len(set(lengths)) == 1 and len(lengths) > 2:
             found = [Segment(0, lengths[0], len(lengths))]
         elif len(lengths) > MOST_SEGMENTS:
@@ -164,7 +179,9 @@ class Elementwise:
             now = probe.loads
             if j:
                 same = [t for t, _ in now] == [t for t, _ in before]
-                delta = [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
+                delta = (
+                    [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
+                )
                 if delta is None or (steps is not None and delta != steps):
                     cuts.add(j)
                     delta = None
@@ -177,9 +194,11 @@ class Elementwise:
         return not any(depends_on(c, j) for c in probe.conditions)
 
     def workload(self, config: Config) -> Workload:
-        return streaming_workload(self.stage, self.target, ceil(self.grid.units / config["rows"]), 1.0)
+        return streaming_workload(
+            self.stage, self.target, ceil(self.grid.units / config["rows"]), 1.0
+        )
 
-    # the program ----------------------------------------------------------------------------------------------------
+    # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
@@ -229,5 +248,5 @@ class _Plan:
         index = [*outer, *split_flat(position, self.grid.inner)]
         output = self.stage.output.output
         shape = shape_of(self.stage, output)
-        value = self.reader.value(output, index[:len(shape)])
-        self.em.store(self.args.output, index[:len(shape)], value)
+        value = self.reader.value(output, index[: len(shape)])
+        self.em.store(self.args.output, index[: len(shape)], value)

@@ -1,4 +1,6 @@
-"""Sketch rule for pooling, with a readable prologue and a one-to-one epilogue; loops of :mod:`gtco.tensor.sketch.window`."""
+"""Sketch rule for pooling, with a readable prologue and a one-to-one epilogue; loops of
+:mod:`gtco.tensor.sketch.window`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,7 @@ from gtco.tensor import scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
 from gtco.tensor.sketch import window
-from gtco.tensor.sketch.depthwise import vectorizable
-from gtco.tensor.sketch.streaming import is_static
+from gtco.tensor.sketch.streaming import is_static, vectorizable
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -61,7 +62,9 @@ class Pool:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = window.WindowPlan(self.geometry, self.op.inputs[0], self.tail, config)
         include = bool(self.op.get("count_include_pad", False))
-        what: window.Taps = Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
+        what: window.Taps = (
+            Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
+        )
 
         def body(em: Emitter, args: KernelArguments) -> None:
             plan.emit(em, args, Reader(self.stage, em, args.inputs), what)
@@ -90,7 +93,9 @@ class Maximum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean; its divisor counts the padding if ``include``, but never what ceil mode adds beyond it."""
+    """The mean; its divisor counts the padding if ``include``, but never what ceil mode adds beyond
+    it.
+    """
 
     geometry: window.Geometry
     include: bool

@@ -1,12 +1,13 @@
-"""Sketch rule for resizing images, structure SS: separable taps, found once a column and once a row.
+"""Sketch rule for resizing images, structure SS: separable taps, found once a column and once a
+row.
 
 ::
 
     scratch[tap, x] = source column and weight of every output column     # once a call
     for task in chunks of images x output rows (x channels, first):       # parallel
       taps of the row: source rows and weights                            # once a row
-      for output column:                                                  # channels last: vectors of channels
-        output = sum over taps of weight_y * weight_x * source            # channels first: vectors of columns
+      for output column:                    # channels last: vectors of channels; first: of columns
+        output = sum over taps of weight_y * weight_x * source
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from tvm import tirx
 from gtco.target import Target
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
-from gtco.tensor.sketch.depthwise import vectorizable
 from gtco.tensor.sketch.streaming import (
     bind_range,
     is_static,
@@ -31,6 +31,7 @@ from gtco.tensor.sketch.streaming import (
     tasks_of_rows,
     unflatten,
     vector_runs,
+    vectorizable,
 )
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.spatial import nearest, taps
@@ -46,7 +47,11 @@ def match(stage: Stage, target: Target) -> Resize | None:
     if len(anchors) != 1 or not is_static(stage):
         return None
     op = anchors[0]
-    if stage.types[op.inputs[0]].dtype != "float32" or op.type.dtype != "float32" or op.type.size == 0:
+    if (
+        stage.types[op.inputs[0]].dtype != "float32"
+        or op.type.dtype != "float32"
+        or op.type.size == 0
+    ):
         return None
     tail = epilogue(stage, op.output)
     if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
@@ -116,12 +121,16 @@ class Resize:
 
     def workload(self, config: Config) -> Workload:
         slow = 1.0 if self.last else 4.0
-        return streaming_workload(self.stage, self.target, ceil(self.units / config["rows"]), 2.0 * self.taps**2, slow)
+        return streaming_workload(
+            self.stage, self.target, ceil(self.units / config["rows"]), 2.0 * self.taps**2, slow
+        )
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit)
+        function = kernel(
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+        )
         return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
 
 
@@ -139,8 +148,13 @@ class _Plan:
         images, height, width, channels = sketch.output
         with em.loop(width, "x") as x:
             for t, (at, weight) in enumerate(self.found(x, 1)):
-                em.store(self.table, [t, x], tirx.Cast("float32", at) if not isinstance(at, int)
-                         else tirx.const(at, "float32"))
+                em.store(
+                    self.table,
+                    [t, x],
+                    tirx.Cast("float32", at)
+                    if not isinstance(at, int)
+                    else tirx.const(at, "float32"),
+                )
                 if weight is not None:
                     em.store(self.table, [sketch.taps + t, x], weight)
         with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
@@ -165,21 +179,28 @@ class _Plan:
         for t in range(sketch.taps):
             at = em.let(tirx.Cast("int32", em.load(self.table, [t, x])), "at")
             bind_range(em, at, 0, sketch.source[2])
-            weight = None if sketch.taps == 1 else em.let(em.load(self.table, [sketch.taps + t, x]), "w")
+            weight = (
+                None if sketch.taps == 1 else em.let(em.load(self.table, [sketch.taps + t, x]), "w")
+            )
             result.append((at, weight))
         return result
 
     def row(self, n: Expr, y: Expr, ys: list[Tap]) -> None:
         em, sketch = self.em, self.sketch
         with em.loop(sketch.output[2], "x") as x:
-            pairs = [(at_y, at_x, None if wy is None or wx is None else em.let(wy * wx, "w"))
-                     for at_y, wy in ys for at_x, wx in self.kept(x)]
+            pairs = [
+                (at_y, at_x, None if wy is None or wx is None else em.let(wy * wx, "w"))
+                for at_y, wy in ys
+                for at_x, wx in self.kept(x)
+            ]
             for begin, count, lanes in vector_runs(sketch.output[3], em.lanes):
                 with em.loop(count, "c") as block, em.vector(lanes) as lane:
                     c = begin + block * lanes + lane
                     total: Expr = None
                     for at_y, at_x, weight in pairs:
-                        value = self.reader.value(sketch.op.inputs[0], sketch.place(n, at_y, at_x, c))
+                        value = self.reader.value(
+                            sketch.op.inputs[0], sketch.place(n, at_y, at_x, c)
+                        )
                         term = value if weight is None else value * weight
                         total = term if total is None else total + term
                     self.finish(n, y, x, c, total)
@@ -193,7 +214,9 @@ class _Plan:
                 for at_x, wx in self.kept(x):
                     column: Expr = None
                     for at_y, wy in ys:
-                        value = self.reader.value(sketch.op.inputs[0], sketch.place(n, at_y, at_x, c))
+                        value = self.reader.value(
+                            sketch.op.inputs[0], sketch.place(n, at_y, at_x, c)
+                        )
                         term = value if wy is None else value * wy
                         column = term if column is None else column + term
                     term = column if wx is None else column * wx

@@ -5,7 +5,7 @@ Over the trailing axes (``rows``; vectors run along the reduction)::
     for task in chunks of rows:                   # parallel
       for row in the task's rows:
         scratch[j] = prologue(row, j)             # where the input is no plain load
-        statistics over j in several accumulators # mean, then variance about it; maximum, then sum of exp
+        statistics over j in several accumulators # mean, then variance; maximum, then sum of exp
         output[epilogue's index] = epilogue(f(x[j], statistics))
 
 Over other axes (``columns``; vectors run along the last axis, which is kept)::
@@ -16,39 +16,33 @@ Over other axes (``columns``; vectors run along the last axis, which is kept)::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf, prod
-
-from tvm import tirx
+from math import ceil, prod
 
 from gtco.target import Target
-from gtco.tensor import math, scalar
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
-from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.emit import kernel
+from gtco.tensor.expression import Epilogue, epilogue, prologue_readable
+from gtco.tensor.sketch.rows_plan import REDUCTIONS, RowsPlan
 from gtco.tensor.sketch.streaming import (
     is_static,
     rows_per_task,
     shape_of,
-    split_flat,
     streaming_workload,
-    tasks_of_rows,
-    unflatten,
-    vector_runs,
+    vectorizable,
 )
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
-REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
-ACCUMULATORS = 4  # independent chains: latency of an addition x vectors a cycle, without filling the registers
 CHUNK = 4  # vectors of columns that a task reduces side by side
 
 
 def match(stage: Stage, target: Target) -> Rows | None:
-    """The stage as one float32 reduction with a readable prologue and a one-to-one epilogue, else None."""
+    """The stage as one float32 reduction with a readable prologue and a one-to-one epilogue, else
+    None.
+    """
     anchors = [op for op in stage.operators if op.kind in (*REDUCTIONS, *NORMALISATIONS)]
     if len(anchors) != 1 or not is_static(stage):
         return None
@@ -58,18 +52,9 @@ def match(stage: Stage, target: Target) -> Rows | None:
     tail = epilogue(stage, op.output)
     if tail is None or not prologue_readable(stage, op.inputs):
         return None
-    if stage.types[op.inputs[0]].size == 0 or not _vectorizable(stage):
+    if stage.types[op.inputs[0]].size == 0 or not vectorizable(stage):
         return None
     return Rows(stage, target, op, tail)
-
-
-def _vectorizable(stage: Stage) -> bool:
-    return all(
-        scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs])
-        and op.type.dtype != "bfloat16"
-        for op in stage.operators
-        if pattern(op.kind) == ELEMENTWISE
-    )
 
 
 @dataclass(frozen=True)
@@ -102,7 +87,7 @@ class Rows:
 
     @cached_property
     def trailing(self) -> int:
-        """The first of the trailing axes that are all reduced: the vectors' axis is their product."""
+        """The first of the trailing axes that are all reduced: vectors run along their product."""
         cut = len(self.shape)
         while cut > 0 and (cut - 1 in self.axes or self.shape[cut - 1] == 1):
             cut -= 1
@@ -110,17 +95,21 @@ class Rows:
 
     @property
     def by_rows(self) -> bool:
-        """Do vectors run along the reduction? Also where nothing is reduced, and for a last axis of extent 1."""
+        """Do vectors run along the reduction? Also where nothing is reduced, and for a last axis of
+        extent 1.
+        """
         return any(a >= self.trailing for a in self.axes) or not self.axes
 
     @property
     def length(self) -> int:
         """Positions that one vector loop reduces."""
-        return prod(self.shape[self.trailing:])
+        return prod(self.shape[self.trailing :])
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """Extents of the axes that count rows: neither reduced nor, by columns, the last one; others are 1."""
+        """Extents of the axes that count rows: neither reduced nor, by columns, the last one;
+        others are 1.
+        """
         last = len(self.shape) if self.by_rows else len(self.shape) - 1
         return tuple(1 if a in self.axes or a >= last else n for a, n in enumerate(self.shape))
 
@@ -138,7 +127,7 @@ class Rows:
         """Is the reduced tensor an input, its rows contiguous?"""
         return self.op.inputs[0] not in self.stage.producers
 
-    # the space ------------------------------------------------------------------------------------------------------
+    # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
             work = prod(self.shape) // self.units
@@ -146,281 +135,28 @@ class Rows:
         return None
 
     def workload(self, config: Config) -> Workload:
-        passes = {"softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0}.get(self.op.kind, 1.5)
-        return streaming_workload(self.stage, self.target, ceil(self.units / config["rows"]), passes)
+        passes = {"softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0}.get(
+            self.op.kind, 1.5
+        )
+        return streaming_workload(
+            self.stage, self.target, ceil(self.units / config["rows"]), passes
+        )
 
-    # the program ----------------------------------------------------------------------------------------------------
+    # the program ----------------------------------------------------------------------------------
     @cached_property
     def workspace(self) -> int:
         """Bytes: one row where it must be kept."""
-        needs = self.by_rows and self.op.kind in NORMALISATIONS and (not self.plain or self.op.kind == "softmax")
+        needs = (
+            self.by_rows
+            and self.op.kind in NORMALISATIONS
+            and (not self.plain or self.op.kind == "softmax")
+        )
         return 4 * -(-self.length // 16) * 16 if needs else 0
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = _Plan(self, config["rows"])
+        plan = RowsPlan(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit)
+        function = kernel(
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+        )
         return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
-
-
-Combine = Callable[[Expr, Expr], Expr]
-
-
-class _Plan:
-    """One config of one stage, being emitted."""
-
-    def __init__(self, sketch: Rows, rows: int) -> None:
-        self.sketch, self.rows = sketch, rows
-
-    def emit(self, em: Emitter, args: KernelArguments) -> None:
-        sketch = self.sketch
-        self.em, self.args = em, args
-        self.reader = Reader(sketch.stage, em, args.inputs)
-        self.scratch = args.scratch((max(sketch.workspace // 4, 1),), 0)
-        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
-            if not sketch.by_rows:
-                self.columns(unit)
-                return
-            outer = unflatten(em, unit, sketch.kept)
-            match sketch.op.kind:
-                case "softmax":
-                    self.softmax(outer)
-                case "log_softmax":
-                    self.log_softmax(outer)
-                case "layer_norm" | "rms_norm":
-                    self.normalise(outer)
-                case _:
-                    self.reduce(outer)
-
-    # rows -----------------------------------------------------------------------------------------------------------
-    def index(self, outer: list[Expr], j: Expr) -> list[Expr]:
-        """The reduced tensor's index at position ``j`` of the row."""
-        cut = self.sketch.trailing
-        return [*outer[:cut], *split_flat(j, self.sketch.shape[cut:])]
-
-    def source(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
-        """x[j], from the input itself."""
-        return lambda j: self.reader.value(self.sketch.op.inputs[0], self.index(outer, j))
-
-    def held(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
-        """x[j] to be read several times: a prologue's values are computed once, into scratch."""
-        if self.sketch.plain:
-            return self.source(outer)
-        source = self.source(outer)
-        self.each(lambda j: self.em.store(self.scratch, [j], source(j)))
-        return lambda j: self.em.load(self.scratch, [j])
-
-    def each(self, body: Callable[[Expr], None]) -> None:
-        """``body(j)`` for every position of the row, in vectors."""
-        em = self.em
-        for begin, count, lanes in vector_runs(self.sketch.length, em.lanes):
-            with em.loop(count, "block") as block, em.vector(lanes) as lane:
-                body(begin + block * lanes + lane)
-
-    def fold(self, value: Callable[[Expr], Expr], combine: Combine, start: float,
-             over: Callable[[Callable[[Expr], None]], None] | None = None) -> Expr:
-        """``value(j)`` of all positions combined into one scalar, through several vectors of accumulators."""
-        em, length = self.em, self.sketch.length
-        lanes = em.lanes
-        chains = min(ACCUMULATORS, length // lanes)
-        acc = em.registers(max(chains, 1) * lanes)
-        tail = em.registers(lanes) if length % lanes else None
-        for c in range(chains):
-            em.store_vector(acc, [c * lanes], em.splat(start))
-        if tail is not None:
-            em.store_vector(tail, [0], em.splat(start))
-
-        def into(register: Array, at: int, begin: Expr, width: int) -> None:
-            with em.vector(width) as lane:
-                em.store(register, [at + lane], combine(em.load(register, [at + lane]), value(begin + lane)))
-
-        def row() -> None:
-            groups, rest = divmod(length // lanes, max(chains, 1))
-            with em.loop(groups, "group") as group:
-                for c in range(chains):
-                    into(acc, c * lanes, (group * chains + c) * lanes, lanes)
-            for c in range(rest):
-                into(acc, c * lanes, (groups * chains + c) * lanes, lanes)
-            if tail is not None:
-                into(tail, 0, length // lanes * lanes, length % lanes)
-
-        (over or (lambda run: run(0)))(lambda _: row())
-        vectors = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
-        if tail is not None:
-            vectors.append(em.load_vector(tail, [0]))
-        while len(vectors) > 1:
-            vectors = [em.let(combine(*pair)) if len(pair) == 2 else pair[0]
-                       for pair in (vectors[i:i + 2] for i in range(0, len(vectors), 2))]
-        return em.reduce_vector(em.let(vectors[0]), combine)
-
-    def write(self, outer: list[Expr], value: Callable[[Expr], Expr]) -> None:
-        """The epilogue of every position of the row, stored where it sends it."""
-        def element(j: Expr) -> None:
-            result, where = self.sketch.tail.value(self.reader, self.index(outer, j), value(j))
-            self.em.store(self.args.output, where, result)
-
-        self.each(element)
-
-    def softmax(self, outer: list[Expr]) -> None:
-        em = self.em
-        x = self.held(outer)
-        top = self.fold(x, _maximum, -inf)
-
-        def exponential(j: Expr) -> Expr:
-            e = math.exp_nonpositive(em, x(j) - top)
-            em.store(self.scratch, [j], e)
-            return e
-
-        total = self.fold(exponential, _add, 0.0)
-        scale = em.let(tirx.const(1.0, "float32") / total, "scale")
-        self.write(outer, lambda j: em.load(self.scratch, [j]) * scale)
-
-    def log_softmax(self, outer: list[Expr]) -> None:
-        em = self.em
-        x = self.held(outer)
-        top = self.fold(x, _maximum, -inf)
-        total = self.fold(lambda j: math.exp_nonpositive(em, x(j) - top), _add, 0.0)
-        shift = math.log(em, total)
-        self.write(outer, lambda j: (x(j) - top) - shift)
-
-    def normalise(self, outer: list[Expr]) -> None:
-        em, op, length = self.em, self.sketch.op, self.sketch.length
-        x = self.held(outer)
-        share = tirx.const(1.0 / length, "float32")
-        centred = op.kind == "layer_norm"
-        mean = em.let(self.fold(x, _add, 0.0) * share, "mean") if centred else None
-
-        def square(j: Expr) -> Expr:
-            d = em.let(x(j) - mean if centred else x(j), "d")
-            return d * d
-
-        variance = self.fold(square, _add, 0.0) * share
-        epsilon = tirx.const(float(op["epsilon"]), "float32")
-        scale = em.let(tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon), "scale")
-
-        def value(j: Expr) -> Expr:
-            at = self.index([0] * self.sketch.trailing, j)[-1:]
-            d = (x(j) - mean if centred else x(j)) * scale * self.reader.value(op.inputs[1], at)
-            return d + self.reader.value(op.inputs[2], at) if centred else d
-
-        self.write(outer, value)
-
-    def reduce(self, outer: list[Expr]) -> None:
-        """A sum, mean, product or extreme over the trailing axes and any further ones."""
-        em, sketch = self.em, self.sketch
-        inner = [a for a in sketch.axes if a < sketch.trailing]
-        position = list(outer)
-
-        def over(run: Callable[[Expr], None]) -> None:
-            extents = [sketch.shape[a] for a in inner]
-            with em.loop(prod(extents), "r") as r:
-                for axis, i in zip(inner, unflatten(em, r, extents), strict=True):
-                    position[axis] = i
-                run(r)
-
-        combine, start = _combination(em, sketch.op.kind)
-        value = self.fold(lambda j: self.reader.value(sketch.op.inputs[0], self.index(position, j)), combine, start, over)
-        self.finish(outer, value)
-
-    def finish(self, outer: list[Expr], value: Expr) -> None:
-        """One reduced element through the epilogue."""
-        sketch, op = self.sketch, self.sketch.op
-        if op.kind == "mean":
-            value = value * tirx.const(1.0 / prod(sketch.shape[a] for a in sketch.axes), "float32")
-        reduced = {a % len(sketch.shape) for a in op["axes"]} or set(range(len(sketch.shape)))
-        at = [0 if a in reduced else i for a, i in enumerate(outer)]
-        if not op["keepdims"]:
-            at = [i for a, i in enumerate(at) if a not in reduced]
-        result, where = sketch.tail.value(self.reader, at, self.em.let(value))
-        self.em.store(self.args.output, where, result)
-
-    # columns --------------------------------------------------------------------------------------------------------
-    def columns(self, unit: Expr) -> None:
-        em, sketch = self.em, self.sketch
-        width, last = sketch.chunk, sketch.shape[-1]
-        chunks = ceil(last / width)
-        chunk = em.let_index(unit % chunks, "chunk") if chunks > 1 else 0
-        outer = unflatten(em, em.let_index(unit // chunks, "outer") if chunks > 1 else unit, sketch.kept)
-        if last % width == 0:
-            self.chunk(outer, chunk * width, width)
-            return
-        em.branch(chunk < chunks - 1 if chunks > 1 else False,
-                  lambda: self.chunk(list(outer), chunk * width, width),
-                  lambda: self.chunk(list(outer), (chunks - 1) * width, last % width))
-
-    def chunk(self, outer: list[Expr], first: Expr, width: int) -> None:
-        """``width`` neighbouring columns from ``first``, reduced side by side."""
-        em, sketch = self.em, self.sketch
-        kind = sketch.op.kind
-        runs = [(b + k * n, n) for b, count, n in vector_runs(width, em.lanes) for k in range(count)]
-        extents = [sketch.shape[a] for a in sketch.axes]
-
-        def across(body: Callable[[list[Expr], int, int], None]) -> None:
-            """body(index, begin, lane's variable) for every reduced position and column."""
-            with em.loop(prod(extents), "r") as r:
-                position = list(outer)
-                for axis, i in zip(sketch.axes, unflatten(em, r, extents), strict=True):
-                    position[axis] = i
-                for begin, lanes in runs:
-                    with em.vector(lanes) as lane:
-                        body([*position[:-1], first + begin + lane], begin, lane)
-
-        def read(index: list[Expr]) -> Expr:
-            return self.reader.value(sketch.op.inputs[0], index)
-
-        def gather(value: Callable[[list[Expr], int, Expr], Expr], combine: Combine, start: float) -> Array:
-            acc = em.registers(width)
-            for begin, lanes in runs:
-                with em.vector(lanes) as lane:
-                    em.store(acc, [begin + lane], tirx.const(start, "float32"))
-            across(lambda index, begin, lane: em.store(
-                acc, [begin + lane], combine(em.load(acc, [begin + lane]), value(index, begin, lane))))
-            return acc
-
-        if kind in REDUCTIONS:
-            combine, start = _combination(em, kind)
-            acc = gather(lambda index, begin, lane: read(index), combine, start)
-            for begin, lanes in runs:
-                with em.vector(lanes) as lane:
-                    self.finish([*outer[:-1], first + begin + lane], em.load(acc, [begin + lane]))
-            return
-        assert kind in ("softmax", "log_softmax"), kind
-        top = gather(lambda index, begin, lane: read(index), _maximum, -inf)
-        total = gather(lambda index, begin, lane: math.exp_nonpositive(em, read(index) - em.load(top, [begin + lane])),
-                       _add, 0.0)
-        for begin, lanes in runs:
-            with em.vector(lanes) as lane:
-                s = em.load(total, [begin + lane])
-                em.store(total, [begin + lane], tirx.const(1.0, "float32") / s if kind == "softmax" else math.log(em, s))
-
-        def element(index: list[Expr], begin: int, lane: Expr) -> None:
-            shifted = read(index) - em.load(top, [begin + lane])
-            s = em.load(total, [begin + lane])
-            value = math.exp_nonpositive(em, shifted) * s if kind == "softmax" else shifted - s
-            result, where = sketch.tail.value(self.reader, index, em.let(value))
-            em.store(self.args.output, where, result)
-
-        across(element)
-
-
-def _add(a: Expr, b: Expr) -> Expr:
-    return a + b
-
-
-def _maximum(a: Expr, b: Expr) -> Expr:
-    return tirx.max(a, b)
-
-
-def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
-    """How two elements become one, and what changes nothing; NaN propagates through extremes as in numpy."""
-    if kind in ("sum", "mean"):
-        return _add, 0.0
-    if kind == "prod":
-        return (lambda a, b: a * b), 1.0
-    choose = tirx.max if kind == "max" else tirx.min
-
-    def extreme(a: Expr, b: Expr) -> Expr:
-        a = em.let(a)
-        return tirx.Select(scalar.is_nan(a), a, choose(a, b))
-
-    return extreme, -inf if kind == "max" else inf

@@ -1,7 +1,9 @@
-"""What the memory-bound sketches share: tasks over rows, indices of a flat position, probing of access patterns, the price.
+"""What the memory-bound sketches share: tasks over rows, indices of a flat position, probing of
+access patterns, the price.
 
-A row is a run of trailing output axes that one inner loop covers; a task is a few rows. Probing reads a stage's index maps
-with no code emitted, to learn how far neighbouring lanes lie apart in every input.
+A row is a run of trailing output axes that one inner loop covers; a task is a few rows. Probing
+reads a stage's index maps with no code emitted, to learn how far neighbouring lanes lie apart in
+every input.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tvm import tirx
 from tvm.sym import detect_linear_equation
 
 from gtco.target import Target
+from gtco.tensor import scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Reader, broadcast_index
 from gtco.tensor.intrinsics.table import ELEMENTWISE_COST
@@ -31,12 +34,26 @@ def is_static(stage: Stage) -> bool:
     return all(isinstance(d, int) for t in stage.types.values() for d in t.shape)
 
 
+def vectorizable(stage: Stage) -> bool:
+    """May all element-wise operators of the stage stand in vectors?"""
+    return all(
+        scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs])
+        and op.type.dtype != "bfloat16"
+        for op in stage.operators
+        if pattern(op.kind) == ELEMENTWISE
+    )
+
+
 def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
     return tuple(int(d) for d in stage.types[tensor].shape)
 
 
 def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
-    """Options for the rows of a task: enough work to pay for its handing out, enough tasks to balance the cores."""
+    """Options for the rows of a task: enough work to pay for its handing out, enough tasks to
+    balance the cores.
+    """
+    if rows * row_elements <= TASK_ELEMENTS // 4:
+        return (rows,)
     least = min(rows, max(1, TASK_ELEMENTS // max(row_elements, 1)))
     wanted = (least, 4 * least, ceil(rows / (4 * cores)), ceil(rows / cores))
     options = {min(max(w, 1), rows) for w in wanted if w >= least or w == wanted[0]}
@@ -56,8 +73,15 @@ def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") ->
             index.append(em.let_index(flat, name))
             flat = 0
             continue
-        index.append(em.let_index(tirx.floormod(flat, shape[k]) if not isinstance(flat, int) else flat % shape[k], name))
-        flat = em.let_index(tirx.floordiv(flat, shape[k]) if not isinstance(flat, int) else flat // shape[k], name)
+        index.append(
+            em.let_index(
+                tirx.floormod(flat, shape[k]) if not isinstance(flat, int) else flat % shape[k],
+                name,
+            )
+        )
+        flat = em.let_index(
+            tirx.floordiv(flat, shape[k]) if not isinstance(flat, int) else flat // shape[k], name
+        )
     return index[::-1]
 
 
@@ -79,13 +103,17 @@ def split_flat(flat: Expr, shape: Sequence[int]) -> list[Expr]:
 
 
 def divisor_below(n: int, most: int) -> int:
-    """The largest divisor of ``n`` up to ``most``; ``n`` itself where that would be under a quarter of ``most``."""
+    """The largest divisor of ``n`` up to ``most``; ``n`` itself where that would be under a quarter
+    of ``most``.
+    """
     best = max(d for d in range(1, most + 1) if n % d == 0)
     return best if best * 4 >= most else n
 
 
 def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
-    """(begin, count, lanes) of the vectors that cover ``length`` positions: whole ones, then the odd tail as one."""
+    """(begin, count, lanes) of the vectors that cover ``length`` positions: whole ones, then the
+    odd tail as one.
+    """
     whole, tail = divmod(length, lanes)
     runs = [(0, whole, lanes)] if whole else []
     return [*runs, (whole * lanes, 1, tail)] if tail else runs
@@ -101,7 +129,11 @@ def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) 
             yield task
             return
         first = em.let_index(task * per_task, "first")
-        count = per_task if rows % per_task == 0 else em.let_index(tirx.min(per_task, rows - first), "count")
+        count = (
+            per_task
+            if rows % per_task == 0
+            else em.let_index(tirx.min(per_task, rows - first), "count")
+        )
         with em.loop(count, "row") as local:
             bind_range(em, local, 0, per_task)
             row = em.let(first + local, "row")
@@ -116,7 +148,9 @@ def bind_range(em: Emitter, var: Any, low: int, extent: int) -> None:
 
 @dataclass
 class Probe(Reader):
-    """Follows the index maps only: records each load's flat position and each condition that a range does not decide."""
+    """Follows the index maps only: records each load's flat position and each condition that a
+    range does not decide.
+    """
 
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
@@ -145,12 +179,15 @@ class Probe(Reader):
         axis, start = op["axis"], 0
         for x in op.inputs:
             stop = start + self.shape(x)[axis]
-            if not (self.known_bool(index[axis] < start) is True or self.known_bool(index[axis] >= stop) is True):
+            if not (
+                self.known_bool(index[axis] < start) is True
+                or self.known_bool(index[axis] >= stop) is True
+            ):
                 if self.known_bool(index[axis] >= start) is not True:
                     self.conditions.append(index[axis] >= start)
                 if self.known_bool(index[axis] < stop) is not True:
                     self.conditions.append(index[axis] < stop)
-                self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1:]])
+                self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
             start = stop
         return 0
 
@@ -168,8 +205,8 @@ class Probe(Reader):
 
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
-        self.value(op.inputs[1], index[axis:axis + rank])
-        self.value(op.inputs[0], [*index[:axis], 0, *index[axis + rank:]])
+        self.value(op.inputs[1], index[axis : axis + rank])
+        self.value(op.inputs[0], [*index[:axis], 0, *index[axis + rank :]])
         return 0
 
     def known_bool(self, condition: Expr) -> bool | None:
@@ -177,7 +214,9 @@ class Probe(Reader):
 
 
 def strides(probe: Probe, var: Any) -> list[int | None]:
-    """For each load, how far the next value of ``var`` lies in memory; None where that differs from place to place."""
+    """For each load, how far the next value of ``var`` lies in memory; None where that differs from
+    place to place.
+    """
     found: list[int | None] = []
     for _, flat in probe.loads:
         parts = (0, 0) if isinstance(flat, int) else detect_linear_equation(flat, [var])
@@ -187,20 +226,29 @@ def strides(probe: Probe, var: Any) -> list[int | None]:
 
 def depends_on(expr: Expr, var: Any) -> bool:
     """Does the variable occur in the expression?"""
-    return isinstance(expr, tvm.ir.Expr) and any(v.same_as(var) for v in tirx.analysis.undefined_vars(expr))
+    return isinstance(expr, tvm.ir.Expr) and any(
+        v.same_as(var) for v in tirx.analysis.undefined_vars(expr)
+    )
 
 
 def stage_vectors(stage: Stage, lanes: int) -> float:
-    """Vector instructions that the stage's element-wise operators take, loads and the store included."""
+    """Vector instructions that the stage's element-wise operators take, loads and the store
+    included.
+    """
     total = 0.0
     for op in stage.operators:
         size = op.type.size / lanes
-        total += size * (ELEMENTWISE_COST.get(op.kind, 2) if pattern(op.kind) == ELEMENTWISE else 0.5)
+        total += size * (
+            ELEMENTWISE_COST.get(op.kind, 2) if pattern(op.kind) == ELEMENTWISE else 0.5
+        )
     return total + stage.output.type.size / lanes
 
 
-def streaming_workload(stage: Stage, target: Target, tasks: int, passes: float, slow: float = 1.0) -> Workload:
-    """The price of reading every input once and writing the output: ``passes`` extra vector instructions an output or input
+def streaming_workload(
+    stage: Stage, target: Target, tasks: int, passes: float, slow: float = 1.0
+) -> Workload:
+    """The price of reading every input once and writing the output: ``passes`` extra vector
+    instructions an output or input
     vector, ``slow`` a factor for strided access."""
     lanes = target.lanes
     read = [float(i.type.nbytes) for i in stage.inputs]

@@ -1,14 +1,15 @@
-"""Sliding windows whose channels do not mix: the loops of depthwise convolution and pooling, structure SSRS.
+"""Sliding windows whose channels do not mix: the loops of depthwise convolution and pooling,
+structure SSRS.
 
 Channels last (vectors run along channels)::
 
     for task in images x channel chunks x output rows:        # parallel
-      for block of output columns, then the odd ones:         # the borders' columns one by one, taps chosen here
+      for block of output columns, then the odd ones:         # those at the borders one by one
         for vector of channels in the chunk:
           accumulators[column] = start                        # in registers
           for kh whose input row exists:
             for input column of the block, for (column, kw) that it serves:
-              accumulators[column] = combine(accumulators[column], x, weight)   # one load serves several columns
+              accumulators[column] = combine(accumulators[column], x, weight)   # one load of x
           epilogue(accumulators) -> output
 
 Channels first: vectors run along the output's columns, a channel a row.
@@ -33,13 +34,14 @@ from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten
 from gtco.tensor.space import Choice, Config, Decision, Layer, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
-
 BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A window sliding over images; shapes are (images, height, width, channels) whatever the layout."""
+    """A window sliding over images; shapes are (images, height, width, channels) whatever the
+    layout.
+    """
 
     kernel: tuple[int, int]
     strides: tuple[int, int]
@@ -56,7 +58,12 @@ class Geometry:
     @cached_property
     def interior(self) -> tuple[int, int]:
         """Output columns [begin, end) all of whose taps lie in the image."""
-        (_, k), (_, s), (_, left, _, _), (_, d) = self.kernel, self.strides, self.padding, self.dilation
+        (_, k), (_, s), (_, left, _, _), (_, d) = (
+            self.kernel,
+            self.strides,
+            self.padding,
+            self.dilation,
+        )
         begin = min(ceil(left / s), self.output[2])
         end = (self.source[2] - 1 + left - (k - 1) * d) // s + 1
         return begin, max(begin, min(end, self.output[2]))
@@ -64,7 +71,11 @@ class Geometry:
     def taps(self, column: int) -> list[int]:
         """The kw whose input column exists, for one output column."""
         start = column * self.strides[1] - self.padding[1]
-        return [kw for kw in range(self.kernel[1]) if 0 <= start + kw * self.dilation[1] < self.source[2]]
+        return [
+            kw
+            for kw in range(self.kernel[1])
+            if 0 <= start + kw * self.dilation[1] < self.source[2]
+        ]
 
 
 def geometry(stage: Stage, op: Operator, kernel: Sequence[int]) -> Geometry:
@@ -75,14 +86,24 @@ def geometry(stage: Stage, op: Operator, kernel: Sequence[int]) -> Geometry:
         return (n, a, b, c) if layout == "NHWC" else (n, b, c, a)
 
     kh, kw = kernel
-    return Geometry((kh, kw), tuple(op["strides"]), tuple(op["padding"]), tuple(op.get("dilation", (1, 1))), layout,
-                    nhwc(stage.types[op.inputs[0]].shape), nhwc(op.type.shape))
+    return Geometry(
+        (kh, kw),
+        tuple(op["strides"]),
+        tuple(op["padding"]),
+        tuple(op.get("dilation", (1, 1))),
+        layout,
+        nhwc(stage.types[op.inputs[0]].shape),
+        nhwc(op.type.shape),
+    )
 
 
 class Taps(Protocol):
     """What a window does with the elements it covers."""
 
-    start: float
+    @property
+    def start(self) -> float:
+        """What the accumulators begin with."""
+        ...
 
     def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> Expr | None:
         """The tap's factor at a channel; None where it has none."""
@@ -91,12 +112,16 @@ class Taps(Protocol):
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr: ...
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr | None:
-        """A factor of the whole window at output row ``y``, column ``x`` (may vary over lanes); None for 1."""
+        """A factor of the whole window at output row ``y``, column ``x`` (may vary over lanes);
+        None for 1.
+        """
         ...
 
 
 def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Choice]) -> Decision | None:
-    """columns: accumulators side by side; channels: the chunk that a task works on; rows: output rows of a task."""
+    """columns: accumulators side by side; channels: the chunk that a task works on; rows: output
+    rows of a task.
+    """
     last = g.layout == "NHWC"
     if "columns" not in chosen:
         begin, end = g.interior
@@ -120,7 +145,9 @@ def rows_count(g: Geometry, chunk: int) -> int:
     return g.output[0] * ceil(g.output[3] / chunk) * g.output[1]
 
 
-def workload(stage: Stage, op: Operator, tail: Epilogue, g: Geometry, target: Target, config: Config) -> Workload:
+def workload(
+    stage: Stage, op: Operator, tail: Epilogue, g: Geometry, target: Target, config: Config
+) -> Workload:
     chunk, columns = config["channels"], config["columns"]
     units = rows_count(g, chunk)
     tasks = ceil(units / config["rows"])
@@ -129,16 +156,26 @@ def workload(stage: Stage, op: Operator, tail: Epilogue, g: Geometry, target: Ta
     # a tap is one multiply-add; the loads of a block's inputs and weights are shared by its columns
     span = (columns - 1) * g.strides[1] + (g.kernel[1] - 1) * g.dilation[1] + 1
     loads = g.kernel[0] * (min(span, columns * g.kernel[1]) + g.kernel[1]) / columns
-    before = sum(ELEMENTWISE_COST.get(o.kind, 2) for o in stage.operators
-                 if pattern(o.kind) == ELEMENTWISE and o not in tail.operators)
+    before = sum(
+        ELEMENTWISE_COST.get(o.kind, 2)
+        for o in stage.operators
+        if pattern(o.kind) == ELEMENTWISE and o not in tail.operators
+    )
     vectors = outputs * (prod(g.kernel) + loads * (0.5 + before) + epilogue_vectors(tail) + 1)
-    vectors += BLOCK_COST * g.output[2] / columns  # wide chunks stream, narrow ones hop from pixel to pixel
+    vectors += (
+        BLOCK_COST * g.output[2] / columns
+    )  # wide chunks stream, narrow ones hop from pixel to pixel
     image = 4.0 * prod(g.source)
     window_rows = 4.0 * g.source[2] * chunk * (g.kernel[0] + 1)
     step = 4.0 * g.source[2] * chunk * g.strides[0]
-    row = Layer(units / tasks, (Stream(step, image), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
-                (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output)),))
-    return Workload("vector", vectors, (row, Layer(1, (), (), tasks)), 2.0 * prod(g.output) * prod(g.kernel))
+    row = Layer(
+        units / tasks,
+        (Stream(step, image), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
+        (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output)),),
+    )
+    return Workload(
+        "vector", vectors, (row, Layer(1, (), (), tasks)), 2.0 * prod(g.output) * prod(g.kernel)
+    )
 
 
 class WindowPlan:
@@ -164,9 +201,11 @@ class WindowPlan:
             if last == self.chunk:
                 self.row(n, y, start, extent, chunk * self.chunk, self.chunk)
                 return
-            em.branch(chunk < chunks - 1 if chunks > 1 else False,
-                      lambda: self.row(n, y, start, extent, chunk * self.chunk, self.chunk),
-                      lambda: self.row(n, y, start, extent, (chunks - 1) * self.chunk, last))
+            em.branch(
+                chunk < chunks - 1 if chunks > 1 else False,
+                lambda: self.row(n, y, start, extent, chunk * self.chunk, self.chunk),
+                lambda: self.row(n, y, start, extent, (chunks - 1) * self.chunk, last),
+            )
 
     def kernel_rows(self, y: Expr) -> tuple[Expr, Expr]:
         """The kh [start, start + extent) whose input row exists for output row ``y``."""
@@ -179,7 +218,7 @@ class WindowPlan:
         stop = em.let_index(tirx.min(k, tirx.floordiv(h - top + d - 1, d)), "kh1")
         return start, em.let_index(tirx.max(stop - start, 0), "khs")
 
-    # channels last --------------------------------------------------------------------------------------------------
+    # channels last --------------------------------------------------------------------------------
     def row(self, n: Expr, y: Expr, start: Expr, extent: Expr, c0: Expr, width: int) -> None:
         em, g = self.em, self.g
         begin, end = g.interior
@@ -189,17 +228,39 @@ class WindowPlan:
         blocks, rest = divmod(end - begin, self.columns)
         if blocks:
             with em.loop(blocks, "block") as block:
-                self.block(n, y, begin + block * self.columns, self.columns, everything, start, extent, c0, width)
+                self.block(
+                    n,
+                    y,
+                    begin + block * self.columns,
+                    self.columns,
+                    everything,
+                    start,
+                    extent,
+                    c0,
+                    width,
+                )
         if rest:
             self.block(n, y, end - rest, rest, everything, start, extent, c0, width)
         for x in range(end, g.output[2]):
             self.block(n, y, x, 1, g.taps(x), start, extent, c0, width)
 
-    def block(self, n: Expr, y: Expr, x: Expr, columns: int, taps: Sequence[int], start: Expr, extent: Expr, c0: Expr,
-              width: int) -> None:
+    def block(
+        self,
+        n: Expr,
+        y: Expr,
+        x: Expr,
+        columns: int,
+        taps: Sequence[int],
+        start: Expr,
+        extent: Expr,
+        c0: Expr,
+        width: int,
+    ) -> None:
         """``columns`` neighbouring outputs of ``width`` channels from ``c0``."""
         em, g = self.em, self.g
-        serves: dict[int, list[tuple[int, int]]] = {}  # input column of the block -> (output column, kw)
+        serves: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # input column of the block -> (output column, kw)
         for o in range(columns):
             for kw in taps:
                 serves.setdefault(o * g.strides[1] + kw * g.dilation[1], []).append((o, kw))
@@ -214,17 +275,25 @@ class WindowPlan:
                     kh = em.index(start + k)
                     with em.vector(lanes) as lane:
                         weights = {kw: self.what.weight(em, kh, kw, first + lane) for kw in taps}
-                        weights = {kw: None if w is None else em.let(w, "w") for kw, w in weights.items()}
+                        weights = {
+                            kw: None if w is None else em.let(w, "w") for kw, w in weights.items()
+                        }
                         for p, users in sorted(serves.items()):
                             at = g.place(n, top + kh * g.dilation[0], left + p, first + lane)
                             value = em.let(self.reader.value(self.source, at), "x")
                             for o, kw in users:
                                 total = em.load(acc, [o * lanes + lane])
-                                em.store(acc, [o * lanes + lane], self.what.combine(em, total, value, weights[kw]))
+                                em.store(
+                                    acc,
+                                    [o * lanes + lane],
+                                    self.what.combine(em, total, value, weights[kw]),
+                                )
                 for o in range(columns):
                     scale = self.what.scale(em, y, x + o)
                     with em.vector(lanes) as lane:
-                        self.finish(n, y, x + o, first + lane, em.load(acc, [o * lanes + lane]), scale)
+                        self.finish(
+                            n, y, x + o, first + lane, em.load(acc, [o * lanes + lane]), scale
+                        )
 
     def clear(self, acc: Array, columns: int, lanes: int) -> None:
         for o in range(columns):
@@ -236,7 +305,7 @@ class WindowPlan:
         result, where = self.tail.value(self.reader, self.g.place(n, y, x, c), value)
         self.em.store(self.args.output, where, result)
 
-    # channels first -------------------------------------------------------------------------------------------------
+    # channels first -------------------------------------------------------------------------------
     def channel_first_row(self, n: Expr, c: Expr, y: Expr, start: Expr, extent: Expr) -> None:
         em, g = self.em, self.g
         begin, end = g.interior
@@ -245,11 +314,23 @@ class WindowPlan:
             self.vector(n, c, y, x, 1, g.taps(x), start, extent)
         for first, count, lanes in vector_runs(end - begin, em.lanes):
             with em.loop(count, "x") as block:
-                self.vector(n, c, y, begin + first + block * lanes, lanes, everything, start, extent)
+                self.vector(
+                    n, c, y, begin + first + block * lanes, lanes, everything, start, extent
+                )
         for x in range(end, g.output[2]):
             self.vector(n, c, y, x, 1, g.taps(x), start, extent)
 
-    def vector(self, n: Expr, c: Expr, y: Expr, x: Expr, lanes: int, taps: Sequence[int], start: Expr, extent: Expr) -> None:
+    def vector(
+        self,
+        n: Expr,
+        c: Expr,
+        y: Expr,
+        x: Expr,
+        lanes: int,
+        taps: Sequence[int],
+        start: Expr,
+        extent: Expr,
+    ) -> None:
         """``lanes`` neighbouring outputs of one channel."""
         em, g = self.em, self.g
         acc = em.registers(lanes)
@@ -263,7 +344,12 @@ class WindowPlan:
                 total = em.load(acc, [lane])
                 for kw, w in zip(taps, weights, strict=True):
                     column = (x + lane) * g.strides[1] - g.padding[1] + kw * g.dilation[1]
-                    value = em.let(self.reader.value(self.source, g.place(n, top + kh * g.dilation[0], column, c)), "x")
+                    value = em.let(
+                        self.reader.value(
+                            self.source, g.place(n, top + kh * g.dilation[0], column, c)
+                        ),
+                        "x",
+                    )
                     total = em.let(self.what.combine(em, total, value, w), "sum")
                 em.store(acc, [lane], total)
         with em.vector(lanes) as lane:

@@ -1,0 +1,356 @@
+"""The loops of the rows sketch (:mod:`gtco.tensor.sketch.rows`): statistics and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, inf, prod
+from typing import Protocol
+
+from tvm import tirx
+
+from gtco.tensor import math, scalar
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.expression import Epilogue, Reader
+from gtco.tensor.sketch.streaming import split_flat, tasks_of_rows, unflatten, vector_runs
+from gtco.tensor.stage import Operator, Stage
+
+REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+# independent chains: latency of an addition x vectors a cycle, without filling the registers
+ACCUMULATORS = 4
+
+
+class Reduced(Protocol):
+    """What the loops ask of the sketch; see :class:`gtco.tensor.sketch.rows.Rows`."""
+
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def op(self) -> Operator: ...
+    @property
+    def tail(self) -> Epilogue: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def axes(self) -> tuple[int, ...]: ...
+    @property
+    def trailing(self) -> int: ...
+    @property
+    def by_rows(self) -> bool: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def kept(self) -> tuple[int, ...]: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def plain(self) -> bool: ...
+    @property
+    def workspace(self) -> int: ...
+
+
+Combine = Callable[[Expr, Expr], Expr]
+
+
+class RowsPlan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Reduced, rows: int) -> None:
+        self.sketch, self.rows = sketch, rows
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        sketch = self.sketch
+        self.em, self.args = em, args
+        self.reader = Reader(sketch.stage, em, args.inputs)
+        self.scratch = args.scratch((max(sketch.workspace // 4, 1),), 0)
+        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
+            if not sketch.by_rows:
+                self.columns(unit)
+                return
+            outer = unflatten(em, unit, sketch.kept)
+            match sketch.op.kind:
+                case "softmax":
+                    self.softmax(outer)
+                case "log_softmax":
+                    self.log_softmax(outer)
+                case "layer_norm" | "rms_norm":
+                    self.normalise(outer)
+                case _:
+                    self.reduce(outer)
+
+    # rows -----------------------------------------------------------------------------------------
+    def index(self, outer: list[Expr], j: Expr) -> list[Expr]:
+        """The reduced tensor's index at position ``j`` of the row."""
+        cut = self.sketch.trailing
+        return [*outer[:cut], *split_flat(j, self.sketch.shape[cut:])]
+
+    def source(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
+        """x[j], from the input itself."""
+        return lambda j: self.reader.value(self.sketch.op.inputs[0], self.index(outer, j))
+
+    def held(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
+        """x[j] to be read several times: a prologue's values are computed once, into scratch."""
+        if self.sketch.plain:
+            return self.source(outer)
+        source = self.source(outer)
+        self.each(lambda j: self.em.store(self.scratch, [j], source(j)))
+        return lambda j: self.em.load(self.scratch, [j])
+
+    def each(self, body: Callable[[Expr], None]) -> None:
+        """``body(j)`` for every position of the row, in vectors."""
+        em = self.em
+        for begin, count, lanes in vector_runs(self.sketch.length, em.lanes):
+            with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                body(begin + block * lanes + lane)
+
+    def fold(
+        self,
+        value: Callable[[Expr], Expr],
+        combine: Combine,
+        start: float,
+        over: Callable[[Callable[[Expr], None]], None] | None = None,
+    ) -> Expr:
+        """``value(j)`` of all positions combined into one scalar, through several vectors of
+        accumulators.
+        """
+        em, length = self.em, self.sketch.length
+        lanes = em.lanes
+        chains = min(ACCUMULATORS, length // lanes)
+        acc = em.registers(max(chains, 1) * lanes)
+        tail = em.registers(lanes) if length % lanes else None
+        for c in range(chains):
+            em.store_vector(acc, [c * lanes], em.splat(start))
+        if tail is not None:
+            em.store_vector(tail, [0], em.splat(start))
+
+        def into(register: Array, at: int, begin: Expr, width: int) -> None:
+            with em.vector(width) as lane:
+                em.store(
+                    register,
+                    [at + lane],
+                    combine(em.load(register, [at + lane]), value(begin + lane)),
+                )
+
+        def row() -> None:
+            groups, rest = divmod(length // lanes, max(chains, 1))
+            with em.loop(groups, "group") as group:
+                for c in range(chains):
+                    into(acc, c * lanes, (group * chains + c) * lanes, lanes)
+            for c in range(rest):
+                into(acc, c * lanes, (groups * chains + c) * lanes, lanes)
+            if tail is not None:
+                into(tail, 0, length // lanes * lanes, length % lanes)
+
+        (over or (lambda run: run(0)))(lambda _: row())
+        vectors = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
+        if tail is not None:
+            vectors.append(em.load_vector(tail, [0]))
+        while len(vectors) > 1:
+            vectors = [
+                em.let(combine(*pair)) if len(pair) == 2 else pair[0]
+                for pair in (vectors[i : i + 2] for i in range(0, len(vectors), 2))
+            ]
+        return em.reduce_vector(em.let(vectors[0]), combine)
+
+    def write(self, outer: list[Expr], value: Callable[[Expr], Expr]) -> None:
+        """The epilogue of every position of the row, stored where it sends it."""
+
+        def element(j: Expr) -> None:
+            result, where = self.sketch.tail.value(self.reader, self.index(outer, j), value(j))
+            self.em.store(self.args.output, where, result)
+
+        self.each(element)
+
+    def softmax(self, outer: list[Expr]) -> None:
+        em = self.em
+        x = self.held(outer)
+        top = self.fold(x, _maximum, -inf)
+
+        def exponential(j: Expr) -> Expr:
+            e = math.exp_nonpositive(em, x(j) - top)
+            em.store(self.scratch, [j], e)
+            return e
+
+        total = self.fold(exponential, _add, 0.0)
+        scale = em.let(tirx.const(1.0, "float32") / total, "scale")
+        self.write(outer, lambda j: em.load(self.scratch, [j]) * scale)
+
+    def log_softmax(self, outer: list[Expr]) -> None:
+        em = self.em
+        x = self.held(outer)
+        top = self.fold(x, _maximum, -inf)
+        total = self.fold(lambda j: math.exp_nonpositive(em, x(j) - top), _add, 0.0)
+        shift = math.log(em, total)
+        self.write(outer, lambda j: (x(j) - top) - shift)
+
+    def normalise(self, outer: list[Expr]) -> None:
+        em, op, length = self.em, self.sketch.op, self.sketch.length
+        x = self.held(outer)
+        share = tirx.const(1.0 / length, "float32")
+        centred = op.kind == "layer_norm"
+        mean = em.let(self.fold(x, _add, 0.0) * share, "mean") if centred else None
+
+        def square(j: Expr) -> Expr:
+            d = em.let(x(j) - mean if centred else x(j), "d")
+            return d * d
+
+        variance = self.fold(square, _add, 0.0) * share
+        epsilon = tirx.const(float(op["epsilon"]), "float32")
+        scale = em.let(tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon), "scale")
+
+        def value(j: Expr) -> Expr:
+            at = self.index([0] * self.sketch.trailing, j)[-1:]
+            d = (x(j) - mean if centred else x(j)) * scale * self.reader.value(op.inputs[1], at)
+            return d + self.reader.value(op.inputs[2], at) if centred else d
+
+        self.write(outer, value)
+
+    def reduce(self, outer: list[Expr]) -> None:
+        """A sum, mean, product or extreme over the trailing axes and any further ones."""
+        em, sketch = self.em, self.sketch
+        inner = [a for a in sketch.axes if a < sketch.trailing]
+        position = list(outer)
+
+        def over(run: Callable[[Expr], None]) -> None:
+            extents = [sketch.shape[a] for a in inner]
+            with em.loop(prod(extents), "r") as r:
+                for axis, i in zip(inner, unflatten(em, r, extents), strict=True):
+                    position[axis] = i
+                run(r)
+
+        combine, start = _combination(em, sketch.op.kind)
+        value = self.fold(
+            lambda j: self.reader.value(sketch.op.inputs[0], self.index(position, j)),
+            combine,
+            start,
+            over,
+        )
+        self.finish(outer, value)
+
+    def finish(self, outer: list[Expr], value: Expr) -> None:
+        """One reduced element through the epilogue."""
+        sketch, op = self.sketch, self.sketch.op
+        if op.kind == "mean":
+            value = value * tirx.const(1.0 / prod(sketch.shape[a] for a in sketch.axes), "float32")
+        reduced = {a % len(sketch.shape) for a in op["axes"]} or set(range(len(sketch.shape)))
+        at = [0 if a in reduced else i for a, i in enumerate(outer)]
+        if not op["keepdims"]:
+            at = [i for a, i in enumerate(at) if a not in reduced]
+        result, where = sketch.tail.value(self.reader, at, self.em.let(value))
+        self.em.store(self.args.output, where, result)
+
+    # columns --------------------------------------------------------------------------------------
+    def columns(self, unit: Expr) -> None:
+        em, sketch = self.em, self.sketch
+        width, last = sketch.chunk, sketch.shape[-1]
+        chunks = ceil(last / width)
+        chunk = em.let_index(unit % chunks, "chunk") if chunks > 1 else 0
+        outer = unflatten(
+            em, em.let_index(unit // chunks, "outer") if chunks > 1 else unit, sketch.kept
+        )
+        if last % width == 0:
+            self.chunk(outer, chunk * width, width)
+            return
+        em.branch(
+            chunk < chunks - 1 if chunks > 1 else False,
+            lambda: self.chunk(list(outer), chunk * width, width),
+            lambda: self.chunk(list(outer), (chunks - 1) * width, last % width),
+        )
+
+    def chunk(self, outer: list[Expr], first: Expr, width: int) -> None:
+        """``width`` neighbouring columns from ``first``, reduced side by side."""
+        em, sketch = self.em, self.sketch
+        kind = sketch.op.kind
+        runs = [
+            (b + k * n, n) for b, count, n in vector_runs(width, em.lanes) for k in range(count)
+        ]
+        extents = [sketch.shape[a] for a in sketch.axes]
+
+        def across(body: Callable[[list[Expr], int, int], None]) -> None:
+            """body(index, begin, lane's variable) for every reduced position and column."""
+            with em.loop(prod(extents), "r") as r:
+                position = list(outer)
+                for axis, i in zip(sketch.axes, unflatten(em, r, extents), strict=True):
+                    position[axis] = i
+                for begin, lanes in runs:
+                    with em.vector(lanes) as lane:
+                        body([*position[:-1], first + begin + lane], begin, lane)
+
+        def read(index: list[Expr]) -> Expr:
+            return self.reader.value(sketch.op.inputs[0], index)
+
+        def gather(
+            value: Callable[[list[Expr], int, Expr], Expr], combine: Combine, start: float
+        ) -> Array:
+            acc = em.registers(width)
+            for begin, lanes in runs:
+                with em.vector(lanes) as lane:
+                    em.store(acc, [begin + lane], tirx.const(start, "float32"))
+            across(
+                lambda index, begin, lane: em.store(
+                    acc,
+                    [begin + lane],
+                    combine(em.load(acc, [begin + lane]), value(index, begin, lane)),
+                )
+            )
+            return acc
+
+        if kind in REDUCTIONS:
+            combine, start = _combination(em, kind)
+            acc = gather(lambda index, begin, lane: read(index), combine, start)
+            for begin, lanes in runs:
+                with em.vector(lanes) as lane:
+                    self.finish([*outer[:-1], first + begin + lane], em.load(acc, [begin + lane]))
+            return
+        assert kind in ("softmax", "log_softmax"), kind
+        top = gather(lambda index, begin, lane: read(index), _maximum, -inf)
+        total = gather(
+            lambda index, begin, lane: math.exp_nonpositive(
+                em, read(index) - em.load(top, [begin + lane])
+            ),
+            _add,
+            0.0,
+        )
+        for begin, lanes in runs:
+            with em.vector(lanes) as lane:
+                s = em.load(total, [begin + lane])
+                em.store(
+                    total,
+                    [begin + lane],
+                    tirx.const(1.0, "float32") / s if kind == "softmax" else math.log(em, s),
+                )
+
+        def element(index: list[Expr], begin: int, lane: Expr) -> None:
+            shifted = read(index) - em.load(top, [begin + lane])
+            s = em.load(total, [begin + lane])
+            value = math.exp_nonpositive(em, shifted) * s if kind == "softmax" else shifted - s
+            result, where = sketch.tail.value(self.reader, index, em.let(value))
+            em.store(self.args.output, where, result)
+
+        across(element)
+
+
+def _add(a: Expr, b: Expr) -> Expr:
+    return a + b
+
+
+def _maximum(a: Expr, b: Expr) -> Expr:
+    return tirx.max(a, b)
+
+
+def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
+    """How two elements become one, and what changes nothing; NaN propagates through extremes as in
+    numpy.
+    """
+    if kind in ("sum", "mean"):
+        return _add, 0.0
+    if kind == "prod":
+        return (lambda a, b: a * b), 1.0
+    choose = tirx.max if kind == "max" else tirx.min
+
+    def extreme(a: Expr, b: Expr) -> Expr:
+        a = em.let(a)
+        return tirx.Select(scalar.is_nan(a), a, choose(a, b))
+
+    return extreme, -inf if kind == "max" else inf
