@@ -59,6 +59,39 @@ def nearest(em: Emitter, i: Expr, size: int, out: int, coordinates: str, roundin
     return clipped(em, em.let(tirx.Cast("int32", index), "nearest"), size)
 
 
+TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}  # offsets from the first one
+
+
+def located(
+    em: Emitter,
+    i: Expr,
+    size: int,
+    out: int,
+    method: str,
+    coordinates: str,
+    alpha: float,
+    dtype: str = "float32",
+) -> tuple[Expr, list[Expr]]:
+    """Where the taps of output position ``i`` start, from -1 on and not cut to the axis, and the
+    weights of the offsets ``TAPS[method]``: linear, or cubic (Keys 1981).
+    """
+    where = em.let(position(i, size, out, coordinates), "where")
+    base = em.let(tirx.floor(where), "base")
+    first = em.let(tirx.Cast("int32", base), "first")
+    fraction = em.let(where - base, "fraction")
+    if method == "linear":
+        weights = [wide(1) - fraction, fraction]
+    else:
+        weights = [
+            _keys(fraction + wide(1), alpha, True),
+            _keys(fraction, alpha, False),
+            _keys(wide(1) - fraction, alpha, False),
+            _keys(wide(2) - fraction, alpha, True),
+        ]
+    narrow = [w if dtype == "float64" else tirx.Cast(dtype, w) for w in weights]
+    return first, [em.let(w, "weight") for w in narrow]
+
+
 def taps(
     em: Emitter,
     i: Expr,
@@ -69,31 +102,9 @@ def taps(
     alpha: float,
     dtype: str = "float32",
 ) -> list[tuple[Expr, Expr]]:
-    """Indices and weights of a linear (2) or cubic (4 taps; Keys 1981) interpolation at output
-    position ``i``.
-    """
-    where = em.let(position(i, size, out, coordinates), "where")
-    base = em.let(tirx.floor(where), "base")
-    first = em.let(tirx.Cast("int32", base), "first")
-    fraction = em.let(where - base, "fraction")
-    if method == "linear":
-        weights = [wide(1) - fraction, fraction]
-        offsets = [0, 1]
-    else:
-        weights = [
-            _keys(fraction + wide(1), alpha, True),
-            _keys(fraction, alpha, False),
-            _keys(wide(1) - fraction, alpha, False),
-            _keys(wide(2) - fraction, alpha, True),
-        ]
-        offsets = [-1, 0, 1, 2]
-    return [
-        (
-            clipped(em, first + o, size),
-            em.let(tirx.Cast(dtype, w) if dtype != "float64" else w, "weight"),
-        )
-        for o, w in zip(offsets, weights, strict=True)
-    ]
+    """Indices, cut to the axis, and weights of an interpolation at output position ``i``."""
+    first, weights = located(em, i, size, out, method, coordinates, alpha, dtype)
+    return [(clipped(em, first + o, size), w) for o, w in zip(TAPS[method], weights, strict=True)]
 
 
 def _keys(d: Expr, a: float, outer: bool) -> Expr:

@@ -8,6 +8,8 @@ row.
       taps of the row: source rows and weights                            # once a row
       for output column:                    # channels last: vectors of channels; first: of columns
         output = sum over taps of weight_y * weight_x * source
+
+Channels first, widths that do not shrink: see :mod:`gtco.tensor.sketch.resize_columns`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tvm import tirx
 from gtco.target import Target
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.sketch.resize_columns import Columns, fits
 from gtco.tensor.sketch.streaming import (
     bind_range,
     is_static,
@@ -99,6 +102,14 @@ class Resize:
         """Source positions along each axis."""
         return {"nearest": 1, "linear": 2, "cubic": 4}[self.op["method"]]
 
+    @cached_property
+    def columns(self) -> Columns | None:
+        """Channels first: how a row's columns are found by permuting vectors, where they can be."""
+        size, out = self.source[2], self.output[2]
+        if self.last or not fits(size, out, self.target.lanes):
+            return None
+        return Columns(self.op, size, out, self.target.lanes)
+
     @property
     def units(self) -> int:
         n, y, _, c = self.output
@@ -111,6 +122,8 @@ class Resize:
 
     @property
     def workspace(self) -> int:
+        if self.columns is not None:
+            return self.columns.workspace
         return 4 * self.stride * self.taps * (1 if self.taps == 1 else 2)
 
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
@@ -120,7 +133,7 @@ class Resize:
         return None
 
     def workload(self, config: Config) -> Workload:
-        slow = 1.0 if self.last else 4.0
+        slow = 4.0 if not self.last and self.columns is None else 1.0
         return streaming_workload(
             self.stage, self.target, ceil(self.units / config["rows"]), 2.0 * self.taps**2, slow
         )
@@ -144,9 +157,24 @@ class _Plan:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
+        images, height, _, channels = sketch.output
+        if sketch.columns is not None:
+            sketch.columns.fill(em, args)
+        else:
+            self.fill(args)
+        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
+            if sketch.last:
+                n, y = unflatten(em, unit, (images, height))
+                self.row(n, y, self.found(y, 0))
+            else:
+                n, c, y = unflatten(em, unit, (images, channels, height))
+                self.channel_row(n, c, y, self.found(y, 0))
+
+    def fill(self, args: KernelArguments) -> None:
+        """The tables: source columns and weights of every output column."""
+        em, sketch = self.em, self.sketch
         self.table = args.scratch((2 * sketch.taps, sketch.stride), 0)
-        images, height, width, channels = sketch.output
-        with em.loop(width, "x") as x:
+        with em.loop(sketch.output[2], "x") as x:
             for t, (at, weight) in enumerate(self.found(x, 1)):
                 em.store(
                     self.table,
@@ -157,13 +185,6 @@ class _Plan:
                 )
                 if weight is not None:
                     em.store(self.table, [sketch.taps + t, x], weight)
-        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
-            if sketch.last:
-                n, y = unflatten(em, unit, (images, height))
-                self.row(n, y, self.found(y, 0))
-            else:
-                n, c, y = unflatten(em, unit, (images, channels, height))
-                self.channel_row(n, c, y, self.found(y, 0))
 
     def found(self, i: Expr, axis: int) -> list[Tap]:
         """The taps of output row (axis 0) or column (axis 1) ``i``."""
@@ -207,6 +228,16 @@ class _Plan:
 
     def channel_row(self, n: Expr, c: Expr, y: Expr, ys: list[Tap]) -> None:
         em, sketch = self.em, self.sketch
+        if sketch.columns is not None:
+            image = sketch.op.inputs[0]
+            sketch.columns.row(
+                em,
+                self.args,
+                ys,
+                lambda at_y, x: self.reader.value(image, sketch.place(n, at_y, x, c)),
+                lambda x, value: self.finish(n, y, x, c, value),
+            )
+            return
         for begin, count, lanes in vector_runs(sketch.output[2], em.lanes):
             with em.loop(count, "block") as block, em.vector(lanes) as lane:
                 x = begin + block * lanes + lane
