@@ -1,5 +1,10 @@
-"""Simple schedules for what TVM legalizes: an injective block goes into its one consumer,
-reductions go inside their outputs' row.
+"""Simple schedules for what TVM legalizes, so that LLVM's vectorizer finds contiguous inner loops.
+
+::
+
+    producer; consumer               ->  consumer(producer)            # padding, transposes, casts
+    for i, j, k: C[i, j] += A * B    ->  for i: C[i, :] = 0
+                                         for i, k, j: C[i, j] += A * B      # B contiguous in j
 """
 
 from __future__ import annotations
@@ -7,28 +12,60 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import s_tir
+from tvm.tirx import IterVar, analysis
+
+LEAST_EXTENT = 4  # a shorter inner loop is not worth the memory traffic of its accumulators
 
 
 def scheduled(module: Any) -> Any:
-    """The module with injective producers (padding, transposes, casts) computed where they are
-    read.
-    """
+    """The module, its function ``f`` rescheduled where TVM finds that legal."""
     schedule = s_tir.Schedule(module)
-    root = schedule.get_sblock("root") if _has_blocks(schedule) else None
-    if root is None:
+    try:
+        root = schedule.get_sblock("root", func_name="f")
+    except s_tir.ScheduleError:  # loops written by hand, without blocks
         return module
     for block in schedule.get_child_blocks(root):
         if schedule.get_consumers(block):
-            try:
-                schedule.compute_inline(block)
-            except s_tir.ScheduleError:
-                # a reduction, or several consumers that read it in ways TVM does not follow
-                continue
+            _attempt(schedule.compute_inline, block)
+    for block in schedule.get_child_blocks(root):
+        _contiguous(schedule, block)
     return schedule.mod
 
 
-def _has_blocks(schedule: Any) -> bool:
+def _attempt(primitive: Any, *args: Any) -> bool:
     try:
-        return bool(schedule.get_child_blocks(schedule.get_sblock("root")))
-    except Exception:
+        primitive(*args)
+        return True
+    except s_tir.ScheduleError:  # not legal here
         return False
+
+
+def _contiguous(schedule: Any, block: Any) -> None:
+    """A contraction's last output axis goes innermost, where operands are contiguous along it or do
+    not have it."""
+    statement, loops = schedule.get(block), schedule.get_loops(block)
+    axes = list(statement.iter_vars)
+    if len(axes) != len(loops):
+        return
+    spatial = [i for i, v in enumerate(axes) if v.iter_type == IterVar.DataPar]
+    reduced = [i for i, v in enumerate(axes) if v.iter_type == IterVar.CommReduce]
+    if not spatial or not reduced or int(axes[spatial[-1]].dom.extent) < LEAST_EXTENT:
+        return
+    inner = axes[spatial[-1]].var
+    written = statement.writes[0].region
+    if not written or not _uses(written[-1].min, inner):
+        return
+    contiguous = False
+    for read in statement.reads:
+        where = [_uses(r.min, inner) for r in read.region]
+        if any(where[:-1]):
+            return
+        contiguous |= bool(where) and where[-1]
+    if not contiguous:
+        return
+    if _attempt(schedule.reorder, *(loops[i] for i in reduced), loops[spatial[-1]]):
+        _attempt(schedule.decompose_reduction, block, loops[reduced[0]])
+
+
+def _uses(expr: Any, var: Any) -> bool:
+    return any(v.same_as(var) for v in analysis.undefined_vars(expr, []))

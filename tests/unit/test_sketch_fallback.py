@@ -289,6 +289,83 @@ def test_attention_rank_two() -> None:
     check(single("attention", [T((7, 6)), T((5, 6)), T((5, 4))], T((7, 4)), scale=0.4))
 
 
+# sampled shapes ---------------------------------------------------------------------------------
+def sampled(rng: np.random.Generator) -> Stage:
+    """A random stage of an operator with loops of its own, dimensions of 1 among the sizes."""
+
+    def size(most: int = 9) -> int:
+        return int(rng.choice([1, *range(1, most + 1)]))
+
+    batch = tuple(size(3) for _ in range(rng.integers(0, 3)))
+    m, k, n = size(), size(), size()
+    match rng.integers(0, 6):
+        case 0:
+            shared = tuple(int(rng.choice([1, d])) for d in batch)
+            return single("matmul", [T((*batch, m, k)), T((*shared, k, n))], T((*batch, m, n)))
+        case 1:
+            types = [T((*batch, m, k)), T((*batch, n, k)), T((*batch, n, size()))]
+            out = (*batch, m, types[2].shape[-1])
+            return single("attention", types, T(out), scale=0.5)
+        case 2:
+            kind = str(rng.choice(["softmax", "log_softmax"]))
+            shape = (*batch, m, k)
+            return single(kind, [T(shape)], T(shape), axis=int(rng.integers(0, len(shape))))
+        case 3:
+            shape = (*batch, m, k)
+            axes = tuple(i for i in range(len(shape)) if rng.integers(0, 2))
+            kept = tuple(d for i, d in enumerate(shape) if i not in axes)
+            kind = str(rng.choice(["sum", "mean", "max", "min", "prod"]))
+            return single(kind, [T(shape)], T(kept), axes=axes, keepdims=False)
+        case 4:
+            types = [T((*batch, m, k)), T((k,)), T((k,))]
+            return single("layer_norm", types, T((*batch, m, k)), epsilon=1e-2)
+    groups, kh, kw = size(3), size(3), size(3)
+    strides, dilation = (size(2), size(2)), (size(2), size(2))
+    padding = tuple(int(p) for p in rng.integers(0, 3, 4))
+    c, o = groups * size(3), groups * size(5)
+    h, w = kh * dilation[0] + size(), kw * dilation[1] + size()
+    oh = (h + padding[0] + padding[2] - (kh - 1) * dilation[0] - 1) // strides[0] + 1
+    ow = (w + padding[1] + padding[3] - (kw - 1) * dilation[1] - 1) // strides[1] + 1
+    layout = str(rng.choice(["NCHW", "NHWC"]))
+    x, y = ((1, c, h, w), (1, o, oh, ow)) if layout == "NCHW" else ((1, h, w, c), (1, oh, ow, o))
+    weight = T((o, c // groups, kh, kw))
+    attrs = dict(strides=strides, padding=padding, dilation=dilation, groups=groups, layout=layout)
+    return single("conv2d", [T(x), weight], T(y), **attrs)
+
+
+def test_sampled_shapes() -> None:
+    seed = fresh_seed()
+    print(f"stages of seed {seed}")
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        stage = sampled(rng)
+        print(stage.label, [str(i.type) for i in stage.inputs], stage.output.attrs)
+        check(stage)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float16", 4e-3)])
+def test_other_floats(dtype: str, tolerance: float) -> None:
+    """float16 is computed in itself or in float32; the bound is four of its last places."""
+    x, w, v = T((5, 7), dtype), T((7, 6), dtype), T((7,), dtype)
+    stages = [
+        single("matmul", [x, w], T((5, 6), dtype)),
+        single("softmax", [x], T((5, 7), dtype), axis=1),
+        single("layer_norm", [x, v, v], T((5, 7), dtype), epsilon=1e-3),
+        single("sum", [x], T((7,), dtype), axes=(0,), keepdims=False),
+        single("max", [x], T((5,), dtype), axes=(1,), keepdims=False),
+        single("gelu", [x], T((5, 7), dtype)),
+        single("cast", [x], T((5, 7), "int32")),
+    ]
+    for stage in stages:
+        check(stage, tolerance=tolerance)
+
+
+def test_empty_tensors() -> None:
+    check(single("add", [T((0, 3)), T((3,))], T((0, 3))))
+    check(single("concat", [T((0, 3)), T((2, 3))], T((2, 3)), axis=0))
+    check(single("sum", [T((2, 0))], T((2,)), axes=(1,), keepdims=False))
+
+
 # images -------------------------------------------------------------------------------------------
 POOLS = [
     ((7, 9), (4, 5), (3, 3), (2, 2), (1, 1, 1, 1)),
