@@ -13,6 +13,12 @@ from tvm import tirx
 from gtco.target import Target
 
 
+# LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
+# counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say
+# themselves which loops are vectors, so its loop vectorizer is off.
+OPTIONS = ("-vectorize-loops=0",)
+
+
 def llvm_target(target: Target) -> Any:
     """TVM's description of the target. 512-bit vectors are asked for: LLVM prefers 256 bits on some
     CPUs.
@@ -21,7 +27,13 @@ def llvm_target(target: Target) -> Any:
         [f"+{name}" for name in ("prefer-256-bit",)] if target.lanes < 16 else ["-prefer-256-bit"]
     )
     return tvm.target.Target(
-        {"kind": "llvm", "mcpu": target.mcpu, "mattr": attrs, "num-cores": target.cores}
+        {
+            "kind": "llvm",
+            "mcpu": target.mcpu,
+            "mattr": attrs,
+            "num-cores": target.cores,
+            "cl-opt": list(OPTIONS),
+        }
     )
 
 
