@@ -47,6 +47,8 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
         tirx.transform.RemoveNoOp(),
+        tirx.transform.BF16ComputeLegalize(),  # LLVM's code generator dies of bfloat16
+        tirx.transform.BF16StorageLegalize(),
         tirx.transform.LowerIntrin(),
     ]
     return tvm.ir.transform.Sequential(passes)(module)
