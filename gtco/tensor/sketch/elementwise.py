@@ -121,7 +121,9 @@ class Elementwise:
                 few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
                 piece = divisor_below(length, TASK_ELEMENTS) if few else length
                 return Grid(outer, inner, length // piece, (Segment(0, piece),))
-        outer, inner = shape[:-1], shape[-1:] or (1,)
+        if not shape:
+            return Grid((), (), 1, (Segment(0, 1),))
+        outer, inner = shape[:-1], shape[-1:]
         return Grid(outer, inner, 1, self.segments(outer, inner))
 
     def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
