@@ -191,10 +191,16 @@ def _layer_norm(lowering: Lowering, call: relax.Call) -> Any:
 
 def _rms_norm(lowering: Lowering, call: relax.Call) -> Any:
     x, gamma = (lowering.value(argument) for argument in call.args[:2])
+    known = lowering.type(x)
     axes = _trailing(lowering, x, call.attrs.axes)
-    if axes != 1 or len(lowering.type(gamma).shape) != 1:
+    normalized = known.shape[len(known.shape) - axes :]
+    if not axes or lowering.type(gamma).shape != normalized:
         return None
-    return lowering.emit("rms_norm", (x, gamma), epsilon=float(call.attrs.epsilon))
+    size = prod(int(d) for d in normalized)
+    flat = lowering.reshape(x, (*known.shape[: len(known.shape) - axes], size))
+    weight = lowering.reshape(gamma, (size,))
+    y = lowering.emit("rms_norm", (flat, weight), epsilon=float(call.attrs.epsilon))
+    return lowering.reshape(y, known.shape)
 
 
 def _per_channel(lowering: Lowering, vector: str, rank: int, axis: int) -> str:
