@@ -23,10 +23,15 @@ from onnx import helper
 
 from gtco.errors import ModelError, ShapeError, UnsupportedError
 from gtco.frontend.imported import ImportedModel
+from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import ITEM_BYTES, TensorType
 
+_DTYPES = frozenset(
+    getattr(onnx.TensorProto, {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper()))
+    for name in ITEM_BYTES
+)
 _STANDARD = ("", "ai.onnx")
 # Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
 _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization")
@@ -69,6 +74,7 @@ def import_skeleton(
     _check(skeleton)
     _set_shapes(skeleton, weights, dict(shapes or {}))
     notes: list[str] = []
+    skeleton = write_out(skeleton, _supported())
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         notes += [note] if note else []
@@ -156,6 +162,12 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
                 "compiles "
                 "models of tensors alone"
             )
+        if value.type.tensor_type.elem_type not in _DTYPES:
+            dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            raise UnsupportedError(
+                f"input '{value.name}' has elements of type {dtype.lower()}, which gtco has not; "
+                f"it has {', '.join(ITEM_BYTES)}"
+            )
         if not value.type.tensor_type.HasField("shape"):
             raise ShapeError(
                 f"input '{value.name}' has no shape at all, not even a rank: export the model with "
@@ -232,12 +244,17 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(attribute.g)
 
 
+def _supported() -> set[str]:
+    """The standard operators that TVM's importer reads."""
+    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
+
+    return {*_get_convert_map(), "Constant"}
+
+
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
     """One UnsupportedError that lists each operator TVM's importer lacks, its count and its
     nodes."""
-    from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
-
-    supported = set(_get_convert_map()) | {"Constant"}
+    supported = _supported()
     found: dict[str, list[str]] = {}
     for node in _nodes(model.graph):
         standard = node.domain in _STANDARD and node.op_type in supported

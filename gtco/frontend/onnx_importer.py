@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
+import onnx
 import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
@@ -175,6 +176,34 @@ def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     )
 
 
+def _eye_like(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """TVM takes ``dtype`` for a name; it is a number of ONNX's."""
+    dtype = inputs[0].ty.dtype
+    if "dtype" in attrs:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(attrs["dtype"]))
+    rows, columns = _shape(inputs[0])
+    return relax.const(numpy.eye(rows, columns, attrs.get("k", 0)), str(dtype))
+
+
+def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """``values[int(indices[..., None] == range(depth))]``; TVM takes no floats and no negative
+    indices.
+    """
+    indices, depth, values = inputs[0], _constant(inputs[1]), inputs[2]
+    if depth is None:
+        return None
+    count, rank = int(depth.reshape(())), len(_shape(indices))
+    axis = attrs.get("axis", -1) % (rank + 1)
+    places = builder.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
+    negative = relax.op.less(places, relax.const(0, "int64"))
+    wrapped = relax.op.add(places, relax.const(count, "int64"))
+    places = builder.emit(relax.op.where(negative, wrapped, places))
+    shape = [count if i == axis else 1 for i in range(rank + 1)]
+    hot = relax.op.equal(places, relax.const(numpy.arange(count).reshape(shape), "int64"))
+    off, on = (relax.op.strided_slice(values, [0], [i], [i + 1]) for i in range(2))
+    return builder.emit(relax.op.where(hot, on, off))
+
+
 _OVERRIDES: dict[str, Override] = {
     "LayerNormalization": _layer_normalization,
     "Dropout": _dropout,
@@ -184,4 +213,6 @@ _OVERRIDES: dict[str, Override] = {
     "SpaceToDepth": _space_to_depth,
     "Resize": _resize,
     "Pow": _pow,
+    "EyeLike": _eye_like,
+    "OneHot": _one_hot,
 }

@@ -1,0 +1,61 @@
+"""Operators that ONNX itself defines by simpler ones, written out where TVM's importer lacks them.
+
+    Celu(x)  ->  max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))
+
+``Attention`` of opset 23 is among them: TVM 0.27 has the operator of ONNX Runtime's domain under
+that name. The shape arithmetic that a definition brings along is onnxsim's to fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+import onnx.defs
+import onnx.inliner
+
+from gtco.errors import UnsupportedError
+
+_STANDARD = ("", "ai.onnx")
+_MISREAD = frozenset({"Attention"})
+
+
+def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelProto:
+    """The model with every standard operator outside ``supported`` replaced by its definition, if
+    ONNX gives one.
+
+    Raises :class:`UnsupportedError` for an operator whose definition depends on a type that ONNX
+    cannot infer.
+    """
+    opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
+    while wanted := {
+        (node.domain, node.op_type)
+        for node in model.graph.node
+        if node.domain in _STANDARD
+        and (node.op_type in _MISREAD or node.op_type not in supported)
+        and _has_definition(node.op_type, opset)
+    }:
+        model = _inlined(model, sorted(wanted))
+    return model
+
+
+def _inlined(model: onnx.ModelProto, operators: list[tuple[str, str]]) -> onnx.ModelProto:
+    try:
+        written = onnx.inliner.inline_selected_functions(
+            model, operators, exclude=False, inline_schema_functions=True
+        )
+    except Exception as error:
+        names = ", ".join(name for _, name in operators)
+        raise UnsupportedError(
+            f"ONNX cannot write out its operators {names} for this model ({error}): export with an "
+            "older opset, which has no such operators"
+        ) from error
+    assert not {(n.domain, n.op_type) for n in written.graph.node}.intersection(operators)
+    return written
+
+
+def _has_definition(operator: str, opset: int) -> bool:
+    if not onnx.defs.has(operator, opset, ""):
+        return False
+    schema = onnx.defs.get_schema(operator, opset, "")
+    return bool(schema.has_function or schema.has_context_dependent_function)
