@@ -23,6 +23,7 @@ from gtco.tensor.stage import Stage
 LAUNCH = 1.0e-6  # seconds: the barrier between two stages
 TILES_KEPT = 6  # level-0 candidates that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
+LINE = 64  # bytes of a cache line
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
 
@@ -157,7 +158,10 @@ class AnalyticPolicy:
             return 0.0
         level = self.source(stream)
         share = cores if level.name == "DRAM" else 1
-        return stream.nbytes * share / level.bandwidth
+        sequential = stream.nbytes * share / level.bandwidth
+        if not stream.chains:
+            return sequential
+        return max(sequential, stream.nbytes / LINE * level.latency / stream.chains)
 
     def source(self, stream: Stream) -> MemoryLevel:
         """The innermost level whose capacity holds the working set (eq. 1)."""

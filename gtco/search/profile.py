@@ -34,7 +34,7 @@ from gtco.tensor.stage import TensorType
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
 REPEATS = 1000  # passes over the operands in one call: a call must dwarf what calling costs
 ROUNDS = 12
-VERSION = 1  # of the cached file
+VERSION = 2  # of the cached file
 
 
 def level0(target: Target) -> Level0:
@@ -66,7 +66,10 @@ def measure(target: Target | None = None) -> Level0:
     ]
     with _library(functions, target) as library:
         rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
-        bandwidth = {name: _bandwidth(library, name, size) for name, size in sizes.items()}
+        bandwidth = {
+            name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
+            for name, size in sizes.items()
+        }
     memory = tuple(replace(m, bandwidth=bandwidth[m.name]) for m in target.memory)
     best = max(rates.values())
     measured = replace(target, memory=memory, frequency=best / target.fma_ports)
@@ -84,20 +87,11 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
     with _library([_peak_kernel(chains, steps, target.lanes)], target) as library:
         out = [np.zeros(chains * target.lanes, np.float32) for _ in range(threads)]
 
-        def one(i: int) -> None:
-            library.peak(
-                _pointer(out[i]), _pointer(out[i]), None, ctypes.c_int64(0), ctypes.c_int64(1)
-            )
+        def one(x: np.ndarray) -> None:
+            at = _pointer(x)
+            library.peak(at, at, None, ctypes.c_int64(0), ctypes.c_int64(1))
 
-        best = float("inf")
-        for _ in range(5):
-            workers = [threading.Thread(target=one, args=(i,)) for i in range(threads)]
-            start = time.perf_counter()
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            best = min(best, time.perf_counter() - start)
+        best = min(_timed(lambda: _together(one, [(x,) for x in out])) for _ in range(5))
     return threads * flops / best
 
 
@@ -211,24 +205,40 @@ def _probe_bytes(target: Target, level: int) -> int:
     return (lower + target.memory[level].capacity) // 2 // 4096 * 4096
 
 
-def _bandwidth(library: Any, name: str, nbytes: int) -> float:
-    x, out = _aligned(nbytes // 4), _aligned(1024)
-    x[...] = 1.0
+def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:
+    """Bytes a second that ``threads`` threads read together, each from memory of its own."""
+    arrays = [(_aligned(nbytes // 4), _aligned(1024)) for _ in range(threads)]
+    for x, _ in arrays:
+        x[...] = 1.0
     repeats = max(1, (8 << 20) // nbytes)
     call = getattr(library, f"read_{name}")
-    seconds = _best(
-        lambda: call(_pointer(x), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(repeats))
-    )
-    return nbytes * repeats / seconds
+
+    def read(x: np.ndarray, out: np.ndarray) -> None:
+        call(_pointer(x), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(repeats))
+
+    return nbytes * repeats * threads / _best(lambda: _together(read, arrays))
+
+
+def _together(function: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
+    """Call ``function`` with each of the arguments, on a thread each where there are several."""
+    if len(arguments) == 1:
+        function(*arguments[0])
+        return
+    workers = [threading.Thread(target=function, args=given) for given in arguments]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def _best(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(_timed(call) for _ in range(ROUNDS))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def _aligned(size: int) -> np.ndarray:

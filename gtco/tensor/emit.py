@@ -178,9 +178,12 @@ class Emitter:
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
     def prefetch(self, array: Array, position: Expr) -> None:
-        """Ask for the cache line at a flat position, into L2; positions outside the array are safe."""
-        address = tirx.address_of(array.buffer[self.index(position)])
-        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, 0, 2, 1))
+        """Ask for the cache line at a flat position, into L2; outside the array it does nothing."""
+        self.prefetch_value(array.buffer[self.index(position)])
+
+    def prefetch_value(self, load: Expr) -> None:
+        """Like :meth:`prefetch`, of the line that ``load`` would read."""
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(load), 0, 2, 1))
 
     # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:

@@ -99,12 +99,15 @@ class Stream:
     """Bytes that one iteration reads or writes, out of a working set of ``resident`` bytes.
 
     The working set says where the bytes come from: the innermost level of memory that holds it
-    (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights.
+    (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights. ``chains``:
+    the bytes are read as so many short runs at once, which no hardware prefetcher follows; 0 for
+    one sequential run.
     """
 
     nbytes: float
     resident: float
     memory: str = ""
+    chains: int = 0
 
 
 @dataclass(frozen=True)

@@ -201,10 +201,14 @@ class Gemm:
         height = ceil(rows / shape.task_blocks)
         a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
         if config["a"] == "direct":
-            conflicts = (
-                self.direct_rows is not None and self.direct_rows * 4 % 4096 == 0 and height > 8
+            stride = self.direct_rows or 0
+            conflicts = stride * 4 % 4096 == 0 and height > 8
+            followed = config["prefetch"] == "next" and stride == v.k and kblocks == 1
+            a_stream = Stream(
+                a_tile * (self.target.lanes if conflicts else 1),
+                4.0 * rows * kc,
+                chains=0 if followed else height,
             )
-            a_stream = Stream(a_tile * (self.target.lanes if conflicts else 1), 4.0 * rows * kc)
         else:
             a_stream = Stream(a_tile, 4.0 * rows * kc)
         partial = (Stream(c_tile, 4.0 * rows * panels * columns),) if kblocks > 1 else ()
@@ -214,7 +218,8 @@ class Gemm:
         weights = Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else "")
         panel = Layer(panels, (weights,), overlapped=config["prefetch"] == "next")
         packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
-        block = Layer(kblocks, (packed,) if config["a"] == "packed" else ())
+        copies = (packed,), (Stream(packed.nbytes, 4.0 * rows * kc),)
+        block = Layer(kblocks, *(copies if config["a"] == "packed" else ()))
         task = Layer(
             1, (), (Stream(4.0 * rows * panels * columns, 4.0 * v.batch * v.m * v.n),), shape.tasks
         )
@@ -511,7 +516,7 @@ class _Plan:
         b = self.panel_pointer(kb, first_panel, panel)
         with em.loop(depth, "k") as k:
             if self.config["prefetch"] == "next":
-                self.prefetch(kb, first_panel + panel + 1, block, depth, k)
+                self.prefetch(kb, first_panel + panel + 1, block, start, rows, depth, k)
             vectors = [em.let(b(k, j * lanes), "b") for j in range(nv)]
             for i in range(rows):
                 value = em.let(em.splat(a(i, k)), "a")
@@ -521,13 +526,20 @@ class _Plan:
         for i, j, at in cells:
             em.store_vector(tile, [i, j * lanes], em.load_vector(acc, [at]))
 
-    def prefetch(self, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr) -> None:
-        """A share of the next panel: all blocks' steps of k together cover it, one line a step."""
-        columns = self.tile.columns
+    def prefetch(
+        self, kb: Expr, panel: Expr, block: Expr, start: Expr, rows: int, depth: Expr, k: Expr
+    ) -> None:
+        """A share of what comes next, a line or two a step of k: of the next panel, which all
+        blocks' steps together cover, and of the next rows where they lie in an input.
+        """
+        em, view, columns = self.em, self.view, self.tile.columns
         share = ceil(columns / self.shape.task_blocks)
-        base = (panel * self.view.k + kb * self.kc) * columns
-        array = self.args.inputs[self.view.op.inputs[1]]
-        self.em.prefetch(array, base + (block * depth + k) * share)
+        base = (panel * view.k + kb * self.kc) * columns
+        array = self.args.inputs[view.op.inputs[1]]
+        em.prefetch(array, base + (block * depth + k) * share)
+        if not self.packed_a and self.sketch.direct_rows == view.k and self.kblocks == 1:
+            ahead = self.row_pointer(0, kb, start, start)
+            em.prefetch_value(ahead(rows, k * rows))
 
     def depth(self, kb: Expr) -> Expr:
         if self.view.k % self.kc == 0:
