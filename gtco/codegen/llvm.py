@@ -12,7 +12,6 @@ from tvm import tirx
 
 from gtco.target import Target
 
-
 # LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
 # counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say
 # themselves which loops are vectors, so its loop vectorizer is off.

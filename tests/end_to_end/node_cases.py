@@ -19,26 +19,26 @@ from onnx import numpy_helper
 # The operators that 359 public graphs of the ViT family use, and their near relations.
 OPERATORS = frozenset(
     """
-    Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast CastLike
-    Ceil Celu Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div
-    Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
-    Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid
-    HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less
-    LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad
-    Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin
-    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu
-    Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub
-    Sum Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+    Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast Ceil Celu
+    Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div Dropout
+    Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish
+    Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log
+    LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow
+    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Sigmoid
+    Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum
+    Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
     """.split()
 )
 
-# Inputs (by position) whose values decide shapes or axes.
+# Inputs (by position) that are constants in a model: what decides shapes and axes, fill values.
 PARAMETERS = {
     "ConstantOfShape": (0,),
     "CumSum": (1,),
     "Expand": (1,),
-    "OneHot": (1,),
-    "Pad": (1, 3),
+    "OneHot": (1, 2),
+    "Pad": (1, 2, 3),
     "Range": (0, 1, 2),
     **dict.fromkeys(
         "ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
@@ -72,30 +72,41 @@ class NodeCase:
 
 @cache
 def cases() -> dict[str, NodeCase]:
-    """Every test all of whose operators are in the table, by name."""
+    """Every test of an operator in the table, and the same tests with the operator written out as
+    ONNX defines it (``..._expanded``), by name.
+    """
     from onnx.backend.test.loader import load_node_model_tests
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tests = load_node_model_tests()
-    found = [t for t in tests if {n.op_type for n in t.model.graph.node} <= OPERATORS]
-    return {t.name: _case(t) for t in found}
+    names = {t.name for t in tests if {n.op_type for n in t.model.graph.node} <= OPERATORS}
+    wanted = {n for n in names if "_expanded" not in n}
+    return {t.name: _case(t) for t in tests if t.name.partition("_expanded")[0] in wanted}
 
 
 def _case(test: Any) -> NodeCase:
     (inputs, outputs), *_ = test.data_sets
     model = onnx.ModelProto()
     model.CopyFrom(test.model)
-    values = dict(zip((v.name for v in model.graph.input), inputs, strict=False))
+    given = zip((v.name for v in model.graph.input), map(_array, inputs), strict=True)
+    values = dict(given)
     fixed = {
         node.input[position]
         for node in model.graph.node
         for position in PARAMETERS.get(node.op_type, ())
         if position < len(node.input)
     }
-    for name in fixed & values.keys():
+    for name in sorted(fixed & values.keys()):
         model.graph.initializer.append(numpy_helper.from_array(values.pop(name), name))
     kept = [v for v in model.graph.input if v.name in values]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-    return NodeCase(test.name, model, values, list(outputs), test.rtol, test.atol)
+    return NodeCase(test.name, model, values, list(map(_array, outputs)), test.rtol, test.atol)
+
+
+def _array(value: Any) -> Any:
+    """A tensor as a numpy array; a sequence as it is."""
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""All node tests, run in child processes; a test that kills its process fails, and the rest go on."""
+"""All node tests, run in child processes: one that kills its process fails, the rest go on."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Runs node tests in this process, one JSON line a test: ``python -m tests.end_to_end.node_runner``.
+"""Runs node tests in this process, one JSON line a test.
 
-Names come on standard input. Each model goes all the way: ``compile_to_file`` writes a library,
-``gtco.load`` opens it, and its outputs are compared with the test's. Three things are cut short, to
-fit over a thousand compiles in minutes: kernels are built in this process, not in workers (who
-reads the lines starts another process where this one dies), onnxsim is skipped, and the C runtime,
-the same for every model, is compiled once.
+``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes all the
+way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
+test's. Three things are cut short, to fit over a thousand compiles in minutes: kernels are built in
+this process, not in workers (who reads the lines starts another process where this one dies),
+onnxsim runs in it too, and the C runtime, the same for every model, is compiled once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxsim
 
 import gtco.compiler
+import gtco.frontend.onnx
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.serve import answer
 from gtco.errors import GtcoError
@@ -52,12 +55,20 @@ def run(case: NodeCase) -> str:
     with tempfile.TemporaryDirectory(prefix="gtco-node-") as folder:
         library = Path(folder, "node.so")
         try:
-            gtco.compiler.compile_to_file(case.model, library, simplify=False)
+            gtco.compiler.compile_to_file(case.model, library)
         except GtcoError as error:
             return f"{type(error).__name__}: {error}"
         with load(library, threads=2) as model:
             results = list(model.run(case.inputs).values())
     return "; ".join(compare(results, case))
+
+
+def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, str]:
+    """What :func:`gtco.frontend.simplify.simplify` does, in this process."""
+    try:
+        return onnxsim.simplify(model)[0], ""
+    except Exception as error:
+        return model, f"onnxsim failed ({error}); the model is compiled unsimplified"
 
 
 def compare(results: list[np.ndarray], case: NodeCase) -> Iterator[str]:
@@ -96,6 +107,7 @@ exec {cc} "$@"
 
 def main(names: Iterable[str]) -> None:
     gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+    gtco.frontend.onnx.run_onnxsim = simplify
     known = cases()
     with tempfile.TemporaryDirectory(prefix="gtco-runtime-") as folder:
         os.environ["CC"] = str(compiler_with_runtime(Path(folder)))

@@ -1,0 +1,72 @@
+"""ONNX's own backend tests, one operator each, compiled, linked, loaded and run.
+
+Which are run says :mod:`tests.end_to_end.node_cases`; which may fail, and why, says
+:mod:`tests.end_to_end.node_failures`. A failure that is not in the table, one for another reason
+than the table's, and a test that passes although the table says that it fails are all errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.node_cases import OPERATORS, NodeCase, cases
+from tests.end_to_end.node_failures import EXPECTED_FAILURES
+from tests.end_to_end.node_results import run_all, run_some
+from tests.end_to_end.node_runner import compare
+
+
+def test_operators_agree_with_onnx(capsys: pytest.CaptureFixture[str]) -> None:
+    results = run_all(sorted(cases()), len(os.sched_getaffinity(0)))
+    assert results.keys() == cases().keys()
+    expected = {name: row for row in EXPECTED_FAILURES for name in row.tests}
+    assert len(expected) == sum(len(row.tests) for row in EXPECTED_FAILURES), "a test in two rows"
+    assert expected.keys() <= cases().keys(), "the table names tests that are not run"
+    passed = [name for name, failure in results.items() if not failure]
+    with capsys.disabled():
+        print(
+            f"\nONNX node tests: {len(passed)} of {len(results)} pass, {len(expected)} fail as "
+            f"expected, {len(OPERATORS)} operators"
+        )
+    wrong = [f"{name}: passes, but is in the table" for name in passed if name in expected]
+    for name, failure in results.items():
+        if failure and (name not in expected or not re.search(expected[name].message, failure)):
+            wrong.append(f"{name}: {failure}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_operator_of_the_table_is_run() -> None:
+    run = {node.op_type for case in cases().values() for node in case.model.graph.node}
+    assert OPERATORS <= run
+
+
+def test_a_dead_child_costs_one_test(tmp_path: Path) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import os, sys, json\n"
+        "for name in map(str.strip, sys.stdin):\n"
+        "    if name == 'b': os.kill(os.getpid(), 11)\n"
+        "    print(json.dumps({'name': name, 'failure': ''}), flush=True)\n"
+    )
+    found = run_some(["a", "b", "c"], (sys.executable, str(script)))
+    assert found == {"a": "", "b": "its process died with status -11", "c": ""}
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "wrong"),
+    [
+        (np.float32([1, 2]), np.float32([1, 2]), ""),
+        (np.float32([1, np.nan]), np.float32([1, np.nan]), ""),
+        (np.float32([1, 2.1]), np.float32([1, 2]), "output 0 is wrong by 0.1"),
+        (np.float64([1, 2]), np.float32([1, 2]), "output 0 is float64(2,), not float32(2,)"),
+        (np.float32([[1, 2]]), np.float32([1, 2]), "output 0 is float32(1, 2), not float32(2,)"),
+    ],
+)
+def test_comparison(got: np.ndarray, wanted: np.ndarray, wrong: str) -> None:
+    case = NodeCase("test", next(iter(cases().values())).model, {}, [wanted], 1e-3, 1e-7)
+    assert list(compare([got], case)) == ([wrong] if wrong else [])
