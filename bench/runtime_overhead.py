@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from gtco.runtime.artifact import Artifact, find_compiler, write_artifact
+from gtco.options import c_compiler
+from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 
@@ -34,7 +35,7 @@ void nothing(void* x, void* y, void* w, int64_t begin, int64_t end) {}
 def empty_model(folder: Path, steps: int, tasks: int) -> Path:
     """An artifact of ``steps`` steps of ``tasks`` tasks each, every fourth of one task."""
     (folder / "kernel.c").write_text(KERNEL)
-    command = [find_compiler(), "-O2", "-fPIC", "-c", "kernel.c", "-o", "kernel.o"]
+    command = [c_compiler(), "-O2", "-fPIC", "-c", "kernel.c", "-o", "kernel.o"]
     subprocess.run(command, cwd=folder, check=True)
     buffers = (BufferRef("input", 0), BufferRef("output", 0))
     x, y = (TensorSpec(name, "float32", (16,)) for name in ("x", "y"))

@@ -292,7 +292,7 @@ class _Compilation:
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes
-        write_artifact(artifact, self.output, cc=c_compiler())
+        write_artifact(artifact, self.output)
         return artifact
 
     def verify(self) -> None:

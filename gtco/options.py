@@ -46,13 +46,18 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
 
 
-def c_compiler() -> str:
-    """Path of the C compiler; raises :class:`BuildError` where there is none."""
-    wanted = os.environ.get("CC")
+def c_compiler(wanted: str | None = None) -> str:
+    """Path of the C compiler: ``wanted``, or ``CC``, or what is on PATH; else :class:`BuildError`."""
+    wanted = wanted or os.environ.get("CC")
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
             return path
+    missing = (
+        f"the C compiler {wanted!r} is not found"
+        if wanted
+        else "no C compiler is found: none of gcc, cc and clang is on PATH"
+    )
     raise BuildError(
-        f"no C compiler found ({wanted or 'gcc, cc or clang'}): gtco links every model with one. "
-        "Install gcc (Debian: apt-get install gcc libc6-dev) or set CC."
+        f"{missing}. gtco links every model with one. Install it (Debian, Ubuntu: apt install gcc "
+        "libc6-dev; Fedora: dnf install gcc; Alpine: apk add gcc musl-dev) or set CC to its path"
     )

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gtco.errors import BuildError, ShapeError
+from gtco.options import c_compiler
 from gtco.runtime.elf import ABI_VERSION, NOTE_NAME, NOTE_TYPE
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
@@ -96,7 +97,7 @@ def write_artifact(
     if target.suffix != ".so":
         raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
     _check(artifact)
-    compiler = find_compiler(cc)
+    compiler = c_compiler(cc)
     inside = artifact.weights_bytes <= weights_inside_limit
     folder: Path | None = None
     try:
@@ -110,23 +111,6 @@ def write_artifact(
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     return target
-
-
-def find_compiler(cc: str | None = None) -> str:
-    """The path of the C compiler; :class:`BuildError` where there is none."""
-    for name in (cc,) if cc else ("gcc", "cc"):
-        found = shutil.which(name)
-        if found:
-            return found
-    missing = (
-        f"the C compiler {cc!r} is not found"
-        if cc
-        else "no C compiler is found: neither gcc nor cc is on PATH"
-    )
-    raise BuildError(
-        f"{missing}. Install one (Debian, Ubuntu: apt install gcc; Fedora: dnf install gcc; "
-        "Alpine: apk add gcc musl-dev) or set CC to its path"
-    )
 
 
 def _check(artifact: Artifact) -> None:

@@ -28,6 +28,7 @@ from gtco.options import c_compiler, cache_folder
 from gtco.search.level0 import Level0
 from gtco.target import Target, cpu_name, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.stage import TensorType
 
@@ -99,23 +100,15 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
 def _tile_kernel(tile: FmaTile) -> Any:
     def body(em: Emitter, args: KernelArguments) -> None:
         a, b = args.inputs["a"], args.inputs["b"]
-        acc = em.registers(tile.rows * tile.columns)
-        cells = [
-            (i, j, (i * tile.vectors + j) * tile.lanes)
-            for i in range(tile.rows)
-            for j in range(tile.vectors)
-        ]
-        for _, _, at in cells:
-            em.store_vector(acc, [at], em.splat(0.0))
-        with em.loop(REPEATS, "repeat"), em.loop(DEPTH, "k") as k:
-            vectors = [em.let(em.load_vector(b, [k, j * tile.lanes])) for j in range(tile.vectors)]
-            for i in range(tile.rows):
-                value = em.let(em.splat(em.load(a, [i, k])))
-                for j in range(tile.vectors):
-                    at = (i * tile.vectors + j) * tile.lanes
-                    em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
-        for i, j, at in cells:
-            em.store_vector(args.output, [i, j * tile.lanes], em.load_vector(acc, [at]))
+        fma_tile(
+            em,
+            tile,
+            DEPTH,
+            lambda i, k: em.load(a, [i, k]),
+            lambda k, j: em.load_vector(b, [k, j]),
+            lambda i, j, vector: em.store_vector(args.output, [i, j], vector),
+            passes=REPEATS,
+        )
 
     types = {"a": TensorType((tile.rows, DEPTH)), "b": TensorType((DEPTH, tile.columns))}
     return kernel(

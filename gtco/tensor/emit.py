@@ -100,6 +100,10 @@ class Emitter:
             with T.Else():
                 otherwise()
 
+    def bind(self, var: Expr, extent: int) -> None:
+        """Let the simplifier know that 0 <= var < extent."""
+        self.analyzer.bind(var, tvm.ir.Range(0, extent))
+
     def known(self, condition: Expr) -> bool | None:
         """True or False where the loops' ranges decide the condition, else None."""
         if isinstance(condition, bool):

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.runtime.artifact import Artifact, find_compiler, write_artifact
+from gtco.options import c_compiler
+from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 
@@ -54,7 +55,7 @@ def compile_kernels(source: str, folder: Path) -> bytes:
     """The ELF object of C kernels."""
     (folder / "kernels.c").write_text(source)
     subprocess.run(
-        [find_compiler(), "-O2", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"],
+        [c_compiler(), "-O2", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"],
         cwd=folder,
         check=True,
     )

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from gtco.errors import ArtifactError, InputError
-from gtco.runtime.artifact import find_compiler, write_artifact
+from gtco.options import c_compiler
+from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
@@ -432,7 +433,7 @@ def test_files_that_are_no_models(small: Path, tmp_path: Path) -> None:
         '__attribute__((constructor)) void f(void) { fclose(fopen("ran", "w")); }\n'
     )
     subprocess.run(
-        [find_compiler(), "-shared", "-fPIC", "marker.c", "-o", "foreign.so"],
+        [c_compiler(), "-shared", "-fPIC", "marker.c", "-o", "foreign.so"],
         cwd=tmp_path,
         check=True,
     )

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-import tvm
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
@@ -35,8 +34,9 @@ from gtco.tensor.expression import (
     prologue_readable,
     reshape_index,
 )
+from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
-from gtco.tensor.sketch.gemm import chunk_options
+from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.transpose import transpose
@@ -204,7 +204,7 @@ class _Plan:
         self.tiles = args.scratch((self.max_rows, self.ld_values), self.at_tile)
         self.inverse = args.scratch((self.max_rows,), self.at_inverse)
         with em.range(args.begin, args.end, "task") as task:
-            em.analyzer.bind(task, tvm.ir.Range(0, self.tasks))
+            em.bind(task, self.tasks)
             chunk = em.let_index(task % self.chunks, "chunk")
             flat = em.let_index(task // self.chunks, "batch")
             batch_shape = [int(d) for d in self.op.type.shape[:-2]]
@@ -331,37 +331,22 @@ class _Plan:
         """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the
         registers.
         """
-        em = self.em
+        em, lanes = self.em, self.lanes
         groups = _groups(vectors, self.tile.vectors)
         for size in sorted({s for _, s in groups}, reverse=True):
             starts = [first for first, s in groups if s == size]
             with em.loop(len(starts), "g") as g:
-                self.micro_kernel(rows, size, depth, a, c, b, starts[0] + g * size)
-
-    def micro_kernel(
-        self,
-        rows: int,
-        size: int,
-        depth: int,
-        a: Array,
-        c: Array,
-        b: Callable[[Expr, Expr], Expr],
-        first: Expr,
-    ) -> None:
-        em, lanes = self.em, self.lanes
-        acc = em.registers(rows * size * lanes)
-        cells = [(i, j, (i * size + j) * lanes) for i in range(rows) for j in range(size)]
-        for _, _, at in cells:
-            em.store_vector(acc, [at], em.splat(0.0))
-        with em.loop(depth, "k") as k:
-            vectors = [em.let(b(first + j, k), "b") for j in range(size)]
-            for i in range(rows):
-                value = em.let(em.splat(em.load(a, [i, k])), "a")
-                for j in range(size):
-                    at = (i * size + j) * lanes
-                    em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
-        for i, j, at in cells:
-            em.store_vector(c, [i, (first + j) * lanes], em.load_vector(acc, [at]))
+                first = starts[0] + g * size
+                fma_tile(
+                    em,
+                    FmaTile(rows, size, lanes),
+                    depth,
+                    lambda i, k: em.load(a, [i, k]),
+                    lambda k, j, first=first: b(first + j // lanes, k),  # type: ignore[misc]
+                    lambda i, j, vector, first=first: em.store_vector(  # type: ignore[misc]
+                        c, [i, first * lanes + j], vector
+                    ),
+                )
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
         """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding

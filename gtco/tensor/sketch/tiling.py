@@ -1,0 +1,64 @@
+"""How rows and columns of a contraction are cut into tasks, panels and blocks of two heights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.sketch.contraction import Contraction
+
+
+@dataclass(frozen=True)
+class TaskShape:
+    """How rows and panels are cut: ``blocks`` row blocks, the first ``taller`` of them one row
+    higher than ``height``.
+    """
+
+    blocks: int
+    height: int
+    taller: int
+    task_blocks: int
+    panels: int
+    task_panels: int
+    chunks_m: int
+    chunks_n: int
+    tasks: int
+
+    @property
+    def task_rows(self) -> int:
+        """Most rows that a task has."""
+        return self.task_blocks * self.height + min(self.taller, self.task_blocks)
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        if self.taller in (0, self.blocks):
+            return (self.height + (self.taller > 0),)
+        return self.height + 1, self.height
+
+
+def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -> TaskShape:
+    blocks = ceil(view.m / tile.rows)
+    height, taller = divmod(view.m, blocks)
+    panels = ceil(view.n / tile.columns)
+    task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
+    chunks_m, chunks_n = ceil(blocks / task_blocks), ceil(panels / task_panels)
+    return TaskShape(
+        blocks,
+        height,
+        taller,
+        task_blocks,
+        panels,
+        task_panels,
+        chunks_m,
+        chunks_n,
+        view.batch * chunks_m * chunks_n,
+    )
+
+
+def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
+    """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few
+    numbers differ.
+    """
+    wanted = [1, *(cores * f for f in (1, 2, 3, 4, 6, 8, 16, 32, 64))]
+    return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))
