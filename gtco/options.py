@@ -47,7 +47,7 @@ def cache_folder() -> Path:
 
 
 def c_compiler(wanted: str | None = None) -> str:
-    """Path of the C compiler: ``wanted``, or ``CC``, or what is on PATH; else :class:`BuildError`."""
+    """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH; else :class:`BuildError`."""
     wanted = wanted or os.environ.get("CC")
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):
