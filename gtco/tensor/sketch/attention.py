@@ -34,6 +34,7 @@ from gtco.tensor.expression import (
     prologue_readable,
     reshape_index,
 )
+from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
 from gtco.tensor.sketch.tiling import chunk_options
@@ -365,18 +366,15 @@ class _Plan:
             with em.vector(lanes - n % lanes) as v:
                 em.store(self.scores, [i, n + v], tirx.const(MASKED, "float32"))
 
-        def load(p: Expr) -> Expr:
-            return em.load_vector(self.scores, [i, p * lanes])
+        length = self.key_vectors * lanes
+        top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, MASKED)
 
-        top = self.fold(lambda p: load(p), T.max, MASKED)
-        peak = em.let(em.splat(top), "peak")
-
-        def weight(p: Expr) -> Expr:
-            value = math.exp_nonpositive(em, em.let(load(p) - peak))
-            em.store_vector(self.scores, [i, p * lanes], value)
+        def weight(j: Expr) -> Expr:
+            value = math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
+            em.store(self.scores, [i, j], value)
             return value
 
-        total = self.fold(weight, lambda a, b: a + b, 0.0)
+        total = fold(em, length, weight, add, 0.0)
         em.store(self.inverse, [i], tirx.const(1, "float32") / total)
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
@@ -386,31 +384,3 @@ class _Plan:
             [i, column],
             em.load(self.scores, [i, column]) + self.operand(3, batch, start + i, column),
         )
-
-    def fold(
-        self, value: Callable[[Expr], Expr], combine: Callable[[Expr, Expr], Expr], initial: float
-    ) -> Expr:
-        """Combine ``value(p)`` over all key vectors and lanes; four chains, so that latency does
-        not bind.
-        """
-        em, lanes = self.em, self.lanes
-        chains = min(4, self.key_vectors)
-        acc = em.registers(chains * lanes)
-        for c in range(chains):
-            em.store_vector(acc, [c * lanes], em.splat(initial))
-
-        def step(c: int, p: Expr) -> None:
-            em.store_vector(acc, [c * lanes], combine(em.load_vector(acc, [c * lanes]), value(p)))
-
-        with em.loop(self.key_vectors // chains, "p") as p:
-            for c in range(chains):
-                step(c, p * chains + c)
-        for c in range(self.key_vectors % chains):
-            step(c, self.key_vectors // chains * chains + c)
-        parts = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
-        while len(parts) > 1:
-            parts = [
-                combine(parts[j], parts[j + 1]) if j + 1 < len(parts) else parts[j]
-                for j in range(0, len(parts), 2)
-            ]
-        return em.reduce_vector(em.let(parts[0]), combine)

@@ -13,11 +13,10 @@ from math import prod
 
 from tvm import tirx
 
-from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.emit import Array, Expr
 from gtco.tensor.expression import Reader, ancestors, prologue_readable, reshape_index
+from gtco.tensor.fold import add, fold
 from gtco.tensor.stage import Operator, Stage
-
-CHAINS = 4  # independent accumulators, so that the latency of an addition does not bind
 
 
 def find(stage: Stage, operand: str) -> Operator | None:
@@ -47,13 +46,13 @@ def statistics(
         def x(k: Expr, lead: list[Expr] = lead) -> Expr:
             return reader.value(op.inputs[0], [*lead, k])
 
-        middle = em.let(_sum(em, shape[-1], x) * share, "mean")
+        middle = em.let(fold(em, shape[-1], x, add, 0.0) * share, "mean")
 
         def square(k: Expr, middle: Expr = middle) -> Expr:
             d = em.let(x(k) - middle, "d")
             return d * d
 
-        variance = _sum(em, shape[-1], square) * share
+        variance = fold(em, shape[-1], square, add, 0.0) * share
         em.store(mean, [r], middle)
         epsilon = tirx.const(float(op["epsilon"]), "float32")
         em.store(scale, [r], tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon))
@@ -76,34 +75,3 @@ def normalised(
         return centred * em.load(scale, [r]) * gamma + beta
 
     return value
-
-
-def _sum(em: Emitter, length: int, value: Callable[[Expr], Expr]) -> Expr:
-    """value(0) + ... + value(length - 1), in vectors, through several accumulators."""
-    lanes = em.lanes
-    whole, tail = divmod(length, lanes)
-    chains = max(1, min(CHAINS, whole))
-    acc = em.registers(chains * lanes)
-    for c in range(chains):
-        em.store_vector(acc, [c * lanes], em.splat(0.0))
-
-    def add(c: int, begin: Expr, width: int) -> None:
-        with em.vector(width) as v:
-            em.store(acc, [c * lanes + v], em.load(acc, [c * lanes + v]) + value(begin + v))
-
-    groups, rest = divmod(whole, chains)
-    if groups:
-        with em.loop(groups, "group") as group:
-            for c in range(chains):
-                add(c, (group * chains + c) * lanes, lanes)
-    for c in range(rest):
-        add(c, (groups * chains + c) * lanes, lanes)
-    if tail:
-        add(0, whole * lanes, tail)
-    parts = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
-    while len(parts) > 1:
-        parts = [
-            parts[i] + parts[i + 1] if i + 1 < len(parts) else parts[i]
-            for i in range(0, len(parts), 2)
-        ]
-    return em.reduce_vector(em.let(parts[0]), lambda a, b: a + b)

@@ -11,12 +11,11 @@ from tvm import tirx
 from gtco.tensor import math, scalar
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader
+from gtco.tensor.fold import Combine, Over, add, fold
 from gtco.tensor.sketch.streaming import split_flat, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.stage import Operator, Stage
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
-# independent chains: latency of an addition x vectors a cycle, without filling the registers
-ACCUMULATORS = 4
 
 
 class Reduced(Protocol):
@@ -48,9 +47,6 @@ class Reduced(Protocol):
     def plain(self) -> bool: ...
     @property
     def workspace(self) -> int: ...
-
-
-Combine = Callable[[Expr, Expr], Expr]
 
 
 class RowsPlan:
@@ -109,49 +105,9 @@ class RowsPlan:
         value: Callable[[Expr], Expr],
         combine: Combine,
         start: float,
-        over: Callable[[Callable[[Expr], None]], None] | None = None,
+        over: Over | None = None,
     ) -> Expr:
-        """``value(j)`` of all positions combined into one scalar, through several vectors of
-        accumulators.
-        """
-        em, length = self.em, self.sketch.length
-        lanes = em.lanes
-        chains = min(ACCUMULATORS, length // lanes)
-        acc = em.registers(max(chains, 1) * lanes)
-        tail = em.registers(lanes) if length % lanes else None
-        for c in range(chains):
-            em.store_vector(acc, [c * lanes], em.splat(start))
-        if tail is not None:
-            em.store_vector(tail, [0], em.splat(start))
-
-        def into(register: Array, at: int, begin: Expr, width: int) -> None:
-            with em.vector(width) as lane:
-                em.store(
-                    register,
-                    [at + lane],
-                    combine(em.load(register, [at + lane]), value(begin + lane)),
-                )
-
-        def row() -> None:
-            groups, rest = divmod(length // lanes, max(chains, 1))
-            with em.loop(groups, "group") as group:
-                for c in range(chains):
-                    into(acc, c * lanes, (group * chains + c) * lanes, lanes)
-            for c in range(rest):
-                into(acc, c * lanes, (groups * chains + c) * lanes, lanes)
-            if tail is not None:
-                into(tail, 0, length // lanes * lanes, length % lanes)
-
-        (over or (lambda run: run(0)))(lambda _: row())
-        vectors = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
-        if tail is not None:
-            vectors.append(em.load_vector(tail, [0]))
-        while len(vectors) > 1:
-            vectors = [
-                em.let(combine(*pair)) if len(pair) == 2 else pair[0]
-                for pair in (vectors[i : i + 2] for i in range(0, len(vectors), 2))
-            ]
-        return em.reduce_vector(em.let(vectors[0]), combine)
+        return fold(self.em, self.sketch.length, value, combine, start, over)
 
     def write(self, outer: list[Expr], value: Callable[[Expr], Expr]) -> None:
         """The epilogue of every position of the row, stored where it sends it."""
@@ -172,7 +128,7 @@ class RowsPlan:
             em.store(self.scratch, [j], e)
             return e
 
-        total = self.fold(exponential, _add, 0.0)
+        total = self.fold(exponential, add, 0.0)
         scale = em.let(tirx.const(1.0, "float32") / total, "scale")
         self.write(outer, lambda j: em.load(self.scratch, [j]) * scale)
 
@@ -180,7 +136,7 @@ class RowsPlan:
         em = self.em
         x = self.held(outer)
         top = self.fold(x, _maximum, -inf)
-        total = self.fold(lambda j: math.exp_nonpositive(em, x(j) - top), _add, 0.0)
+        total = self.fold(lambda j: math.exp_nonpositive(em, x(j) - top), add, 0.0)
         shift = math.log(em, total)
         self.write(outer, lambda j: (x(j) - top) - shift)
 
@@ -189,13 +145,13 @@ class RowsPlan:
         x = self.held(outer)
         share = tirx.const(1.0 / length, "float32")
         centred = op.kind == "layer_norm"
-        mean = em.let(self.fold(x, _add, 0.0) * share, "mean") if centred else None
+        mean = em.let(self.fold(x, add, 0.0) * share, "mean") if centred else None
 
         def square(j: Expr) -> Expr:
             d = em.let(x(j) - mean if centred else x(j), "d")
             return d * d
 
-        variance = self.fold(square, _add, 0.0) * share
+        variance = self.fold(square, add, 0.0) * share
         epsilon = tirx.const(float(op["epsilon"]), "float32")
         scale = em.let(tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon), "scale")
 
@@ -309,7 +265,7 @@ class RowsPlan:
             lambda index, begin, lane: math.exp_nonpositive(
                 em, read(index) - em.load(top, [begin + lane])
             ),
-            _add,
+            add,
             0.0,
         )
         for begin, lanes in runs:
@@ -331,10 +287,6 @@ class RowsPlan:
         across(element)
 
 
-def _add(a: Expr, b: Expr) -> Expr:
-    return a + b
-
-
 def _maximum(a: Expr, b: Expr) -> Expr:
     return tirx.max(a, b)
 
@@ -344,7 +296,7 @@ def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
     numpy.
     """
     if kind in ("sum", "mean"):
-        return _add, 0.0
+        return add, 0.0
     if kind == "prod":
         return (lambda a, b: a * b), 1.0
     choose = tirx.max if kind == "max" else tirx.min
