@@ -83,11 +83,11 @@ def summary(output: Path, report: Any, console: Console) -> None:
 def show_verification(report: Any, console: Console) -> None:
     """Maximum absolute and relative error of each output in each case."""
     verdict = "agrees with" if report.passed else "DIFFERS FROM"
-    table = Table(
-        title=f"{verdict} {report.reference} "
-        f"(tolerance {report.tolerance:g} of the largest magnitude)",
-        title_justify="left",
+    console.print(
+        f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the largest magnitude)",
+        highlight=False,
     )
+    table = Table()
     table.add_column("output")
     table.add_column("inputs")
     table.add_column("max absolute", justify="right")

@@ -25,7 +25,9 @@ class Phases:
     """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(
+            stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
+        )
         self._status: Status | None = None
         self._shown = 0.0
 

@@ -31,7 +31,6 @@ OPTIONAL = {
     "onnxruntime": "gtco compile --verify and gtco bench",
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
-    "cuda-bindings": "CUDA targets",
 }
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
