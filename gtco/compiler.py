@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.assembly import assemble
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
-from gtco.errors import ModelError, OptionError
+from gtco.errors import ModelError, OptionError, VerificationError
 from gtco.options import CompileOptions, c_compiler
 from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.module import Model, load
@@ -154,7 +155,10 @@ class _Compilation:
     def run(self) -> CompileReport:
         machine = target(self.options.target)
         _check_output(self.output)
-        c_compiler()  # its absence is known before the work is done
+        # what is missing is said before the work is done
+        c_compiler()
+        if self.options.verify and _is_onnx(self.model) and find_spec("onnxruntime") is None:
+            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
         with Workers(self.options.workers or machine.cores) as workers:
             with self.phase("read") as say:
                 imported = self.read()

@@ -88,6 +88,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="compile the graph as it is, without onnxsim",
     )
     parser.add_argument(
+        "--simplify-timeout",
+        type=positive,
+        default=120,
+        metavar="SECONDS",
+        help="how long onnxsim may take; past it the graph is compiled as it is (default 120)",
+    )
+    parser.add_argument(
         "--workers",
         type=positive,
         metavar="N",

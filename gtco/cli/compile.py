@@ -52,6 +52,7 @@ def main(options: argparse.Namespace) -> int:
             verify=options.verify,
             dump=options.dump,
             simplify=options.simplify,
+            simplify_timeout=options.simplify_timeout,
             workers=options.workers,
             progress=progress,
         )

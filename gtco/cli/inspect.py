@@ -78,6 +78,7 @@ def main(options: argparse.Namespace) -> int:
                     threads=options.threads,
                     shapes=arguments.unique(options.shape, "--shape") or None,
                     simplify=options.simplify,
+                    simplify_timeout=options.simplify_timeout,
                     workers=options.workers,
                     progress=progress,
                 )

@@ -151,7 +151,7 @@ def test_version_and_help_exit_with_0(capsys):
 def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --threads 3 --verify --dump d --shape batch=2 "
-        "--shape h=224 --no-simplify --workers 2"
+        "--shape h=224 --no-simplify --simplify-timeout 9 --workers 2"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -164,6 +164,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "dump": Path("d"),
         "shapes": {"batch": 2, "h": 224},
         "simplify": False,
+        "simplify_timeout": 9,
         "workers": 2,
     }
     out, err = capsys.readouterr()
@@ -184,6 +185,7 @@ def test_compile_defaults(compiler):
         "dump": None,
         "shapes": None,
         "simplify": True,
+        "simplify_timeout": 120,
         "workers": None,
     }
     assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
