@@ -70,19 +70,23 @@ class AnalyticPolicy:
         sketch = fallback.match(stage, self.target)
         return self._best(sketch) if sketch is not None else None
 
-    def ranked(self, sketch: Sketch, n: int) -> list[Choosing]:
+    def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""
+        return [choice.config for choice in self.ranked(sketch)[:n]]
+
+    def ranked(self, sketch: Sketch) -> list[Choosing]:
+        """Every candidate with its predicted time, best first."""
         priced = [
             Choosing(sketch, c, self.seconds(sketch.workload(c))) for c in self.candidates(sketch)
         ]
-        return sorted(priced, key=lambda c: c.seconds)[:n]
+        return sorted(priced, key=lambda c: c.seconds)
 
     def _best(self, sketch: Sketch) -> Choosing:
         signature = getattr(sketch, "signature", None)
         if signature is not None and signature in self._configs:
             config, _ = self._configs[signature]
             return Choosing(sketch, config, self.seconds(sketch.workload(config)))
-        best = self.ranked(sketch, 1)[0]
+        best = self.ranked(sketch)[0]
         if signature is not None:
             self._configs[signature] = best.config, best.seconds
         return best
