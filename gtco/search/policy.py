@@ -8,7 +8,7 @@ from gtco.tensor.space import Config, Sketch
 
 
 class Policy(Protocol):
-    """Picks points in a sketch's space ; all policies share the space."""
+    """Picks points in a sketch's space; all policies share the space."""
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """Up to ``n`` different configs, the most promising first."""
