@@ -49,6 +49,7 @@ class Emitter:
 
     lanes: int
     analyzer: Any = field(default_factory=Analyzer)
+    _varying: list[Any] = field(default_factory=list)
 
     # loops ----------------------------------------------------------------------------------------
     @contextmanager
@@ -65,11 +66,23 @@ class Emitter:
                 self.analyzer.bind(var, tvm.ir.Range(0, extent))
             yield var
 
-    def vector(self, lanes: int, name: str = "v") -> Any:
+    @contextmanager
+    def vector(self, lanes: int, name: str = "v") -> Iterator[Expr]:
         """A loop whose iterations become the lanes of vector instructions; any number of lanes is
         legal.
         """
-        return self.loop(lanes, name, T.vectorized)
+        with self.loop(lanes, name, T.vectorized) as lane:
+            before = len(self._varying)
+            self._varying += [lane] if isinstance(lane, tirx.Var) else []
+            yield lane
+            del self._varying[before:]
+
+    def varies(self, value: Expr) -> bool:
+        """Does the value depend on the lane of the vector loop around?"""
+        if isinstance(value, int | float | bool) or not self._varying:
+            return False
+        used = tirx.analysis.undefined_vars(value, [])
+        return any(var.same_as(lane) for var in used for lane in self._varying)
 
     @contextmanager
     def range(self, begin: Expr, end: Expr, name: str = "i") -> Iterator[Expr]:
@@ -125,8 +138,12 @@ class Emitter:
             value, tirx.Var | tirx.IntImm | tirx.FloatImm
         ):
             return value
+        return self._bound(value, name)
+
+    def _bound(self, value: Expr, name: str) -> Expr:
         var = T.Bind(value)
         IRBuilder.name(name, var)
+        self._varying += [var] if self.varies(value) else []
         return var
 
     def let_index(self, value: Expr, name: str = "n") -> Expr:
@@ -135,8 +152,7 @@ class Emitter:
         if isinstance(value, int) or isinstance(value, tirx.Var):
             return value
         bound = self.analyzer.const_int_bound(value)
-        var = T.Bind(value)
-        IRBuilder.name(name, var)
+        var = self._bound(value, name)
         self.analyzer.bind(var, tvm.ir.Range(bound.min_value, bound.max_value + 1))
         return var
 

@@ -164,7 +164,7 @@ class Reader:
                 self.emitter.known(index[axis] >= start) is True
                 and self.emitter.known(index[axis] < stop) is True
             )
-            choose, bound = self.conditional(x)
+            choose, bound = self.conditional(x, index[axis])
             here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
             part = self.value(x, [*index[:axis], here, *index[axis + 1 :]])
             result = part if result is None else choose(index[axis] < stop, part, result)
@@ -172,7 +172,10 @@ class Reader:
 
     def padded(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
-        choose, bound = self.conditional(op.inputs[0])
+        checked = [
+            i for i, b, a in zip(inner, op["before"], op["after"], strict=True) if b > 0 or a > 0
+        ]
+        choose, bound = self.conditional(op.inputs[0], *checked)
         inside: Expr = True
         for k, (b, a, n) in enumerate(zip(op["before"], op["after"], shape, strict=True)):
             i = inner[k]
@@ -191,16 +194,19 @@ class Reader:
         )
 
     def conditional(
-        self, tensor: str
+        self, tensor: str, *where: Expr
     ) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
         """How to choose a value of ``tensor`` or another, and how to bound an index that may lie
         outside it.
 
         Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values
         ahead of the choice: it is evaluated either way, at an index that is clamped into the
-        tensor.
+        tensor. So is movement where ``where``, the positions that decide, differ from lane to lane:
+        TVM makes scalar code of such a guard, statement by statement, and a value bound before the
+        statement would be its last lane's alone.
         """
-        if tensor not in self.known and self._moves_only(tensor):
+        varies = any(self.emitter.varies(i) for i in where)
+        if tensor not in self.known and not varies and self._moves_only(tensor):
             return T.if_then_else, lambda i, n: i
         return tirx.Select, lambda i, n: tirx.max(tirx.min(i, n - 1), 0)
 

@@ -262,3 +262,29 @@ def test_transposed_store(name: str) -> None:
     stage = make_stage(one, {**types, "x": T((1, 7, 9, 20))}, ["w", "b"])
     assert gemm.match(stage, runnable(name)).stores_columns
     check(stage, name, 3)
+
+
+def merging_stage(channels: int) -> Stage:
+    """Swin's patch merging: four maps of every second pixel side by side, normalised, projected."""
+    corners = [(0, 0), (1, 0), (0, 1), (1, 1)]
+    quarter, wide = (2, 5, 5, channels), (2, 5, 5, 4 * channels)
+    operators = [
+        *(
+            op("slice", ("x",), f"s{n}", quarter, begin=(0, i, j, 0), strides=(1, 2, 2, 1))
+            for n, (i, j) in enumerate(corners)
+        ),
+        op("concat", ("s0", "s1", "s2", "s3"), "joined", wide, axis=3),
+        op("layer_norm", ("joined", "g", "b"), "norm", wide, epsilon=1e-5),
+        op("matmul", ("norm", "w"), "y", (2, 5, 5, 48)),
+    ]
+    types = {"x": T((2, 10, 10, channels)), "w": T((4 * channels, 48))}
+    types |= {"g": T((4 * channels,)), "b": T((4 * channels,))}
+    types |= {o.output: o.type for o in operators}
+    return make_stage(operators, types, ["g", "b", "w"])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("channels", [5, 16, 24])
+def test_statistics_of_a_concatenation(name: str, channels: int) -> None:
+    """Vectors of a row reach over the parts' borders: which part is then another in each lane."""
+    check(merging_stage(channels), name)
