@@ -251,13 +251,17 @@ def _supported() -> set[str]:
     return {*_get_convert_map(), "Constant"}
 
 
+# Imported, but the size of their outputs depends on values: no artifact can plan for that.
+_DATA_DEPENDENT = {"NonZero", "Unique"}
+
+
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
-    """One UnsupportedError that lists each operator TVM's importer lacks, its count and its
+    """One UnsupportedError that lists each operator gtco cannot compile, its count and its
     nodes."""
     supported = _supported()
     found: dict[str, list[str]] = {}
     for node in _nodes(model.graph):
-        standard = node.domain in _STANDARD and node.op_type in supported
+        standard = node.domain in _STANDARD and node.op_type in supported - _DATA_DEPENDENT
         if not standard and not (node.domain == "com.microsoft" and node.op_type in _MICROSOFT):
             label = (
                 f"{node.domain}::{node.op_type}" if node.domain not in _STANDARD else node.op_type
