@@ -108,7 +108,7 @@ class Attention:
         tile = FmaTile.parse(config["tile"], self.target.lanes)
         lanes, chunks = tile.lanes, config["chunks_m"]
         blocks = ceil(m / tile.rows)
-        height = ceil(m / blocks)
+        height = m / blocks  # of the blocks' two heights, on average
         keys, values = ceil(n / lanes), ceil(e / lanes)
         operands = 4.0 * n * (d + e)
         block = Layer(
@@ -124,7 +124,7 @@ class Attention:
             ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail))),
         )
         return Workload(
-            f"fma:{height}x{min(tile.vectors, values)}",
+            f"fma:{ceil(height)}x{min(tile.vectors, values)}",
             height * (keys * d + values * n),
             (block, task),
             self.flops,

@@ -199,7 +199,7 @@ class Gemm:
         )
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
         rows, panels, columns = shape.task_rows, shape.task_panels, tile.columns
-        height = ceil(rows / shape.task_blocks)
+        height = rows / shape.task_blocks  # of the blocks' two heights, on average
         a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
         if config["a"] == "direct":
             stride = self.direct_rows or 0
@@ -208,7 +208,7 @@ class Gemm:
             a_stream = Stream(
                 a_tile * (self.target.lanes if conflicts else 1),
                 4.0 * rows * kc,
-                chains=0 if followed else height,
+                chains=0 if followed else ceil(height),
             )
         else:
             a_stream = Stream(a_tile, 4.0 * rows * kc)
@@ -234,7 +234,7 @@ class Gemm:
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(
-            f"fma:{height}x{tile.vectors}",
+            f"fma:{ceil(height)}x{tile.vectors}",
             height * tile.vectors * kc,
             (micro, panel, block, task),
             v.flops,
