@@ -25,6 +25,7 @@ from pathlib import Path
 from gtco.codegen.build import Failure, Job, Kernel
 
 TIMEOUT = 120.0  # seconds for one kernel
+ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
 COMMAND = (sys.executable, "-m", "gtco.codegen.serve")
 
 
@@ -105,6 +106,8 @@ class Workers:
             assert isinstance(answer, Kernel | Failure)
             return answer
         except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):  # how it ends by itself is what is told
+                worker.process.wait(ENDING)
             self._drop(worker)
             return Failure(
                 job.symbol, f"the compiler's process died ({_death(worker.process.returncode)})"
