@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,10 @@ def level0(target: Target) -> Level0:
     try:
         data = json.loads(path.read_text())
         return Level0(Target.from_json(data["target"]), tuple(sorted(data["rates"].items())))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # absent or damaged
         table = measure(target)
-        _save(path, table)
+        with suppress(OSError):  # nowhere to keep it: measured again next time
+            _save(path, table)
         return table
 
 
