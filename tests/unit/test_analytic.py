@@ -1,0 +1,215 @@
+"""The analytic policy: Helix's equations on numbers reckoned by hand, and what it picks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf, prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtco.search.analytic import HIDDEN, LAUNCH, LINE, TILES_KEPT, AnalyticPolicy
+from gtco.search.level0 import Level0, default_rate
+from gtco.target import MemoryLevel, Target, target
+from gtco.tensor.sketch import sketches
+from gtco.tensor.space import Config, Layer, Stream, Workload, configs
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+
+MEMORY = (
+    MemoryLevel("L1", 1_000, 100.0, 0.5),
+    MemoryLevel("L2", 10_000, 50.0, 2.0),
+    MemoryLevel("L3", 100_000, 20.0, 5.0, shared=True),
+    MemoryLevel("DRAM", 1 << 40, 10.0, 20.0, shared=True),
+)
+TOY = Target("toy", "haswell", ("avx2", "fma"), 8, 16, 2, 1.0, 4, MEMORY)
+L1, L2, DRAM = Stream(50, 100), Stream(50, 5_000), Stream(50, 1 << 30)
+
+
+def policy(threads: int = 1) -> AnalyticPolicy:
+    """``unit`` runs 2 operations a second."""
+    return AnalyticPolicy(TOY, threads, Level0(TOY, (("unit", 2.0),)))
+
+
+def seconds(*layers: Layer, work: float = 6.0, threads: int = 1, **more: object) -> float:
+    """Without the launch."""
+    given = Workload("unit", work, layers, 0.0, **more)  # type: ignore[arg-type]
+    return policy(threads).seconds(given) - LAUNCH
+
+
+# the equations --------------------------------------------------------------------------------
+def test_level_0_is_the_tables() -> None:
+    assert seconds() == pytest.approx(3.0)  # eq. 3: 6 operations at 2 a second
+
+
+def test_a_working_set_lies_in_the_first_level_that_holds_it() -> None:
+    """Eq. 1; a quarter of each cache is left to others."""
+    sizes = {750: "L1", 751: "L2", 7_500: "L2", 75_000: "L3", 75_001: "DRAM"}
+    assert {s: policy().source(Stream(1, s)).name for s in sizes} == sizes
+    assert policy().source(Stream(1, 10, memory="DRAM")).name == "DRAM"
+
+
+def test_bytes_at_the_levels_bandwidth() -> None:
+    """Eq. 2; cores share the memory, not the caches."""
+    assert policy().transfer(L1, 1) == pytest.approx(0.5)
+    assert policy().transfer(L2, 3) == pytest.approx(1.0)
+    assert policy().transfer(DRAM, 1) == pytest.approx(5.0)
+    assert policy().transfer(DRAM, 3) == pytest.approx(15.0)
+    assert policy().transfer(Stream(0, 1 << 30), 3) == 0.0
+
+
+def test_short_runs_wait_for_each_line() -> None:
+    scattered = Stream(10 * LINE, 5_000, chains=2)  # ten lines, two at a time, 2 s each
+    assert policy().transfer(scattered, 1) == pytest.approx(max(10 * LINE / 50, 10 * 2 / 2))
+
+
+def test_loads_hide_behind_computing() -> None:
+    """Eq. 5: the first load and its latency, then the longer of loading and computing, then the
+    last computing, and a store each time.
+    """
+    store = Stream(20, 100)
+    step = 3.0 + (1 - HIDDEN) * 1.0
+    wanted = (1.0 + 2.0) + (5 - 1) * step + 3.0 + 5 * 0.2
+    assert seconds(Layer(5, (L2,), (store,))) == pytest.approx(wanted)
+    slow = 5.0 + (1 - HIDDEN) * 3.0  # memory is the longer
+    assert seconds(Layer(5, (DRAM,))) == pytest.approx(5.0 + 20.0 + 4 * slow + 3.0)
+
+
+def test_without_overlap_nothing_hides() -> None:
+    step = 3.0 + 1.0
+    wanted = (1.0 + 2.0) + (5 - 1) * step + 3.0
+    assert seconds(Layer(5, (L2,), overlapped=False)) == pytest.approx(wanted)
+
+
+def test_layers_nest() -> None:
+    inner = Layer(2, (L1,))
+    below = (0.5 + 0.5) + 1 * (3.0 + (1 - HIDDEN) * 0.5) + 3.0
+    outer = (1.0 + 2.0) + 2 * (below + (1 - HIDDEN) * 1.0) + below
+    assert seconds(inner, Layer(3, (L2,))) == pytest.approx(outer)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "threads", "waves"), [(1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 4, 2), (9, 2, 5)]
+)
+def test_a_partial_wave_takes_as_long_as_a_whole_one(tasks: int, threads: int, waves: int) -> None:
+    """Eq. 6 and 7, rounded up."""
+    assert seconds(Layer(1, parallel=tasks), threads=threads) == pytest.approx(3.0 * waves)
+
+
+def test_extra_work_is_spread_over_the_cores() -> None:
+    more = (("unit", 40.0),)  # 20 seconds of one core
+    assert seconds(Layer(1, parallel=4), threads=4, extra=more) == pytest.approx(3.0 + 20 / 4)
+    # five tasks on four cores: two waves, in which one core has 2 / 5 of the work
+    uneven = seconds(Layer(1, parallel=5), threads=4, extra=more)
+    assert uneven == pytest.approx(2 * 3.0 + 20 * 2 / 5)
+    assert seconds(Layer(1), threads=4, extra=more) == pytest.approx(3.0 + 20)  # one task
+
+
+streams = st.builds(Stream, st.floats(0, 1e6), st.floats(1, 1e9), st.just(""), st.integers(0, 3))
+layers = st.builds(
+    Layer,
+    st.integers(1, 50),
+    st.lists(streams, max_size=2).map(tuple),
+    st.lists(streams, max_size=2).map(tuple),
+    st.integers(1, 9),
+)
+
+
+@given(st.lists(layers, max_size=3), st.floats(0, 1e6), st.integers(1, 8), st.data())
+def test_more_work_never_takes_less_time(
+    loops: list[Layer], work: float, threads: int, data: st.DataObject
+) -> None:
+    given_time = seconds(*loops, work=work, threads=threads)
+    assert given_time >= 0
+    assert seconds(*loops, work=2 * work, threads=threads) >= given_time
+    if not loops:
+        return
+    at = data.draw(st.integers(0, len(loops) - 1))
+    for changed in (
+        replace(loops[at], iterations=loops[at].iterations + 1),
+        replace(loops[at], loads=(*loops[at].loads, data.draw(streams))),
+        replace(loops[at], stores=(*loops[at].stores, data.draw(streams))),
+    ):
+        others = [*loops[:at], changed, *loops[at + 1 :]]
+        assert seconds(*others, work=work, threads=threads) >= given_time * (1 - 1e-12)
+
+
+# level 0 --------------------------------------------------------------------------------------
+def test_default_rates() -> None:
+    machine = target("x86-64-v4")
+    ports, hertz = machine.fma_ports, machine.frequency
+    full = 0.98 * ports * hertz
+    assert default_rate(machine, "fma:12x2") == pytest.approx(full)
+    # one accumulator waits four cycles for itself
+    assert default_rate(machine, "fma:1x1") == pytest.approx(0.98 * hertz / 4)
+    assert default_rate(machine, "vector") == ports * hertz
+    table = Level0(machine, (("fma:1x1", 5.0),))
+    assert table.rate("fma:1x1") == 5.0 and table.rate("fma:12x2") == pytest.approx(full)
+
+
+# choices --------------------------------------------------------------------------------------
+def dense(m: int, k: int, n: int) -> Stage:
+    types = {"x": TensorType((m, k)), "w": TensorType((k, n))}
+    return make_stage([Operator("matmul", ("x", "w"), "y", TensorType((m, n)))], types, ["w"])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize(("m", "k", "n"), [(197, 768, 3072), (1, 768, 1000), (197, 64, 64)])
+def test_the_choice_is_the_cheapest_candidate(m: int, k: int, n: int, threads: int) -> None:
+    machine = target("x86-64-v4")
+    chooser, stage = AnalyticPolicy(machine, threads), dense(m, k, n)
+    best = chooser.choose(stage)
+    assert best is not None and best.sketch.name == "gemm"
+    found = list(chooser.candidates(best.sketch))
+    prices = [chooser.seconds(best.sketch.workload(c)) for c in found]
+    assert best.config in found and best.seconds == min(prices)
+    assert best.seconds == chooser.predict(stage) and len(set(found)) == len(found)
+    assert set(found) <= set(configs(best.sketch)), "the policy stays inside the space"
+    assert len({c["tile"] for c in found}) <= TILES_KEPT
+    for c in found:
+        chunks = [int(v) for name, v in c.choices if name.startswith("chunks")]
+        assert prod(chunks) <= max(16 * threads, 1)
+    proposed = chooser.propose(best.sketch, 5)
+    assert len(proposed) == min(5, len(found)) and proposed[0] == best.config
+    ordered = [chooser.seconds(best.sketch.workload(c)) for c in proposed]
+    assert ordered == sorted(ordered)
+
+
+def test_a_large_product_uses_every_thread() -> None:
+    machine, stage = target("x86-64-v4"), dense(512, 768, 3072)
+    times = [AnalyticPolicy(machine, threads).predict(stage) for threads in (1, 2, 4)]
+    assert times[0] > 1.7 * times[1] > 2.9 * times[2]
+    best = AnalyticPolicy(machine, 4).choose(stage)
+    assert best is not None
+    tasks = prod(layer.parallel for layer in best.sketch.workload(best.config).layers)
+    assert tasks >= 4 and tasks / (4 * ceil(tasks / 4)) > 0.8  # and leaves none of them idle
+
+
+def test_predictions_grow_with_the_problem() -> None:
+    chooser = AnalyticPolicy(target("x86-64-v3"), 2)
+    for small, large in [((64, 64, 64), (128, 64, 64)), ((197, 768, 768), (197, 768, 3072))]:
+        assert chooser.predict(dense(*small)) < chooser.predict(dense(*large))
+    flops = 2 * 512 * 768 * 3072
+    assert chooser.predict(dense(512, 768, 3072)) >= flops / (2 * chooser.target.peak)
+
+
+def test_no_sketch_no_time() -> None:
+    """Two softmaxes in a row have no kernel as one stage; each alone has."""
+    shape = TensorType((4, 8))
+    axis = make_attrs(axis=1)
+    first = Operator("softmax", ("x",), "a", shape, axis)
+    second = Operator("softmax", ("a",), "b", shape, axis)
+    stage = make_stage([first, second], {"x": shape}, [])
+    chooser = AnalyticPolicy(target("x86-64-v3"), 1)
+    assert not sketches(stage, chooser.target)
+    assert chooser.predict(stage) == inf and chooser.choose(stage) is None
+    assert chooser.fallback(stage) is None
+    alone = make_stage([first], {"x": shape}, [])
+    slow = chooser.fallback(alone)
+    assert slow is not None and chooser.predict(alone) < slow.seconds < inf
+    assert isinstance(slow.config, Config) and slow.sketch.name == "fallback"
+
+
+def test_threads_default_to_the_targets_cores() -> None:
+    assert AnalyticPolicy(TOY).threads == TOY.cores == 4
+    assert AnalyticPolicy(TOY, 3).threads == 3

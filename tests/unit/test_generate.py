@@ -1,0 +1,120 @@
+"""Stages to kernels: each different one built once; what fails is cut up, then falls back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.generate import generate, split
+from gtco.errors import BuildError
+from gtco.search.analytic import Choosing
+from gtco.target import target
+from gtco.tensor.space import Config
+from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
+
+MACHINE = target("x86-64-v3")
+SHAPE = TensorType((4, 8))
+
+
+def chain(*kinds: str, start: str = "x") -> Stage:
+    operators, at = [], start
+    for number, kind in enumerate(kinds):
+        operators.append(Operator(kind, (at,), f"{start}{number}", SHAPE))
+        at = f"{start}{number}"
+    return make_stage(operators, {start: SHAPE}, [])
+
+
+class Sketch:
+    """What a choice needs of a sketch here: nothing."""
+
+
+def chooser(name: str) -> Any:
+    return lambda stage: Choosing(Sketch(), Config(name), 1.0)  # type: ignore[arg-type]
+
+
+class Builder:
+    """Workers that fail every job ``fails`` says so of; remembers what it was asked."""
+
+    def __init__(self, fails: Any = lambda job: False) -> None:
+        self.fails, self.jobs = fails, list[Job]()
+
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        for job in reversed(list(jobs)):  # answers come in any order
+            self.jobs.append(job)
+            yield (
+                Failure(job.symbol, "SIGSEGV")
+                if self.fails(job)
+                else Kernel(job.symbol, b"code", 1, 0, {})
+            )
+
+
+def run(stages: list[Stage], builder: Builder, choose: Any = None, **options: Any) -> Any:
+    return generate(
+        stages,
+        choose or chooser("best"),
+        chooser("fallback"),
+        MACHINE,
+        builder,  # type: ignore[arg-type]
+        **options,
+    )
+
+
+def test_equal_stages_are_built_once() -> None:
+    builder = Builder()
+    stages = [chain("relu", "exp"), chain("relu", "exp", start="z"), chain("tanh")]
+    seen: list[tuple[int, int]] = []
+    result = run(stages, builder, progress=lambda done, total: seen.append((done, total)))
+    assert result.stages == stages and len(builder.jobs) == 2 and seen == [(1, 2), (2, 2)]
+    assert result.kernels.keys() == {s.key for s in stages} == result.choices.keys()
+    assert not result.notes
+
+
+def test_a_stage_that_fails_is_cut_into_operators() -> None:
+    builder = Builder(lambda job: len(job.stage.operators) > 1)
+    stages = [chain("relu", "exp"), chain("tanh")]
+    result = run(stages, builder)
+    assert [s.label for s in result.stages] == ["relu", "exp", "tanh"]
+    assert [s.output.output for s in result.stages] == ["x0", "x1", "x0"]
+    assert all(s.key in result.kernels for s in result.stages)
+    assert [c.config.sketch for c in result.choices.values()] == ["best"] * 4
+    (note,) = result.notes
+    assert "relu+exp" in note and "SIGSEGV" in note
+
+
+def test_an_operator_that_fails_falls_back() -> None:
+    builder = Builder(lambda job: job.config.sketch == "best" and "exp" in job.stage.label)
+    result = run([chain("relu", "exp")], builder)
+    chosen = {s.label: result.choices[s.key].config.sketch for s in result.stages}
+    assert chosen == {"relu": "best", "exp": "fallback"}
+    assert len(result.notes) == 2
+
+
+def test_no_choice_is_a_failure_too() -> None:
+    def choose(stage: Stage) -> Any:
+        return None if "exp" in stage.label else chooser("best")(stage)
+
+    result = run([chain("relu", "exp")], Builder(), choose)
+    assert [result.choices[s.key].config.sketch for s in result.stages] == ["best", "fallback"]
+    assert any("no kernel can compute relu+exp" in note for note in result.notes)
+
+
+def test_where_even_the_fallback_fails_the_error_names_the_operators() -> None:
+    builder = Builder(lambda job: "exp" in job.stage.label)
+    with pytest.raises(BuildError, match=r"operator by operator") as caught:
+        run([chain("relu", "exp"), chain("tanh", "relu", start="z")], builder)
+    assert "exp" in str(caught.value) and "SIGSEGV" in str(caught.value)
+    assert "tanh" not in str(caught.value)
+
+
+def test_split_keeps_constants() -> None:
+    operators = [
+        Operator("matmul", ("x", "w"), "y", TensorType((4, 4))),
+        Operator("add", ("y", "b"), "z", TensorType((4, 4))),
+    ]
+    types = {"x": TensorType((4, 8)), "w": TensorType((8, 4)), "b": TensorType((4,))}
+    first, second = split(make_stage(operators, types, ["w", "b"]))
+    assert [(i.name, i.constant) for i in first.inputs] == [("x", False), ("w", True)]
+    assert [(i.name, i.constant) for i in second.inputs] == [("y", False), ("b", True)]

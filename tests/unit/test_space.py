@@ -1,0 +1,153 @@
+"""Configs, packings and stages: data that goes to JSON and back, and the order of a space."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gtco.target import target
+from gtco.tensor.sketch import gemm
+from gtco.tensor.space import Choice, Config, Decision, Packing, Program, configs, packed_types
+from gtco.tensor.stage import (
+    Operator,
+    Stage,
+    StageInput,
+    TensorType,
+    make_attrs,
+    make_stage,
+)
+
+names = st.text("abcxyz_", min_size=1, max_size=5)
+
+
+@given(names, st.dictionaries(names.filter(lambda n: n != "sketch"), st.integers() | names))
+def test_config_to_json_and_back(sketch: str, choices: dict[str, int | str]) -> None:
+    config = Config(sketch, tuple(choices.items()))
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert all(config[name] == value for name, value in choices.items())
+    assert hash(config) == hash(pickle.loads(pickle.dumps(config)))
+
+
+attributes = st.recursive(
+    st.integers() | st.floats(allow_nan=False) | st.booleans() | names,
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(names, attributes, max_size=3), st.lists(st.integers(1, 9) | names))
+def test_stage_to_json_and_back(attrs: dict[str, Any], shape: list[int | str]) -> None:
+    kind = TensorType(tuple(shape), "int64")
+    stage = Stage(
+        (StageInput("x", kind), StageInput("w", TensorType((3,)), True)),
+        (Operator("add", ("x", "w"), "y", kind, make_attrs(**attrs), "node 7"),),
+    )
+    again = Stage.from_json(json.loads(json.dumps(stage.to_json())))
+    assert again == stage and again.key == stage.key and hash(again) == hash(stage)
+
+
+def test_a_stages_key_is_of_the_program_alone() -> None:
+    def stage(name: str, size: int = 4, constant: bool = True, **attrs: Any) -> Stage:
+        kind = TensorType((2, size))
+        op = Operator(
+            "add", (f"{name}x", f"{name}w"), f"{name}y", kind, make_attrs(**attrs), name=f"{name}!"
+        )
+        return make_stage([op], {f"{name}x": kind, f"{name}w": kind}, [f"{name}w"] * constant)
+
+    assert stage("a").key == stage("b").key and stage("a") != stage("b")
+    others = {stage("a", 5).key, stage("a", constant=False).key, stage("a", axis=1).key}
+    assert len(others | {stage("a").key}) == 4
+    assert stage("a").canonical.key == stage("a").key == f"{int(stage('a').key, 16):016x}"
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Packing:
+    """Any view, any transposition, padding, each axis cut in two, transposed once more."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    axes = draw(st.permutations(range(len(shape))))
+    cut = [draw(st.integers(1, 4)) for _ in shape]
+    pad = [-shape[a] % c + c * draw(st.integers(0, 1)) for a, c in zip(axes, cut, strict=True)]
+    split: list[int] = []
+    for a, p, c in zip(axes, pad, cut, strict=True):
+        split += [(shape[a] + p) // c, c]
+    order = draw(st.permutations(range(len(split))))
+    return Packing(tuple(shape), tuple(axes), tuple(pad), tuple(split), tuple(order))
+
+
+def unpacked(packing: Packing, packed: np.ndarray) -> np.ndarray:
+    """The inverse of :meth:`Packing.apply`."""
+    padded = packed.transpose(np.argsort(packing.order))
+    sizes = [packing.shape[a] + p for a, p in zip(packing.axes, packing.pad, strict=True)]
+    padded = padded.reshape(sizes)
+    kept = padded[tuple(slice(0, packing.shape[a]) for a in packing.axes)]
+    return kept.transpose(np.argsort(packing.axes))
+
+
+@given(packings())
+def test_packing_loses_nothing(packing: Packing) -> None:
+    array = np.arange(1, prod(packing.shape) + 1, dtype=np.float32)
+    packed = packing.apply(array)
+    assert packed.shape == packing.packed_shape and packed.flags.c_contiguous
+    np.testing.assert_array_equal(unpacked(packing, packed).reshape(-1), array)
+    assert (packed != 0).sum() == array.size  # the padding is zeros
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.sampled_from(["x86-64-v3", "x86-64-v4"]),
+)
+def test_panels_of_a_weight(m: int, k: int, n: int, name: str) -> None:
+    """What the GEMM sketch asks for is a packing of the whole weight, in whole vectors."""
+    machine = target(name)
+    types = {"x": TensorType((m, k)), "w": TensorType((k, n))}
+    stage = make_stage([Operator("matmul", ("x", "w"), "y", TensorType((m, n)))], types, ["w"])
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    program = sketch.build(next(iter(configs(sketch))), "f")
+    assert isinstance(program, Program)
+    packing = program.packings["w"]
+    weight = np.arange(1, k * n + 1, dtype=np.float32).reshape(k, n)
+    packed = packing.apply(weight)
+    np.testing.assert_array_equal(unpacked(packing, packed).reshape(k, n), weight)
+    assert packed.shape[-1] % machine.lanes == 0
+    assert packed_types(stage, program.packings)["w"].shape == packed.shape
+    assert packed_types(stage, program.packings)["x"] == types["x"]
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """Two decisions, the second's options depending on the first."""
+
+    name = "triangle"
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "a" not in chosen:
+            return Decision("a", (1, 2, 3))
+        if "b" not in chosen:
+            return Decision("b", tuple(range(int(chosen["a"]))))
+        return None
+
+
+def test_configs_in_the_order_of_the_decisions() -> None:
+    found = [(c["a"], c["b"]) for c in configs(Triangle())]  # type: ignore[arg-type]
+    assert found == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
+    rest = [c["b"] for c in configs(Triangle(), {"a": 3})]  # type: ignore[arg-type]
+    assert rest == [0, 1, 2]
+
+
+def test_symbolic_sizes_have_no_bytes() -> None:
+    kind = TensorType(("batch", 3))
+    assert str(kind) == "float32[batchx3]" and TensorType((2, 3), "int64").nbytes == 48
+    with pytest.raises(TypeError, match="'batch' is symbolic"):
+        _ = kind.size
