@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,9 +100,7 @@ def compile_model(
         )
         return CompiledModel(load(folder / "model.so", temporary=True), report)
     except BaseException:
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
