@@ -8,6 +8,8 @@ module imports no framework.
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +17,22 @@ import numpy as np
 
 from bench.worker import Job, Opener, System
 
-PEERS = ("onnxruntime", "openvino", "torch", "torch-compile")  # what --peers takes
+# Every peer in each setting that its own documentation tells a user to try; its best counts. A
+# system's name is the peer's, or PEER:SETTING.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "onnxruntime": ("onnxruntime", "onnxruntime:optimizer"),
+    "openvino": ("openvino",),
+    "torch": ("torch", "torch:channels-last"),
+    "torch-compile": ("torch-compile", "torch-compile:max-autotune"),
+}
 NEEDS_MODEL = ("torch", "torch-compile")  # these run the source model and not the ONNX file
+LARGE = 1_900_000_000  # bytes; near protobuf's limit the weights go to a file beside
+FUSIONS = ("vit", "swin")  # model types of ONNX Runtime's transformer optimizer that fit
+
+
+def peer_of(system: str) -> str:
+    """``torch`` of ``torch:channels-last``."""
+    return system.partition(":")[0]
 
 
 def load_inputs(job: Job) -> dict[str, np.ndarray]:
@@ -39,6 +55,24 @@ def open_gtco(job: Job) -> System:
 
 
 def open_onnxruntime(job: Job) -> System:
+    return _open_onnxruntime(job, job["onnx"])
+
+
+def open_onnxruntime_optimizer(job: Job) -> System:
+    """The model after ``onnxruntime.transformers``' fusions: of the model types that fit a vision
+    transformer, the one that leaves the fewest nodes.
+    """
+    from onnxruntime.transformers import optimizer
+
+    optimized = [optimizer.optimize_model(job["onnx"], model_type=kind) for kind in FUSIONS]
+    best = min(optimized, key=lambda model: len(model.model.graph.node))
+    with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:
+        path = f"{folder}/model.onnx"
+        best.save_model_to_file(path, use_external_data_format=best.model.ByteSize() > LARGE)
+        return _open_onnxruntime(job, path)
+
+
+def _open_onnxruntime(job: Job, path: str) -> System:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -47,7 +81,7 @@ def open_onnxruntime(job: Job) -> System:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
-    session = ort.InferenceSession(job["onnx"], options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = load_inputs(job)
     return System(
         ort.__version__, lambda: session.run(None, feed), lambda: list(session.run(None, feed))
@@ -86,14 +120,31 @@ def open_openvino(job: Job) -> System:
 
 
 def open_torch(job: Job) -> System:
-    return _open_torch(job, compiled=False)
+    return _open_torch(job)
+
+
+def open_torch_channels_last(job: Job) -> System:
+    return _open_torch(job, channels_last=True)
 
 
 def open_torch_compile(job: Job) -> System:
-    return _open_torch(job, compiled=True)
+    import torch
+
+    return _open_torch(job, torch.compile)
 
 
-def _open_torch(job: Job, compiled: bool) -> System:
+def open_torch_compile_max_autotune(job: Job) -> System:
+    """Kernels chosen by measuring, and weights frozen into the graph (packed for oneDNN)."""
+    import torch
+    from torch._inductor import config
+
+    config.freezing = True
+    return _open_torch(job, functools.partial(torch.compile, mode="max-autotune-no-cudagraphs"))
+
+
+def _open_torch(
+    job: Job, compiler: Callable[[Any], Any] | None = None, channels_last: bool = False
+) -> System:
     import torch
 
     from models import create
@@ -101,7 +152,12 @@ def _open_torch(job: Job, compiled: bool) -> System:
     torch.set_num_threads(int(job["threads"]))
     module = create(job["model"]).eval()
     inputs = [torch.from_numpy(value) for value in load_inputs(job).values()]
-    function: Callable[..., Any] = torch.compile(module) if compiled else module
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = [
+            x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs
+        ]
+    function: Callable[..., Any] = compiler(module) if compiler else module
 
     def call() -> Any:
         with torch.inference_mode():
@@ -134,8 +190,11 @@ def open_peak(job: Job) -> System:
 OPENERS: dict[str, Opener] = {
     "gtco": open_gtco,
     "onnxruntime": open_onnxruntime,
+    "onnxruntime:optimizer": open_onnxruntime_optimizer,
     "openvino": open_openvino,
     "torch": open_torch,
+    "torch:channels-last": open_torch_channels_last,
     "torch-compile": open_torch_compile,
+    "torch-compile:max-autotune": open_torch_compile_max_autotune,
     "peak": open_peak,
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from bench import machine
 from bench.harness import Candidate, Comparison, Measurement, compare
+from bench.peers import peer_of
 from bench.workload import Workload, candidates, prepare
 from gtco.errors import BuildError
 
@@ -38,6 +38,18 @@ class Result:
         if ours is None or theirs is None or not ours.rounds or not theirs.rounds:
             return None
         return theirs.median / ours.median
+
+    def best(self, peer: str) -> tuple[str, float] | None:
+        """The fastest of a peer's settings and its time over gtco's; None where none was timed."""
+        ratios = [
+            (ratio, m.system)
+            for m in self.comparison.measurements
+            if peer_of(m.system) == peer and (ratio := self.ratio(m.system)) is not None
+        ]
+        if not ratios:
+            return None
+        ratio, system = min(ratios)
+        return system, ratio
 
     def share_of_peak(self, system: Measurement) -> float | None:
         if not system.rounds or not self.workload.flops or not self.comparison.peak:
@@ -157,12 +169,6 @@ def show(result: Result, console: Console) -> None:
         )
     for note in (*work.notes, *work.build.notes):
         console.print(f"  note: {note}", markup=False)
-
-
-def geometric_mean(ratios: Sequence[float | None]) -> float | None:
-    """None when one is missing: a mean that leaves out what failed would flatter."""
-    known = [r for r in ratios if r is not None]
-    return statistics.geometric_mean(known) if known and len(known) == len(ratios) else None
 
 
 def write_json(path: Path, results: Sequence[Result], threads: int, rounds: int) -> None:

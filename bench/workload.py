@@ -18,7 +18,7 @@ import onnx
 from bench.build import Build, build
 from bench.flops import count_flops
 from bench.harness import Candidate, Progress
-from bench.peers import NEEDS_MODEL, PEERS
+from bench.peers import NEEDS_MODEL, SETTINGS, peer_of
 from bench.process import child_environment
 from gtco.errors import ModelError, OptionError, ShapeError
 
@@ -147,7 +147,7 @@ def candidates(
     for name in ("gtco", *peers):
         if name == "gtco" and workload.build.error:
             skipped[name] = workload.build.error
-        elif name in NEEDS_MODEL and workload.model is None:
+        elif peer_of(name) in NEEDS_MODEL and workload.model is None:
             skipped[name] = TORCH_NEEDS_SOURCE
         else:
             chosen.append(Candidate(name, {"system": name, **job}))
@@ -155,9 +155,13 @@ def candidates(
 
 
 def check_peers(text: str) -> tuple[str, ...]:
-    """``onnxruntime,torch`` as a tuple; raises ``OptionError`` for an unknown name."""
-    names = tuple(name for name in text.split(",") if name)
-    unknown = [name for name in names if name not in PEERS]
+    """The systems that ``onnxruntime,torch:channels-last`` names: a peer stands for all of its
+    settings. Raises ``OptionError`` for an unknown name.
+    """
+    every = [system for settings in SETTINGS.values() for system in settings]
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in every]
     if unknown:
-        raise OptionError(f"unknown peer {', '.join(unknown)}: choose from {', '.join(PEERS)}")
-    return names
+        raise OptionError(f"unknown peer {', '.join(unknown)}: choose from {', '.join(every)}")
+    chosen = [system for name in names for system in SETTINGS.get(name, (name,))]
+    return tuple(dict.fromkeys(chosen))

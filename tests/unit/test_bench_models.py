@@ -17,11 +17,12 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from bench import __main__ as entry
-from bench import machine, suite
+from bench import machine, readme, suite
 from bench.build import Build, MemoryWatch, build
 from bench.end_to_end import FIVE, MODELS, summary
 from bench.flops import count_flops
 from bench.harness import Comparison, Measurement
+from bench.peers import OPENERS, SETTINGS
 from bench.workload import (
     TORCH_NEEDS_SOURCE,
     Workload,
@@ -201,15 +202,68 @@ def test_a_failing_or_wrong_gtco_is_not_sound(workload):
     assert not suite.sound([result(workload, error="crashed")])
 
 
-def test_the_mean_is_withheld_when_a_model_is_missing(workload):
-    assert suite.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-    assert suite.geometric_mean([1.0, None]) is None and suite.geometric_mean([]) is None
-    five = [result(replace(workload, name=name)) for name in FIVE]
-    assert "geometric mean of onnxruntime / gtco over vit-ti-16" in (
-        text := printed(lambda c: summary(five, ("onnxruntime",), c))
+def test_a_peer_counts_in_its_best_setting(workload):
+    measurements = (
+        Measurement("gtco", "0.1", ((0.010,),)),
+        Measurement("torch", "2", ((0.030,),)),
+        Measurement("torch:channels-last", "2", ((0.020,),)),
+        Measurement("torch-compile", error="no compiler"),
     )
-    assert "1.200" in text and "0.90" in text and "(of 45)" in text
-    assert "no geometric mean" in printed(lambda c: summary(five[1:], ("onnxruntime",), c))
+    found = suite.Result(workload, Comparison(measurements))
+    system, ratio = found.best("torch")
+    assert system == "torch:channels-last" and ratio == pytest.approx(2.0)
+    assert found.best("torch-compile") is None and found.best("openvino") is None
+
+
+def test_the_mean_is_withheld_when_a_model_is_missing(workload):
+    five = [result(replace(workload, name=name)) for name in FIVE]
+    text = printed(lambda c: summary(five, ("onnxruntime", "onnxruntime:optimizer"), c))
+    assert "geometric mean of onnxruntime / gtco: 1.200 over vit-ti-16" in text
+    assert "least ahead" in text and "1.20 (onnxruntime)" in text
+    text = printed(lambda c: summary(five[1:], ("onnxruntime",), c))
+    assert "geometric mean of onnxruntime / gtco: not known without vit-ti-16" in text
+
+
+def test_a_peer_stands_for_its_settings_and_one_of_them_for_itself():
+    assert check_peers("torch,openvino") == ("torch", "torch:channels-last", "openvino")
+    assert check_peers("torch:channels-last") == ("torch:channels-last",)
+    assert check_peers("onnxruntime,onnxruntime:optimizer") == (
+        "onnxruntime",
+        "onnxruntime:optimizer",
+    )
+    systems = {system for settings in SETTINGS.values() for system in settings}
+    assert systems == set(OPENERS) - {"gtco", "peak"}
+
+
+def test_the_readme_is_written_from_one_run(workload, tmp_path):
+    five = [
+        result(replace(workload, name=name), ort=0.011 + n / 1e3) for n, name in enumerate(FIVE)
+    ]
+    run, target = tmp_path / "run.json", tmp_path / "README.md"
+    suite.write_json(run, five, 2, 7)
+    target.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    assert entry.main(["readme", str(run), str(target)]) == 0
+    text = target.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert rows[0] == "| model | gtco ms | % of peak | ONNX Runtime | compile s | compile peak GB |"
+    assert rows[1] == "| vit-ti-16 | 10.00 | 50 | 1.10 | 3.0 | 0.90 |" and len(rows) == 6
+    assert "Geometric mean over vit-ti-16" in text and "1.29 over ONNX Runtime" in text
+    assert "Least ahead of the best peer: vit-ti-16 1.10 (ONNX Runtime), vit-s-16 1.20" in text
+    target.write_text("no marks")
+    assert entry.main(["readme", str(run), str(target)]) == 1
+    assert target.read_text() == "no marks"
+
+
+@pytest.mark.parametrize("system", [s for p in ("onnxruntime", "openvino") for s in SETTINGS[p]])
+def test_every_setting_of_an_onnx_peer_computes_the_model(system, tmp_path):
+    path = one(tmp_path / "m.onnx", "MatMul", [(4, 3), (3, 5)], (4, 5))
+    rng = np.random.default_rng(0)
+    feed = {"i0": rng.random((4, 3), np.float32), "i1": rng.random((3, 5), np.float32)}
+    np.savez(tmp_path / "in.npz", **feed)
+    job = {"onnx": str(path), "inputs": str(tmp_path / "in.npz"), "threads": 1}
+    (found,) = OPENERS[system](job).outputs()
+    np.testing.assert_allclose(found, feed["i0"] @ feed["i1"], rtol=1e-5)
 
 
 def test_a_failed_build_is_a_result_with_its_reason(tmp_path):

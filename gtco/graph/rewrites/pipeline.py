@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.activations import activations
@@ -61,12 +61,16 @@ PIPELINE: tuple[Rewrite, ...] = (
 )
 
 
-def canonicalize(graph: Graph, dump: Callable[[str, str], None] | None = None) -> Graph:
+def canonicalize(
+    graph: Graph,
+    dump: Callable[[str, str], None] | None = None,
+    rewrites: Sequence[Rewrite] = PIPELINE,
+) -> Graph:
     """The canonical form of ``graph``; ``dump(name, text)`` is given the graph before and after
-    every rewrite."""
+    every rewrite. Other ``rewrites`` than the pipeline's serve to see what one of them gains."""
     if dump is not None:
         dump("00_lowered", graph.dump())
-    for number, rewrite in enumerate(PIPELINE, 1):
+    for number, rewrite in enumerate(rewrites, 1):
         graph = rewrite(graph)
         if dump is not None:
             dump(f"{number:02}_{rewrite.__name__}", graph.dump())
