@@ -21,9 +21,10 @@ from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.errors import ModelError, OptionError, VerificationError
 from gtco.options import CompileOptions, c_compiler
-from gtco.runtime.artifact import Artifact, write_artifact
+from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import TensorSpec
+from gtco.runtime.publish import publish, staging, write_error
 from gtco.target import Target, target
 from gtco.tensor.stage import Stage
 
@@ -158,6 +159,19 @@ class _Compilation:
         c_compiler()
         if self.options.verify and _is_onnx(self.model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
+        _check_dump(self.options.dump)
+        with staging(self.output) as folder:
+            library = self.build(folder, machine)
+            if self.options.verify:
+                with self.phase("verify") as say:
+                    self.verify(library)
+                    say(str(self.report.verification).splitlines()[0])
+            publish(folder, self.output)
+        self.report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return self.report
+
+    def build(self, folder: Path, machine: Target) -> Path:
+        """The steps from the model to the library, made in ``folder``."""
         with Workers(self.options.workers or machine.cores) as workers:
             with self.phase("read") as say:
                 imported = self.read()
@@ -175,16 +189,10 @@ class _Compilation:
                 code = sum(len(k.code) for k in generated.kernels.values())
                 say(f"{len(generated.kernels)} kernels, {code >> 10} KiB")
         with self.phase("link") as say:
-            artifact = self.link(graph, generated, policy)
-            weights, arena = artifact.weights_bytes / 1e6, artifact.arena_bytes / 1e6
+            library = self.link(graph, generated, policy, folder)
+            weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
             say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
-        del artifact, graph, generated
-        if self.options.verify:
-            with self.phase("verify") as say:
-                self.verify()
-                say(str(self.report.verification).splitlines()[0])
-        self.report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return self.report
+        return library
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -198,8 +206,10 @@ class _Compilation:
 
     def dump(self, name: str, text: str) -> None:
         if self.options.dump is not None:
-            self.options.dump.mkdir(parents=True, exist_ok=True)
-            (self.options.dump / name).write_text(text)
+            try:
+                (self.options.dump / name).write_text(text)
+            except OSError as error:
+                raise write_error(self.options.dump / name, error) from error
 
     # the steps ------------------------------------------------------------------------------------
     def read(self) -> Any:
@@ -281,8 +291,10 @@ class _Compilation:
                 self.dump(f"6-{kernel.symbol}.txt", kernel.text)
         return result
 
-    def link(self, graph: Graph, generated: Generated, policy: AnalyticPolicy) -> Artifact:
-        """Kernels, weights and the plan -> the library."""
+    def link(
+        self, graph: Graph, generated: Generated, policy: AnalyticPolicy, folder: Path
+    ) -> Path:
+        """Kernels, weights and the plan -> the library, in ``folder``."""
         artifact = assemble(
             _identifier(self.output.stem),
             graph,
@@ -295,14 +307,15 @@ class _Compilation:
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes
-        write_artifact(artifact, self.output)
-        return artifact
+        return build_artifact(artifact, folder, self.output)
 
-    def verify(self) -> None:
+    def verify(self, library: Path) -> None:
+        """Raises :class:`VerificationError` with the report where the library is wrong."""
         from gtco.verification import verify
 
-        with load(self.output, threads=self.options.threads) as compiled:
-            self.report.verification = verify(compiled, self.model)
+        with load(library, threads=self.options.threads) as compiled:
+            self.report.verification = verify(compiled, self.model, check=False)
+        self.report.verification.check()
 
 
 def _is_onnx(model: Any) -> bool:
@@ -324,6 +337,21 @@ def _check_output(path: Path) -> None:
         raise OptionError(f"the output '{path}' must end in .so")
     if not path.parent.is_dir():
         raise OptionError(f"the folder '{path.parent}' does not exist")
+
+
+def _check_dump(folder: Path | None) -> None:
+    """The folder is made, and can be written."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"--dump: cannot write in the folder '{folder}': {error.strerror or error}. Choose "
+            "another one"
+        ) from error
 
 
 def _identifier(stem: str) -> str:

@@ -6,6 +6,8 @@ bug of ours.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GtcoError(Exception):
     """Base class. ``str(error)`` is one paragraph a user can act on."""
@@ -38,7 +40,15 @@ class BuildError(GtcoError):
 
 
 class VerificationError(GtcoError):
-    """The compiled model's outputs differ from the reference by more than the tolerance."""
+    """The compiled model's outputs differ from the reference by more than the tolerance.
+
+    ``report``: every comparison (a :class:`gtco.verification.VerificationReport`); None where the
+    reference could not be run.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class OptionError(GtcoError, ValueError):

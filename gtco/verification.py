@@ -85,7 +85,8 @@ class VerificationReport:
                 f"the compiled model differs from {self.reference} in {len(lines)} of "
                 f"{len(self.differences)} comparisons:\n" + "\n".join(lines) + "\nThis is a bug "
                 "of gtco or an ill-conditioned model: compile with --no-simplify, and with "
-                "--dump DIR, to find the phase that is wrong."
+                "--dump DIR, to find the phase that is wrong.",
+                self,
             )
 
     def __str__(self) -> str:

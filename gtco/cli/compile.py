@@ -12,7 +12,8 @@ from rich.table import Table
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout
-from gtco.errors import OptionError
+from gtco.errors import OptionError, VerificationError
+from gtco.runtime.publish import weights_beside
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -42,20 +43,25 @@ def main(options: argparse.Namespace) -> int:
     if output.suffix != ".so":
         raise OptionError(f"--output {output}: the library's name must end in .so")
     shapes = arguments.unique(options.shape, "--shape")
-    with Phases() as progress:
-        report = compile_to_file(
-            options.model,
-            output,
-            target=options.target,
-            threads=options.threads,
-            shapes=shapes or None,
-            verify=options.verify,
-            dump=options.dump,
-            simplify=options.simplify,
-            simplify_timeout=options.simplify_timeout,
-            workers=options.workers,
-            progress=progress,
-        )
+    try:
+        with Phases() as progress:
+            report = compile_to_file(
+                options.model,
+                output,
+                target=options.target,
+                threads=options.threads,
+                shapes=shapes or None,
+                verify=options.verify,
+                dump=options.dump,
+                simplify=options.simplify,
+                simplify_timeout=options.simplify_timeout,
+                workers=options.workers,
+                progress=progress,
+            )
+    except VerificationError as error:
+        if error.report is not None:
+            show_verification(error.report, stdout())
+        raise
     summary(output, report, stdout())
     return 0
 
@@ -63,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
 def summary(output: Path, report: Any, console: Console) -> None:
     """Where the library is and what it took; the verification's errors; the notes."""
     table = Table(show_header=False, title=escape(str(output)), title_justify="left")
-    files = [file for file in (output, output.with_suffix(".so.weights")) if file.exists()]
+    files = [file for file in (output, *weights_beside(output)) if file.exists()]
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
         "weights": size(report.weights_bytes),

@@ -93,33 +93,40 @@ def main(options: argparse.Namespace) -> int:
 
 
 def inspect(library: Path, threads: int, profile: bool) -> Inspection:
-    """Open a library and, with ``profile``, measure its stages (median of calls on random inputs)
-    and the machine's peak.
+    """Read what a library says of itself, running nothing of it; with ``profile``, open it and
+    measure its stages (median of calls on random inputs) and the machine's peak.
     """
+    from gtco.runtime.library import read_metadata
     from gtco.runtime.module import load
 
+    if not profile:
+        metadata = read_metadata(library)
+        reason = "not measured (--no-profile)"
+        return Inspection(
+            tuple(metadata["steps"]),
+            threads or metadata["threads"],
+            None,
+            reason,
+            _details(metadata),
+        )
     with load(library, threads=threads) as model:
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
-        peak: float | None = None
-        reason: str | None = "not measured (--no-profile)"
-        if profile:
-            inputs = make_inputs(model.inputs, {}, seed=0)
-            seconds = model.profile(*inputs.values(), repeat=REPEAT)
-            peak, reason = measured_peak(model.threads)
-            for stage, measured in zip(stages, seconds, strict=True):
-                reached = stage["flops"] / measured if measured > 0 else None
-                stage["measured_seconds"] = float(measured)
-                stage["share_of_peak"] = reached / peak if reached and peak else None
-        details = {
-            "inputs": [
-                {"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in model.inputs
-            ],
-            "outputs": [
-                {"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in model.outputs
-            ],
-            "metadata": {k: v for k, v in model.metadata.items() if k != "steps"},
-        }
-        return Inspection(tuple(stages), model.threads, peak, reason, details)
+        inputs = make_inputs(model.inputs, {}, seed=0)
+        seconds = model.profile(*inputs.values(), repeat=REPEAT)
+        peak, unknown = measured_peak(model.threads)
+        for stage, measured in zip(stages, seconds, strict=True):
+            reached = stage["flops"] / measured if measured > 0 else None
+            stage["measured_seconds"] = float(measured)
+            stage["share_of_peak"] = reached / peak if reached and peak else None
+        return Inspection(tuple(stages), model.threads, peak, unknown, _details(model.metadata))
+
+
+def _details(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "inputs": metadata["inputs"],
+        "outputs": metadata["outputs"],
+        "metadata": {k: v for k, v in metadata.items() if k != "steps"},
+    }
 
 
 def measured_peak(threads: int) -> tuple[float | None, str | None]:
@@ -172,7 +179,8 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
     )
     console.print(table)
     known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
-    console.print(f"threads {seen.threads}; peak: {known}", highlight=False, markup=False)
+    threads = seen.threads or "all that a process may use"
+    console.print(f"threads {threads}; peak: {known}", highlight=False, markup=False)
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -1,10 +1,10 @@
 """Writes a compiled model as ``NAME.so`` and ``NAME.h``: kernels, weights, the plan's table and the
 C runtime, linked.
 
-Everything is made in a temporary folder beside the target and then renamed, so that an error, a
-full disk or Ctrl-C leaves nothing under the final name. Weights stream to a file once and reach the
-library through ``.incbin``; above a limit they stay in ``NAME.so.weights``, since code reaches data
-in its library only within 2 GB.
+Everything is made in a staging folder and published when it is whole (``publish.py``), so that an
+error, a full disk or Ctrl-C leaves nothing under the final name. Weights stream to a file once and
+reach the library through ``.incbin``; above a limit they stay in a file of their own, since code
+reaches data in its library only within 2 GB.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,8 +27,9 @@ import numpy as np
 
 from gtco.errors import BuildError, ShapeError
 from gtco.options import c_compiler
-from gtco.runtime.elf import ABI_VERSION, NOTE_NAME, NOTE_TYPE
+from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
+from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
 
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
@@ -49,7 +50,6 @@ LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
     "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
 ).split()
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -86,31 +86,52 @@ def write_artifact(
     cc: str | None = None,
     weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
 ) -> Path:
-    """Writes ``path`` (ending in .so), the header beside it, and ``path.weights`` where the weights
-    pass the limit.
+    """Writes ``path`` (ending in .so), the header beside it, and a weights file where the weights
+    pass the limit: all of them or, where this raises, nothing.
 
-    ``cc`` is the C compiler, gcc or cc of PATH where it is None. Returns the path. Raises
-    :class:`BuildError` where there is no compiler, the compiler fails, or a file cannot be written;
-    :class:`ShapeError` for symbolic shapes.
+    Raises as :func:`build_artifact` does. Returns the path.
     """
     target = Path(path).absolute()
     if target.suffix != ".so":
         raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
+    with staging(target) as folder:
+        build_artifact(artifact, folder, target, cc, weights_inside_limit)
+        publish(folder, target)
+    return target
+
+
+def build_artifact(
+    artifact: Artifact,
+    staged: Path,
+    target: Path,
+    cc: str | None = None,
+    weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
+) -> Path:
+    """Makes the files of ``target`` in the folder ``staged``, which is theirs alone. Returns the
+    library there: it loads, and waits to be published.
+
+    ``cc`` is the C compiler, gcc or cc of PATH where it is None. Raises :class:`BuildError` where
+    there is no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for
+    symbolic shapes.
+    """
     _check(artifact)
     compiler = c_compiler(cc)
     inside = artifact.weights_bytes <= weights_inside_limit
-    folder: Path | None = None
+    folder, library = staged / "build", staged / target.name
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        _build(artifact, target.name, folder, compiler, inside)
-        _publish(folder, target, inside)
+        folder.mkdir()
+        identity = _build(artifact, target.name, folder, compiler, inside)
+        os.rename(folder / "model.so", library)
+        os.rename(folder / "model.h", library.with_suffix(".h"))
+        if not inside:
+            os.rename(folder / "weights", library.with_name(weights_name(library.name, identity)))
     except OSError as error:
-        raise _write_error(artifact, target, inside, error) from error
+        code = sum(len(code) for code in artifact.kernels.values())
+        needed = artifact.weights_bytes * (2 if inside else 1) + 3 * code + (4 << 20)
+        raise write_error(target, error, needed) from error
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-    return target
+        shutil.rmtree(folder, ignore_errors=True)
+    return library
 
 
 def _check(artifact: Artifact) -> None:
@@ -165,11 +186,13 @@ def _check(artifact: Artifact) -> None:
             raise BuildError(f"no step writes output {index} ({spec.name!r})")
 
 
-def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, inside: bool) -> None:
+def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, inside: bool) -> bytes:
+    """model.so, model.h and, unless ``inside``, weights; returns the identity."""
     weights_file = folder / "weights"
     with weights_file.open("wb") as file:
         identity = _write_weights(artifact, file, 0 if inside else WEIGHTS_HEADER_BYTES)
-    (folder / "metadata.json").write_bytes(_metadata(artifact))
+    metadata = _metadata(artifact)
+    (folder / "metadata.json").write_bytes(metadata)
     (folder / "plan.c").write_text(
         plan_source(
             name=artifact.name,
@@ -184,7 +207,9 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
             identity=identity,
         )
     )
-    (folder / "data.s").write_text(_data_source(identity, inside))
+    (folder / "data.s").write_text(
+        _data_source(identity, len(metadata), artifact.weights_bytes if inside else None)
+    )
     (folder / "exports.map").write_text(
         "{ global: " + " ".join(f"{name};" for name in EXPORTS) + " local: *; };\n"
     )
@@ -212,10 +237,12 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
         ],
         folder,
     )
+    seal(folder / "model.so")
     stem = file_name.removesuffix(".so")
     (folder / "model.h").write_text(
         header_source(artifact.name or stem, file_name, artifact.inputs, artifact.outputs)
     )
+    return identity
 
 
 def _write_weights(artifact: Artifact, file: BinaryIO, header: int) -> bytes:
@@ -271,18 +298,19 @@ def _metadata(artifact: Artifact) -> bytes:
         raise BuildError(f"the metadata of the model or of a step is not JSON: {error}") from error
 
 
-def _data_source(identity: bytes, inside: bool) -> str:
-    """Assembly for what is bytes, not code: gtco's note (see elf.py), the metadata and the
-    weights.
+def _data_source(identity: bytes, metadata_bytes: int, weights_bytes: int | None) -> str:
+    """Assembly for what is bytes, not code: gtco's notes (see elf.py), the metadata and, where
+    ``weights_bytes`` is given, the weights.
     """
+    inside = weights_bytes is not None
     lines = [
-        '.section .note.gtco,"a",@note',
-        ".balign 4",
-        f".long {len(NOTE_NAME)}, {8 + len(identity)}, {NOTE_TYPE}",
-        '.asciz "gtco"',
-        ".balign 4",
+        *_note(ID_NOTE, 8 + len(identity)),
         f".long {ABI_VERSION}, 0",
         f".byte {', '.join(map(str, identity))}",
+        *_note(CONTENTS_NOTE, 64),
+        f".quad gtco_the_metadata - ., {metadata_bytes}",
+        f".quad gtco_the_weights - ., {weights_bytes}" if inside else ".quad 0, 0",
+        ".zero 32",
         ".section .rodata",
         ".globl gtco_the_metadata",
         ".hidden gtco_the_metadata",
@@ -305,51 +333,48 @@ def _data_source(identity: bytes, inside: bool) -> str:
     return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])
 
 
+def _note(kind: int, size: int) -> list[str]:
+    return [
+        '.section .note.gtco,"a",@note',
+        ".balign 4",
+        f".long {len(NOTE_NAME)}, {size}, {kind}",
+        '.asciz "gtco"',
+        ".balign 4",
+    ]
+
+
 def _compile(command: list[str], folder: Path) -> None:
+    """Runs the C compiler in ``folder``, its own temporary files included. Whatever ends this, no
+    process of the compiler stays."""
     # restore_signals=False: a limit on file sizes is then a message of the compiler, not its death.
-    result = subprocess.run(
+    # A session of its own: gcc's children can then be ended with it.
+    process = subprocess.Popen(
         command,
         cwd=folder,
-        capture_output=True,
+        env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        stdin=subprocess.DEVNULL,
-        check=False,
         restore_signals=False,
+        start_new_session=True,
     )
-    if result.returncode == 0:
+    try:
+        _, said = process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    if process.returncode == 0:
         return
-    if "No space left on device" in result.stderr or "Disk quota exceeded" in result.stderr:
+    if "No space left on device" in said or "Disk quota exceeded" in said:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if "File too large" in result.stderr:
+    if "File too large" in said:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    tail = "\n".join(result.stderr.strip().splitlines()[-20:])
+    tail = "\n".join(said.strip().splitlines()[-20:])
     raise BuildError(
-        f"the C compiler failed (exit status {result.returncode}) while linking the model: "
+        f"the C compiler failed (exit status {process.returncode}) while linking the model: "
         f"{' '.join(command[:3])} ...\n{tail}"
-    )
-
-
-def _publish(folder: Path, target: Path, inside: bool) -> None:
-    """Renames the finished files; the library last, so that whoever sees it finds the others."""
-    outside = target.with_name(target.name + ".weights")
-    if not inside:
-        os.replace(folder / "weights", outside)
-    os.replace(folder / "model.h", target.with_suffix(".h"))
-    os.replace(folder / "model.so", target)
-    if inside:
-        with suppress(FileNotFoundError):
-            outside.unlink()  # an earlier compile's, of no use any more
-
-
-def _write_error(artifact: Artifact, target: Path, inside: bool, error: OSError) -> BuildError:
-    what = f"cannot write {target}: {error.strerror or error}"
-    if error.errno not in DISK_FULL:
-        return BuildError(f"{what}. Choose a place that can be written")
-    code = sum(len(code) for code in artifact.kernels.values())
-    needed = artifact.weights_bytes * (2 if inside else 1) + 3 * code + (4 << 20)
-    free = shutil.disk_usage(target.parent).free
-    return BuildError(
-        f"{what}. Writing it takes about {needed / 1e6:.0f} MB in {target.parent}, where "
-        f"{free / 1e6:.0f} MB are free; make room or choose another place"
     )

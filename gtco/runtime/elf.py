@@ -1,66 +1,180 @@
 """Looks into a shared library without loading it.
 
-Loading runs the library's constructors, and a truncated one kills the process with SIGBUS, so both
-are checked first: that the file holds every byte its headers promise, and that it carries gtco's
-note.
+Loading runs the library's constructors, and a damaged one kills the process (SIGBUS where it is
+truncated), so all is checked first: that the file holds every byte its headers promise, that it
+carries gtco's notes, and that what the loader will map is what the linker wrote. The metadata is
+read from here too, so nothing of the library runs to describe it.
+
+gtco's notes, in a PT_NOTE segment under the name "gtco":
+
+=========  ======================================================================================
+``ID``     version of the ABI (4 bytes), padding (4), id of the compile (32)
+``CONTENTS``  where the metadata is, from this field on (8), its bytes (8); the same of the weights
+           (zeros where they are in a file of their own); SHA-256 of what is loaded, weights and
+           this field left out (32)
+=========  ======================================================================================
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import stat
 import struct
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from gtco.errors import ArtifactError
 
 ABI_VERSION = 1  # GTCO_ABI_VERSION in csrc/gtco_api.h
-NOTE_NAME, NOTE_TYPE = (
-    b"gtco\0",
-    1,
-)  # type 1: version of the ABI (4 bytes), padding (4), id of the compile (32)
+NOTE_NAME, ID_NOTE, CONTENTS_NOTE = b"gtco\0", 1, 2
 _PT_LOAD, _PT_NOTE = 1, 4
 _X86_64 = 62
+_HEADER, _SEGMENT = 64, 56  # bytes of the file's header and of a segment's
+# Where the section headers are, their size and number: `strip` may change these.
+_SECTION_FIELDS = ((40, 48), (58, 64))
+_DIGEST_AT = 32  # in the description of CONTENTS
 
 
-def artifact_id(path: Path) -> bytes:
-    """The id (32 bytes) of the compile that made this library.
+@dataclass(frozen=True)
+class _Segment:
+    """A program header: where its bytes lie in the file and in memory."""
+
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    size: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a library says of itself. ``id``: 32 bytes, of the compile that made it."""
+
+    id: bytes
+    metadata: dict[str, Any]
+
+
+def read_contents(path: Path) -> Contents:
+    """The id and the metadata of a library, of which nothing is run.
 
     Raises :class:`ArtifactError` where the file is missing, damaged, not gtco's or of another
-    version of the ABI.
+    version.
     """
     try:
-        size = path.stat().st_size
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ArtifactError(f"{path} is not a file; gtco.load takes a .so of 'gtco compile'")
         with path.open("rb") as file:
-            header = file.read(64)
-            segments, end = _segments(path, header, file.read)
-            if size < end:
+            elf = _Elf(path, file)
+            if elf.digest() != elf.contents[_DIGEST_AT:]:
                 raise ArtifactError(
-                    f"{path} is truncated: {size} bytes of at least {end}; copy or compile it again"
+                    f"{path} is damaged, or was changed by another program: it is not as it was "
+                    "compiled. Copy or compile it again"
                 )
-            for offset, length in (s[1:] for s in segments if s[0] == _PT_NOTE):
-                file.seek(offset)
-                description = _find_note(file.read(min(length, 1 << 16)))
-                if description is not None:
-                    return _check(path, description)
-    except OSError as error:
-        raise ArtifactError(f"cannot read {path}: {error.strerror or error}") from error
-    raise ArtifactError(
-        f"{path} is a shared library, but not one that gtco made; compile a model with 'gtco "
-        "compile model.onnx -o model.so'"
-    )
+            return Contents(elf.id, _metadata(path, elf.metadata()))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"cannot read {path}: {reason}") from error
 
 
-def _segments(
-    path: Path, header: bytes, read: Callable[[int], bytes]
-) -> tuple[list[tuple[int, int, int]], int]:
-    """Program headers as (type, offset, bytes in file), and the least size that the file must
-    have.
-    """
+def seal(path: Path) -> None:
+    """Writes the digest into a library that was just linked."""
+    with path.open("r+b") as file:
+        elf = _Elf(path, file)
+        digest = elf.digest()
+        file.seek(elf.digest_offset)
+        file.write(digest)
+
+
+class _Elf:
+    """An open library of gtco's whose headers have been checked."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.file = path, file
+        self.header = file.read(_HEADER)
+        self.segments, end = _segments(path, self.header, file)
+        size = file.seek(0, 2)
+        if size < end:
+            raise ArtifactError(
+                f"{path} is truncated: {size} bytes of at least {end}; copy or compile it again"
+            )
+        notes = {}
+        for segment in self.segments:
+            if segment.kind == _PT_NOTE:
+                data = self.read(segment.offset, min(segment.size, 1 << 16))
+                for kind, at, description in _notes(data):
+                    notes.setdefault(kind, (segment, at, description))
+        if ID_NOTE not in notes:
+            raise ArtifactError(
+                f"{path} is a shared library, but not one that gtco made; compile a model with "
+                "'gtco compile model.onnx -o model.so'"
+            )
+        self.id = _check_id(path, notes[ID_NOTE][2])
+        if CONTENTS_NOTE not in notes or len(notes[CONTENTS_NOTE][2]) != 64:
+            raise ArtifactError(
+                f"{path} was made by an earlier version of gtco; compile the model again"
+            )
+        segment, at, self.contents = notes[CONTENTS_NOTE]
+        self.digest_offset = segment.offset + at + _DIGEST_AT
+        self.note_address = segment.address + at
+
+    def read(self, offset: int, size: int) -> bytes:
+        self.file.seek(offset)
+        return self.file.read(size)
+
+    def metadata(self) -> bytes:
+        offset, size = self.place(0)
+        return self.read(offset, size)
+
+    def place(self, field: int) -> tuple[int, int]:
+        """Offset in the file and bytes of what two fields of CONTENTS, from ``field`` on,
+        describe."""
+        distance, size = struct.unpack_from("<qq", self.contents, field)
+        address = self.note_address + field + distance
+        for segment in self.segments:
+            inside = address - segment.address
+            if segment.kind == _PT_LOAD and 0 <= inside <= inside + size <= segment.size:
+                return segment.offset + inside, size
+        raise ArtifactError(f"{self.path} is damaged: its notes point outside of it")
+
+    def digest(self) -> bytes:
+        """SHA-256 of the headers and of the bytes that are loaded, without the weights (large, and
+        no damage of them can end a process), without itself, and without what `strip` may change.
+        """
+        holes = [_SECTION_FIELDS[0], _SECTION_FIELDS[1]]
+        holes.append((self.digest_offset, self.digest_offset + 32))
+        if any(self.contents[16:32]):
+            offset, size = self.place(16)
+            holes.append((offset, offset + size))
+        holes.sort()
+        digest = hashlib.sha256()
+        for segment in self.segments:
+            if segment.kind != _PT_LOAD:
+                continue
+            s = segment
+            digest.update(struct.pack("<I4Q", s.flags, s.offset, s.address, s.size, s.memory))
+            at, end = s.offset, s.offset + s.size
+            for start, stop in [*holes, (end, end)]:
+                while at < min(start, end):
+                    data = self.read(at, min(start, end, at + (1 << 20)) - at)
+                    if not data:
+                        raise ArtifactError(f"{self.path} is truncated while it is read")
+                    digest.update(data)
+                    at += len(data)
+                at = max(at, min(stop, end))
+        digest.update(self.read(_HEADER, _SEGMENT * len(self.segments)))
+        return digest.digest()
+
+
+def _segments(path: Path, header: bytes, file: BinaryIO) -> tuple[list[_Segment], int]:
+    """The program headers, and the least size that the file must have."""
     if header[:4] != b"\x7fELF":
         raise ArtifactError(
             f"{path} is not a shared library; gtco.load takes the .so that 'gtco compile' writes"
         )
-    if len(header) < 64:
+    if len(header) < _HEADER:
         raise ArtifactError(f"{path} is truncated: {len(header)} bytes; copy or compile it again")
     machine = struct.unpack_from("<H", header, 18)[0]
     if header[4:6] != b"\x02\x01" or machine != _X86_64:
@@ -70,34 +184,34 @@ def _segments(
     ph_offset, sh_offset = struct.unpack_from("<QQ", header, 32)
     ph_size, ph_count, sh_size, sh_count = struct.unpack_from("<HHHH", header, 54)
     end = max(ph_offset + ph_size * ph_count, sh_offset + sh_size * sh_count)
-    if ph_offset != 64 or ph_size != 56:
+    if ph_offset != _HEADER or ph_size != _SEGMENT or ph_count > 64:
         return [], end
-    table = read(ph_size * ph_count)
+    table = file.read(ph_size * ph_count)
     segments = []
-    for start in range(0, len(table) - len(table) % 56, 56):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", table, start)
-        segments.append((kind, offset, length))
-        if kind == _PT_LOAD:
-            end = max(end, offset + length)
+    for start in range(0, len(table) - len(table) % _SEGMENT, _SEGMENT):
+        kind, flags, offset, address, _, size, memory = struct.unpack_from("<IIQQQQQ", table, start)
+        segments.append(_Segment(kind, flags, offset, address, size, memory))
+        if kind in (_PT_LOAD, _PT_NOTE):
+            end = max(end, offset + size)
     return segments, end
 
 
-def _find_note(data: bytes) -> bytes | None:
-    """The description of gtco's note in a PT_NOTE segment; names and descriptions are padded to 4
-    bytes.
-    """
+def _notes(data: bytes) -> list[tuple[int, int, bytes]]:
+    """gtco's notes in a PT_NOTE segment: type, where the description is, the description. Names and
+    descriptions are padded to 4 bytes."""
+    found = []
     at = 0
     while at + 12 <= len(data):
         name_size, size, kind = struct.unpack_from("<III", data, at)
         name_at = at + 12
         start = name_at + -(-name_size // 4) * 4
-        if kind == NOTE_TYPE and data[name_at : name_at + name_size] == NOTE_NAME:
-            return data[start : start + size]
+        if data[name_at : name_at + name_size] == NOTE_NAME:
+            found.append((kind, start, data[start : start + size]))
         at = start + -(-size // 4) * 4
-    return None
+    return found
 
 
-def _check(path: Path, description: bytes) -> bytes:
+def _check_id(path: Path, description: bytes) -> bytes:
     version = struct.unpack_from("<I", description)[0] if len(description) == 40 else None
     if version != ABI_VERSION:
         raise ArtifactError(
@@ -105,3 +219,13 @@ def _check(path: Path, description: bytes) -> bytes:
             f"{ABI_VERSION}); compile the model again"
         )
     return description[8:40]
+
+
+def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        metadata = json.loads(data)
+    except (ValueError, RecursionError):
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise ArtifactError(f"{path} is damaged: its metadata is not JSON; compile it again")
+    return metadata

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
-import json
 import threading
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from gtco.errors import ArtifactError
-from gtco.runtime.elf import artifact_id
-from gtco.runtime.plan import DTYPES, TensorSpec
+from gtco.runtime.elf import read_contents
+from gtco.runtime.plan import TensorSpec
 
 OK, BUSY = 0, 6
 
@@ -53,7 +52,16 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 _names_lock = threading.Lock()
-_names: dict[Path, list[tuple[int, int, int, int]]] = {}
+_names: dict[Path, list[tuple[int, int, int, int] | None]] = {}
+
+
+def file_identity(path: Path) -> tuple[int, int, int, int] | None:
+    """Equal for as long as the path holds the same file; None where there is none."""
+    try:
+        info = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
 
 def _loader_name(path: Path) -> str:
@@ -63,8 +71,7 @@ def _loader_name(path: Path) -> str:
     model compiled again to the same path would come back as the old one while that is open. The
     n-th file gets n times "./" in its name.
     """
-    info = path.stat()
-    identity = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+    identity = file_identity(path)
     with _names_lock:
         seen = _names.setdefault(path, [])
         if identity not in seen:
@@ -79,10 +86,11 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises :class:`ArtifactError` where the file is missing, damaged, or not an artifact of
-        this version.
+        this version, and then nothing of it was run.
         """
         self.path = path
-        self.id = artifact_id(path)
+        contents = read_contents(path)
+        self.id, self.metadata = contents.id, contents.metadata
         try:
             self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))
             self._functions = {}
@@ -99,10 +107,6 @@ class Library:
         except KeyError:
             raise AttributeError(name) from None
 
-    def metadata(self) -> dict[str, Any]:
-        metadata: dict[str, Any] = json.loads(self.artifact_metadata())
-        return metadata
-
     def open(self, threads: int) -> int:
         """A handle (gtco_model*); :class:`ArtifactError` with the library's own message where it
         cannot be opened.
@@ -115,33 +119,19 @@ class Library:
             )
         return handle.value
 
-    def specs(self, handle: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-        """Inputs and outputs."""
-        return (
-            tuple(_spec(self.input(handle, i).contents) for i in range(self.num_inputs(handle))),
-            tuple(_spec(self.output(handle, i).contents) for i in range(self.num_outputs(handle))),
-        )
-
     def unload(self) -> None:
         if self._dll is not None:
             handle, self._dll, self._functions = self._dll._handle, None, {}
             _ctypes.dlclose(handle)
 
 
-def _spec(info: TensorInfo) -> TensorSpec:
-    dtype = next(name for name, (_, value, _) in DTYPES.items() if value == info.dtype)
-    shape = tuple(
-        info.dims[i] if info.dims[i] >= 0 else info.symbols[i].decode() for i in range(info.ndim)
-    )
-    return TensorSpec(info.name.decode(), dtype, shape)
+def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:
+    """The ``inputs`` or ``outputs`` that an artifact's metadata describes."""
+    return tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"])) for t in metadata[kind])
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of an artifact without opening it, so also on a machine that lacks the
+    """The metadata of an artifact, of which nothing is run: so also on a machine that lacks the
     instructions it needs.
     """
-    library = Library(path.absolute())
-    try:
-        return library.metadata()
-    finally:
-        library.unload()
+    return read_contents(path.absolute()).metadata

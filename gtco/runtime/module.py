@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,7 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gtco.errors import ArtifactError, BuildError, InputError
-from gtco.runtime.library import BUSY, OK, Library
+from gtco.runtime.elf import read_contents
+from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
+from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.tensors import aligned_empty, like, to_numpy
 
 
@@ -29,6 +30,20 @@ def load(path: str | os.PathLike[str], threads: int = 0, *, temporary: bool = Fa
     gtco's, is damaged, lacks its weights file, or needs instructions that this CPU has not got.
     """
     return Model(Path(path), threads, temporary=temporary)
+
+
+def _open(path: Path, threads: int) -> tuple[Library, int]:
+    """The library and a handle. Where a compile publishes another one at this moment, the first
+    look may find a library whose weights have just gone: the new one is taken then."""
+    while True:
+        before = file_identity(path)
+        library = Library(path)
+        try:
+            return library, library.open(threads)
+        except ArtifactError:
+            library.unload()
+            if file_identity(path) == before:
+                raise
 
 
 def _release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
@@ -50,18 +65,14 @@ class Model:
 
     def __init__(self, path: Path, threads: int = 0, *, temporary: bool = False) -> None:
         self.path = path.absolute()
-        library = Library(self.path)
-        try:
-            handle = library.open(threads)
-        except ArtifactError:
-            library.unload()
-            raise
+        library, handle = _open(self.path, threads)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
         folder = self.path.parent if temporary else None
         self._close = weakref.finalize(self, _release, library, handle, folder, os.getpid())
-        self.metadata: dict[str, Any] = library.metadata()
-        self.inputs, self.outputs = library.specs(handle)
+        self.metadata: dict[str, Any] = library.metadata
+        self.inputs = tensor_specs(self.metadata, "inputs")
+        self.outputs = tensor_specs(self.metadata, "outputs")
         self.threads: int = library.num_threads(handle)
         self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
         self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
@@ -114,30 +125,19 @@ class Model:
             raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
         if target == self.path:
             return target
-        copies = (
-            (_beside(self.path, ".so.weights"), _beside(target, ".so.weights")),
-            (_beside(self.path, ".h"), _beside(target, ".h")),
-            (self.path, target),
-        )
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(
-                prefix=f".{target.name}.", dir=target.parent
-            ) as folder:
-                for source, _ in copies:
-                    if source.exists() or source == self.path:
-                        shutil.copy(source, folder)
-                for (
-                    source,
-                    destination,
-                ) in copies:  # the library last: whoever sees it finds the others
-                    if (Path(folder) / source.name).exists():
-                        os.replace(Path(folder) / source.name, destination)
-        except OSError as error:
-            raise BuildError(
-                f"cannot save {self.path} to {target}: {error.strerror or error}; make room or "
-                "choose another place"
-            ) from error
+        with staging(target) as folder:
+            try:
+                shutil.copy(self.path, folder / target.name)
+                identity = read_contents(folder / target.name).id
+                for source, copy in (
+                    (self.path.with_suffix(".h").name, target.with_suffix(".h").name),
+                    (weights_name(self.path.name, identity), weights_name(target.name, identity)),
+                ):
+                    if self.path.with_name(source).exists():
+                        shutil.copy(self.path.with_name(source), folder / copy)
+            except OSError as error:
+                raise write_error(target, error) from error
+            publish(folder, target)
         return target
 
     def close(self) -> None:
@@ -206,7 +206,3 @@ class Model:
                 )
                 raise ArtifactError(f"running {self.path} failed: {text.decode(errors='replace')}")
         return results
-
-
-def _beside(library: Path, suffix: str) -> Path:
-    return library.with_name(library.name.removesuffix(".so") + suffix)

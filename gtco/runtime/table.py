@@ -50,6 +50,13 @@ def c_string(text: str) -> str:
     return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode()) + '"'
 
 
+def comment_text(text: str) -> str:
+    """The text as it may stand in a C comment: printable ASCII, and nothing that ends a comment,
+    opens one, continues a line or is a trigraph. What is not so becomes \\x and its
+    number."""
+    return re.sub(r"[^ -~]|[*?\\]", lambda c: f"\\x{ord(c.group()):02x}", text)
+
+
 def _tensors(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
     lines, rows = [], []
     for number, spec in enumerate(specs):
@@ -167,12 +174,12 @@ def header_source(
     """
 
     def rows(specs: Sequence[TensorSpec]) -> list[str]:
-        return [
-            f" *   {n}  {re.sub(r'[*]/', '* /', str(spec))}" for n, spec in enumerate(specs)
-        ] or [" *   none"]
+        return [f" *   {n}  {comment_text(str(spec))}" for n, spec in enumerate(specs)] or [
+            " *   none"
+        ]
 
     comment = [
-        "/* Model " + name.replace("*/", "* /") + f", compiled by gtco to {file_name}.",
+        f"/* Model {comment_text(name)}, compiled by gtco to {comment_text(file_name)}.",
         " *",
         " * inputs",
         *rows(inputs),

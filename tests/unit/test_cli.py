@@ -15,6 +15,7 @@ import pytest
 
 from gtco import cli
 from gtco.errors import InputError, ModelError
+from gtco.runtime import library
 from gtco.verification import Difference, VerificationReport
 
 
@@ -41,7 +42,6 @@ class Model:
 
     inputs: ClassVar = [Spec("x", "float32", (2, 3)), Spec("ids", "int64", (2,))]
     outputs: ClassVar = [Spec("y", "float32", (2, 3))]
-    metadata: ClassVar = {"name": "fake", "steps": []}
     stages: ClassVar = [
         {
             "name": f"s{n}",
@@ -55,6 +55,13 @@ class Model:
         }
         for n, flops in enumerate((4000, 4000))
     ]
+    metadata: ClassVar = {
+        "name": "fake",
+        "threads": 0,
+        "inputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in inputs],
+        "outputs": [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in outputs],
+        "steps": stages,
+    }
 
     def __init__(self, threads=0):
         self.threads = threads or 2
@@ -96,10 +103,11 @@ def compiler(monkeypatch):
 
 @pytest.fixture
 def model(monkeypatch):
-    """gtco.runtime.module.load replaced by the fake model."""
+    """gtco.runtime.module.load and read_metadata replaced by the fake model's."""
     module, fake = types.ModuleType("gtco.runtime.module"), Model()
     module.load = lambda path, threads=0: fake
     monkeypatch.setitem(sys.modules, "gtco.runtime.module", module)
+    monkeypatch.setattr(library, "read_metadata", lambda path: fake.metadata)
     return fake
 
 
@@ -135,6 +143,13 @@ def test_wrong_usage_exits_with_2(argv, compiler, model, capsys):
     assert exit.value.code == 2
     assert "error:" in capsys.readouterr().err
     assert not compiler.calls
+
+
+def test_python_m_gtco_is_the_command(root):
+    done = subprocess.run(
+        [sys.executable, "-m", "gtco", "--version"], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("gtco ")
 
 
 def test_version_and_help_exit_with_0(capsys):
@@ -280,12 +295,22 @@ def test_inspect_json_is_json(model, peak, capsys):
     assert "measured_seconds" not in data["stages"][0] and "--no-profile" in data["peak_reason"]
 
 
+def test_inspect_without_measuring_runs_nothing(model, monkeypatch, capsys):
+    def refuse(path, threads=0):
+        raise AssertionError("the library was loaded")
+
+    monkeypatch.setattr(sys.modules["gtco.runtime.module"], "load", refuse)
+    assert cli.main(["inspect", "m.so", "--no-profile"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul+add" in out and "threads all that a process may use" in out
+
+
 def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):
     assert cli.main(["inspect", "m.onnx", "--json", "--shape", "b=1"]) == 0
     json.loads(capsys.readouterr().out)
-    source, library, options = compiler.calls[0]
+    source, output, options = compiler.calls[0]
     assert source == Path("m.onnx") and options["shapes"] == {"b": 1}
-    assert not library.parent.exists()  # a temporary folder
+    assert not output.parent.exists()  # a temporary folder
 
 
 def test_run_reports_errors_of_the_model(model, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -19,11 +20,19 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import gtco
-from gtco import compiler
+from gtco import compiler, verification
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
-from gtco.errors import BuildError, GtcoError, ModelError, ShapeError, UnsupportedError
+from gtco.errors import (
+    BuildError,
+    GtcoError,
+    ModelError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+    VerificationError,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -120,6 +129,81 @@ def test_every_unsupported_operator_is_named(tmp_path: Path) -> None:
     assert "Det (2): node0, node2" in message
     assert "LpNormalization (1): node1" in message and "my::Mystery (1): node3" in message
     assert not list(tmp_path.iterdir())
+
+
+def wrong(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with one weight's sign changed."""
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    value = numpy_helper.to_array(other.graph.initializer[0]).copy()
+    value[0] *= -1
+    other.graph.initializer[0].CopyFrom(numpy_helper.from_array(value, "w0"))
+    return other
+
+
+def test_what_fails_the_verification_is_not_published(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference is another model: the older library stays, and so does an empty folder; the
+    table of errors is in the error's report and on the screen."""
+    model = mlp()
+    verify = verification.verify
+
+    def against_another(compiled: Any, reference: Any, **options: Any) -> Any:
+        return verify(compiled, wrong(model), **options)
+
+    onnx.save(model, tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    library = out / "mlp.so"
+    command = ["compile", str(tmp_path / "mlp.onnx"), "-o", str(library), "--verify"]
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "verify", against_another)
+        assert main(command) == 1
+        assert not list(out.iterdir())
+    assert main(command) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "verify", against_another)
+        assert main([*command, "--threads", "1"]) == 1
+        printed = capsys.readouterr()
+        assert "DIFFERS FROM ONNX Runtime" in printed.out and "max relative" in printed.out
+        assert "the compiled model differs from ONNX Runtime" in printed.err
+        with pytest.raises(VerificationError) as caught:
+            compile_to_file(model, library, verify=True)
+    assert {d.output for d in caught.value.report.failures} == {"y"}
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_wrong_kernels_are_not_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every stage reads its neighbour's weights: wrong code, seen where nothing is published."""
+    model, library = mlp(layers=2), tmp_path / "mlp.so"
+    compile_to_file(model, library, verify=True)
+    before = library.read_bytes()
+    build = compiler.build_artifact
+
+    def swapped(artifact: Any, *rest: Any) -> Path:
+        (place, first), *others = artifact.weights
+        weights = [(place, np.flip(first).copy()), *others]
+        return build(dataclasses.replace(artifact, weights=weights), *rest)
+
+    monkeypatch.setattr(compiler, "build_artifact", swapped)
+    with pytest.raises(VerificationError, match="differs from ONNX Runtime"):
+        compile_to_file(model, library, verify=True)
+    assert library.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mlp.h", "mlp.so"]
+
+
+def test_a_dump_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    phases: list[str] = []
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "dump", "/proc/gtco"):
+        with pytest.raises(OptionError, match="cannot write in the folder"):
+            compile_to_file(
+                mlp(), tmp_path / "m.so", dump=folder, progress=lambda name, *_: phases.append(name)
+            )
+    assert not phases and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_symbolic_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {
+    "__main__": 7,
     "cli": 6,
     "compiler": 5,
     "assembly": 4,

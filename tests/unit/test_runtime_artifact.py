@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import stat
@@ -110,13 +111,25 @@ def test_c_example_runs(small: Path, tmp_path: Path) -> None:
 
 
 def test_names_and_kernels_may_be_spelt_anyhow(tmp_path: Path, kernels: bytes) -> None:
+    """Names that would end the header's comment, open another, continue a line, or stop a C
+    string: the header compiles with every warning an error, also where trigraphs are on."""
     base = small_artifact(kernels)
-    inputs = (TensorSpec('x "é"??/\n', "float32", base.inputs[0].shape), base.inputs[1])
-    with load(
-        write_artifact(small_artifact(kernels, inputs=inputs, name="*/ 7"), tmp_path / "a b.so")
-    ) as model:
-        assert model.inputs[0].name == 'x "é"??/\n'
+    names = ('x "é"??/\n *\\\n/ #error a', "*\r/ /* // \u202e\0??/")
+    inputs = tuple(
+        TensorSpec(name, spec.dtype, spec.shape)
+        for name, spec in zip(names, base.inputs, strict=True)
+    )
+    path = write_artifact(
+        small_artifact(kernels, inputs=inputs, name="*/ 7\\"), tmp_path / "a */ b\\.so"
+    )
+    with load(path) as model:
+        assert tuple(spec.name for spec in model.inputs) == names
         check(model(*example_inputs()), *example_inputs())
+    header = path.with_suffix(".h")
+    assert header.read_text().isascii()
+    for standard in ("c99", "gnu17"):
+        flags = ["-Wall", "-Wextra", "-pedantic", "-Werror", f"-std={standard}", "-fsyntax-only"]
+        subprocess.run(["gcc", "-xc", *flags, str(header)], check=True)
 
 
 def test_equal_artifacts_are_equal_files(tmp_path: Path, kernels: bytes) -> None:
@@ -126,7 +139,9 @@ def test_equal_artifacts_are_equal_files(tmp_path: Path, kernels: bytes) -> None
 
 def test_weights_beside_the_library(tmp_path: Path, kernels: bytes) -> None:
     path = write_artifact(small_artifact(kernels), tmp_path / "m.so", weights_inside_limit=100)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.h", "m.so", "m.so.weights"]
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names[:2] == ["m.h", "m.so"] and len(names) == 3
+    assert re.fullmatch(r"m\.so\.weights-[0-9a-f]{16}", names[2])
     with load(path) as model:
         check(model(*example_inputs()), *example_inputs())
     write_artifact(small_artifact(kernels), path)
@@ -252,7 +267,7 @@ def test_ctrl_c_leaves_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(artifact_module, "_publish", interrupted)
+    monkeypatch.setattr(artifact_module, "publish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_artifact(small_artifact(kernels), tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []

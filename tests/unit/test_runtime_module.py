@@ -24,6 +24,7 @@ from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.publish import weights_beside
 from tests.unit.test_runtime_models import (
     COLUMNS,
     ROWS,
@@ -458,19 +459,20 @@ def test_weights_file_lost_cut_or_swapped(kernels: bytes, tmp_path: Path) -> Non
     path = write_artifact(small_artifact(kernels), tmp_path / "m.so", weights_inside_limit=0)
     other = small_artifact(kernels, weights=((0, np.zeros(3, np.int64)), (64, SCALE + 1)))
     write_artifact(other, tmp_path / "other.so", weights_inside_limit=0)
-    weights = tmp_path / "m.so.weights"
+    (weights,) = weights_beside(path)
+    (others,) = weights_beside(tmp_path / "other.so")
     good = weights.read_bytes()
     for bad, message in (
         (None, "cannot be opened"),
         (good[:-1], "truncated"),
         (good[:20], "truncated"),
         (b"x" * len(good), "not a gtco weights file"),
-        ((tmp_path / "other.so.weights").read_bytes(), "belongs to another compile"),
+        (others.read_bytes(), "belongs to another compile"),
     ):
         weights.unlink()
         if bad is not None:
             weights.write_bytes(bad)
-        with pytest.raises(ArtifactError, match=f"m.so.weights.*{message}"):
+        with pytest.raises(ArtifactError, match=f"{weights.name}.*{message}"):
             load(path)
         weights.write_bytes(good)
     with load(path) as model:
@@ -499,7 +501,9 @@ def test_save(kernels: bytes, tmp_path: Path, limit: int) -> None:
         saved = model.save(tmp_path / "deep" / "copy.so")
     assert not source.exists()  # a temporary model takes its folder with it
     names = {p.name for p in saved.parent.iterdir()}
-    assert names == {"copy.so", "copy.h"} | ({"copy.so.weights"} if limit == 0 else set())
+    weights = weights_beside(saved)
+    assert len(weights) == (limit == 0)
+    assert names == {"copy.so", "copy.h"} | {path.name for path in weights}
     with load(saved) as model:
         check(model(*example_inputs()), *example_inputs())
 

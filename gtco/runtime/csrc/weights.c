@@ -47,7 +47,9 @@ gtco_status gtco_weights_open(const gtco_plan* plan, gtco_weights* weights, char
   char path[PATH_MAX];
   if (!dladdr((const void*)&gtco_the_plan, &library) || !library.dli_fname)
     return gtco_fail(message, GTCO_ERROR_WEIGHTS, "cannot tell where the library is, so its weights file is not found");
-  if (snprintf(path, sizeof path, "%s.weights", library.dli_fname) >= (int)sizeof path)
+  const unsigned char* id = plan->id; /* publish.py gives the file its name */
+  if (snprintf(path, sizeof path, "%s.weights-%02x%02x%02x%02x%02x%02x%02x%02x", library.dli_fname, id[0], id[1], id[2],
+               id[3], id[4], id[5], id[6], id[7]) >= (int)sizeof path)
     return gtco_fail(message, GTCO_ERROR_WEIGHTS, "the path of the weights file is too long");
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0)
