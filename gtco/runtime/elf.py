@@ -100,7 +100,7 @@ class _Elf:
             raise ArtifactError(
                 f"{path} is truncated: {size} bytes of at least {end}; copy or compile it again"
             )
-        notes = {}
+        notes: dict[int, tuple[_Segment, int, bytes]] = {}
         for segment in self.segments:
             if segment.kind == _PT_NOTE:
                 data = self.read(segment.offset, min(segment.size, 1 << 16))
