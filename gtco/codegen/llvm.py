@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -62,7 +61,8 @@ def compile_functions(functions: Sequence[Any], target: Target) -> Any:
 
 def object_code(functions: Sequence[Any], target: Target) -> bytes:
     """An ELF object that holds the kernels as plain C functions named by their symbols."""
-    with tempfile.TemporaryDirectory(prefix="gtco-") as folder:
-        path = Path(folder) / "kernels.o"
-        compile_functions(functions, target).write_to_file(str(path), "o")
-        return path.read_bytes()
+    # A file in memory: a worker may be killed at any time and must leave nothing behind.
+    with os.fdopen(os.memfd_create("kernels.o"), "rb") as file:
+        path = f"/proc/self/fd/{file.fileno()}"
+        compile_functions(functions, target).write_to_file(path, "o")
+        return file.read()

@@ -5,7 +5,6 @@ closes.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -20,7 +19,10 @@ def serve(connection: Connection) -> None:
             job: Job = connection.recv()
         except (EOFError, ConnectionError):
             return
-        connection.send(answer(job))
+        try:
+            connection.send(answer(job))
+        except ConnectionError:  # the compile has ended without waiting for it
+            return
 
 
 def answer(job: Job) -> Kernel | Failure:
@@ -42,5 +44,4 @@ def _last_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     serve(Connection(int(sys.argv[1])))

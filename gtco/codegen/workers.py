@@ -84,6 +84,7 @@ class Workers:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the parent's to handle, from the first moment
             )
         return _Worker(process, Connection(ours.detach()))
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from onnx import helper
 
 from gtco.errors import ModelError, ShapeError, UnsupportedError
 from gtco.frontend.imported import ImportedModel
+from gtco.frontend.messages import MAX_ELEMENTS, check_functions, check_text, nodes
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
@@ -51,10 +53,12 @@ def load_onnx(
     data missing, TVM cannot translate it), ShapeError (symbolic dimensions without a value, unknown
     names in ``shapes``) and UnsupportedError (every unsupported operator).
     """
-    model, folder = _read(source)
+    model, path = _read(source)
+    check_text(model)
     if model.functions:
+        check_functions(model)
         model = onnx.inliner.inline_local_functions(model)
-    skeleton, weights = strip(model, folder)
+    skeleton, weights = strip(model, path)
     del model
     return import_skeleton(
         skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
@@ -109,16 +113,18 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
-    """The message, without external data, and the folder that the data lies in."""
+    """The message, without external data, and the model's file, which that data lies beside."""
     if isinstance(source, onnx.ModelProto):
         return source, None
-    folder: Path | None = None
+    path: Path | None = None
     label = "the bytes given"
     if isinstance(source, str | Path):
         path = Path(source)
-        label, folder = f"'{path}'", path.parent
+        label = f"'{path}'"
         try:
             source = path.read_bytes()
+        except ValueError as error:  # a zero byte in the name
+            raise ModelError(f"cannot read {label!r}: {error}") from error
         except OSError as error:
             raise ModelError(f"cannot read {label}: {error.strerror or error}") from error
     model = onnx.ModelProto()
@@ -132,7 +138,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
         ) from error
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError(f"{label} is not an ONNX model: it holds no graph ({len(source)} bytes)")
-    return model, folder
+    return model, path
 
 
 def _check(model: onnx.ModelProto) -> None:
@@ -163,7 +169,9 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
                 "models of tensors alone"
             )
         if value.type.tensor_type.elem_type not in _DTYPES:
-            dtype = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            number = value.type.tensor_type.elem_type
+            spelt = {n: name for name, n in onnx.TensorProto.DataType.items()}
+            dtype = spelt.get(number, f"number {number}")
             raise UnsupportedError(
                 f"input '{value.name}' has elements of type {dtype.lower()}, which gtco has not; "
                 f"it has {', '.join(ITEM_BYTES)}"
@@ -177,6 +185,11 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
             if dim.HasField("dim_value"):
                 if dim.dim_value > 0:
                     continue
+                if dim.dim_value < 0:
+                    raise ModelError(
+                        f"input '{value.name}' is damaged: axis {axis} has size {dim.dim_value}. "
+                        "Export the model again"
+                    )
                 raise ShapeError(
                     f"input '{value.name}' is empty: axis {axis} has size {dim.dim_value}. Export "
                     "the model with sizes of 1 or more"
@@ -188,6 +201,12 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
                 if size < 1:
                     raise ShapeError(f"--shape {name}={size}: a size is 1 or more")
                 dim.dim_value = size
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if math.prod(sizes) > MAX_ELEMENTS:
+            raise ShapeError(
+                f"input '{value.name}' would have {math.prod(sizes):.1e} elements "
+                f"({sizes}): give smaller sizes, or export the model again"
+            )
     unknown = [name for name in shapes if name not in known and not _is_axis(name, known)]
     if unknown:
         raise ShapeError(
@@ -235,15 +254,6 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
     return TensorType(tuple(dim.dim_value for dim in tensor.shape.dim), str(dtype))
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of nested graphs too."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
-
-
 def _supported() -> set[str]:
     """The standard operators that TVM's importer reads."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
@@ -260,7 +270,7 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
     nodes."""
     supported = _supported()
     found: dict[str, list[str]] = {}
-    for node in _nodes(model.graph):
+    for node in nodes(model.graph):
         standard = node.domain in _STANDARD and node.op_type in supported - _DATA_DEPENDENT
         if not standard and not (node.domain == "com.microsoft" and node.op_type in _MICROSOFT):
             label = (

@@ -1,21 +1,23 @@
 """onnxsim in a process of its own: it can hang, crash or eat memory, and none of that may end a
 compile.
 
-The child runs in the temporary folder and imports nothing of gtco.
+The child imports nothing of gtco, and no file is written: models go to and fro in memory, so a full
+disk is no matter and nothing stays behind, whatever ends either process.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+from typing import BinaryIO
 
+import google.protobuf.message
 import onnx
 
 _CHILD = """
 import sys, onnx, onnxsim
-model, _ = onnxsim.simplify(onnx.load(sys.argv[1]))
+model, _ = onnxsim.simplify(onnx.load_model_from_string(open(sys.argv[1], "rb").read()))
 open(sys.argv[2], "wb").write(model.SerializeToString())
 """
 
@@ -23,29 +25,45 @@ open(sys.argv[2], "wb").write(model.SerializeToString())
 def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, str]:
     """The simplified model and "", or the model as it was and the reason why. ``timeout`` in
     seconds."""
-    with tempfile.TemporaryDirectory(prefix="gtco-") as folder:
-        source, target = Path(folder, "in.onnx"), Path(folder, "out.onnx")
-        source.write_bytes(model.SerializeToString())
-        command = [sys.executable, "-c", _CHILD, source.name, target.name]
+    with _memory_file() as source, _memory_file() as target:
+        source.write(model.SerializeToString())
+        source.flush()
+        files = [source.fileno(), target.fileno()]
+        command = [sys.executable, "-c", _CHILD, *(f"/proc/self/fd/{file}" for file in files)]
         try:
+            # Its own session, so Ctrl-C is not its to tell of; "/", so that it imports nothing of
+            # the folder that the user is in.
             done = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=timeout,
                 check=False,
                 stdin=subprocess.DEVNULL,
-                cwd=folder,
+                cwd="/",
+                pass_fds=files,
+                start_new_session=True,
             )
         except subprocess.TimeoutExpired:
             return (
                 model,
                 f"onnxsim did not finish in {timeout:g} s; the model is compiled unsimplified",
             )
-        if done.returncode != 0 or not target.is_file():
-            last = (done.stderr.strip() or "no message").splitlines()[-1]
-            return model, f"onnxsim failed ({last}); the model is compiled unsimplified"
-        simplified = onnx.load_model_from_string(target.read_bytes())
+        target.seek(0)
+        written = target.read()
+    if done.returncode != 0 or not written:
+        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+        return model, f"onnxsim failed ({last}); the model is compiled unsimplified"
+    try:
+        simplified = onnx.load_model_from_string(written)
+    except google.protobuf.message.DecodeError:
+        return model, "onnxsim wrote no model; the model is compiled unsimplified"
     if [v.name for v in simplified.graph.output] != [v.name for v in model.graph.output]:
         return model, "onnxsim changed the model's outputs; the model is compiled unsimplified"
     return simplified, ""
+
+
+def _memory_file() -> BinaryIO:
+    """A file without a name, in memory."""
+    return os.fdopen(os.memfd_create("gtco"), "w+b")

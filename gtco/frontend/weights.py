@@ -8,6 +8,9 @@ is in memory once.
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from pathlib import Path
 
 import numpy
@@ -15,46 +18,55 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gtco.errors import ModelError
+from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated
 
 # From this size on (bytes) a float initializer is a weight, not a shape or a table that an importer
 # wants to look into.
 LARGE = 1 << 15
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# What is read as it lies in an external file: elements of whole bytes.
+_MAPPED = {
+    *_FLOATS,
+    *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
+    *(TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64),
+    TensorProto.BOOL,
+}
 
 
 def strip(
-    model: onnx.ModelProto, folder: Path | None
+    model: onnx.ModelProto, source: Path | None
 ) -> tuple[onnx.ModelProto, dict[str, numpy.ndarray]]:
     """``model`` without its large float initializers, which become graph inputs, and their values
     by name.
 
-    ``folder`` is where external data lies (None: the model came from memory). The model given is
-    not changed. Raises ModelError where data is missing or of the wrong size, naming the file and
-    the tensor.
+    ``source`` is the model's file, which external data lies beside (None: the model came from
+    memory). The model given is not changed. Raises ModelError where data is missing or of the
+    wrong size, naming the file and the tensor.
     """
     weights: dict[str, numpy.ndarray] = {}
     skeleton = onnx.ModelProto()
     for descriptor, value in model.ListFields():
         if descriptor.name == "graph":
             continue
-        if (
-            descriptor.is_repeated
-            if hasattr(descriptor, "is_repeated")
-            else isinstance(value, list)
-        ):
+        if is_repeated(descriptor):
             getattr(skeleton, descriptor.name).extend(value)
         else:
             setattr(skeleton, descriptor.name, value)
-    graph, source = skeleton.graph, model.graph
-    graph.name = source.name or "graph"
-    graph.node.extend(source.node)
-    graph.output.extend(source.output)
-    graph.value_info.extend(source.value_info)
-    graph.sparse_initializer.extend(source.sparse_initializer)
-    names = {tensor.name for tensor in source.initializer}
-    graph.input.extend(value for value in source.input if value.name not in names)
-    for tensor in source.initializer:
-        array = read_tensor(tensor, folder)
+    graph, given = skeleton.graph, model.graph
+    graph.name = given.name or "graph"
+    graph.node.extend(given.node)
+    graph.output.extend(given.output)
+    graph.value_info.extend(given.value_info)
+    graph.sparse_initializer.extend(given.sparse_initializer)
+    for tensor in inner_tensors(graph):  # small ones, by use: they come into the skeleton
+        check_sizes(tensor)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = numpy.array(read_tensor(tensor, source))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    names = {tensor.name for tensor in given.initializer}
+    graph.input.extend(value for value in given.input if value.name not in names)
+    for tensor in given.initializer:
+        array = read_tensor(tensor, source)
         if tensor.data_type in _FLOATS and array.nbytes >= LARGE:
             weights[tensor.name] = array
             graph.input.append(
@@ -67,12 +79,13 @@ def strip(
     return skeleton, weights
 
 
-def read_tensor(tensor: onnx.TensorProto, folder: Path | None) -> numpy.ndarray:
+def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:
     """The tensor's value; a memory map where it lies in a file beside the model. Raises
     ModelError."""
     name = tensor.name or "(unnamed)"
+    check_sizes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _read_external(tensor, folder, name)
+        return _read_external(tensor, source, name)
     try:
         return numpy_helper.to_array(tensor)
     except Exception as error:
@@ -81,41 +94,84 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path | None) -> numpy.ndarray:
         ) from error
 
 
-def _read_external(tensor: onnx.TensorProto, folder: Path | None, name: str) -> numpy.ndarray:
+def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> numpy.ndarray:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    if folder is None:
+    if source is None:
         raise ModelError(
             f"initializer '{name}' is in the file '{location}' beside the model, but the model was "
             "given as "
             "bytes or as a ModelProto: give the path of the .onnx file instead"
         )
-    root = folder.resolve()
-    path = (root / location).resolve()
-    if not location or not path.is_relative_to(root):
+    path = _external_file(location, source, name)
+    if tensor.data_type not in _MAPPED:
         raise ModelError(
-            f"initializer '{name}' points outside the model's folder ('{location}'): gtco does not "
-            "read there"
+            f"initializer '{name}' has elements of type {tensor.data_type} in external data, which "
+            "gtco does not read"
         )
-    if not path.is_file():
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    shape = tuple(tensor.dims)
+    nbytes = math.prod(shape) * dtype.itemsize
+    offset = _number(entries, "offset", 0, name)
+    length = _number(entries, "length", nbytes, name)
+    if length != nbytes:
+        raise ModelError(
+            f"initializer '{name}' is damaged: its shape {list(shape)} takes {nbytes} bytes, but "
+            f"{length} are given in '{location}': export the model again"
+        )
+    if offset + nbytes > path.stat().st_size:
+        raise ModelError(
+            f"external data file '{path}' is too short: initializer '{name}' needs "
+            f"{nbytes} bytes at {offset}, the file has {path.stat().st_size}: copy it again"
+        )
+    if nbytes == 0:
+        return numpy.empty(shape, dtype)
+    try:
+        return numpy.memmap(path, dtype, "r", offset, shape)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read initializer '{name}' from '{path}': {error}") from error
+
+
+def _external_file(location: str, source: Path, name: str) -> Path:
+    """The file that holds the data: in the model's folder. Where that is a folder of links, as in
+    Hugging Face's cache, the links lead to the place of the model's own file or to the cache's
+    blobs."""
+    outside = ModelError(
+        f"initializer '{name}' points outside the model's folder ('{location}'): gtco does not "
+        "read there. Copy the data beside the model"
+    )
+    lexical = os.path.normpath(location)
+    if not location or "\0" in location or os.path.isabs(lexical) or lexical.startswith(".."):
+        raise outside
+    folder = source.absolute().parent
+    roots = [folder, source.resolve().parent]
+    revisions = [f for f in (folder, *folder.parents) if f.parent.name == "snapshots"]
+    roots += [revision.parents[1] / "blobs" for revision in revisions]
+    try:
+        path = (folder / location).resolve()
+        inside = any(path.is_relative_to(root.resolve()) for root in roots)
+        found = path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name too long
+        raise ModelError(
+            f"external data file '{location}' cannot be found (initializer '{name}'): {error}"
+        ) from error
+    if not inside:
+        raise outside
+    if not found:
         raise ModelError(
             f"external data file '{path}' is missing (initializer '{name}' lies in it): copy it "
             "beside the model"
         )
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    shape = tuple(tensor.dims)
-    count = int(numpy.prod(shape, dtype=numpy.int64))
-    offset = int(entries.get("offset", 0))
-    if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4):
+    return path
+
+
+def _number(entries: dict[str, str], key: str, default: int, name: str) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not re.fullmatch("[0-9]{1,18}", text):
         raise ModelError(
-            f"initializer '{name}' holds 4-bit integers in external data, which gtco does not read"
+            f"initializer '{name}' is damaged: '{text[:40]}' is no {key} of external data: export "
+            "the model again"
         )
-    if offset + count * dtype.itemsize > path.stat().st_size:
-        raise ModelError(
-            f"external data file '{path}' is too short: initializer '{name}' needs "
-            f"{count * dtype.itemsize} bytes at {offset}, the file has {path.stat().st_size}: copy "
-            "it again"
-        )
-    if count == 0:
-        return numpy.empty(shape, dtype)
-    return numpy.memmap(path, dtype, "r", offset, shape)
+    return int(text)

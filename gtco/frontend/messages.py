@@ -1,0 +1,114 @@
+"""Walks over an ONNX message that are done before anything else looks at it: a stranger's file may
+hold text that is none, sizes that cannot be, and tensors that lie elsewhere at any depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import onnx
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from gtco.errors import ModelError
+
+MAX_ELEMENTS = 1 << 40  # of one tensor: beyond it sizes were damaged, and products may wrap
+
+
+@cache
+def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
+    """Name, is text (else a message), is repeated."""
+    return tuple(
+        (field.name, field.type == FieldDescriptor.TYPE_STRING, is_repeated(field))
+        for field in kind.fields
+        if field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
+    )
+
+
+def is_repeated(field: Any) -> bool:
+    """Protobuf's versions spell it differently."""
+    known = getattr(field, "is_repeated", None)
+    return field.label == field.LABEL_REPEATED if known is None else bool(known)
+
+
+def check_text(message: Any, where: str = "") -> None:
+    """Raise ModelError where a name or another text is not UTF-8, which protobuf lets through."""
+    for name, is_text, repeated in _fields(message.DESCRIPTOR):
+        place = f"{where}.{name}" if where else name
+        try:
+            value = getattr(message, name)
+            parts = list(value) if repeated else [value]
+        except UnicodeDecodeError:  # one implementation of protobuf; the other gives bytes
+            parts = [b""]
+        if is_text and not all(isinstance(part, str) for part in parts):
+            raise ModelError(
+                f"the model is damaged: its field '{place}' is not UTF-8 text. Export it again"
+            )
+        if not is_text and (repeated or message.HasField(name)):
+            for number, part in enumerate(parts):
+                check_text(part, f"{place}[{number}]" if repeated else place)
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node, those of nested graphs too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in subgraphs(attribute):
+                yield from nodes(inner)
+
+
+def subgraphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that is no initializer of ``graph`` itself: in attributes, nested graphs, and
+    sparse ones."""
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from attribute.tensors
+            if attribute.HasField("t"):
+                yield attribute.t
+            for sparse in (
+                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+                *attribute.sparse_tensors,
+            ):
+                yield from (sparse.values, sparse.indices)
+            for inner in subgraphs(attribute):
+                yield from inner.initializer
+                yield from inner_tensors(inner)
+
+
+def check_sizes(tensor: onnx.TensorProto) -> None:
+    """Raise ModelError for a negative size, or so many elements that products would wrap."""
+    dims = list(tensor.dims)
+    if any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
+        raise ModelError(
+            f"tensor '{tensor.name or '(unnamed)'}' is damaged: it cannot have the shape {dims}: "
+            "export the model again"
+        )
+
+
+def check_functions(model: onnx.ModelProto) -> None:
+    """Raise ModelError where a local function calls itself, directly or not: ONNX forbids it, and
+    what writes the calls out would not end."""
+    functions = {(f.domain, f.name): f for f in model.functions}
+    done: set[tuple[str, str]] = set()
+
+    def visit(key: tuple[str, str], path: tuple[tuple[str, str], ...]) -> None:
+        if key in path:
+            raise ModelError(f"the model's function '{key[1]}' calls itself: export it again")
+        if key in done or key not in functions:
+            return
+        graph = onnx.GraphProto(node=functions[key].node)
+        for node in nodes(graph):
+            visit((node.domain, node.op_type), (*path, key))
+        done.add(key)
+
+    for key in functions:
+        visit(key, ())
