@@ -130,6 +130,12 @@ def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
     return None
 
 
+def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """TVM's importer writes loops at once, in which nobody sees the contraction any more."""
+    equation = _text(attrs["equation"])
+    return builder.emit(relax.op.einsum(relax.Tuple(list(inputs)), equation.replace(" ", "")))
+
+
 def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _text(attrs.get("mode", b"DCR")) != "CRD":
         return None
@@ -210,6 +216,7 @@ _OVERRIDES: dict[str, Override] = {
     "IsInf": _is_inf,
     "Constant": _constant_node,
     "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
     "SpaceToDepth": _space_to_depth,
     "Resize": _resize,
     "Pow": _pow,

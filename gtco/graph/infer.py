@@ -90,6 +90,8 @@ def infer_type(
         return TensorType(shape, inputs[0].dtype)
     elif kind == "conv2d":
         return _conv2d(inputs[0], inputs[1], attrs)
+    elif kind == "conv_transpose2d":
+        return _conv_transpose2d(inputs[0], inputs[1], attrs)
     if declared is None:
         raise ValueError(f"the output type of '{kind}' does not follow from its inputs: give it")
     return declared
@@ -110,6 +112,26 @@ def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> Tens
     ):
         space.append((int(size) + pad - (int(kernel) - 1) * dilation - 1) // stride + 1)
     channels = weight.shape[0]
+    return TensorType(
+        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels), x.dtype
+    )
+
+
+def _conv_transpose2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> TensorType:
+    nchw = attrs["layout"] == "NCHW"
+    top, left, bottom, right = attrs["padding"]
+    space: list[Dim] = [
+        (int(size) - 1) * stride + int(kernel) - pad + extra
+        for size, kernel, stride, pad, extra in zip(
+            x.shape[2:] if nchw else x.shape[1:3],
+            weight.shape[2:],
+            attrs["strides"],
+            (top + bottom, left + right),
+            attrs["output_padding"],
+            strict=True,
+        )
+    ]
+    channels = int(weight.shape[1]) * attrs["groups"]
     return TensorType(
         (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels), x.dtype
     )

@@ -35,7 +35,7 @@ from gtco.tensor.stage import Dim, Operator, TensorType, make_attrs
 
 TO_NHWC: Axes = (0, 2, 3, 1)
 TO_NCHW: Axes = (0, 3, 1, 2)
-_SPATIAL = frozenset(["conv2d", "max_pool2d", "avg_pool2d", "resize2d"])
+_SPATIAL = frozenset(["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "resize2d"])
 
 # A plan to have a tensor permuted: elements that must really be moved, and how to build it.
 Plan = tuple[int, Callable[[], str]]

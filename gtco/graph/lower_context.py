@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -199,3 +200,11 @@ def tensor_type(ty: Any, name: str) -> TensorType:
     if str(ty.dtype) not in ITEM_BYTES:
         raise NoRule(f"{name}: dtype {ty.dtype}")
     return TensorType(shape, str(ty.dtype))
+
+
+Rule = Callable[[Lowering, relax.Call], Any]
+
+
+def result_type(call: relax.Call) -> TensorType:
+    """The type of a call's one result."""
+    return tensor_type(call.ty, call.op.name.removeprefix("relax."))

@@ -1,69 +1,18 @@
-"""What each Relax layer becomes: convolution, pooling, resizing, normalisation, attention."""
+"""What each Relax layer becomes: pooling, resizing, normalisation, attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy
 from tvm import relax
 
-from gtco.graph.lower_context import Lowering, NoRule, integer, integers, tensor_type
-from gtco.tensor.stage import TensorType
+from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers
+from gtco.graph.lower_context import result_type as _type
+from gtco.graph.lower_convolution import CONVOLUTION_RULES
 
-Rule = Callable[[Lowering, relax.Call], Any]
-
-
-def _type(call: relax.Call) -> TensorType:
-    return tensor_type(call.ty, call.op.name.removeprefix("relax."))
-
-
-# -- convolution, pooling, resizing ----------------------------------------------------------------
-
-
-def _conv2d(lowering: Lowering, call: relax.Call) -> Any:
-    a = call.attrs
-    if (
-        a.data_layout not in ("NCHW", "NHWC")
-        or a.out_layout not in ("", a.data_layout)
-        or len(a.kernel_layout) != 4
-    ):
-        return None
-    x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
-    weight = lowering.permute(
-        weight, tuple(str(a.kernel_layout).index(letter) for letter in "OIHW")
-    )
-    return lowering.emit(
-        "conv2d",
-        (x, weight),
-        strides=integers(a.strides),
-        padding=integers(a.padding),
-        dilation=integers(a.dilation),
-        groups=integer(a.groups),
-        layout=str(a.data_layout),
-    )
-
-
-def _conv1d(lowering: Lowering, call: relax.Call) -> Any:
-    """A convolution of one axis is one of two with a height of 1."""
-    a = call.attrs
-    if a.data_layout != "NCW" or a.kernel_layout != "OIW" or a.out_layout not in ("", "NCW"):
-        return None
-    x, weight = lowering.value(call.args[0]), lowering.value(call.args[1])
-    n, c, w = lowering.type(x).shape
-    o, i, k = lowering.type(weight).shape
-    left, right = integers(a.padding)
-    y = lowering.emit(
-        "conv2d",
-        (lowering.reshape(x, (n, c, 1, w)), lowering.reshape(weight, (o, i, 1, k))),
-        strides=(1, *integers(a.strides)),
-        padding=(0, left, 0, right),
-        dilation=(1, *integers(a.dilation)),
-        groups=integer(a.groups),
-        layout="NCHW",
-    )
-    return lowering.reshape(y, _type(call).shape)
+# -- pooling, resizing -----------------------------------------------------------------------------
 
 
 def _pool(kind: str) -> Rule:
@@ -287,8 +236,7 @@ def _attention(lowering: Lowering, call: relax.Call) -> Any:
 
 
 LAYER_RULES: dict[str, Rule] = {
-    "nn.conv2d": _conv2d,
-    "nn.conv1d": _conv1d,
+    **CONVOLUTION_RULES,
     "nn.max_pool2d": _pool("max_pool2d"),
     "nn.avg_pool2d": _pool("avg_pool2d"),
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,

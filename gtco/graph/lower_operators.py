@@ -14,17 +14,13 @@ from typing import Any
 import numpy
 from tvm import relax
 
-from gtco.graph.lower_context import Lowering, NoRule, integer, integers, tensor_type
+from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers, tensor_type
+from gtco.graph.lower_context import result_type as _type
+from gtco.graph.lower_einsum import einsum
 from gtco.graph.lower_layers import LAYER_RULES
 from gtco.tensor.stage import TensorType
 
-Rule = Callable[[Lowering, relax.Call], Any]
-
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
-
-
-def _type(call: relax.Call) -> TensorType:
-    return tensor_type(call.ty, call.op.name.removeprefix("relax."))
 
 
 def _plain(kind: str) -> Rule:
@@ -360,6 +356,7 @@ RULES: dict[str, Rule] = {
     "nn.softplus": _softplus,
     "nn.leakyrelu": _leaky_relu,
     "matmul": _matmul,
+    "einsum": einsum,
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,

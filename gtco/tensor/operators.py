@@ -106,6 +106,14 @@ OPERATORS: dict[str, OperatorInfo] = {
         ("strides", "padding", "dilation", "groups", "layout"),
         "x in layout NCHW or NHWC; weight always OIHW; padding (top, left, bottom, right)",
     ),
+    "conv_transpose2d": OperatorInfo(
+        COMPLEX,
+        (2, 2),
+        ("strides", "padding", "output_padding", "groups", "layout"),
+        "the gradient of conv2d by its input; x in layout NCHW or NHWC; weight [channels, outputs "
+        "of a group, KH, KW], a dilation spread into it with zeros; padding (top, left, bottom, "
+        "right) is cut off the output, output_padding rows and columns are added at its end",
+    ),
     "attention": OperatorInfo(
         COMPLEX,
         (3, 4),

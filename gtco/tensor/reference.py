@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.tensor.reference_spatial import avg_pool2d, conv2d, max_pool2d, resize2d
+from gtco.tensor.reference_spatial import avg_pool2d, conv2d, conv_transpose2d, max_pool2d, resize2d
 from gtco.tensor.stage import Operator
 
 Array = np.ndarray
@@ -296,6 +296,7 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "rms_norm": _rms_norm,
     "attention": _attention,
     "conv2d": lambda op, a, x: conv2d(x[0], x[1], **a),
+    "conv_transpose2d": lambda op, a, x: conv_transpose2d(x[0], x[1], **a),
     "max_pool2d": lambda op, a, x: max_pool2d(x[0], _shape(op), **a),
     "avg_pool2d": lambda op, a, x: avg_pool2d(x[0], _shape(op), **a),
     "resize2d": lambda op, a, x: resize2d(x[0], _shape(op), **a),

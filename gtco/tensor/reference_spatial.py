@@ -60,6 +60,39 @@ def conv2d(
     return _from_nchw(y, layout)
 
 
+def conv_transpose2d(
+    x: Array,
+    weight: Array,
+    *,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    layout: str,
+) -> Array:
+    """Every input pixel adds its product with the filters to a window of the output; ``weight`` is
+    [channels, outputs of a group, KH, KW]."""
+    x = _to_nchw(x, layout)
+    n, c, h, w = x.shape
+    _, per_group, *kernel = weight.shape
+    full = [(size - 1) * s + k for size, s, k in zip((h, w), strides, kernel, strict=True)]
+    extended = [max(f, f + e) for f, e in zip(full, output_padding, strict=True)]
+    y = np.zeros((n, groups * per_group, *extended), np.result_type(x, weight))
+    parts = x.reshape(n, groups, c // groups, h, w)
+    filters = weight.reshape(groups, c // groups, per_group, *kernel)
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            share = np.einsum("ngchw,gco->ngohw", parts, filters[..., i, j])
+            rows = slice(i, i + (h - 1) * strides[0] + 1, strides[0])
+            columns = slice(j, j + (w - 1) * strides[1] + 1, strides[1])
+            y[:, :, rows, columns] += share.reshape(n, -1, h, w)
+    top, left, bottom, right = padding
+    ends = [
+        f + e - after for f, e, after in zip(full, output_padding, (bottom, right), strict=True)
+    ]
+    return _from_nchw(y[:, :, top : ends[0], left : ends[1]], layout)
+
+
 def _pool_windows(
     x: Array,
     shape: Sequence[int],

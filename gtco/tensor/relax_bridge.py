@@ -180,6 +180,25 @@ def _conv2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType])
     )
 
 
+def _conv_transpose2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    """TVM has kernels for NCHW alone."""
+    last = op["layout"] == "NHWC"
+    data = b.emit(R.permute_dims(x[0], [0, 3, 1, 2])) if last else x[0]
+    y = b.emit(
+        R.nn.conv2d_transpose(
+            data,
+            x[1],
+            strides=list(op["strides"]),
+            padding=list(op["padding"]),
+            output_padding=list(op["output_padding"]),
+            groups=op["groups"],
+            data_layout="NCHW",
+            kernel_layout="IOHW",
+        )
+    )
+    return b.emit(R.permute_dims(y, [0, 2, 3, 1])) if last else y
+
+
 def _attention(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
     rank = len(types[1].shape)
     keys = b.emit(R.permute_dims(x[1], [*range(rank - 2), rank - 1, rank - 2]))
@@ -202,6 +221,7 @@ SPELLINGS: dict[str, Spelling] = {
     "rms_norm": _rms_norm,
     "matmul": _matmul,
     "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
     "attention": _attention,
 }
 

@@ -1,14 +1,16 @@
-"""Contractions: matmul and conv2d seen as C[b, m, n] += A[b, m, k] * B[b, k, n].
+"""Contractions: matmul, convolution and transposed convolution seen as
+C[b, m, n] += A[b, m, k] * B[b, k, n].
 
 The view says which tensor element each of A, B and C is, as index expressions; a sketch over it
-serves dense layers, batched products and convolutions (implicit GEMM) alike.
+serves dense layers, batched products and convolutions (implicit GEMM) alike. A group of a
+convolution is a batch, and so is a phase of a transposed one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from tvm import tirx
 
@@ -16,6 +18,8 @@ from gtco.tensor.emit import Expr
 from gtco.tensor.expression import broadcast_index, reshape_index
 from gtco.tensor.space import Packing
 from gtco.tensor.stage import Operator, Stage
+
+CONTRACTIONS = ("matmul", "conv2d", "conv_transpose2d")
 
 
 @dataclass(frozen=True)
@@ -48,56 +52,66 @@ class Contraction:
         raise AssertionError
 
     def packing(self, nr: int) -> Packing:
-        """Constant B in panels: [ceil(n / nr), k, nr], zero-padded."""
+        """Constant B in panels: [batches, ceil(n / nr), k, nr], zero-padded."""
         raise AssertionError
+
+    def packed_batch(self, b: Expr) -> Expr:
+        """Which batch of the packed B a batch reads."""
+        return b
 
 
 @dataclass(frozen=True)
 class MatmulView(Contraction):
-    """numpy.matmul; where B has no batch axes of its own, A's are folded into m."""
+    """numpy.matmul. Of the output's leading axes, those along which B is the same (of size 1 or
+    absent) are folded into m, in front of the rows; those along which it differs are batches.
+    """
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return self.out_shape[:-2]
+    def leading(self) -> tuple[int, ...]:
+        """B's leading axes, as many as the output's."""
+        rank = len(self.out_shape) - len(self.b_shape)
+        return (1,) * rank + self.b_shape[:-2]
 
     @property
     def folded(self) -> bool:
-        return prod(self.b_shape[:-2]) == 1
+        """Is there one B for all of A?"""
+        return prod(self.leading) == 1
+
+    def position(self, b: Expr, m: Expr) -> list[Expr]:
+        """The output's index without its column."""
+        rows = tuple(
+            d for d, own in zip(self.out_shape[:-2], self.leading, strict=True) if own == 1
+        )
+        batches = tuple(own for own in self.leading if own != 1)
+        row = iter(reshape_index([m], [self.m], (*rows, self.out_shape[-2])))
+        batch = iter(reshape_index([b], [self.batch], batches))
+        return [*(next(row) if own == 1 else next(batch) for own in self.leading), next(row)]
 
     def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]:
-        if self.folded:
-            return [*reshape_index([m], [self.m], self.out_shape[:-1]), n]
-        return [*reshape_index([b], [self.batch], self.batch_shape), m, n]
+        return [*self.position(b, m), n]
 
     def a_index(self, b: Expr, m: Expr, k: Expr) -> list[Expr]:
-        if self.folded:
-            return [*reshape_index([m], [self.m], self.a_shape[:-1]), k]
-        return [
-            *broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.a_shape[:-2]),
-            m,
-            k,
-        ]
+        *lead, row = self.position(b, m)
+        return [*broadcast_index(lead, self.a_shape[:-2]), row, k]
 
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
-        if self.folded:
-            return [0] * (len(self.b_shape) - 2) + [k, n]
-        return [
-            *broadcast_index(reshape_index([b], [self.batch], self.batch_shape), self.b_shape[:-2]),
-            k,
-            n,
-        ]
+        return [*reshape_index([b], [self.batch], self.b_shape[:-2]), k, n]
 
     def packing(self, nr: int) -> Packing:
         panels = -(-self.n // nr)
         return Packing(
-            (self.k, self.n), (0, 1), (0, panels * nr - self.n), (self.k, panels, nr), (1, 0, 2)
+            (self.batch, self.k, self.n),
+            (0, 1, 2),
+            (0, 0, panels * nr - self.n),
+            (self.batch, self.k, panels, nr),
+            (0, 2, 1, 3),
         )
 
 
 @dataclass(frozen=True)
 class ConvView(Contraction):
-    """Implicit GEMM: m = (image, row, column) of the output, n = output channel, k = (kh, kw, c),
-    or (c, kh, kw).
+    """Implicit GEMM: b = group, m = (image, row, column) of the output, n = output channel of the
+    group, k = (kh, kw, c) or (c, kh, kw) with c = input channel of the group.
 
     The order of k follows the input's memory, so that packing reads runs of neighbours.
     """
@@ -105,7 +119,12 @@ class ConvView(Contraction):
     channels_first: bool = False  # k = (c, kh, kw)
 
     @property
+    def groups(self) -> int:
+        return int(self.op["groups"])
+
+    @property
     def kernel(self) -> tuple[int, int]:
+        """Taps along height and width."""
         return self.b_shape[2], self.b_shape[3]
 
     @property
@@ -114,7 +133,8 @@ class ConvView(Contraction):
 
     @property
     def channels(self) -> int:
-        return self.b_shape[1]
+        """Input channels of a group."""
+        return self.k // prod(self.kernel)
 
     @property
     def image(self) -> tuple[int, int]:
@@ -131,13 +151,17 @@ class ConvView(Contraction):
 
     @property
     def padded(self) -> bool:
+        """May a tap lie outside the image?"""
         return any(self.op["padding"])
+
+    def group(self, b: Expr) -> Expr:
+        return b
 
     def pixel(self, m: Expr) -> list[Expr]:
         """(image, output row, output column) of m."""
         return reshape_index([m], [self.m], self.result)
 
-    def source(self, pixel: Sequence[Expr], kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
+    def source(self, b: Expr, pixel: Sequence[Expr], kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
         """The input's row and column, which lie outside the image under padding."""
         (sh, sw), (top, left, _, _), (dh, dw) = (
             self.op["strides"],
@@ -146,35 +170,140 @@ class ConvView(Contraction):
         )
         return pixel[1] * sh + kh * dh - top, pixel[2] * sw + kw * dw - left
 
-    def x_index(self, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
+    def place(self, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
+        """The index in the layout's own order."""
         return [image, row, column, c] if self.nhwc else [image, c, row, column]
 
-    def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]:
-        image, row, column = self.pixel(m)
-        return self.x_index(image, row, column, n)
+    def x_index(self, b: Expr, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
+        """Where the input's channel ``c`` of the batch's group lies."""
+        return self.place(image, row, column, self.group(b) * self.channels + c)
 
-    def a_index(self, b: Expr, m: Expr, k: Expr) -> list[Expr]:
-        """Meaningful without padding."""
+    def taps(self, k: Expr) -> tuple[Expr, Expr, Expr]:
+        """(kh, kw, c) of k."""
         kh, kw = self.kernel
         if self.channels_first:
             c, i, j = reshape_index([k], [self.k], (self.channels, kh, kw))
         else:
             i, j, c = reshape_index([k], [self.k], (kh, kw, self.channels))
+        return i, j, c
+
+    def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]:
+        image, row, column = self.pixel(m)
+        return self.place(image, row, column, self.group(b) * self.n + n)
+
+    def a_index(self, b: Expr, m: Expr, k: Expr) -> list[Expr]:
+        """Meaningful without padding."""
+        i, j, c = self.taps(k)
         pixel = self.pixel(m)
-        return self.x_index(pixel[0], *self.source(pixel, i, j), c)
+        return self.x_index(b, pixel[0], *self.source(b, pixel, i, j), c)
+
+    def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
+        i, j, c = self.taps(k)
+        return [self.group(b) * self.n + n, c, i, j]
 
     def packing(self, nr: int) -> Packing:
         panels = -(-self.n // nr)
-        axes = (1, 2, 3, 0) if self.channels_first else (2, 3, 1, 0)
-        shape = self.b_shape
-        moved = tuple(shape[a] for a in axes[:3])
+        shape = (self.groups, self.n, *self.b_shape[1:])
+        axes = (0, 2, 3, 4, 1) if self.channels_first else (0, 3, 4, 2, 1)
+        moved = tuple(shape[a] for a in axes[:4])
         return Packing(
-            shape, axes, (0, 0, 0, panels * nr - self.n), (*moved, panels, nr), (3, 0, 1, 2, 4)
+            shape,
+            axes,
+            (0, 0, 0, 0, panels * nr - self.n),
+            (*moved, panels, nr),
+            (0, 4, 1, 2, 3, 5),
         )
 
 
+@dataclass(frozen=True)
+class TransposedView(ConvView):
+    """A transposed convolution as one convolution of stride 1 a phase, no zeros inserted.
+
+    ::
+
+        y[s * q + f] = sum over t, c of  x[q + (f + p) // s - t, c] * w[c, s * t + (f + p) % s]
+
+    along each axis, with s the stride, p the padding and f the phase, a row's place among s
+    neighbours: b = (group, phase of rows, phase of columns), m = (image, q of rows, q of columns),
+    k = (t of rows, t of columns, c). A phase that has fewer taps than the others has zeros packed.
+    """
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        sh, sw = self.op["strides"]
+        return sh, sw
+
+    @property
+    def kernel(self) -> tuple[int, int]:
+        sh, sw = self.strides
+        return ceil(self.b_shape[2] / sh), ceil(self.b_shape[3] / sw)
+
+    @property
+    def result(self) -> tuple[int, int, int]:
+        images, h, w = super().result
+        return images, h // self.strides[0], w // self.strides[1]
+
+    @property
+    def padded(self) -> bool:
+        for size, count, taps, stride, p in zip(
+            self.image, self.result[1:], self.kernel, self.strides, self.op["padding"], strict=False
+        ):
+            if p // stride - (taps - 1) < 0 or count - 1 + (stride - 1 + p) // stride >= size:
+                return True
+        return False
+
+    def phases(self, b: Expr) -> list[Expr]:
+        """(group, phase of rows, phase of columns) of a batch."""
+        return reshape_index([b], [self.batch], (self.groups, *self.strides))
+
+    def group(self, b: Expr) -> Expr:
+        return self.phases(b)[0]
+
+    def source(self, b: Expr, pixel: Sequence[Expr], kh: Expr, kw: Expr) -> tuple[Expr, Expr]:
+        (sh, sw), (top, left, _, _) = self.strides, self.op["padding"]
+        _, fh, fw = self.phases(b)
+        return (
+            pixel[1] + _floordiv(fh + top, sh) - kh,
+            pixel[2] + _floordiv(fw + left, sw) - kw,
+        )
+
+    def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]:
+        image, row, column = self.pixel(m)
+        group, fh, fw = self.phases(b)
+        sh, sw = self.strides
+        return self.place(image, row * sh + fh, column * sw + fw, group * self.n + n)
+
+    def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
+        raise AssertionError("a transposed convolution's weights are constants")
+
+    def packed_batch(self, b: Expr) -> Expr:
+        (sh, sw), (top, left, _, _) = self.strides, self.op["padding"]
+        group, fh, fw = self.phases(b)
+        return (group * sh + _floormod(fh + top, sh)) * sw + _floormod(fw + left, sw)
+
+    def packing(self, nr: int) -> Packing:
+        panels = -(-self.n // nr)
+        (th, tw), (sh, sw), (kh, kw) = self.kernel, self.strides, self.b_shape[2:]
+        return Packing(
+            (self.groups, self.channels, self.n, kh, kw),
+            (0, 3, 4, 1, 2),
+            (0, th * sh - kh, tw * sw - kw, 0, panels * nr - self.n),
+            (self.groups, th, sh, tw, sw, self.channels, panels, nr),
+            (0, 2, 4, 6, 1, 3, 5, 7),
+        )
+
+
+def _floordiv(a: Expr, b: int) -> Expr:
+    return a // b if isinstance(a, int) else tirx.floordiv(a, b)
+
+
+def _floormod(a: Expr, b: int) -> Expr:
+    return a % b if isinstance(a, int) else tirx.floormod(a, b)
+
+
 def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Contraction | None:
-    """The view of a matmul, or of an ungrouped conv2d; None for other operators and for symbolic
+    """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, whose channels nothing
+    contracts, for a transposed one whose output is no whole number of strides, and for symbolic
     shapes.
     """
     shapes = [stage.types[x].shape for x in op.inputs[:2]]
@@ -185,14 +314,24 @@ def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Con
     if op.kind == "matmul":
         if len(a) < 2 or len(b) < 2:
             return None
-        folded = prod(b[:-2]) == 1
-        if folded and prod(out[:-2]) != prod(a[:-2]):
+        batch = prod(b[:-2])
+        return MatmulView(op, batch, prod(out[:-1]) // batch, out[-1], a[-1], a, b)
+    if op.kind == "conv2d":
+        groups = int(op["groups"])
+        n = b[0] // groups
+        if groups > 1 and b[1] == n == 1:
             return None
-        m = prod(out[:-1]) if folded else out[-2]
-        return MatmulView(op, 1 if folded else prod(out[:-2]), m, out[-1], a[-1], a, b)
-    if op.kind == "conv2d" and op["groups"] == 1:
-        m = prod(out) // b[0]
-        return ConvView(op, 1, m, b[0], b[1] * b[2] * b[3], a, b, channels_first)
+        return ConvView(
+            op, groups, prod(out) // b[0], n, prod(b[1:]), a, b, channels_first=channels_first
+        )
+    if op.kind == "conv_transpose2d":
+        groups, (sh, sw), nhwc = int(op["groups"]), op["strides"], op["layout"] == "NHWC"
+        height, width = out[1:3] if nhwc else out[2:]
+        if height % sh or width % sw:
+            return None
+        k = b[0] // groups * ceil(b[2] / sh) * ceil(b[3] / sw)
+        batch, n = groups * sh * sw, b[1]
+        return TransposedView(op, batch, prod(out) // (batch * n), n, k, a, b)
     return None
 
 

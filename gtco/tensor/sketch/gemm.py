@@ -26,18 +26,21 @@ from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor.emit import Emitter, Expr, kernel
-from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
+from gtco.tensor.expression import Epilogue, ancestors, epilogue, prologue_readable
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels, vectors
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.contraction import (
+    CONTRACTIONS,
     Contraction,
     ConvView,
     MatmulView,
+    TransposedView,
     contraction,
     linear_rows,
 )
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import run_breaks, unit_stride
+from gtco.tensor.sketch.streaming import Probe
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
     Choice,
@@ -57,7 +60,7 @@ NORM_VECTORS = 12  # vector instructions of a layer_norm's three passes, on one 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
     """One contraction with a readable prologue and a one-to-one epilogue, else None."""
-    anchors = [op for op in stage.operators if op.kind in ("matmul", "conv2d")]
+    anchors = [op for op in stage.operators if op.kind in CONTRACTIONS]
     if len(anchors) != 1:
         return None
     op = anchors[0]
@@ -76,9 +79,10 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if tail is None or stage.output.type.dtype != "float32":
         return None
     if isinstance(view, ConvView):
-        if op.inputs[1] not in stage.constants:
-            return None
-        if not unit_stride(stage, view, "c") and unit_stride(stage, view, "kw"):
+        if isinstance(view, TransposedView):
+            if op.inputs[1] not in stage.constants:
+                return None
+        elif not unit_stride(stage, view, "c") and unit_stride(stage, view, "kw"):
             view = contraction(stage, op, channels_first=True)
             assert isinstance(view, ConvView)
     return Gemm(stage, target, view, tail, norm)
@@ -101,7 +105,7 @@ class Gemm:
     @cached_property
     def constant_b(self) -> bool:
         """B is known at compile time and laid out in panels then."""
-        return self.view.op.inputs[1] in self.stage.constants and self.view.batch == 1
+        return self.view.op.inputs[1] in self.stage.constants
 
     @cached_property
     def direct_rows(self) -> int | None:
@@ -279,25 +283,16 @@ class Gemm:
 
 
 def _direct(stage: Stage, view: Contraction) -> int | None:
-    probe = Emitter(1)
-    seen: list[tuple[str, Expr]] = []
-
-    class Probe(Reader):
-        def load(self, tensor: str, index: list[Expr]) -> Expr:  # type: ignore[override]
-            flat: Expr = 0
-            for extent, i in zip(self.shape(tensor), index, strict=True):
-                flat = flat * extent + i
-            seen.append((tensor, self.emitter.index(flat)))
-            return tirx.const(0, "float32")
-
     op = stage.producers.get(view.op.inputs[0])
     while op is not None:
         if op.kind not in ("reshape", "identity", "slice", "permute"):
             return None
         op = stage.producers.get(op.inputs[0])
+    em = Emitter(1)
     m, k, b = (tirx.Var(x, "int32") for x in "mkb")
     for var, extent in ((m, view.m), (k, view.k), (b, view.batch)):
-        probe.bind(var, extent)
-    Probe(stage, probe, {}).value(view.op.inputs[0], view.a_index(b, m, k))
-    found = linear_rows(seen[0][1], m, k)
+        em.bind(var, extent)
+    probe = Probe(stage, em, {})
+    probe.value(view.op.inputs[0], view.a_index(b, m, k))
+    found = linear_rows(probe.loads[0][1], m, k)
     return found[1] if found else None

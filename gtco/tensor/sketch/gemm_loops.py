@@ -159,14 +159,14 @@ class GemmLoops:
 
         def step(k: Expr) -> None:
             if self.config["prefetch"] == "next":
-                self.prefetch(kb, first_panel + panel + 1, block, start, rows, depth, k)
+                self.prefetch(batch, kb, first_panel + panel + 1, block, start, rows, depth, k)
 
         fma_tile(
             em,
             FmaTile(rows, self.tile.vectors, self.tile.lanes),
             depth,
             self.row_pointer(batch, kb, start, row0),
-            self.panel_pointer(kb, first_panel, panel),
+            self.panel_pointer(batch, kb, first_panel, panel),
             lambda i, j, vector: em.store_vector(tile, [i, j], vector),
             load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
             first=kb == 0,
@@ -174,18 +174,26 @@ class GemmLoops:
         )
 
     def prefetch(
-        self, kb: Expr, panel: Expr, block: Expr, start: Expr, rows: int, depth: Expr, k: Expr
+        self,
+        batch: Expr,
+        kb: Expr,
+        panel: Expr,
+        block: Expr,
+        start: Expr,
+        rows: int,
+        depth: Expr,
+        k: Expr,
     ) -> None:
         """A share of what comes next, a line or two a step of k: of the next panel, which all
         blocks' steps together cover, and of the next rows where they lie in an input.
         """
         em, view, columns = self.em, self.view, self.tile.columns
         share = ceil(columns / self.shape.task_blocks)
-        base = (panel * view.k + kb * self.kc) * columns
+        base = self.packed_panel(batch, kb, panel)
         array = self.args.inputs[view.op.inputs[1]]
         em.prefetch(array, base + (block * depth + k) * share)
         if not self.packed_a and self.sketch.direct_rows == view.k and self.kblocks == 1:
-            ahead = self.row_pointer(0, kb, start, start)
+            ahead = self.row_pointer(batch, kb, start, start)
             em.prefetch_value(ahead(rows, k * rows))
 
     def depth(self, kb: Expr) -> Expr:
@@ -208,15 +216,18 @@ class GemmLoops:
         base = em.let_index(origin.indices[0], "a_row")
         return lambda i, k: origin.source[em.index(base + i * stride + k)]
 
+    def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
+        """Where a block of k of a panel of constant B starts."""
+        place = self.view.packed_batch(batch) * self.shape.panels + panel
+        return (place * self.view.k + kb * self.kc) * self.tile.columns
+
     def panel_pointer(
-        self, kb: Expr, first_panel: Expr, panel: Expr
+        self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr
     ) -> Callable[[Expr, int], Expr]:
         em, columns = self.em, self.tile.columns
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
-            base = em.let_index(
-                ((first_panel + panel) * self.view.k + kb * self.kc) * columns, "b_panel"
-            )
+            base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
             return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
         base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
         return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]

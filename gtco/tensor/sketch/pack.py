@@ -5,56 +5,46 @@ columns of B.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 
-import tvm
 from tvm import tirx
 
 from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.expression import Reader, ancestors
 from gtco.tensor.sketch.contraction import Contraction, ConvView
+from gtco.tensor.sketch.streaming import Probe
 from gtco.tensor.stage import Stage
 
 
 def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
     """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in
     memory?
+
+    Of several tensors that the input is computed from, as before a gate, the largest decides.
     """
     em = Emitter(1)
-    names = ("image", "row", "column", "c")
-    extents = (view.result[0], *view.image, view.channels)
-    index = {}
+    names = ("image", "row", "kw", "c")
+    extents = (view.result[0], *view.image, view.groups * view.channels)
+    index = {name: tirx.Var(name, "int32") for name in names}
     for name, extent in zip(names, extents, strict=True):
-        index[name] = tirx.Var(name, "int32")
-        em.analyzer.bind(index[name], tvm.ir.Range(0, extent))
-    flat = _flat_index(stage, em, view, [index[n] for n in names])
-    moved = index | {
-        ("c" if axis == "c" else "column"): index["c" if axis == "c" else "column"] + 1
-    }
-    after = _flat_index(stage, em, view, [moved[n] for n in names])
-    return flat is not None and after is not None and em.index(after - flat) == 1
+        em.bind(index[name], extent)
 
+    def flat(at: Mapping[str, Expr]) -> Expr | None:
+        probe = Probe(stage, em, {})
+        probe.value(view.op.inputs[0], view.place(*(at[name] for name in names)))
+        loads = [(stage.types[tensor].size, place) for tensor, place in probe.loads if tensor]
+        return max(loads, key=lambda load: load[0])[1] if loads else None
 
-def _flat_index(stage: Stage, em: Emitter, view: ConvView, position: list[Expr]) -> Expr | None:
-    """Where the convolution's input element lies, when one input is moved, not computed."""
-    seen: list[Expr] = []
-
-    class Probe(Reader):
-        def load(self, tensor: str, index: list[Expr]) -> Expr:  # type: ignore[override]
-            flat: Expr = 0
-            for extent, i in zip(self.shape(tensor), index, strict=True):
-                flat = flat * extent + i
-            seen.append(flat)
-            return tirx.const(0, "float32")
-
-    Probe(stage, em, {}).value(view.op.inputs[0], view.x_index(*position))
-    return seen[0] if seen else None
+    here, there = flat(index), flat(index | {axis: index[axis] + 1})
+    return here is not None and there is not None and em.index(there - here) == 1
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
     """Where a run of k passes from one part of a concatenation to the next."""
-    width = view.channels if isinstance(view, ConvView) else view.k
+    width = view.groups * view.channels if isinstance(view, ConvView) else view.k
+    if isinstance(view, ConvView) and view.groups > 1:  # a run is a part of the channels
+        return ()
     for op in ancestors(stage, view.op.inputs[0]):
         shape = op.type.shape
         if op.kind == "concat" and op["axis"] == len(shape) - 1 and shape[-1] == width:
@@ -76,7 +66,7 @@ def pack_rows(
     """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task."""
     em = reader.emitter
     if isinstance(view, ConvView):
-        _pack_conv(reader, view, packed, row0, rows, kb, kc)
+        _pack_conv(reader, view, packed, batch, row0, rows, kb, kc)
         return
     full = view.k % kc == 0
     breaks = run_breaks(reader.stage, view)
@@ -135,7 +125,14 @@ def _copy_run(
 
 
 def _pack_conv(
-    reader: Reader, view: ConvView, packed: Array, row0: Expr, rows: Expr, kb: Expr, kc: int
+    reader: Reader,
+    view: ConvView,
+    packed: Array,
+    batch: Expr,
+    row0: Expr,
+    rows: Expr,
+    kb: Expr,
+    kc: int,
 ) -> None:
     """im2col. k runs over whole groups of neighbours, (kh, kw) x channels or channels x (kh, kw),
     per block of k.
@@ -160,11 +157,12 @@ def _pack_conv(
             if view.channels_first:
                 c = em.let_index(first + g, "c")
                 with em.loop(height, "kh") as kh:
-                    row, column = view.source(pixel, kh, 0)
+                    row, column = view.source(batch, pixel, kh, 0)
                     _row_run(
                         reader,
                         view,
                         packed,
+                        batch,
                         r,
                         (g * height + kh) * width,
                         pixel[0],
@@ -175,13 +173,15 @@ def _pack_conv(
             else:
                 position = em.let_index(first + g, "position")
                 kh, kw = em.let_index(position // width, "kh"), em.let_index(position % width, "kw")
-                row, column = (em.let_index(x, "x") for x in view.source(pixel, kh, kw))
+                row, column = (em.let_index(x, "x") for x in view.source(batch, pixel, kh, kw))
 
                 def copy(r: Expr = r, g: Expr = g, row: Expr = row, column: Expr = column) -> None:
                     _copy_run(
                         em,
                         group,
-                        lambda c: reader.value(source, view.x_index(pixel[0], row, column, c)),
+                        lambda c: reader.value(
+                            source, view.x_index(batch, pixel[0], row, column, c)
+                        ),
                         lambda c, value: em.store(packed, [r, g * group + c], value),
                         breaks,
                     )
@@ -201,6 +201,7 @@ def _row_run(
     reader: Reader,
     view: ConvView,
     packed: Array,
+    batch: Expr,
     r: Expr,
     at: Expr,
     image: Expr,
@@ -220,7 +221,7 @@ def _row_run(
             em.store(
                 packed,
                 [r, at + kw],
-                reader.value(source, view.x_index(image, row, column + kw * dilation, c)),
+                reader.value(source, view.x_index(batch, image, row, column + kw * dilation, c)),
             )
 
     def border() -> None:
@@ -229,7 +230,9 @@ def _row_run(
             em.branch(
                 _inside(view, row, x),
                 lambda: em.store(
-                    packed, [r, at + kw], reader.value(source, view.x_index(image, row, x, c))
+                    packed,
+                    [r, at + kw],
+                    reader.value(source, view.x_index(batch, image, row, x, c)),
                 ),
                 lambda: em.store(packed, [r, at + kw], tirx.const(0, "float32")),
             )

@@ -1,0 +1,193 @@
+"""Contractions beyond the dense ones against float64: groups, transposed convolutions, products
+whose batches broadcast axis by axis, constants packed a batch.
+
+Tolerance: that of ``test_sketch_gemm``, 2e-6 x sqrt(k) of the largest magnitude.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from gtco.graph.infer import infer_type
+from gtco.tensor.sketch import gemm
+from gtco.tensor.space import configs
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import build, fresh_seed, reference, runnable, targets
+
+T = TensorType
+
+
+def op(kind: str, inputs: tuple[str, ...], output: str, type_: TensorType, **attrs: object):
+    return Operator(kind, inputs, output, type_, make_attrs(**attrs))
+
+
+def check(stage: Stage, name: str, most: int | None = 2) -> None:
+    """The stage under ``most`` random configs; under all of them where it is None."""
+    machine = runnable(name)
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, arrays)
+    found = list(configs(sketch))
+    for config in found if most is None else random.Random(seed).sample(found, most):
+        got = build(sketch, config, machine)(*arrays)
+        error = np.abs(got - want).max() / (np.abs(want).max() + 1e-30)
+        assert error < 2e-6 * sketch.view.k**0.5, f"{config.to_json()}: {error:.1e}"
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+# groups, input and output channels of one, size, kernel, stride, padding, dilation
+GROUPED = [
+    (2, 16, 24, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (5, 3, 7, (12, 10), (3, 2), (2, 1), (0, 1, 2, 0), (1, 2)),
+    (4, 20, 33, (6, 7), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    (6, 1, 2, (8, 9), (5, 5), (2, 2), (2, 2, 2, 2), (1, 1)),
+    (3, 5, 1, (7, 6), (3, 3), (1, 1), (2, 2, 2, 2), (2, 2)),
+]
+
+
+def windowed(kind: str, x: tuple, w: tuple, constant: bool, from_nchw: bool, attrs: dict) -> Stage:
+    """silu -> convolution -> + bias -> gelu -> + residual, in NHWC."""
+    nhwc = (x[0], x[2], x[3], x[1])
+    out = infer_type(kind, (T(nhwc), T(w)), attrs | {"layout": "NHWC"})
+    source = "p" if from_nchw else "x"
+    ops = [op("permute", ("x",), "p", T(nhwc), axes=(0, 2, 3, 1))] if from_nchw else []
+    ops += [
+        op("silu", (source,), "s", T(nhwc)),
+        op(kind, ("s", "w"), "c", out, layout="NHWC", **attrs),
+        op("add", ("c", "b"), "d", out),
+        op("gelu", ("d",), "e", out),
+        op("add", ("e", "y"), "f", out),
+    ]
+    types = {"x": T(x if from_nchw else nhwc), "w": T(w), "b": T((out.shape[-1],)), "y": out}
+    return make_stage(ops, types, ["w", "b"] if constant else [])
+
+
+def grouped(case: tuple, constant: bool = True, from_nchw: bool = False) -> Stage:
+    groups, inputs, outputs, size, kernel, strides, padding, dilation = case
+    return windowed(
+        "conv2d",
+        (2, groups * inputs, *size),
+        (groups * outputs, inputs, *kernel),
+        constant,
+        from_nchw,
+        dict(strides=strides, padding=padding, dilation=dilation, groups=groups),
+    )
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_are_batches(case: tuple, name: str) -> None:
+    check(grouped(case), name)
+
+
+@pytest.mark.parametrize("case", GROUPED[:2])
+def test_groups_with_channels_first_and_with_variable_weights(case: tuple) -> None:
+    check(grouped(case, from_nchw=True), "x86-64-v3", 1)
+    check(grouped(case, constant=False), "x86-64-v3", 1)
+
+
+def test_every_config_of_a_grouped_convolution() -> None:
+    check(grouped((2, 3, 7, (2, 3), (2, 2), (1, 1), (1, 0, 0, 1), (1, 1))), "x86-64-v3", None)
+
+
+def test_a_depthwise_convolution_is_no_contraction() -> None:
+    case = (4, 1, 1, (5, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    assert gemm.match(grouped(case), runnable("x86-64-v3")) is None
+
+
+# groups, input and output channels of one, size, kernel, stride, padding, output padding
+TRANSPOSED = [
+    (1, 20, 24, (5, 7), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0)),
+    (1, 16, 5, (6, 5), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0)),
+    (1, 9, 17, (4, 5), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
+    (3, 4, 6, (4, 3), (5, 3), (1, 1), (2, 0, 1, 2), (0, 0)),
+    (2, 3, 33, (3, 4), (2, 5), (3, 4), (0, 2, 1, 1), (2, 2)),
+    (1, 8, 1, (9, 9), (4, 4), (4, 4), (0, 0, 0, 0), (0, 0)),
+    (1, 6, 8, (4, 4), (2, 2), (3, 3), (0, 0, 0, 0), (1, 1)),
+]
+
+
+def transposed(case: tuple, from_nchw: bool = False) -> Stage:
+    groups, inputs, outputs, size, kernel, strides, padding, output_padding = case
+    return windowed(
+        "conv_transpose2d",
+        (2, groups * inputs, *size),
+        (groups * inputs, outputs, *kernel),
+        True,
+        from_nchw,
+        dict(strides=strides, padding=padding, output_padding=output_padding, groups=groups),
+    )
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_phases_of_a_transposed_convolution(case: tuple, name: str) -> None:
+    check(transposed(case), name)
+
+
+@pytest.mark.parametrize("case", TRANSPOSED[:3])
+def test_transposed_convolution_of_channels_first(case: tuple) -> None:
+    check(transposed(case, from_nchw=True), "x86-64-v3", 1)
+
+
+def test_every_config_of_a_transposed_convolution() -> None:
+    check(transposed((1, 3, 7, (2, 1), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1))), "x86-64-v3", None)
+
+
+def test_a_transposed_convolution_wastes_no_zeros() -> None:
+    """Twice the multiply-adds of the output would be what inserting zeros costs."""
+    stage = transposed((1, 16, 8, (6, 6), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0)))
+    view = gemm.match(stage, runnable("x86-64-v3")).view
+    assert view.flops == 2 * (2 * 12 * 12) * 8 * 16 * 4  # 2 x 2 of the 4 x 4 taps an output
+
+
+# -- products --------------------------------------------------------------------------------------
+
+# shapes of A and of B
+PRODUCTS = [
+    ((2, 3, 7, 20), (3, 20, 18)),  # B broadcast along the first axis
+    ((2, 3, 7, 20), (2, 1, 20, 18)),  # along the second
+    ((4, 1, 7, 20), (5, 20, 33)),  # A along the second, B along the first
+    ((7, 20), (3, 2, 20, 18)),  # A along both
+    ((2, 3, 1, 20), (2, 3, 20, 18)),  # a vector times matrices
+    ((2, 3, 19, 20), (2, 3, 20, 1)),  # matrices times a vector
+    ((6, 1, 9), (9, 1)),
+    ((2, 1, 5, 1, 7), (1, 3, 5, 7, 40)),
+]
+
+
+def product(a: tuple, b: tuple, constant: bool) -> Stage:
+    """silu -> matmul -> gelu -> + residual."""
+    out = infer_type("matmul", (T(a), T(b)), {})
+    ops = [
+        op("silu", ("x",), "s", T(a)),
+        op("matmul", ("s", "w"), "c", out),
+        op("gelu", ("c",), "g", out),
+        op("add", ("g", "y"), "d", out),
+    ]
+    return make_stage(ops, {"x": T(a), "w": T(b), "y": out}, ["w"] if constant else [])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize(("a", "b"), PRODUCTS)
+def test_batches_broadcast_axis_by_axis(a: tuple, b: tuple, constant: bool, name: str) -> None:
+    check(product(a, b, constant), name, 1)
+
+
+def test_every_config_of_a_product_with_constant_batches() -> None:
+    check(product((2, 2, 3, 7), (2, 7, 7), True), "x86-64-v3", None)
+
+
+def test_axes_along_which_b_is_the_same_are_rows() -> None:
+    """SAM's decomposed positions: one product a row of the image, all heads in its rows."""
+    view = gemm.match(product((12, 14, 14, 64), (14, 64, 14), True), runnable("x86-64-v3")).view
+    assert (view.batch, view.m, view.n, view.k) == (14, 12 * 14, 14, 64)
