@@ -27,6 +27,7 @@ LN2_HIGH = 0.693359375  # 9 bits of ln 2: its product with any exponent is exact
 LN2_LOW = LN2 - LN2_HIGH
 ROUND = 1.5 * 2.0**23  # t + ROUND has the integer nearest to t in its low bits
 ROUND_BITS = 0x4B400000
+BIASED_ROUND = ROUND + 127  # the same with the exponent's bias: those bits << 23 are 2^n
 ONE_BITS = 127 << 23
 
 # exp(r) on |r| <= ln(2)/2 as 1 + r + r^2 P(r): highest power first. Errors: 3.1e-9 and 1.0e-7
@@ -85,12 +86,12 @@ def clamp(x: Expr, low: float, high: float) -> Expr:
     return T.min(constant(x, high), x) if high < inf else x
 
 
-def _reduced(em: Emitter, x: Expr) -> tuple[Expr, Expr]:
-    """r and the (unsigned) bits of n + ROUND for x = n ln(2) + r, |r| <= ln(2)/2 (Cody and Waite,
-    1980).
+def _reduced(em: Emitter, x: Expr, shift: float = ROUND) -> tuple[Expr, Expr]:
+    """r and the (unsigned) bits of n + ``shift`` for x = n ln(2) + r, |r| <= ln(2)/2 (Cody and
+    Waite, 1980).
     """
-    shifted = em.let(x * constant(x, LOG2E) + constant(x, ROUND), "t")
-    n = em.let(shifted - constant(x, ROUND), "n")
+    shifted = em.let(x * constant(x, LOG2E) + constant(x, shift), "t")
+    n = em.let(shifted - constant(x, shift), "n")
     r = em.let(n * constant(x, -LN2_HIGH) + x, "r")
     return em.let(n * constant(x, -LN2_LOW) + r, "r"), bits(shifted)
 
@@ -115,14 +116,13 @@ def _power_of_two(n: Expr) -> Expr:
 
 
 def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
-    """exp for softmax's arguments: ``x <= 0`` (or NaN); at most 2 ulp, and 0 below -87, where it is
-    under 1.7e-38.
+    """exp for softmax's arguments: ``x <= 0`` or NaN, which stays NaN; at most 2 ulp, and 0 below
+    -87 (-inf included), where it is under 1.7e-38.
     """
     x = em.let(x, "x")
-    r, shifted = _reduced(em, x)
-    # 2^n is added to the exponent's bits (ROUND_BITS << 23 is 0); unsigned, for LLVM may assume
-    # that int32 does not wrap
-    value = from_bits(bits(horner(r, EXP_5)) + tirx.shift_left(shifted, constant(shifted, 23)))
+    r, shifted = _reduced(em, x, BIASED_ROUND)
+    # a product with 2^n, not a sum of exponents' bits: that would make numbers of some NaNs
+    value = horner(r, EXP_5) * from_bits(tirx.shift_left(shifted, constant(shifted, 23)))
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
 
 

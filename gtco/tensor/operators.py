@@ -22,12 +22,14 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """Pattern, least and most inputs, attribute names, and the meaning in one line."""
+    """Pattern, least and most inputs, attribute names, the meaning in one line, and names of
+    attributes that may be left out."""
 
     pattern: str
     inputs: tuple[int, int]
     attrs: tuple[str, ...] = ()
     meaning: str = ""
+    optional: tuple[str, ...] = ()
 
 
 def _rows(pattern: str, arity: int, names: str) -> dict[str, OperatorInfo]:
@@ -119,7 +121,9 @@ OPERATORS: dict[str, OperatorInfo] = {
         (3, 4),
         ("scale",),
         "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
-        "bias broadcasts to [..., M, N]",
+        "bias broadcasts to [..., M, N]; a score whose bias equals 'hidden' is that bias, whatever "
+        "q and k are; 'guarded': NaN of the softmax counts as 0",
+        ("guarded", "hidden"),
     ),
     # opaque: a stage of their own
     "max_pool2d": OperatorInfo(

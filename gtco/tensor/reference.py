@@ -237,8 +237,12 @@ def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array
     q, k, v = arrays[:3]
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * _half(q, attrs["scale"])
     if len(arrays) == 4:
-        scores = scores + arrays[3]
-    return np.matmul(softmax(scores, -1), v)
+        hidden = arrays[3] == _half(arrays[3], attrs.get("hidden", np.nan))
+        scores = np.where(hidden, arrays[3], scores + arrays[3])
+    weights = softmax(scores, -1)
+    if attrs.get("guarded"):
+        weights = np.where(np.isnan(weights), _half(weights, 0), weights)
+    return np.matmul(weights, v)
 
 
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:

@@ -205,8 +205,16 @@ def _attention(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorTyp
     scores = b.emit(R.matmul(x[0], keys))
     scores = b.emit(R.multiply(scores, relax.const(op["scale"], op.type.dtype)))
     if len(x) == 4:
-        scores = b.emit(R.add(scores, x[3]))
-    return b.emit(R.matmul(b.emit(R.nn.softmax(scores, axis=-1)), x[2]))
+        summed = b.emit(R.add(scores, x[3]))
+        if op.get("hidden") is not None:
+            low = relax.const(op["hidden"], op.type.dtype)
+            summed = b.emit(R.where(b.emit(R.equal(x[3], low)), low, summed))
+        scores = summed
+    weights = b.emit(R.nn.softmax(scores, axis=-1))
+    if op.get("guarded"):
+        zero = relax.const(0, op.type.dtype)
+        weights = b.emit(R.where(b.emit(R.isnan(weights)), zero, weights))
+    return b.emit(R.matmul(weights, x[2]))
 
 
 SPELLINGS: dict[str, Spelling] = {

@@ -9,7 +9,7 @@ import pytest
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites import canonicalize
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import Operator, TensorType
 
 RNG = np.random.default_rng(0)
 
@@ -196,16 +196,83 @@ def test_attention_masks() -> None:
     np.testing.assert_allclose(after.evaluate(x)["y"], graph.evaluate(x)["y"], rtol=1e-5, atol=1e-6)
 
 
-def test_guard_stays_where_a_row_is_masked_whole() -> None:
+def attention_of(graph: Graph) -> Operator:
+    (op,) = (op for op in graph.operators.values() if op.kind == "attention")
+    return op
+
+
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_guard_makes_a_row_zero_that_is_masked_whole(reshaped: bool) -> None:
     mask = np.zeros((5, 5), np.float32)
     mask[2] = -np.inf
-    graph = build(lambda g, x: attention_parts(g, x, mask, True, False))
+
+    def body(g: Graph, x: str) -> str:
+        scores = g.add("matmul", (x, g.add("permute", (x,), axes=(0, 2, 1))))
+        p = g.add("softmax", (g.add("add", (scores, g.add_constant(mask, "mask"))),), axis=2)
+        p = g.add("where", (g.add("isnan", (p,)), number(g, 0), p))
+        if reshaped:
+            p = g.add("reshape", (p,), TensorType((1, 2, 5, 5)))
+            x = g.add("reshape", (x,), TensorType((1, 2, 5, 8)))
+        return g.add("matmul", (p, x))
+
+    graph = build(body)
     after = canonicalize(graph)
-    assert after.histogram()["where"] == 1
+    assert attention_of(after)["guarded"] and "where" not in after.histogram()
     x = {"x": RNG.standard_normal((2, 5, 8)).astype(np.float32)}
     y = after.evaluate(x)["y"]
-    assert np.isfinite(y).all()
+    assert (y.reshape(2, 5, 8)[:, 2] == 0).all()
     np.testing.assert_allclose(y, graph.evaluate(x)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_probabilities_that_someone_else_reads_stay() -> None:
+    def body(g: Graph, x: str) -> str:
+        p = g.add(
+            "softmax", (g.add("matmul", (x, g.add("permute", (x,), axes=(0, 2, 1)))),), axis=2
+        )
+        guarded = g.add("where", (g.add("isnan", (p,)), number(g, 0), p))
+        return g.add("add", (g.add("matmul", (guarded, x)), g.add("matmul", (p, x))))
+
+    assert "attention" not in canonicalize(build(body)).histogram()
+
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e30, -1e9, -1e4])
+@pytest.mark.parametrize(
+    "place", ["bare", "bias inside", "scale outside", "bias outside", "swapped"]
+)
+def test_mask_at_run_time(low: float, place: str) -> None:
+    """Whatever hides rows whole, and whatever non-finite score it hides."""
+    graph = Graph(("x", "m"), (), {"x": TensorType((2, 5, 8)), "m": TensorType((2, 5, 5), "bool")})
+    scores = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
+    bias = weights(graph, 5, 5)
+    if place == "bias inside":
+        scores = graph.add("add", (scores, bias))
+    order = (
+        ("m", number(graph, low), scores)
+        if place == "swapped"
+        else ("m", scores, number(graph, low))
+    )
+    scores = graph.add("where", order)
+    if place == "bias outside":
+        scores = graph.add("add", (scores, bias))
+    elif place == "scale outside":
+        scores = graph.add("multiply", (scores, number(graph, 0.5)))
+    p = graph.add("softmax", (scores,), axis=2)
+    graph.add("matmul", (p, "x"), output="y")
+    graph.outputs = ("y",)
+    after = canonicalize(graph.check())
+    assert ("attention" in after.histogram()) == (place != "bias outside" or low <= -1e30)
+    x = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+    mask = RNG.integers(0, 2, (2, 5, 5)).astype(bool)
+    mask[0, 1], mask[1, 2] = False, True
+    wild = x.copy()
+    wild[0, 3, 0], wild[1, 4, 1] = np.nan, np.inf
+    for value in (x, wild):
+        inputs = {"x": value, "m": mask}
+        wanted, got = (g.evaluate(inputs)["y"] for g in (graph, after))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

@@ -124,3 +124,49 @@ def test_masked_keys_count_for_nothing() -> None:
     want = reference(stage, [qkv, bias])
     assert np.isfinite(got).all()
     assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+
+
+LOWEST = float(np.finfo(np.float32).min)
+ROWS = 6
+
+
+def masked(n: int, **attrs: object) -> Stage:
+    """[ROWS, 5] x [n, 5] -> [ROWS, 9], with a bias [ROWS, n]."""
+    return make_stage(
+        [op("attention", ("q", "k", "v", "bias"), "o", (ROWS, 9), scale=0.3, **attrs)],
+        {"q": T((ROWS, 5)), "k": T((n, 5)), "v": T((n, 9)), "bias": T((ROWS, n))},
+        [],
+    )
+
+
+def special_rows(n: int, low: float) -> list[np.ndarray]:
+    """Row 0 is hidden whole, 1 but for its last key; 3 has a NaN and 4 an infinity in the bias."""
+    rng = np.random.default_rng(n)
+    q, k, v = (
+        rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, 5), (n, 5), (n, 9))
+    )
+    bias = np.zeros((ROWS, n), np.float32)
+    bias[0] = low
+    bias[1, : n - 1] = low
+    bias[3, n // 2], bias[4, 0] = np.nan, np.inf
+    return [q, k, v, bias]
+
+
+@pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e9])
+@pytest.mark.parametrize("attrs", [{}, {"guarded": True}, {"hidden": True}])
+def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, object]) -> None:
+    """Mean of V, NaN or 0, whatever remains of the keys beyond whole vectors (n % lanes)."""
+    machine = runnable("x86-64-v3")
+    if "hidden" in attrs:
+        attrs = {"hidden": float(np.float32(low))}
+    for n in range(1, machine.lanes + 3):
+        stage = masked(n, **attrs)
+        sketch = attention.match(stage, machine)
+        assert sketch is not None
+        arrays = special_rows(n, low)
+        if "hidden" in attrs:
+            arrays[1][n - 1], arrays[3][:, n - 1] = np.inf, low  # scores no number, and hidden
+        with np.errstate(all="ignore"):
+            want = reference(stage, arrays, precise=False)
+        got = build(sketch, next(iter(configs(sketch))), machine)(*arrays)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5, err_msg=f"n = {n}")

@@ -1,8 +1,14 @@
 """Attention becomes one operator (Vaswani et al. 2017, eq. 1), whatever order of scale, bias, mask
 and reshape led to it.
 
-before: matmul(softmax((matmul(q, permute(k)) * c + b) + m), v)        after: attention(q, k, v, b +
-m), scale c
+before: matmul(softmax((matmul(q, permute(k)) * c + b) + m), v)
+after:  attention(q, k, v, b + m), scale c
+before: matmul(softmax(where(mask, matmul(q, permute(k)), low)), v)
+after:  attention(q, k, v, where(mask, 0, low)), hidden low
+before: matmul(where(isnan(p), 0, p), v), p = softmax(...)
+after:  attention(...), guarded
+
+A row whose every key is hidden, NaN and infinities come out as before.
 """
 
 from __future__ import annotations
@@ -17,17 +23,23 @@ from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
 from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
-# A masked score this low is exp(...) = 0 in float32 beside any score that a model makes.
+# What a mask's where() gives for hidden scores, at most.
 _MASKED = -1e4
+# So low that any sum with a bias below 1e7 is the same float32 again.
+_ABSORBS = -(2.0**80)
 _MOVEMENT = ("reshape", "permute", "slice", "broadcast")
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """scale * (the tensor being looked at) + sum of terms, in the shape that softmax sees."""
+    """scale * (the tensor being looked at), then ``terms`` from the last to the first, in the shape
+    that softmax sees: that times a factor is added, or where a condition does not hold (hides: does
+    hold), ``hidden`` stands instead.
+    """
 
     scale: float = 1.0
-    terms: tuple[tuple[str, float], ...] = ()
+    terms: tuple[tuple[str, float] | tuple[str, bool], ...] = ()
+    hidden: float | None = None
     path: tuple[Operator, ...] = field(
         default=()
     )  # reshapes between the tensor and the softmax, outermost first
@@ -42,23 +54,43 @@ def attention(graph: Graph) -> Graph:
 
 
 def _softmax_outwards(graph: Graph, op: Operator) -> str | None:
-    """reshape(softmax(s)) -> softmax(reshape(s)) where the last axis stays."""
-    soft = made_by(graph, op.inputs[0], "softmax")
-    if soft is None or graph.only_user(soft.output) is None or op.output in graph.outputs:
+    """reshape(softmax(s)) -> softmax(reshape(s)) where the last axis stays, through a guard too."""
+    soft, guarded = _probabilities(graph, op.inputs[0])
+    if soft is None or op.output in graph.outputs:
         return None
     if soft["axis"] != len(soft.type.shape) - 1 or soft.type.shape[-1] != op.type.shape[-1]:
         return None
     moved = graph.add("reshape", soft.inputs, op.type, name=op.name)
-    return graph.add("softmax", (moved,), name=soft.name, axis=len(op.type.shape) - 1)
+    result = graph.add("softmax", (moved,), name=soft.name, axis=len(op.type.shape) - 1)
+    if guarded:
+        zero = graph.add_constant(numpy.zeros((), op.type.dtype), "zero")
+        result = graph.add("where", (graph.add("isnan", (result,)), zero, result))
+    return result
+
+
+def _probabilities(graph: Graph, tensor: str) -> tuple[Operator | None, bool]:
+    """The softmax that makes ``tensor`` for it alone, and whether a guard stands between."""
+    if graph.only_user(tensor) is None:
+        return None, False
+    guard = made_by(graph, tensor, "where")
+    if guard is None:
+        return made_by(graph, tensor, "softmax"), False
+    condition, instead, kept = guard.inputs
+    test, soft = made_by(graph, condition, "isnan"), made_by(graph, kept, "softmax")
+    if (
+        test is None
+        or soft is None
+        or test.inputs[0] != soft.output
+        or scalar(graph, instead) != 0.0
+        or graph.only_user(condition) is None
+    ):
+        return None, False
+    return (soft if len(graph.consumers(kept)) == 2 and kept not in graph.outputs else None), True
 
 
 def _rule(graph: Graph, op: Operator) -> str | None:
-    soft = made_by(graph, op.inputs[0], "softmax")
-    if (
-        soft is None
-        or soft["axis"] != len(soft.type.shape) - 1
-        or graph.only_user(soft.output) is None
-    ):
+    soft, guarded = _probabilities(graph, op.inputs[0])
+    if soft is None or soft["axis"] != len(soft.type.shape) - 1:
         return None
     found = _product(graph, soft.inputs[0], _Scores(), soft.type.shape)
     if found is None:
@@ -81,9 +113,14 @@ def _rule(graph: Graph, op: Operator) -> str | None:
             )
             for t in (q, k)
         )
-    bias = _bias(graph, scores.terms, soft.type)
+    bias = _bias(graph, scores, soft.type)
     inputs = (q, k, op.inputs[1]) if bias is None else (q, k, op.inputs[1], bias)
-    result = graph.add("attention", inputs, name=op.name or soft.name, scale=scores.scale)
+    attrs: dict[str, object] = {"scale": scores.scale}
+    if guarded:
+        attrs["guarded"] = True
+    if scores.hidden is not None:
+        attrs["hidden"] = scores.hidden
+    result = graph.add("attention", inputs, name=op.name or soft.name, **attrs)
     assert graph.types[result] == op.type, f"attention of type {graph.types[result]}, not {op.type}"
     return result
 
@@ -131,11 +168,10 @@ def _reaches_product(graph: Graph, tensor: str) -> bool:
 def _masked(
     graph: Graph, op: Operator, scores: _Scores, shape: tuple[int | str, ...]
 ) -> tuple[Operator, _Scores] | None:
-    """where(m, s, low) and where(m, low, s) -> s + where(m, 0, low).
+    """where(m, s, low) and where(m, low, s) -> s, with where(m, 0, low) among the terms.
 
-    With a finite ``low`` that is equal after softmax where each row keeps an entry, which a
-    constant mask shows; with
-    -inf it is equal always.
+    What is added outside moves into ``low``. That changes nothing where ``low`` is -inf or absorbs
+    it, and nothing after softmax where each row keeps an entry, which a constant mask shows.
     """
     condition = op.inputs[0]
     for place, other in ((1, 2), (2, 1)):
@@ -144,26 +180,21 @@ def _masked(
             low is None
             or low > _MASKED
             or scores.scale <= 0
+            or scores.hidden is not None
             or graph.types[x] != op.type
             or not _reaches_product(graph, x)
         ):
             continue
         mask = graph.constants.get(condition)
         allowed = mask if mask is None or place == 1 else ~mask
-        if low != -numpy.inf and (
-            allowed is None or not allowed.ndim or not bool(allowed.any(axis=-1).all())
-        ):
+        keeps = allowed is not None and allowed.ndim and bool(allowed.any(axis=-1).all())
+        if scores.terms and low > _ABSORBS and not keeps:
             return None
-        zero = graph.add_constant(numpy.zeros((), op.type.dtype), "zero")
-        order = (
-            (condition, zero, op.inputs[other])
-            if place == 1
-            else (condition, op.inputs[other], zero)
-        )
-        term = _outwards(graph, graph.add("where", order, name=op.name), op.type.shape, scores.path)
-        return _product(
-            graph, x, replace(scores, terms=(*scores.terms, (term, scores.scale))), shape
-        )
+        with numpy.errstate(over="ignore"):
+            hidden = float(numpy.asarray(low * scores.scale).astype(op.type.dtype))
+        moved = _outwards(graph, condition, op.type.shape, scores.path)
+        terms = (*scores.terms, (moved, place == 2))
+        return _product(graph, x, replace(scores, terms=terms, hidden=hidden), shape)
     return None
 
 
@@ -196,16 +227,23 @@ def _outwards(
     return term
 
 
-def _bias(graph: Graph, terms: tuple[tuple[str, float], ...], made: TensorType) -> str | None:
-    """The sum of the terms; constant zeros are left out."""
+def _bias(graph: Graph, scores: _Scores, made: TensorType) -> str | None:
+    """The terms as one tensor; constant zeros are left out."""
+
+    def constant(value: float) -> str:
+        return graph.add_constant(numpy.asarray(value, made.dtype), "bias")
+
     total: str | None = None
-    for term, factor in reversed(terms):
+    for term, factor in reversed(scores.terms):
+        if isinstance(factor, bool):
+            assert scores.hidden is not None
+            pair = (total or constant(0.0), constant(scores.hidden))
+            total = graph.add("where", (term, *(pair[::-1] if factor else pair)))
+            continue
         if scalar(graph, term) == 0.0:
             continue
         if factor != 1.0:
-            term = graph.add(
-                "multiply", (term, graph.add_constant(numpy.asarray(factor, made.dtype), "scale"))
-            )
+            term = graph.add("multiply", (term, constant(factor)))
         total = term if total is None else graph.add("add", (total, term))
     return total
 
@@ -216,7 +254,8 @@ def _scale_of_operands(graph: Graph, op: Operator) -> str | None:
     k, b = _unscaled(graph, op.inputs[1])
     if a == 1.0 and b == 1.0:
         return None
-    return graph.add("attention", (q, k, *op.inputs[2:]), name=op.name, scale=op["scale"] * a * b)
+    attrs = dict(op.attrs) | {"scale": op["scale"] * a * b}
+    return graph.add("attention", (q, k, *op.inputs[2:]), name=op.name, **attrs)
 
 
 def _unscaled(graph: Graph, tensor: str) -> tuple[str, float]:

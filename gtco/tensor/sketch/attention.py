@@ -11,14 +11,15 @@ cache.
         tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
 
 Whole score rows are kept (mr x n floats): an online softmax would save nothing while they fit the
-L1 or L2 cache.
+L1 or L2 cache. A row that a mask hides throughout comes out as the operators say one by one: the
+mean of V where the mask is finite, NaN where it is -inf, 0 where a guard stands behind the softmax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -37,12 +38,11 @@ from gtco.tensor.expression import (
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
+from gtco.tensor.scalar import is_nan
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.transpose import transpose
-
-MASKED = -3.0e38  # scores of padding columns
 
 
 def match(stage: Stage, target: Target) -> Attention | None:
@@ -351,7 +351,7 @@ class _Plan:
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
         """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding
-        columns masked.
+        columns masked; with ``guarded``, both are 0 where they would be NaN.
         """
         em, lanes, n = self.em, self.lanes, self.n
         if len(self.op.inputs) > 3:
@@ -362,12 +362,13 @@ class _Plan:
             if n % lanes:
                 with em.vector(n % lanes) as v:
                     self.add_bias(batch, start, i, whole * lanes + v)
-        if n % lanes:
+        if n % lanes:  # less than any score, so that padding is 0 where a single score is not
             with em.vector(lanes - n % lanes) as v:
-                em.store(self.scores, [i, n + v], tirx.const(MASKED, "float32"))
+                em.store(self.scores, [i, n + v], tirx.const(-inf, "float32"))
 
+        # A maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
         length = self.key_vectors * lanes
-        top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, MASKED)
+        top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
 
         def weight(j: Expr) -> Expr:
             value = math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
@@ -375,12 +376,18 @@ class _Plan:
             return value
 
         total = fold(em, length, weight, add, 0.0)
-        em.store(self.inverse, [i], tirx.const(1, "float32") / total)
+        inverse = tirx.const(1, "float32") / total
+        if self.op.get("guarded"):
+            lost = is_nan(total)
+            with em.when(lost), em.loop(self.key_vectors, "p") as p:
+                em.store_vector(self.scores, [i, p * lanes], em.splat(0.0))
+            inverse = tirx.Select(lost, tirx.const(0, "float32"), inverse)
+        em.store(self.inverse, [i], inverse)
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
-        em = self.em
-        em.store(
-            self.scores,
-            [i, column],
-            em.load(self.scores, [i, column]) + self.operand(3, batch, start + i, column),
-        )
+        em, hidden = self.em, self.op.get("hidden")
+        bias = em.let(self.operand(3, batch, start + i, column), "bias")
+        score = em.load(self.scores, [i, column]) + bias
+        if hidden is not None:  # whatever the score was, NaN and infinities included
+            score = tirx.Select(tirx.EQ(bias, tirx.const(hidden, "float32")), bias, score)
+        em.store(self.scores, [i, column], score)
