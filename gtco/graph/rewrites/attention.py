@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy
 
@@ -115,7 +116,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
         )
     bias = _bias(graph, scores, soft.type)
     inputs = (q, k, op.inputs[1]) if bias is None else (q, k, op.inputs[1], bias)
-    attrs: dict[str, object] = {"scale": scores.scale}
+    attrs: dict[str, Any] = {"scale": scores.scale}
     if guarded:
         attrs["guarded"] = True
     if scores.hidden is not None:
