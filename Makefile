@@ -1,6 +1,8 @@
 # make demo   exports ViT-Tiny/16 to ONNX, compiles it, checks it against ONNX Runtime, prints both latencies
 # make test   ruff, mypy and the whole test suite (what .ci/run calls)
 # make lint   ruff and mypy alone
+# make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
+#             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
 # make bench  every model of the README's table beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
@@ -10,13 +12,14 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+CHECK_FLAGS ?=
 
 VENV := build/venv
 BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench check-models clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -33,6 +36,9 @@ lint: $(VENV)/.test
 bench: $(VENV)/.bench
 	mkdir -p build/bench
 	$(BIN)/python -m bench end_to_end --json build/bench/end_to_end.json
+
+check-models: $(VENV)/.bench
+	$(BIN)/python -m bench check_models --json build/check-models.json $(CHECK_FLAGS)
 
 clean:
 	rm -rf build

@@ -20,7 +20,7 @@ EXTRAS = {
     "torch": TORCH,
     "cuda": ["cuda-bindings"],
     "demo": [*TORCH, "onnxruntime", "safetensors"],
-    "bench": [*TORCH, *PEERS, "psutil", "safetensors"],
+    "bench": [*TORCH, *PEERS, "psutil", "safetensors", "transformers"],
     "test": [
         *TORCH,
         "pytest",

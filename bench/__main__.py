@@ -8,6 +8,7 @@ import sys
 BENCHMARKS = {
     "end_to_end": "every system on whole models, interleaved (the README's table)",
     "readme": "the README's table, from what end_to_end wrote",
+    "check_models": "the whole family: does it compile, is it right, how fast, by which kernels",
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }

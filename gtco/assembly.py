@@ -76,7 +76,7 @@ def describe(stage: Stage, choice: Choice) -> dict[str, Any]:
     return {
         "name": named[-1] if named else stage.output.output,
         "key": stage.key,
-        "operators": [op.kind for op in stage.operators],
+        "operators": [op["op"] if op.kind == "relax" else op.kind for op in stage.operators],
         "inputs": [str(i.type) for i in stage.inputs],
         "output": str(stage.output.type),
         "structure": choice.sketch.structure,

@@ -1,0 +1,127 @@
+"""Is a compiled library right, and where does its time go? Asked in a process of its own, so that a
+library that crashes costs one answer.
+
+``python -m bench.examine JOB.json`` is that process. Agreement is ``gtco.verification``'s, against
+ONNX Runtime on the model's ONNX; the time of a stage is the median of a few profiled runs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.process import child_environment
+
+REPEAT = 5  # profiled runs that a stage's time is the median of
+
+
+@dataclass(frozen=True)
+class Examination:
+    """``difference``: the largest relative difference that was seen, None where nothing could be
+    compared; ``disagrees``: why the outputs are wrong, None where they are right.
+
+    ``fallbacks``: share of the time by operator, of the stages that the fallback compiled, the
+    largest first. ``error``: why there is no answer at all.
+    """
+
+    difference: float | None = None
+    disagrees: str | None = None
+    fallbacks: tuple[tuple[str, float], ...] = ()
+    error: str | None = None
+
+    @property
+    def fallback_share(self) -> float:
+        return sum(share for _, share in self.fallbacks)
+
+
+def examine(
+    model: Path,
+    library: Path,
+    threads: int,
+    only_random: bool = False,
+    timeout: float = 600.0,
+) -> Examination:
+    """Verify and profile ``library``, compiled from ``model`` (.onnx). Never raises for a library
+    that fails: ``error`` or ``disagrees`` say why.
+
+    ``only_random``: hold it to the random inputs alone, not to the adversarial ones.
+    """
+    with tempfile.TemporaryDirectory(prefix="gtco-examine-") as folder:
+        job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
+        job.write_text(
+            json.dumps(
+                {
+                    "model": str(model),
+                    "library": str(library),
+                    "threads": threads,
+                    "only_random": only_random,
+                    "answer": str(answer),
+                }
+            )
+        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "bench.examine", str(job)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=child_environment(),
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Examination(error=f"verifying and profiling took over {timeout:.0f} s")
+        if done.returncode == 0 and answer.exists():
+            seen = json.loads(answer.read_text())
+            seen["fallbacks"] = tuple((name, share) for name, share in seen["fallbacks"])
+            return Examination(**seen)
+        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Examination(error=": ".join([f"exit code {done.returncode}", *tail]))
+
+
+def by_operator(
+    stages: Sequence[Mapping[str, Any]], seconds: Sequence[float]
+) -> list[tuple[str, float]]:
+    """Share of the whole time of every operator in a fallback stage, the largest first."""
+    total = sum(seconds) or 1.0
+    shares: dict[str, float] = {}
+    for stage, measured in zip(stages, seconds, strict=True):
+        if stage["schedule"]["sketch"] == "fallback":
+            label = "+".join(stage["operators"])
+            shares[label] = shares.get(label, 0.0) + measured / total
+    return sorted(shares.items(), key=lambda item: -item[1])
+
+
+def main(argv: list[str]) -> int:
+    from gtco.cli.run import make_inputs
+    from gtco.errors import VerificationError
+    from gtco.runtime.module import load
+    from gtco.verification import verify
+
+    job = json.loads(Path(argv[0]).read_text())
+    with load(job["library"], threads=job["threads"]) as model:
+        difference, disagrees = None, None
+        try:
+            report = verify(model, job["model"], check=False)
+            seen = [d for d in report.differences if d.case == "random" or not job["only_random"]]
+            difference = max((d.relative for d in seen), default=0.0)
+            wrong = [f"{d.output} on {d.case} inputs: {d.failure}" for d in seen if d.failure]
+            disagrees = "; ".join(wrong) or None
+        except VerificationError as error:  # ONNX Runtime cannot run it, or outputs are missing
+            disagrees = str(error)
+        seconds = model.profile(*make_inputs(model.inputs, {}, seed=0).values(), repeat=REPEAT)
+        fallbacks = by_operator(model.stages, seconds)
+    Path(job["answer"]).write_text(
+        json.dumps({"difference": difference, "disagrees": disagrees, "fallbacks": fallbacks})
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""Small members of the vision transformer family, for ``make check-models``.
+
+Each has the structure, widths and resolution of a published model and few layers, with weights
+drawn from a seed: what a compiler does to it is what it would do to the real one, in seconds.
+``huggingface`` builds those that ``transformers`` has; the other files are plain torch, written
+from the papers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gtco.errors import OptionError
+from models.export import EXPORTERS
+from models.family import huggingface, vision
+from models.weights import initialise
+
+__all__ = ["FAMILY", "Member", "find"]
+
+Shape = tuple[int, ...]
+
+# These select queries by the rank of their scores. On inputs of zeros or ones all scores are equal
+# up to rounding, and each engine has an order of its own.
+RANKED = ("rt-detr", "rt-detr-v2", "d-fine")
+# What an exporter of torch itself cannot do, and why.
+NOT_EXPORTED: Mapping[tuple[str, str], str] = {
+    ("dinov2-registers", "torchscript"): "aten::_upsample_bicubic2d_aa is not supported",
+    ("upernet-swin", "torchscript"): "adaptive pooling to a size that divides nothing",
+    ("rt-detr-v2", "dynamo"): "no function for aten._is_all_true",
+    ("d-fine", "dynamo"): "no function for aten._is_all_true",
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of the family: how it is built, its inputs' shapes, what may be asked of it.
+
+    ``exporters``: those of torch that can export it; ``ranked``: its outputs are sorted by values
+    that tie on constant inputs.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    shapes: tuple[Shape, ...]
+    exporters: tuple[str, ...] = EXPORTERS
+    ranked: bool = False
+
+    def create(self, seed: int = 0) -> nn.Module:
+        """The module in eval mode with weights from ``seed``; the global random state is left."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.build()
+        initialise(model, seed)
+        return model.eval().requires_grad_(False)
+
+    def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
+        """Normal random tensors of the inputs' shapes."""
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randn(shape, generator=generator) for shape in self.shapes)
+
+
+def _member(name: str, build: Callable[[], nn.Module], shapes: tuple[Shape, ...]) -> Member:
+    exporters = tuple(e for e in EXPORTERS if (name, e) not in NOT_EXPORTED)
+    return Member(name, build, shapes, exporters, name in RANKED)
+
+
+FAMILY: dict[str, Member] = {
+    **{name: _member(name, model, model.shapes) for name, model in huggingface.MODELS.items()},
+    **{
+        name: _member(name, build, ((1, 3, size, size),))
+        for name, (build, size) in vision.MODELS.items()
+    },
+}
+
+
+def find(name: str) -> Member:
+    """The member called ``name``; :class:`OptionError` with the nearest name otherwise."""
+    if name not in FAMILY:
+        close = difflib.get_close_matches(name, FAMILY, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise OptionError(f"unknown model {name!r}.{hint} Known: {', '.join(FAMILY)}")
+    return FAMILY[name]

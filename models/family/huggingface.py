@@ -1,0 +1,413 @@
+"""Members of the family from ``transformers``: configurations with random weights, no download.
+
+True structure and typical widths and resolutions, few layers. Where the library's default
+configuration is the published base model, only its depth is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """Tensors in, the named fields of the output out; ``constants`` are further arguments."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: tuple[str, ...],
+        fields: tuple[str, ...],
+        constants: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self.model, self.inputs, self.fields, self.constants = model, inputs, fields, constants
+
+    def forward(self, *tensors: Tensor) -> Any:
+        named = dict(zip(self.inputs, tensors, strict=True))
+        output = self.model(**named, **self.constants)
+        values = tuple(output[name] for name in self.fields)
+        # hidden states and feature maps are tuples themselves
+        return tuple(t for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """One model: ``model`` and ``config`` are names of ``transformers``; ``fields`` are the outputs
+    taken, ``constants`` arguments of the call that are no inputs.
+
+    ``part``: the attribute of the built model that is exported, the model itself where empty;
+    ``shapes``: of the inputs.
+    ``nested``: configurations inside the configuration, argument -> (class, arguments).
+    """
+
+    model: str
+    config: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    fields: tuple[str, ...] = ("last_hidden_state",)
+    inputs: tuple[str, ...] = ("pixel_values",)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    nested: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    part: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ((1, 3, 224, 224),)
+
+    def __call__(self) -> nn.Module:
+        import transformers
+
+        nested = {
+            name: getattr(transformers, config)(**arguments)
+            for name, (config, arguments) in self.nested.items()
+        }
+        config = getattr(transformers, self.config)(**self.arguments, **nested)
+        model = getattr(transformers, self.model)(config)
+        if self.part:
+            model = model.get_submodule(self.part)
+        return Plain(model, self.inputs, self.fields, self.constants)
+
+
+LOGITS = ("logits",)
+BOXES = ("logits", "pred_boxes")
+TWO = {"num_hidden_layers": 2}
+SMALL = {**TWO, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+# What the backbones of transformers' detectors are, where timm is not used.
+RESNET = {"depths": [1, 1, 1, 1], "out_features": ["stage4"]}
+NO_TIMM = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+DETR = {**NO_TIMM, "encoder_layers": 1, "decoder_layers": 1}
+
+MODELS: dict[str, HuggingFace] = {
+    "vit": HuggingFace("ViTForImageClassification", "ViTConfig", TWO, LOGITS),
+    "deit": HuggingFace(
+        "DeiTForImageClassificationWithTeacher", "DeiTConfig", TWO, ("logits", "cls_logits")
+    ),
+    "beit": HuggingFace(
+        "BeitForImageClassification",
+        "BeitConfig",
+        {**TWO, "use_relative_position_bias": True},
+        LOGITS,
+    ),
+    "data2vec": HuggingFace(
+        "Data2VecVisionForImageClassification",
+        "Data2VecVisionConfig",
+        {**TWO, "use_relative_position_bias": True},
+        LOGITS,
+    ),
+    "dinov2": HuggingFace("Dinov2Model", "Dinov2Config", {**TWO, "image_size": 224}),
+    "dinov2-registers": HuggingFace(
+        "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {**SMALL, "image_size": 224}
+    ),
+    "dinov3": HuggingFace("DINOv3ViTModel", "DINOv3ViTConfig", SMALL),
+    "dinov3-plus": HuggingFace(
+        "DINOv3ViTModel",
+        "DINOv3ViTConfig",
+        {**SMALL, "use_gated_mlp": True, "hidden_act": "silu", "num_register_tokens": 4},
+    ),
+    "dinov3-convnext": HuggingFace(
+        "DINOv3ConvNextModel", "DINOv3ConvNextConfig", {"depths": [1, 1, 2, 1]}
+    ),
+    "swin": HuggingFace(
+        "SwinForImageClassification", "SwinConfig", {"depths": [2, 2, 2, 2]}, LOGITS
+    ),
+    "swinv2": HuggingFace(
+        "Swinv2ForImageClassification",
+        "Swinv2Config",
+        {"depths": [2, 2, 2, 2], "image_size": 256, "window_size": 8},
+        LOGITS,
+        shapes=((1, 3, 256, 256),),
+    ),
+    "swin2sr": HuggingFace(
+        "Swin2SRForImageSuperResolution",
+        "Swin2SRConfig",
+        {"depths": [2, 2], "num_heads": [6, 6], "upsampler": "pixelshuffle", "upscale": 2},
+        ("reconstruction",),
+        shapes=((1, 3, 64, 64),),
+    ),
+    "pvt": HuggingFace("PvtForImageClassification", "PvtConfig", {"depths": [1, 1, 1, 1]}, LOGITS),
+    "pvtv2": HuggingFace(
+        "PvtV2ForImageClassification", "PvtV2Config", {"depths": [1, 1, 1, 1]}, LOGITS
+    ),
+    "pvtv2-linear": HuggingFace(
+        "PvtV2ForImageClassification",
+        "PvtV2Config",
+        {"depths": [1, 1, 1, 1], "linear_attention": True},
+        LOGITS,
+    ),
+    "segformer": HuggingFace(
+        "SegformerForSemanticSegmentation",
+        "SegformerConfig",
+        {"depths": [1, 1, 1, 1]},
+        LOGITS,
+        shapes=((1, 3, 512, 512),),
+    ),
+    "mobilevit": HuggingFace(
+        "MobileViTForImageClassification",
+        "MobileViTConfig",
+        {"image_size": 256},
+        LOGITS,
+        shapes=((1, 3, 256, 256),),
+    ),
+    "mobilevit-seg": HuggingFace(
+        "MobileViTForSemanticSegmentation",
+        "MobileViTConfig",
+        {"image_size": 256},
+        LOGITS,
+        shapes=((1, 3, 256, 256),),
+    ),
+    "mobilevitv2": HuggingFace(
+        "MobileViTV2ForImageClassification",
+        "MobileViTV2Config",
+        {"image_size": 256},
+        LOGITS,
+        shapes=((1, 3, 256, 256),),
+    ),
+    "levit": HuggingFace(
+        "LevitForImageClassification", "LevitConfig", {"depths": [2, 2, 2]}, LOGITS
+    ),
+    "cvt": HuggingFace("CvtForImageClassification", "CvtConfig", {"depth": [1, 2, 3]}, LOGITS),
+    "vit-msn": HuggingFace("ViTMSNForImageClassification", "ViTMSNConfig", TWO, LOGITS),
+    "vit-mae": HuggingFace(
+        "ViTMAEForPreTraining",
+        "ViTMAEConfig",
+        {**TWO, "decoder_num_hidden_layers": 1},
+        LOGITS,
+        ("pixel_values", "noise"),
+        shapes=((1, 3, 224, 224), (1, 196)),
+    ),
+    "ijepa": HuggingFace("IJepaModel", "IJepaConfig", {**TWO, "image_size": 224}),
+    "siglip": HuggingFace(
+        "SiglipVisionModel", "SiglipVisionConfig", TWO, ("last_hidden_state", "pooler_output")
+    ),
+    "clip": HuggingFace(
+        "CLIPVisionModelWithProjection", "CLIPVisionConfig", TWO, ("image_embeds",)
+    ),
+    "aimv2": HuggingFace("Aimv2VisionModel", "Aimv2VisionConfig", {**SMALL, "image_size": 224}),
+    "sam-encoder": HuggingFace(
+        "SamVisionModel",
+        "SamVisionConfig",
+        {**TWO, "global_attn_indexes": [1], "image_size": 512},
+        shapes=((1, 3, 512, 512),),
+    ),
+    "sam2-hiera": HuggingFace(
+        "Sam2HieraDetModel",
+        "Sam2HieraDetConfig",
+        {
+            "image_size": [512, 512],
+            "blocks_per_stage": [1, 2, 3, 2],
+            "global_attention_blocks": [4],
+        },
+        shapes=((1, 3, 512, 512),),
+    ),
+    "hiera": HuggingFace(
+        "HieraForImageClassification", "HieraConfig", {"depths": [1, 2, 2, 1]}, LOGITS
+    ),
+    "yolos": HuggingFace(
+        "YolosForObjectDetection",
+        "YolosConfig",
+        {**SMALL, "image_size": [256, 256]},
+        BOXES,
+        shapes=((1, 3, 256, 256),),
+    ),
+    "detr": HuggingFace(
+        "DetrForObjectDetection",
+        "DetrConfig",
+        DETR,
+        BOXES,
+        nested={"backbone_config": ("ResNetConfig", RESNET)},
+        shapes=((1, 3, 480, 640),),
+    ),
+    "conditional-detr": HuggingFace(
+        "ConditionalDetrForObjectDetection",
+        "ConditionalDetrConfig",
+        DETR,
+        BOXES,
+        nested={"backbone_config": ("ResNetConfig", RESNET)},
+        shapes=((1, 3, 480, 640),),
+    ),
+    "deformable-detr": HuggingFace(
+        "DeformableDetrForObjectDetection",
+        "DeformableDetrConfig",
+        {**DETR, "decoder_layers": 2},
+        BOXES,
+        nested={
+            "backbone_config": (
+                "ResNetConfig",
+                {**RESNET, "out_features": ["stage2", "stage3", "stage4"]},
+            )
+        },
+        shapes=((1, 3, 480, 640),),
+    ),
+    "rt-detr": HuggingFace(
+        "RTDetrForObjectDetection",
+        "RTDetrConfig",
+        {"decoder_layers": 2},
+        BOXES,
+        nested={
+            "backbone_config": (
+                "RTDetrResNetConfig",
+                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
+            )
+        },
+        shapes=((1, 3, 640, 640),),
+    ),
+    "rt-detr-v2": HuggingFace(
+        "RTDetrV2ForObjectDetection",
+        "RTDetrV2Config",
+        {"decoder_layers": 2},
+        BOXES,
+        nested={
+            "backbone_config": (
+                "RTDetrResNetConfig",
+                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
+            )
+        },
+        shapes=((1, 3, 640, 640),),
+    ),
+    "d-fine": HuggingFace(
+        "DFineForObjectDetection",
+        "DFineConfig",
+        {"decoder_layers": 2},
+        BOXES,
+        nested={
+            "backbone_config": (
+                "HGNetV2Config",
+                {
+                    "stage_num_blocks": [1, 1, 1, 1],
+                    "out_features": ["stage2", "stage3", "stage4"],
+                },
+            )
+        },
+        shapes=((1, 3, 640, 640),),
+    ),
+    "mask2former": HuggingFace(
+        # the models with a loss want scipy
+        "Mask2FormerModel",
+        "Mask2FormerConfig",
+        {"encoder_layers": 1, "decoder_layers": 3},
+        ("transformer_decoder_last_hidden_state", "masks_queries_logits"),
+        nested={
+            "backbone_config": (
+                "SwinConfig",
+                {
+                    "depths": [1, 1, 1, 1],
+                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+                },
+            )
+        },
+        shapes=((1, 3, 384, 384),),
+    ),
+    "maskformer": HuggingFace(
+        "MaskFormerModel",
+        "MaskFormerConfig",
+        {},
+        ("transformer_decoder_last_hidden_state", "pixel_decoder_last_hidden_state"),
+        nested={
+            "backbone_config": (
+                "SwinConfig",
+                {
+                    "depths": [1, 1, 1, 1],
+                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+                },
+            ),
+            "decoder_config": ("DetrConfig", DETR),
+        },
+        shapes=((1, 3, 384, 384),),
+    ),
+    "vitpose": HuggingFace(
+        "VitPoseForPoseEstimation",
+        "VitPoseConfig",
+        {},
+        ("heatmaps",),
+        nested={"backbone_config": ("VitPoseBackboneConfig", {**TWO, "out_indices": [2]})},
+        shapes=((1, 3, 256, 192),),
+    ),
+    "dpt": HuggingFace(
+        "DPTForDepthEstimation",
+        "DPTConfig",
+        {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "image_size": 384},
+        ("predicted_depth",),
+        shapes=((1, 3, 384, 384),),
+    ),
+    "depth-anything": HuggingFace(
+        "DepthAnythingForDepthEstimation",
+        "DepthAnythingConfig",
+        {"neck_hidden_sizes": [48, 96, 192, 384], "fusion_hidden_size": 64},
+        ("predicted_depth",),
+        nested={
+            "backbone_config": (
+                "Dinov2Config",
+                {
+                    **SMALL,
+                    "num_hidden_layers": 4,
+                    "image_size": 518,
+                    "out_indices": [1, 2, 3, 4],
+                    "apply_layernorm": True,
+                    "reshape_hidden_states": False,
+                },
+            )
+        },
+        shapes=((1, 3, 518, 518),),
+    ),
+    "glpn": HuggingFace(
+        "GLPNForDepthEstimation",
+        "GLPNConfig",
+        {"depths": [1, 1, 1, 1]},
+        ("predicted_depth",),
+        shapes=((1, 3, 480, 640),),
+    ),
+    "vitdet": HuggingFace(
+        "VitDetModel",
+        "VitDetConfig",
+        {
+            **SMALL,
+            "image_size": 512,
+            "window_size": 14,
+            "window_block_indices": [0],
+            "use_relative_position_embeddings": True,
+        },
+        shapes=((1, 3, 512, 512),),
+    ),
+    "upernet-swin": HuggingFace(
+        "UperNetForSemanticSegmentation",
+        "UperNetConfig",
+        {"hidden_size": 128, "auxiliary_in_channels": 384},
+        LOGITS,
+        nested={
+            "backbone_config": (
+                "SwinConfig",
+                {
+                    "depths": [1, 1, 1, 1],
+                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+                },
+            )
+        },
+        shapes=((1, 3, 512, 512),),
+    ),
+    "poolformer": HuggingFace(
+        "PoolFormerForImageClassification", "PoolFormerConfig", {"depths": [1, 1, 2, 1]}, LOGITS
+    ),
+    "swiftformer": HuggingFace(
+        "SwiftFormerForImageClassification", "SwiftFormerConfig", {}, LOGITS
+    ),
+    "focalnet": HuggingFace(
+        "FocalNetForImageClassification", "FocalNetConfig", {"depths": [1, 1, 2, 1]}, LOGITS
+    ),
+    "convnext": HuggingFace(
+        "ConvNextForImageClassification", "ConvNextConfig", {"depths": [1, 1, 2, 1]}, LOGITS
+    ),
+    "convnextv2": HuggingFace(
+        "ConvNextV2ForImageClassification", "ConvNextV2Config", {"depths": [1, 1, 2, 1]}, LOGITS
+    ),
+    "bit": HuggingFace("BitForImageClassification", "BitConfig", {"depths": [1, 1, 1, 1]}, LOGITS),
+    "resnet": HuggingFace(
+        "ResNetForImageClassification", "ResNetConfig", {"depths": [1, 1, 1, 1]}, LOGITS
+    ),
+    "regnet": HuggingFace(
+        "RegNetForImageClassification", "RegNetConfig", {"depths": [1, 1, 2, 1]}, LOGITS
+    ),
+    "textnet": HuggingFace("TextNetForImageClassification", "TextNetConfig", {}, LOGITS),
+    "mobilenetv2": HuggingFace(
+        "MobileNetV2ForImageClassification", "MobileNetV2Config", {}, LOGITS
+    ),
+}

@@ -1,0 +1,144 @@
+"""A failure costs its row and the exit status, and the numbers are what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import bench.check_models as check_models
+import models.family as family
+from bench.build import Build
+from bench.check_models import Row, line, main
+from bench.examine import Examination, by_operator, examine
+from bench.harness import Comparison, Measurement
+from gtco.errors import OptionError
+from models.export import export_onnx
+
+PHASES = (("read", 1.0), ("fuse", 0.5), ("generate", 2.0))
+
+
+def tiny() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+
+def member(name: str, **more) -> family.Member:
+    return family.Member(name, tiny, ((2, 8),), ("dynamo",), **more)
+
+
+def run(tmp_path: Path, *flags: str) -> tuple[int, list[dict]]:
+    report = tmp_path / "report.json"
+    code = main([*flags, "--folder", str(tmp_path), "--json", str(report), "--threads", "2"])
+    return code, json.loads(report.read_text())["rows"]
+
+
+@pytest.fixture
+def faked(monkeypatch, tmp_path):
+    """Three models; what is built, examined and raced is made up."""
+    for name in ("good", "broken", "wrong"):
+        monkeypatch.setitem(family.FAMILY, name, member(name))
+    monkeypatch.setattr(check_models, "export", lambda *_: None)
+
+    def build(model: Path, library: Path, threads: int) -> Build:
+        error = "UnsupportedError: no such operator" if "broken" in model.name else None
+        return Build(str(library), 9.0, 0, phases=PHASES, stages=7, error=error)
+
+    def examined(model: Path, library: Path, threads: int, only_random: bool) -> Examination:
+        reason = "y on random inputs: off by 1" if "wrong" in model.name else None
+        return Examination(1e-6, reason, (("grid_sample", 0.2), ("sort", 0.05)))
+
+    seconds = {"gtco": 2e-3, "onnxruntime": 3e-3, "openvino": 1e-3}
+    measured = tuple(Measurement(n, rounds=((s,),)) for n, s in seconds.items())
+    monkeypatch.setattr(check_models, "build", build)
+    monkeypatch.setattr(check_models, "examine", examined)
+    monkeypatch.setattr(check_models, "compare", lambda *_, **__: Comparison(measured))
+    return tmp_path
+
+
+def test_it_goes_on_after_a_failure_and_says_so_at_the_end(faked, capsys):
+    code, rows = run(faked, "--models", "broken,wrong,good", "--exporters", "dynamo")
+    assert code == 1
+    assert [row["model"] for row in rows] == ["broken", "wrong", "good"]
+    assert [bool(row["failure"]) for row in rows] == [True, True, False]
+    good = rows[2]
+    assert good["ratio"] == pytest.approx(0.5)  # OpenVINO's 1 ms over gtco's 2
+    assert good["fallback_share"] == pytest.approx(0.25)
+    assert (good["compile_seconds"], good["fuse_seconds"], good["stages"]) == (3.5, 0.5, 7)
+    text = capsys.readouterr().out
+    assert "broken (dynamo): not compiled: UnsupportedError: no such operator" in text
+    assert "wrong (dynamo): disagrees: y on random inputs: off by 1" in text
+    assert "good (dynamo): grid_sample 20.0%, sort 5.0%" in text
+    assert "good (dynamo): 0.50" in text
+    assert "1 of 3 compile and agree" in text
+
+
+def test_all_good_is_status_0_and_no_peers_times_nothing(faked):
+    code, rows = run(faked, "--models", "good", "--exporters", "dynamo", "--no-peers")
+    assert code == 0
+    assert rows[0]["medians"] == {} and rows[0]["ratio"] is None
+
+
+def test_parts_are_all_the_rows_once(faked):
+    flags = ("--models", "broken,wrong,good", "--exporters", "dynamo", "--no-peers")
+    parts = [run(faked, *flags, "--part", f"{k}/2")[1] for k in (1, 2)]
+    assert [[row["model"] for row in part] for part in parts] == [["broken", "good"], ["wrong"]]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--models", "vitt"], ["--exporters", "onnx"], ["--part", "3/2"], ["--part", "x"]],
+)
+def test_wrong_options(flags, capsys):
+    assert main(flags) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_unknown_names_come_with_the_nearest():
+    with pytest.raises(OptionError, match="Did you mean mobilevit"):
+        family.find("mobilevitt")
+
+
+def test_export_failures_are_rows(monkeypatch, tmp_path):
+    def broken() -> nn.Module:
+        raise ValueError("no such\nlayer")
+
+    monkeypatch.setitem(
+        family.FAMILY, "broken", family.Member("broken", broken, ((1, 8),), ("dynamo",))
+    )
+    code, rows = run(tmp_path, "--models", "broken", "--exporters", "dynamo", "--no-peers")
+    assert code == 1
+    assert rows[0]["failure"] == "not exported: no such layer"
+
+
+def test_the_whole_way_and_a_library_of_other_weights(monkeypatch, tmp_path):
+    monkeypatch.setitem(family.FAMILY, "tiny", member("tiny"))
+    code, rows = run(tmp_path, "--models", "tiny", "--exporters", "dynamo", "--no-peers")
+    assert code == 0, rows
+    assert rows[0]["examination"]["difference"] < 1e-4
+    assert rows[0]["compile_seconds"] > 0 and rows[0]["stages"] >= 1
+    other = tmp_path / "other.onnx"
+    tensors = family.find("tiny").inputs()
+    export_onnx(family.find("tiny").create(seed=1), tensors, other, exporter="torchscript")
+    seen = examine(other, tmp_path / "tiny-dynamo.so", 2)
+    assert seen.error is None and seen.disagrees and "off by" in seen.disagrees
+    assert "No such file" in (examine(other, tmp_path / "none.so", 2).error or "")
+
+
+def test_fallbacks_are_summed_by_operator():
+    stages = [
+        {"schedule": {"sketch": sketch}, "operators": [operator]}
+        for sketch, operator in (
+            ("fallback", "sort"),
+            ("gemm", "matmul"),
+            ("fallback", "scan"),
+            ("fallback", "sort"),
+        )
+    ]
+    assert by_operator(stages, [1.0, 5.0, 3.0, 1.0]) == [("scan", 0.3), ("sort", 0.2)]
+
+
+def test_a_row_shows_what_is_missing_as_missing():
+    text = line(Row("vit", "dynamo", "not compiled: x"))
+    assert text.split()[:4] == ["vit", "dynamo", "-", "!"]
