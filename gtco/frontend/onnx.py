@@ -255,10 +255,12 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
 
 
 def _supported() -> set[str]:
-    """The standard operators that TVM's importer reads."""
+    """The standard operators that TVM's importer or ours reads."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
-    return {*_get_convert_map(), "Constant"}
+    from gtco.frontend.onnx_importer import OVERRIDES
+
+    return {*_get_convert_map(), *OVERRIDES}
 
 
 # Imported, but the size of their outputs depends on values: no artifact can plan for that.

@@ -3,8 +3,8 @@ wrong.
 
 What is put right or refused here was found with ONNX's own backend tests: LayerNormalization's
 second and third output, Pow of two types, Dropout's mask and training mode, IsInf's two flags,
-Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, Resize's
-``antialias``, ``axes``, aspect policies and scales that do not give a whole size.
+Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, and most of
+Resize. Attention and Col2Im are not TVM's at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import onnx
 import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from gtco.frontend.attention import attention
+from gtco.frontend.col2im import col2im
+from gtco.frontend.resize import Axis, Method, plan, resize
 
 Attributes = Mapping[str, Any]
 Override = Callable[[Any, Sequence[Any], Attributes], Any]
@@ -34,12 +38,15 @@ class Importer(ONNXGraphImporter):
         self.node = "the graph's inputs"
         self.labels: dict[str, str] = {}
 
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """``frontend.onnx`` has refused them before, all at once and with their nodes."""
+
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> Any:
         name = attrs["tvm_custom"]["name"]
         self.node = f"node '{name}' ({op_name})"
-        override = _OVERRIDES.get(op_name)
+        override = OVERRIDES.get(op_name)
         result = override(self.bb, inputs, attrs) if override is not None else None
         if result is None:
             result = super()._convert_operator(op_name, inputs, attrs, opset)
@@ -60,6 +67,11 @@ def _text(value: Any) -> str:
 
 def _shape(tensor: Any) -> list[int]:
     return [int(dim) for dim in tensor.ty.shape]
+
+
+def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
+    """``count`` inputs; None for those left out."""
+    return [inputs[i] if i < len(inputs) else None for i in range(count)]
 
 
 def _constant(tensor: Any) -> numpy.ndarray | None:
@@ -147,21 +159,69 @@ def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
 
 
 def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    if attrs.get("antialias", 0):
-        raise Refused("antialias=1 is not supported: resize without antialiasing")
-    if "axes" in attrs:
-        raise Refused("the attribute axes is not supported: give a scale or a size for every axis")
-    if _text(attrs.get("keep_aspect_ratio_policy", b"stretch")) != "stretch":
-        raise Refused("keep_aspect_ratio_policy is not supported: give the sizes wanted")
-    scales = _constant(inputs[2]) if len(inputs) > 2 and inputs[2] is not None else None
-    if scales is not None and scales.size:
-        for size, scale in zip(_shape(inputs[0]), scales, strict=True):
-            if abs(size * float(scale) - round(size * float(scale))) > 1e-3:
-                raise Refused(
-                    f"a scale of {float(scale):g} makes no whole size of {size}: "
-                    "give sizes instead of scales"
-                )
-    return None
+    """TVM's resize2d where it says the same, and :mod:`gtco.frontend.resize` otherwise."""
+    x, *rest = _padded(inputs, 4)
+    roi, scales, sizes = (None if t is None else _constant(t) for t in rest)
+    if scales is not None and not scales.size:
+        scales = None
+    if scales is None and sizes is None:
+        raise Refused("its scales or sizes are known only at run time: make them constants")
+    method = Method.of(attrs)
+    if method.coordinates == "tf_crop_and_resize" and roi is None:
+        raise Refused("its region of interest is known only at run time: make it a constant")
+    axes = attrs.get("axes")
+    policy = _text(attrs.get("keep_aspect_ratio_policy", b"stretch"))
+    wanted = plan(_shape(x), roi, scales, sizes, axes, policy)
+    if axes is None and policy == "stretch" and _is_resize2d(wanted, method):
+        return None
+    return resize(builder, x, wanted, method)
+
+
+def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """What Resize was before opset 10: positions scaled from the first one, rounded down."""
+    x, given = _padded(inputs, 2)
+    scales = numpy.asarray(attrs["scales"]) if given is None else _constant(given)
+    if scales is None:
+        raise Refused("its scales are known only at run time: make them constants")
+    mode = _text(attrs.get("mode", b"nearest"))
+    method = Method(mode if mode == "nearest" else "linear", "asymmetric", "floor")
+    return resize(builder, x, plan(_shape(x), None, scales, None, None), method)
+
+
+def _is_resize2d(axes: Mapping[int, Axis], method: Method) -> bool:
+    """Does TVM's operator, and our kernel for it, say this? Height and width, by whole scales."""
+    whole = all(abs(a.size * a.scale - a.out) <= 1e-3 for a in axes.values())
+    kept = all(axes[i].size == axes[i].out for i in (0, 1) if i in axes)
+    return (
+        len(axes) == 4
+        and whole
+        and kept
+        and not method.antialias
+        and not (method.mode == "cubic" and method.exclude_outside)
+        and method.coordinates
+        in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+    )
+
+
+def _attention(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    results = attention(builder, _padded(inputs, 7), attrs)
+    return results[0] if _outputs(attrs) == 1 else relax.Tuple(list(results[: _outputs(attrs)]))
+
+
+def _col2im(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    image, block = (_constant(t) for t in inputs[1:3])
+    if image is None or block is None:
+        raise Refused("its image_shape and block_shape are known only at run time")
+    rank = len(image)
+    return col2im(
+        builder,
+        inputs[0],
+        [int(d) for d in image],
+        [int(d) for d in block],
+        [int(d) for d in attrs.get("strides", [1] * rank)],
+        [int(d) for d in attrs.get("pads", [0] * (2 * rank))],
+        [int(d) for d in attrs.get("dilations", [1] * rank)],
+    )
 
 
 def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -210,7 +270,7 @@ def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return builder.emit(relax.op.where(hot, on, off))
 
 
-_OVERRIDES: dict[str, Override] = {
+OVERRIDES: dict[str, Override] = {
     "LayerNormalization": _layer_normalization,
     "Dropout": _dropout,
     "IsInf": _is_inf,
@@ -219,6 +279,9 @@ _OVERRIDES: dict[str, Override] = {
     "Einsum": _einsum,
     "SpaceToDepth": _space_to_depth,
     "Resize": _resize,
+    "Attention": _attention,
+    "Col2Im": _col2im,
+    "Upsample": _upsample,
     "Pow": _pow,
     "EyeLike": _eye_like,
     "OneHot": _one_hot,

@@ -2,8 +2,7 @@
 
     Celu(x)  ->  max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))
 
-``Attention`` of opset 23 is among them: TVM 0.27 has the operator of ONNX Runtime's domain under
-that name. The shape arithmetic that a definition brings along is onnxsim's to fold.
+The shape arithmetic that a definition brings along is onnxsim's to fold.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import onnx.inliner
 from gtco.errors import UnsupportedError
 
 _STANDARD = ("", "ai.onnx")
-_MISREAD = frozenset({"Attention"})
 
 
 def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelProto:
@@ -32,7 +30,7 @@ def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelP
         (node.domain, node.op_type)
         for node in model.graph.node
         if node.domain in _STANDARD
-        and (node.op_type in _MISREAD or node.op_type not in supported)
+        and node.op_type not in supported
         and _has_definition(node.op_type, opset)
     }:
         model = _inlined(model, sorted(wanted))

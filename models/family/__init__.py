@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gtco.errors import OptionError
 from models.export import EXPORTERS
-from models.family import huggingface, vision
+from models.family import huggingface, hybrid, vision, windows
 from models.weights import initialise
 
 __all__ = ["FAMILY", "Member", "find"]
@@ -73,7 +73,7 @@ FAMILY: dict[str, Member] = {
     **{name: _member(name, model, model.shapes) for name, model in huggingface.MODELS.items()},
     **{
         name: _member(name, build, ((1, 3, size, size),))
-        for name, (build, size) in vision.MODELS.items()
+        for name, (build, size) in (vision.MODELS | windows.MODELS | hybrid.MODELS).items()
     },
 }
 

@@ -20,20 +20,21 @@ from onnx import numpy_helper
 OPERATORS = frozenset(
     """
     Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast Ceil Celu
-    Clip Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div Dropout
-    Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu Gemm
-    GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GroupNormalization HardSigmoid HardSwish
-    Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log
-    LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow
-    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd
-    ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Sigmoid
-    Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum
-    Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+    Clip Col2Im Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div
+    Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
+    Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization
+    HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu
+    Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu
+    Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin
+    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements
+    ScatterND Selu Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split
+    Sqrt Squeeze Sub Sum Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
     """.split()
 )
 
 # Inputs (by position) that are constants in a model: what decides shapes and axes, fill values.
 PARAMETERS = {
+    "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
     "CumSum": (1,),
     "Expand": (1,),
