@@ -184,7 +184,7 @@ def export(name: str, exporter: str, model: Path, inputs: Path) -> str | None:
     if len(kept) != len(tensors):
         return f"the graph has the inputs {', '.join(kept)}, the model {len(tensors)}"
     arrays = {n: t.numpy() for n, t in zip(kept, tensors, strict=True)}
-    np.savez(inputs, **arrays)  # type: ignore[arg-type]
+    np.savez(inputs, **arrays)
     return None
 
 

@@ -20,21 +20,6 @@ def _row(reason: str, message: str, tests: str) -> ExpectedFailure:
 
 EXPECTED_FAILURES = (
     _row(
-        "a definition that depends on a type ONNX's inliner cannot infer (an input left out)",
-        r"ONNX cannot write out its operators Attention",
-        """
-        attention_4d_causal_nonpad_attn_mask_composition attention_4d_causal_nonpad_batch_prefill
-        attention_4d_causal_nonpad_continued_prefill
-        attention_4d_causal_nonpad_negative_offset_structural_empty
-        attention_4d_causal_padded_kv_bf16 attention_4d_causal_with_past_and_present
-        attention_4d_diff_heads_mask4d_padded_kv attention_4d_gqa_causal_nonpad_decode
-        attention_4d_gqa_causal_nonpad_decode_fp16 attention_4d_padded_kv_bf16
-        attention_local_window_ext_cache_float16_mask attention_local_window_ext_cache_rank2_mask
-        attention_local_window_ext_cache_rank3_head_mask
-        attention_local_window_ext_cache_rank4_batch_mask attention_local_window_with_past
-        """,
-    ),
-    _row(
         "float16 and bfloat16: rounded in other places than the reference",
         r"output \d is wrong by 0\.0",
         """
@@ -57,36 +42,6 @@ EXPECTED_FAILURES = (
         reduce_sum_empty_set_non_reduced_axis_zero reduce_sum_square_empty_set
         reduce_sum_square_empty_set_expanded reshape_allowzero_reordered
         split_zero_size_splits_opset13 split_zero_size_splits_opset18 tril_zero triu_zero
-        """,
-    ),
-    _row(
-        "Resize with axes, or keeping the aspect ratio",
-        r"attribute axes is not supported|keep_aspect",
-        """
-        resize_downsample_sizes_nearest_not_larger resize_downsample_sizes_nearest_not_smaller
-        resize_tf_crop_and_resize_axes_2_3 resize_tf_crop_and_resize_axes_3_2
-        resize_upsample_scales_nearest_axes_2_3 resize_upsample_scales_nearest_axes_3_2
-        resize_upsample_sizes_nearest_axes_2_3 resize_upsample_sizes_nearest_axes_3_2
-        resize_upsample_sizes_nearest_not_larger resize_upsample_sizes_nearest_not_smaller
-        """,
-    ),
-    _row(
-        "Resize by a scale that gives no whole size",
-        r"makes no whole size",
-        """
-        resize_downsample_scales_cubic resize_downsample_scales_cubic_A_n0p5_exclude_outside
-        resize_downsample_scales_cubic_align_corners resize_downsample_scales_linear
-        resize_downsample_scales_linear_align_corners
-        resize_downsample_scales_linear_half_pixel_symmetric resize_downsample_scales_nearest
-        resize_upsample_scales_linear_half_pixel_symmetric
-        """,
-    ),
-    _row(
-        "Resize with antialiasing",
-        r"antialias=1 is not supported",
-        """
-        resize_downsample_scales_cubic_antialias resize_downsample_scales_linear_antialias
-        resize_downsample_sizes_cubic_antialias resize_downsample_sizes_linear_antialias
         """,
     ),
     _row(
@@ -155,13 +110,6 @@ EXPECTED_FAILURES = (
         r"Missing outputs during conversion",
         """
         maxpool_with_argmax_2d_precomputed_pads maxpool_with_argmax_2d_precomputed_strides
-        """,
-    ),
-    _row(
-        "TVM's importer: Upsample's scales as an input (opset 9)",
-        r"\(Upsample\) cannot be translated",
-        """
-        upsample_nearest
         """,
     ),
     _row(
