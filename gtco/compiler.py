@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gtco.assembly import assemble
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
-from gtco.errors import ModelError, OptionError, VerificationError
+from gtco.errors import BuildError, ModelError, OptionError, VerificationError
 from gtco.options import CompileOptions, c_compiler
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import Model, load
@@ -94,7 +94,13 @@ def compile_model(
     path, a ``ModelProto`` or bytes. Options are the fields of :class:`gtco.options.CompileOptions`.
     Raises a :class:`gtco.errors.GtcoError` that says what is wrong and what to do.
     """
-    folder = Path(tempfile.mkdtemp(prefix="gtco-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gtco-"))
+    except OSError as error:
+        raise BuildError(
+            f"there is no place for temporary files ({error}): set TMPDIR to a folder that can be "
+            "written"
+        ) from error
     try:
         report = compile_to_file(
             model, folder / "model.so", example_inputs, progress=progress, **options

@@ -1,14 +1,18 @@
 """The command line: ``gtco compile | run | inspect | bench | doctor``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text on standard error; ``--debug`` shows the traceback);
-2 wrong usage; 130 Ctrl-C.
+2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 from gtco.cli import bench, compile, doctor, inspect, run
 from gtco.errors import GtcoError
@@ -37,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; wrong usage raises ``SystemExit(2)``."""
     options = parser().parse_args(argv)
     try:
-        return int(options.main(options))
+        with _sigterm_as(_Terminated):
+            return int(options.main(options))
     except GtcoError as error:
         if options.debug:
             raise
@@ -48,6 +53,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return 130
+    except _Terminated:
+        print("interrupted by SIGTERM", file=sys.stderr)
+        return 143
     except BrokenPipeError:  # gtco inspect ... | head
         sys.stderr.close()
         return 0
+    except OSError as error:  # nowhere to print to, no place for temporary files
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+class _Terminated(BaseException):
+    """SIGTERM, so that what was begun is cleaned up as after Ctrl-C."""
+
+
+@contextmanager
+def _sigterm_as(error: type[BaseException]) -> Iterator[None]:
+    def stop(*_: object) -> NoReturn:
+        raise error
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,222 @@
+"""Ctrl-C in every phase, SIGTERM, and full disks that are real: a clear exit, nothing left behind,
+and a library that was there before is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+
+from gtco.compiler import compile_model, compile_to_file
+from gtco.errors import BuildError, GtcoError
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.module import load
+from tests.unit.test_compiler import check, mlp
+from tests.unit.test_runtime_models import check as check_small
+from tests.unit.test_runtime_models import example_inputs, kernels, small_artifact  # noqa: F401
+
+# Runs `gtco compile`; the phase named by argv[1] makes the file argv[2] and waits.
+DRIVER = """
+import functools, os, sys, time
+phase, marker, *command = sys.argv[1:]
+waiting = f"import time; open({marker!r}, 'w').close(); time.sleep(300)"
+def wait(*_, **__):
+    exec(waiting)
+if phase == "read":
+    from gtco.frontend import onnx
+    onnx.check_text = wait
+elif phase == "onnxsim":
+    from gtco.frontend import simplify
+    simplify._CHILD = waiting
+elif phase == "fuse":
+    from gtco.graph import fusion
+    fusion.fuse = wait
+elif phase == "build":
+    from gtco import compiler
+    compiler.Workers = functools.partial(compiler.Workers, command=(sys.executable, "-c", waiting))
+elif phase == "gcc":  # with a child of its own, as gcc has cc1 and ld
+    script = marker + ".sh"
+    with open(script, "w") as file:
+        file.write(f"#!/bin/sh\\ntouch $TMPDIR/temporary {marker}\\nsleep 300\\n")
+    os.chmod(script, 0o755)
+    os.environ["CC"] = script
+elif phase == "verify":
+    from gtco import verification
+    verification.verify = wait
+from gtco.cli import main
+raise SystemExit(main(["compile", *command]))
+"""
+PHASES = ("read", "onnxsim", "fuse", "build", "gcc", "verify")
+
+
+def left(folder: Path) -> list[str]:
+    """What is in a folder for temporary files; .ses is ONNX Runtime's own."""
+    return sorted(p.name for p in folder.iterdir() if p.name != ".ses")
+
+
+def start(root: Path, folder: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(root)},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
+    """As the terminal sends it, to the whole group of processes; SIGTERM too, where a library was
+    not there before."""
+    kept = PHASES.index(phase) % 2 == 0
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    if kept:
+        (out / "mlp.so").write_bytes(b"older")
+    marker = tmp_path / "marker"
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
+    while not marker.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    processes = psutil.Process(child.pid).children(recursive=True)
+    assert processes or phase == "verify"
+    os.killpg(child.pid, signal.SIGINT if kept else signal.SIGTERM)
+    _, errors = child.communicate(timeout=200)
+    assert child.returncode == (130 if kept else 143), errors
+    assert "interrupted" in errors and "Traceback" not in errors
+    assert [p.name for p in out.iterdir()] == (["mlp.so"] if kept else [])
+    assert not kept or (out / "mlp.so").read_bytes() == b"older"
+    assert not left(tmp_path / "tmp")
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+@pytest.mark.scheduled
+def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
+    """Again and again, at a random moment of a compile of a real model."""
+    rng = random.Random(0)
+    onnx.save(mlp(layers=3), tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    start(root, tmp_path, DRIVER, "none", "", *command).communicate()
+    before = (out / "mlp.so").read_bytes()
+    started = "import sys; from gtco.cli import main; print(flush=True); "
+    for _ in range(40):
+        script = started + "raise SystemExit(main(sys.argv[1:]))"
+        child = start(root, tmp_path, script, "compile", *command)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0.05, 8))
+        try:
+            processes = psutil.Process(child.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            processes = []
+        os.kill(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=200)
+        assert child.returncode in (0, 130), errors
+        assert "Traceback" not in errors
+        assert sorted(p.name for p in out.iterdir()) == ["mlp.h", "mlp.so"]
+        assert child.returncode == 0 or (out / "mlp.so").read_bytes() == before
+        assert not left(tmp_path / "tmp")
+        assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def leave(disk: Path, nbytes: int) -> None:
+    """Fill the disk but for ``nbytes``."""
+    with (disk / "junk").open("wb") as file:
+        info = os.statvfs(disk)
+        os.posix_fallocate(file.fileno(), 0, max(4096, info.f_bavail * info.f_bsize - nbytes))
+
+
+def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:  # noqa: F811
+    """From nothing free to enough: an error that says so and the older set, or the new one."""
+    path = write_artifact(small_artifact(kernels), disk / "m.so", weights_inside_limit=0)
+    before = {p.name: p.read_bytes() for p in disk.iterdir()}
+    newer = small_artifact(kernels, weights=((0, np.zeros(1)), (64, np.ones(40, np.float32))))
+    outcomes = []
+    for free in (0, 8, 24, 64, 128, 256, 512, 4096):
+        leave(disk, free << 10)
+        try:
+            write_artifact(newer, path)
+        except BuildError as error:
+            assert "No space left on device" in str(error) and "MB are free" in str(error)
+            outcomes.append(False)
+            (disk / "junk").unlink()
+            assert {p.name: p.read_bytes() for p in disk.iterdir()} == before
+        else:
+            outcomes.append(True)
+            (disk / "junk").unlink()
+            assert sorted(p.name for p in disk.iterdir()) == ["m.h", "m.so"]
+            write_artifact(small_artifact(kernels), path, weights_inside_limit=0)
+        with load(path) as model:
+            check_small(model(*example_inputs()), *example_inputs())
+    assert not outcomes[0] and outcomes[-1]
+
+
+def test_a_full_disk_for_temporary_files(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compile to a file needs no other place; a model in memory says what it lacks."""
+    model = mlp()
+    leave(disk, 0)
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    compile_to_file(model, tmp_path / "m.so", verify=True)
+    with load(tmp_path / "m.so") as compiled:
+        check(compiled, model)
+    with pytest.raises(GtcoError, match="No space left on device"):
+        compile_model(model)
+    assert left(disk) == ["junk"]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(GtcoError, match="TMPDIR"):
+        compile_model(model)
+
+
+def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
+    leave(disk, 4096)
+    with pytest.raises(BuildError, match=r"No space left on device"):
+        compile_to_file(mlp(), tmp_path / "m.so", dump=disk)
+    assert not (tmp_path / "m.so").exists()
+
+
+def test_a_full_disk_for_what_is_printed(root: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gtco", "doctor"],
+            cwd=root,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
