@@ -12,6 +12,7 @@ import random
 import numpy as np
 import pytest
 
+from gtco.tensor.operators import ELEMENTWISE, OPERATORS
 from gtco.tensor.sketch import gemm
 from gtco.tensor.space import Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
@@ -195,6 +196,48 @@ def test_convolution(case: tuple, name: str) -> None:
 def test_convolution_channels_first(case: tuple) -> None:
     check(conv(case, "NCHW"), "x86-64-v3", 1)
     check(conv(case, "NHWC", from_nchw=True), "x86-64-v3", 1)
+
+
+def behind(kind: str, layout: str, **attrs: object) -> Stage:
+    """A 3x3 convolution of kind(x), or of kind(gate, x) with a gate per channel."""
+    x, gate = ((2, 9, 8, 16), (2, 1, 1, 16)) if layout == "NHWC" else ((2, 16, 9, 8), (2, 16, 1, 1))
+    out = (2, 9, 8, 5) if layout == "NHWC" else (2, 5, 9, 8)
+    inputs = ("gate", "x") if OPERATORS[kind].inputs[0] == 2 else ("x",)
+    window = {"strides": (1, 1), "padding": (1,) * 4, "dilation": (1, 1), "groups": 1}
+    ops = [
+        op(kind, inputs, "a", x, **attrs),
+        op("conv2d", ("a", "w"), "c", out, layout=layout, **window),
+    ]
+    types = {"gate": T(gate), "x": T(x), "w": T((5, 16, 3, 3))}
+    return make_stage(ops, {n: types[n] for n in types if n in (*inputs, "w")}, ["w"])
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_element_wise_operators_in_front_of_a_convolution(layout: str) -> None:
+    """What lies side by side in memory is found through each of them, with no kernel in the
+    making, and none is evaluated: a division would divide by the 0 that a probe reads."""
+    machine = runnable("x86-64-v3")
+    attrs = {"clip": {"min": -1.0, "max": 1.0}, "leaky_relu": {"alpha": 0.1}, "elu": {"alpha": 1.0}}
+    attrs["hardsigmoid"] = {"alpha": 0.2, "beta": 0.5}
+    floats = [
+        kind
+        for kind, info in OPERATORS.items()
+        if info.pattern == ELEMENTWISE
+        and info.inputs[0] <= 2
+        and not kind.startswith(("logical", "bitwise", "is"))
+        and kind not in ("cast", "equal", "not_equal", "left_shift", "right_shift")
+        and not kind.startswith(("less", "greater"))
+    ]
+    assert {"silu", "sigmoid", "divide", "multiply", "power", "erf"} < set(floats)
+    for kind in floats:
+        sketch = gemm.match(behind(kind, layout, **attrs.get(kind, {})), machine)
+        assert sketch is not None and sketch.view.channels_first == (layout == "NCHW"), kind
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("kind", ["silu", "multiply", "divide"])
+def test_gated_convolution(kind: str, layout: str) -> None:
+    check(behind(kind, layout), "x86-64-v3", 1)
 
 
 @pytest.mark.parametrize("name", targets())
