@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from gtco.assembly import assemble
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
-from gtco.errors import BuildError, ModelError, OptionError, VerificationError
+from gtco.errors import (
+    REPORT,
+    BuildError,
+    InternalError,
+    ModelError,
+    OptionError,
+    UnsupportedError,
+    VerificationError,
+    guarded,
+)
 from gtco.options import CompileOptions, c_compiler
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import Model, load
@@ -205,7 +214,8 @@ class _Compilation:
         self.progress(name, None, "")
         start = time.perf_counter()
         details: list[str] = []
-        yield details.append
+        with guarded(f"the phase '{name}'"):
+            yield details.append
         seconds = time.perf_counter() - start
         self.report.phases.append((name, seconds))
         self.progress(name, seconds, "; ".join(details))
@@ -216,6 +226,14 @@ class _Compilation:
                 (self.options.dump / name).write_text(text)
             except OSError as error:
                 raise write_error(self.options.dump / name, error) from error
+
+    def worked_around(self, error: InternalError) -> None:
+        """A failure that the compile goes on without: a note, or the end of it where strict."""
+        if self.options.strict:
+            raise error
+        note = f"{error}; the model was compiled without it"
+        if note not in self.report.notes:
+            self.report.notes.append(note)
 
     # the steps ------------------------------------------------------------------------------------
     def read(self) -> Any:
@@ -247,9 +265,9 @@ class _Compilation:
 
         graph = lower(imported)
         self.dump("2-lowered.txt", graph.dump())
-        graph = canonicalize(graph)
+        graph = canonicalize(graph, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
-        graph = canonicalize(channels_last(graph))
+        graph = canonicalize(channels_last(graph), failed=self.worked_around)
         graph.check()
         self.dump("4-layout.txt", graph.dump())
         return graph
@@ -271,7 +289,12 @@ class _Compilation:
         """
         from gtco.graph.fusion import fuse
 
-        graph, result = fuse(graph, policy.predict)
+        try:
+            graph, result = fuse(graph, policy.predict)
+        except UnsupportedError as error:
+            if policy.failures:
+                raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
+            raise
         self.report.notes += result.notes
         lines = [
             f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
@@ -285,12 +308,14 @@ class _Compilation:
         result = generate(
             stages,
             policy.choose,
-            policy.fallback,
             policy.target,
             workers,
             text=self.options.dump is not None,
+            strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
         )
+        for failure in policy.failures:
+            self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
         for kernel in result.kernels.values():
             if kernel.text:

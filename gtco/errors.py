@@ -1,11 +1,16 @@
 """The errors that gtco raises on purpose: what happened, where, and what to do next.
 
-Everything a user can cause derives from :class:`GtcoError`; ``assert`` and other exceptions mean a
-bug of ours.
+Everything a user can cause derives from :class:`GtcoError`. ``assert`` and other exceptions mean a
+bug of ours; :func:`guarded` makes an :class:`InternalError` of them that says where it was and how
+to report it.
 """
 
 from __future__ import annotations
 
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -53,3 +58,46 @@ class VerificationError(GtcoError):
 
 class OptionError(GtcoError, ValueError):
     """An option has a value gtco does not know."""
+
+
+class InternalError(GtcoError):
+    """gtco itself failed: a bug of ours, not a fault of the model; says what was being done."""
+
+
+REPORT = (
+    "This is a fault of gtco, not of the model: please report it with this text and, where it may "
+    "be shared, the model"
+)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: its type, the last line of its text, and where in gtco it arose."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if f"{os.sep}gtco{os.sep}" in f.filename] or list(frames)
+    where = f" ({os.path.basename(inside[-1].filename)}:{inside[-1].lineno})" if inside else ""
+    return f"{type(error).__name__}{': ' if lines else ''}{lines[-1][:300] if lines else ''}{where}"
+
+
+@contextmanager
+def guarded(where: str) -> Iterator[None]:
+    """Whatever is raised inside comes out as a GtcoError that names ``where``.
+
+    A GtcoError stays as it is; what the machine refuses (memory, files) is a :class:`BuildError`;
+    anything else is an :class:`InternalError`.
+    """
+    try:
+        yield
+    except (GtcoError, BrokenPipeError):  # a closed pipe is the reader's end of it, no failure
+        raise
+    except MemoryError as error:
+        raise BuildError(
+            f"out of memory in {where}: close other programs or use a larger machine"
+        ) from error
+    except OSError as error:
+        raise BuildError(f"{where} failed: {error}") from error
+    except Exception as error:
+        raise InternalError(
+            f"internal failure in {where}: {describe(error)}. {REPORT} (--debug, or the error's "
+            "cause in Python, has the traceback)"
+        ) from error

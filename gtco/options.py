@@ -27,7 +27,8 @@ class CompileOptions:
     0 for all allowed cores; ``shapes``: values of symbolic dimensions;
     ``simplify``/``simplify_timeout``: onnxsim and its seconds; ``workers``: processes that generate
     code, 0 for one per core; ``dump``: folder for one readable file a phase; ``verify``: compare
-    with the source model.
+    with the source model; ``strict``: what gtco would work around (a rewrite, a sketch or a build
+    that fails) is an error instead of a note.
     """
 
     target: str = "native"
@@ -38,6 +39,7 @@ class CompileOptions:
     workers: int = 0
     dump: Path | None = None
     verify: bool = False
+    strict: bool = False
 
 
 def cache_folder() -> Path:

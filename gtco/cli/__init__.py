@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from gtco.cli import bench, compile, doctor, inspect, run
-from gtco.errors import GtcoError
+from gtco.errors import GtcoError, guarded
 from gtco.version import __version__
 
 COMMANDS = (compile, run, inspect, bench, doctor)  # each has add(commands) and main(options)
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-        added.set_defaults(main=command.main)
+        added.set_defaults(main=command.main, label=added.prog)
     return top
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; wrong usage raises ``SystemExit(2)``."""
     options = parser().parse_args(argv)
     try:
-        with _sigterm_as(_Terminated):
+        with _sigterm_as(_Terminated), guarded(options.label):
             return int(options.main(options))
     except GtcoError as error:
         if options.debug:

@@ -95,6 +95,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="how long onnxsim may take; past it the graph is compiled as it is (default 120)",
     )
     parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="a failure inside gtco is an error, not a note beside a slower library",
+    )
+    parser.add_argument(
         "--workers",
         type=positive,
         metavar="N",

@@ -56,6 +56,7 @@ def main(options: argparse.Namespace) -> int:
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
                 workers=options.workers,
+                strict=options.strict,
                 progress=progress,
             )
     except VerificationError as error:

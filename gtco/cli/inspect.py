@@ -80,6 +80,7 @@ def main(options: argparse.Namespace) -> int:
                     simplify=options.simplify,
                     simplify_timeout=options.simplify_timeout,
                     workers=options.workers,
+                    strict=options.strict,
                     progress=progress,
                 )
             seen = inspect(library, options.threads, options.profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gtco.codegen.llvm import lower, object_code
+from gtco.errors import describe
 from gtco.target import Target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Packing, Rejection
@@ -46,9 +47,12 @@ class Failure:
 
 def build(job: Job) -> Kernel | Failure:
     """Derive the sketch again, build the config's program and compile it."""
-    sketch = next((s for s in sketches(job.stage, job.target) if s.name == job.config.sketch), None)
+    errors: list[Exception] = []
+    found = sketches(job.stage, job.target, lambda rule, error: errors.append(error))
+    sketch = next((s for s in found if s.name == job.config.sketch), None)
     if sketch is None:
-        return Failure(job.symbol, f"no sketch '{job.config.sketch}' for {job.stage.label}")
+        reason = f"no sketch '{job.config.sketch}' for {job.stage.label}"
+        return Failure(job.symbol, "; ".join([reason, *map(describe, errors)]))
     program = sketch.build(job.config, job.symbol)
     if isinstance(program, Rejection):
         return Failure(job.symbol, program.reason)

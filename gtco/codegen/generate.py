@@ -1,16 +1,16 @@
-"""Every stage of a model -> kernels. What fails is cut into single operators, then given to the
-fallback.
+"""Every stage of a model -> kernels. What fails is given to the stage's other sketches, then cut
+into single operators; the last sketch of those is the fallback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
-from gtco.errors import BuildError
+from gtco.errors import REPORT, BuildError, InternalError
 from gtco.target import Target
 from gtco.tensor.space import Config, Sketch
 from gtco.tensor.stage import Stage, make_stage
@@ -29,7 +29,8 @@ class Choice(Protocol):
     def seconds(self) -> float: ...
 
 
-Choose = Callable[[Stage], Choice | None]
+# A stage and the names of sketches that are out of the question for it.
+Choose = Callable[[Stage, Collection[str]], Choice | None]
 
 
 @dataclass
@@ -45,32 +46,41 @@ class Generated:
 def generate(
     stages: Sequence[Stage],
     choose: Choose,
-    fallback: Choose,
     target: Target,
     workers: Workers,
     *,
     text: bool = False,
+    strict: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Generated:
     """Build each different stage once, in ``workers``.
 
-    A stage that cannot be built is cut into single operators (first with the policy's choice, then
-    with ``fallback``); every failure becomes a note. Raises :class:`BuildError` where even the
-    fallback fails.
+    A stage that cannot be built as ``choose`` would have it is chosen for anew without that sketch;
+    where none is left it is cut into single operators. Every failure becomes a note, or where
+    ``strict`` an :class:`InternalError`. Raises :class:`BuildError` where an operator alone has no
+    sketch left.
     """
     result = Generated(list(stages))
-    for chooser in (choose, choose, fallback):
-        todo = {s.key: s for s in result.stages if s.key not in result.kernels}
-        failed = _attempt(todo, chooser, target, workers, text, progress, result)
-        if not failed:
-            return result
+    tried: dict[str, set[str]] = {}
+    while todo := {s.key: s for s in result.stages if s.key not in result.kernels}:
+        hopeless = _attempt(todo, tried, choose, target, workers, text, progress, result)
+        if strict and result.notes:
+            reasons = "\n  ".join(result.notes)
+            raise InternalError(
+                f"strict: not every stage was built as chosen. {REPORT}:\n  {reasons}"
+            )
+        alone = [note for key, note in hopeless.items() if len(todo[key].operators) == 1]
+        if alone:
+            reasons = "\n  ".join(alone)
+            raise BuildError(
+                f"code generation failed even operator by operator. {REPORT}:\n  {reasons}"
+            )
         result.stages = [
             piece
             for stage in result.stages
-            for piece in (split(stage) if stage.key in failed else [stage])
+            for piece in (split(stage) if stage.key in hopeless else [stage])
         ]
-    reasons = "\n  ".join(result.notes[-len(failed) :])
-    raise BuildError(f"code generation failed even operator by operator:\n  {reasons}")
+    return result
 
 
 def split(stage: Stage) -> list[Stage]:
@@ -80,31 +90,37 @@ def split(stage: Stage) -> list[Stage]:
 
 def _attempt(
     todo: dict[str, Stage],
+    tried: dict[str, set[str]],
     choose: Choose,
     target: Target,
     workers: Workers,
     text: bool,
     progress: Callable[[int, int], None],
     result: Generated,
-) -> set[str]:
-    """Build ``todo`` into ``result``; gives the keys that failed."""
-    failed: set[str] = set()
+) -> dict[str, str]:
+    """Build ``todo`` into ``result``; gives the keys that no sketch is left for, with all that went
+    wrong."""
+    hopeless: dict[str, str] = {}
     jobs = []
     for key, stage in todo.items():
-        choice = choose(stage)
-        if choice is None:
-            failed.add(key)
-            result.notes.append(f"no kernel can compute {stage.label}")
+        without = tried.setdefault(key, set())
+        choice = choose(stage, without)
+        if choice is None or choice.config.sketch in without:
+            known = [note for note in result.notes if f"({key}, " in note]
+            if not known:
+                known = [f"no kernel can compute {stage.label} ({key}, {stage.output.type})"]
+                result.notes += known
+            hopeless[key] = "\n  ".join(known)
             continue
+        without.add(choice.config.sketch)
         result.choices[key] = choice
         jobs.append(Job(f"gtco_{key}", stage.canonical, choice.config, target, text))
     for done, answer in enumerate(workers.build(jobs), 1):
         key = answer.symbol.removeprefix("gtco_")
         if isinstance(answer, Failure):
-            failed.add(key)
             what = f"{todo[key].label} ({key}, {result.choices[key].config.to_json()})"
             result.notes.append(f"stage {what} could not be built: {answer.reason}")
         else:
             result.kernels[key] = answer
         progress(done, len(jobs))
-    return failed
+    return hopeless

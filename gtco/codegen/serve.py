@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from multiprocessing.connection import Connection
 
 from gtco.codegen.build import Failure, Job, Kernel, build
+from gtco.errors import describe
 
 
 def serve(connection: Connection) -> None:
@@ -30,17 +30,7 @@ def answer(job: Job) -> Kernel | Failure:
     try:
         return build(job)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return Failure(
-            job.symbol,
-            f"{type(error).__name__}: {_last_line(error)} "
-            f"({os.path.basename(where.filename)}:{where.lineno})",
-        )
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+        return Failure(job.symbol, describe(error))
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ that holds the working set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf, prod
 
+from gtco.errors import describe
 from gtco.search.level0 import Level0
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile
-from gtco.tensor.sketch import fallback, sketches
+from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Choice, Config, Sketch, Stream, Workload, configs
 from gtco.tensor.stage import Stage
 
@@ -43,20 +44,49 @@ class AnalyticPolicy:
     target: Target
     threads: int = 0
     level0: Level0 | None = None
-    _stages: dict[str, Choosing | None] = field(default_factory=dict, repr=False)
+    _stages: dict[str, tuple[Choosing, ...]] = field(default_factory=dict, repr=False)
     _configs: dict[object, tuple[Config, float]] = field(default_factory=dict, repr=False)
+    _failures: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.threads = self.threads or self.target.cores
         self.level0 = self.level0 or Level0(self.target)
 
-    def choose(self, stage: Stage) -> Choosing | None:
-        """The best sketch and config, or None where no rule matches the stage."""
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Choosing | None:
+        """The best sketch and config, or None where no rule matches the stage; ``without`` names
+        sketches that are out of the question.
+        """
         key = stage.key
         if key not in self._stages:
-            options = [self._best(sketch) for sketch in sketches(stage, self.target)]
-            self._stages[key] = min(options, key=lambda c: c.seconds, default=None)
-        return self._stages[key]
+            self._stages[key] = tuple(sorted(self._options(stage), key=lambda c: c.seconds))
+        return next((c for c in self._stages[key] if c.sketch.name not in without), None)
+
+    def _options(self, stage: Stage) -> Iterator[Choosing]:
+        """Each sketch with its best config. A sketch that raises is passed over, and noted."""
+
+        def failed(rule: str, error: Exception) -> None:
+            what = f"sketch '{rule}' failed: {describe(error)}"
+            self._failures.setdefault(what, []).append(f"{stage.label} ({stage.key})")
+
+        for sketch in sketches(stage, self.target, failed):
+            try:
+                best = self._best(sketch)
+                if not best.seconds >= 0:
+                    raise ValueError(f"{best.seconds} predicted for {best.config.to_json()}")
+            except Exception as error:
+                failed(sketch.name, error)
+            else:
+                yield best
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong inside sketches so far, in words: the stages it befell and the cause."""
+        return [
+            f"{what}, at stage {stages[0]}"
+            + (f" and {len(stages) - 1} more that were considered" if len(stages) > 1 else "")
+            + "; it was passed over there"
+            for what, stages in self._failures.items()
+        ]
 
     def predict(self, stage: Stage) -> float:
         """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's
@@ -64,11 +94,6 @@ class AnalyticPolicy:
         """
         chosen = self.choose(stage)
         return chosen.seconds if chosen else inf
-
-    def fallback(self, stage: Stage) -> Choosing | None:
-        """The sketch that always builds, for a stage of one operator."""
-        sketch = fallback.match(stage, self.target)
-        return self._best(sketch) if sketch is not None else None
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""

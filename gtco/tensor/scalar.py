@@ -62,6 +62,7 @@ def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]
     ``args`` are scalars (lanes of a vectorized loop) or explicit vectors, all with the same lanes.
     """
     out = op.type.dtype
+    args = [_unfolded(x) for x in args]
     if op.kind == "cast":
         return cast(args[0], dtypes[0], out)
     if op.kind == "where":
@@ -81,6 +82,14 @@ def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]
     computed = _computed(dtypes[0])
     value = _unary(em, op, cast(args[0], dtypes[0], computed), computed)
     return value if op.kind in ("isnan", "isinf") else cast(value, computed, out)
+
+
+def _unfolded(x: Expr) -> Expr:
+    """A float constant, such as a padding's, behind a call that gives it back: TVM would compute
+    with it at once, refuses to divide by 0 and takes 0 * x for 0 whatever x is. LLVM folds the call
+    and what follows as IEEE 754 says.
+    """
+    return libm("copysign", x, x) if isinstance(x, tirx.FloatImm) else x
 
 
 def _computed(dtype: str) -> str:

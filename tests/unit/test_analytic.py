@@ -203,11 +203,11 @@ def test_no_sketch_no_time() -> None:
     chooser = AnalyticPolicy(target("x86-64-v3"), 1)
     assert not sketches(stage, chooser.target)
     assert chooser.predict(stage) == inf and chooser.choose(stage) is None
-    assert chooser.fallback(stage) is None
     alone = make_stage([first], {"x": shape}, [])
-    slow = chooser.fallback(alone)
+    slow = chooser.choose(alone, ["rows"])
     assert slow is not None and chooser.predict(alone) < slow.seconds < inf
     assert isinstance(slow.config, Config) and slow.sketch.name == "fallback"
+    assert chooser.choose(alone, ["rows", "fallback"]) is None and not chooser.failures
 
 
 def test_threads_default_to_the_targets_cores() -> None:

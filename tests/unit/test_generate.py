@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.generate import generate, split
-from gtco.errors import BuildError
+from gtco.errors import BuildError, InternalError
 from gtco.search.analytic import Choosing
 from gtco.target import target
 from gtco.tensor.space import Config
@@ -31,8 +31,14 @@ class Sketch:
     """What a choice needs of a sketch here: nothing."""
 
 
-def chooser(name: str) -> Any:
-    return lambda stage: Choosing(Sketch(), Config(name), 1.0)  # type: ignore[arg-type]
+def choose_from(*names: str) -> Any:
+    """The first of these sketches that is not out of the question."""
+
+    def choose(stage: Stage, without: Collection[str]) -> Choosing | None:
+        left = [name for name in names if name not in without]
+        return Choosing(Sketch(), Config(left[0]), 1.0) if left else None  # type: ignore[arg-type]
+
+    return choose
 
 
 class Builder:
@@ -54,8 +60,7 @@ class Builder:
 def run(stages: list[Stage], builder: Builder, choose: Any = None, **options: Any) -> Any:
     return generate(
         stages,
-        choose or chooser("best"),
-        chooser("fallback"),
+        choose or choose_from("best", "fallback"),
         MACHINE,
         builder,  # type: ignore[arg-type]
         **options,
@@ -72,10 +77,19 @@ def test_equal_stages_are_built_once() -> None:
     assert not result.notes
 
 
+def test_a_stage_that_fails_is_given_to_its_other_sketches() -> None:
+    builder = Builder(lambda job: job.config.sketch == "best" and len(job.stage.operators) > 1)
+    stages = [chain("relu", "exp"), chain("tanh")]
+    result = run(stages, builder, choose_from("best", "other"))
+    assert result.stages == stages and len(builder.jobs) == 3
+    assert [result.choices[s.key].config.sketch for s in stages] == ["other", "best"]
+    assert len(result.notes) == 1
+
+
 def test_a_stage_that_fails_is_cut_into_operators() -> None:
     builder = Builder(lambda job: len(job.stage.operators) > 1)
     stages = [chain("relu", "exp"), chain("tanh")]
-    result = run(stages, builder)
+    result = run(stages, builder, choose_from("best"))
     assert [s.label for s in result.stages] == ["relu", "exp", "tanh"]
     assert [s.output.output for s in result.stages] == ["x0", "x1", "x0"]
     assert all(s.key in result.kernels for s in result.stages)
@@ -86,19 +100,30 @@ def test_a_stage_that_fails_is_cut_into_operators() -> None:
 
 def test_an_operator_that_fails_falls_back() -> None:
     builder = Builder(lambda job: job.config.sketch == "best" and "exp" in job.stage.label)
-    result = run([chain("relu", "exp")], builder)
+    choose = choose_from("best", "fallback")
+    result = run(
+        [chain("relu", "exp")],
+        builder,
+        lambda stage, without: choose(stage, without if len(stage.operators) == 1 else ()),
+    )
     chosen = {s.label: result.choices[s.key].config.sketch for s in result.stages}
     assert chosen == {"relu": "best", "exp": "fallback"}
     assert len(result.notes) == 2
 
 
 def test_no_choice_is_a_failure_too() -> None:
-    def choose(stage: Stage) -> Any:
-        return None if "exp" in stage.label else chooser("best")(stage)
+    def choose(stage: Stage, without: Collection[str]) -> Any:
+        return None if "+" in stage.label else choose_from("best")(stage, without)
 
     result = run([chain("relu", "exp")], Builder(), choose)
-    assert [result.choices[s.key].config.sketch for s in result.stages] == ["best", "fallback"]
+    assert [s.label for s in result.stages] == ["relu", "exp"]
     assert any("no kernel can compute relu+exp" in note for note in result.notes)
+
+
+def test_strict_gives_up_at_the_first_failure() -> None:
+    builder = Builder(lambda job: job.config.sketch == "best" and "exp" in job.stage.label)
+    with pytest.raises(InternalError, match=r"(?s)strict.*relu\+exp.*SIGSEGV"):
+        run([chain("relu", "exp")], builder, strict=True)
 
 
 def test_where_even_the_fallback_fails_the_error_names_the_operators() -> None:

@@ -415,6 +415,57 @@ def test_constants_fold_and_unused_ones_go() -> None:
     assert sorted(c.size for c in after.constants.values()) == [1, 32]
 
 
+@pytest.mark.parametrize(
+    ("kind", "a", "b", "value"),
+    [
+        ("divide", [1, -1, 0], [0, 0, 0], [np.inf, -np.inf, np.nan]),
+        ("divide", [np.inf, 1, np.nan], [np.inf, np.inf, 1], [np.nan, 0, np.nan]),
+        ("subtract", [np.inf, 1, 3e38], [np.inf, np.inf, -3e38], [np.nan, -np.inf, np.inf]),
+        ("multiply", [0, np.inf, 1e30], [np.inf, -1, 1e30], [np.nan, -np.inf, np.inf]),
+        ("maximum", [np.nan, 1, -np.inf], [1, np.nan, 0], [np.nan, np.nan, 0]),
+        ("mod", [1, np.inf, 5], [0, 2, np.inf], [np.nan, np.nan, 5]),
+    ],
+)
+def test_constants_fold_as_ieee_says(
+    kind: str, a: list[float], b: list[float], value: list[float]
+) -> None:
+    def body(g: Graph, x: str) -> str:
+        left, right = (g.add_constant(np.array(c, np.float32)) for c in (a, b))
+        return g.add("where", (g.add("isnan", (x,)), x, g.add(kind, (left, right))))
+
+    (folded,) = (c for c in canonicalize(build(body, (2, 3))).constants.values())
+    np.testing.assert_array_equal(folded, np.array(value, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["divide", "floor_divide", "mod", "floor_mod", "power"])
+def test_integers_without_a_value_stay_unfolded(kind: str) -> None:
+    divisor = [-1, -2, 3] if kind == "power" else [1, 0, 3]
+    vector = TensorType((3,), "int32")
+    graph = Graph(("x",), ("y",), {"x": vector})
+    a, b = (graph.add_constant(np.array(c, np.int32)) for c in ([4, 5, 6], divisor))
+    fine = graph.add("multiply", (b, a), vector)
+    graph.add("add", ("x", graph.add("add", (fine, graph.add(kind, (a, b), vector)))), output="y")
+    assert canonicalize(graph.prune().check()).histogram() == {"add": 2, kind: 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "a", "b", "x"),
+    [
+        ("multiply", 1e30, 1e30, 1e-30),
+        ("multiply", 1e-30, 1e-30, 1e30),
+        ("add", -3e38, -3e38, 3e38),
+    ],
+)
+def test_constants_that_leave_the_range_together_stay_apart(
+    kind: str, a: float, b: float, x: float
+) -> None:
+    graph = build(lambda g, x: g.add(kind, (g.add(kind, (x, number(g, a))), number(g, b))), (3,))
+    inputs = {"x": np.full(3, x, np.float32)}
+    wanted = graph.evaluate(inputs)["y"]
+    assert np.isfinite(wanted).all() and wanted.all()
+    np.testing.assert_array_equal(canonicalize(graph).evaluate(inputs)["y"], wanted)
+
+
 def test_an_output_that_is_an_input_keeps_an_identity() -> None:
     same(build(lambda g, x: g.add("multiply", (x, number(g, 1)))), {"identity": 1})
 

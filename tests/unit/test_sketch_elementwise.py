@@ -92,6 +92,33 @@ def pad_all() -> Stage:
     )
 
 
+PADDED = {"before": (0, 2), "after": (0, 4), "value": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["divide", "multiply", "power", "mod", "log", "rsqrt", "sigmoid"])
+def test_padding_is_computed_with_as_ieee_says(kind: str) -> None:
+    """x / 0 and inf * 0 where the 0 is the padding's, a constant that TVM would fold."""
+    two = kind in ("divide", "multiply", "power", "mod")
+    built = stage(
+        [
+            op("pad", "x", "p", (3, 40), **PADDED),
+            op(kind, "z p" if two else "p", "y", (3, 40)),
+        ],
+        **({"z": (3, 40)} if two else {}),
+        x=(3, 34),
+    )
+    machine = runnable("x86-64-v3")
+    sketch = elementwise.match(built, machine)
+    assert sketch is not None
+    z = np.tile(np.array([1, -1, 0, np.inf, -np.inf, np.nan, 2, 3], np.float32), (3, 5))
+    arrays = [z if i.name == "z" else np.full((3, 34), 2, np.float32) for i in built.inputs]
+    want = reference(built, arrays, precise=False)
+    assert not np.isfinite(want).all() or kind == "sigmoid"
+    for config in some_configs(sketch):
+        got = build(sketch, config, machine)(*arrays)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def pad_gelu() -> Stage:
     """A condition inside a row and bound values behind it."""
     return stage(

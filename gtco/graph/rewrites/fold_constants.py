@@ -17,11 +17,15 @@ from gtco.tensor.stage import Operator, TensorType
 _GROWTH = 16 << 20
 _VIEWS = frozenset("identity reshape permute slice broadcast".split())
 _INTERN_BYTES = 4096
+_DIVISIONS = frozenset("divide floor_divide mod floor_mod".split())
 
 
 def fold_constants(graph: Graph) -> Graph:
     """Every operator whose inputs are all constants is computed now, unless it is an output or
     grows too much.
+
+    Floats give what IEEE 754 says, infinities and NaN. What has no value (an integer over 0) is
+    left for the run time, where it may never be reached; so is what cannot be computed here.
 
     ``broadcast`` gives a view of one stride 0, so a constant is never blown up in memory; where
     such a view only feeds an element-wise operator, the narrow constant takes its place.
@@ -41,7 +45,16 @@ def _fold(graph: Graph, op: Operator) -> str | None:
     arrays = [graph.constants[source] for source in op.inputs]
     if op.kind not in _VIEWS and op.type.nbytes > sum(a.nbytes for a in arrays) + _GROWTH:
         return None
-    return graph.add_constant(evaluate(op, *arrays), op.output)
+    if op.kind in _DIVISIONS and arrays[1].dtype.kind in "iu" and not arrays[1].all():
+        return None
+    try:
+        value = evaluate(op, *arrays)
+    except Exception as error:
+        # Arithmetic without a value in integers (a negative power), or what TVM refuses to run.
+        if op.kind == "relax" or isinstance(error, ArithmeticError | ValueError):
+            return None
+        raise
+    return graph.add_constant(value, op.output)
 
 
 def _narrow(graph: Graph, op: Operator) -> str | None:

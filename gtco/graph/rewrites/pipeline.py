@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gtco.errors import InternalError, guarded
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.activations import activations
 from gtco.graph.rewrites.attention import attention
@@ -64,14 +65,25 @@ PIPELINE: tuple[Rewrite, ...] = (
 def canonicalize(
     graph: Graph,
     dump: Callable[[str, str], None] | None = None,
-    rewrites: Sequence[Rewrite] = PIPELINE,
+    rewrites: Sequence[Rewrite] | None = None,
+    failed: Callable[[InternalError], None] | None = None,
 ) -> Graph:
     """The canonical form of ``graph``; ``dump(name, text)`` is given the graph before and after
-    every rewrite. Other ``rewrites`` than the pipeline's serve to see what one of them gains."""
+    every rewrite. Other ``rewrites`` than the pipeline's serve to see what one of them gains.
+
+    A rewrite that raises an exception of its own is a bug: an :class:`InternalError` names it.
+    Where somebody listens, ``failed`` is given that and the graph goes on without the rewrite.
+    """
     if dump is not None:
         dump("00_lowered", graph.dump())
-    for number, rewrite in enumerate(rewrites, 1):
-        graph = rewrite(graph)
+    for number, rewrite in enumerate(PIPELINE if rewrites is None else rewrites, 1):
+        try:
+            with guarded(f"the rewrite '{rewrite.__name__}'"):
+                graph = rewrite(graph)
+        except InternalError as error:
+            if failed is None:
+                raise
+            failed(error)
         if dump is not None:
             dump(f"{number:02}_{rewrite.__name__}", graph.dump())
     return graph.check()

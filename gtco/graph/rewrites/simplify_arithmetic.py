@@ -101,9 +101,21 @@ def _with_neutral(graph: Graph, op: Operator, neutral: float, function: numpy.uf
         if deeper is not None:
             a, b = graph.constants[deeper[1]], graph.constants[c]
             if numpy.broadcast_shapes(a.shape, b.shape) in (a.shape, b.shape):
-                merged = graph.add_constant(numpy.asarray(function(a, b)), c)
-                return graph.add(op.kind, (deeper[0], merged), op.type, name=inner.name)
+                with numpy.errstate(all="ignore"):
+                    value = numpy.asarray(function(a, b))
+                if not _out_of_range(value, a, b, op.kind == "multiply"):
+                    merged = graph.add_constant(value, c)
+                    return graph.add(op.kind, (deeper[0], merged), op.type, name=inner.name)
     return None if (x, c) == op.inputs else graph.add(op.kind, (x, c), op.type, name=op.name)
+
+
+def _out_of_range(value: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray, product: bool) -> bool:
+    """Did two finite constants make an infinite one, or two factors that are not 0 make 0 or a
+    denormal? Applied one after the other they may still give an ordinary number."""
+    least = numpy.finfo(value.dtype).tiny
+    over = ~numpy.isfinite(value) & numpy.isfinite(a) & numpy.isfinite(b)
+    under = (abs(value) < least) & (abs(a) >= least) & (abs(b) >= least)
+    return bool(over.any() or (product and under.any()))
 
 
 def _maximum(graph: Graph, op: Operator) -> str | None:

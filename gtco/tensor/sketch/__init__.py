@@ -10,6 +10,7 @@ from gtco.tensor.space import Sketch
 from gtco.tensor.stage import Stage
 
 Rule = Callable[[Stage, Target], Sketch | None]
+Failed = Callable[[str, Exception], None]
 
 RULES: tuple[Rule, ...] = (
     gemm.match,
@@ -23,6 +24,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def sketches(stage: Stage, target: Target) -> list[Sketch]:
-    """Every structure that some rule derives for the stage; empty where none does."""
-    return [sketch for rule in RULES if (sketch := rule(stage, target)) is not None]
+def _nobody(rule: str, error: Exception) -> None:
+    """Takes note of nothing."""
+
+
+def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Sketch]:
+    """Every structure that some rule derives for the stage; empty where none does.
+
+    A rule that raises is a bug, and no reason to give up the stage: ``failed(rule, error)`` is
+    told, and the other rules are asked.
+    """
+    found = []
+    for rule in RULES:
+        try:
+            sketch = rule(stage, target)
+        except Exception as error:
+            failed(rule.__module__.rpartition(".")[2], error)
+            continue
+        if sketch is not None:
+            found.append(sketch)
+    return found
