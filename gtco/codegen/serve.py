@@ -4,7 +4,6 @@ closes.
 
 from __future__ import annotations
 
-import os
 import sys
 from multiprocessing.connection import Connection
 

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field, replace
 from gtco.errors import UnsupportedError
 from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
-from gtco.graph.patterns import extend_path, fusable, stage_allowed
+from gtco.graph.patterns import anchors_allowed, extend_path, fusable, is_anchor
 from gtco.tensor.stage import Operator, Stage, make_stage
 
 Cost = Callable[[Stage], float]
@@ -232,36 +232,32 @@ class _Search:
     def _candidates(self, sink: int) -> list[tuple[tuple[int, ...], int]]:
         """Every stage with this sink that has a kernel, and its cost in femtoseconds (lines 31-40),
         found once per kind of cone."""
-        cone = self._cone(sink)
+        paths = self._cone(sink)
+        cone = sorted(paths)
         whole = self._stage(cone)
         key = whole.key
         if key not in self.cones:
-            local = _Cone(whole, self.max_operators, self.max_candidates)
-            priced = [
-                (members, self.pricer(self._stage([cone[m] for m in members])))
-                for members in local.stages(self._gain(cone))
-            ]
+            seconds: dict[Members, float] = {}
+
+            def price(members: Members) -> float:
+                if members not in seconds:
+                    seconds[members] = self.pricer(self._stage([cone[m] for m in members]))
+                return seconds[members]
+
+            local = _Cone(
+                whole, [paths[n] for n in cone], price, self.max_operators, self.max_candidates
+            )
             self.cones[key] = [
-                (members, round(seconds * 1e15))
-                for members, seconds in priced
-                if seconds < math.inf
+                (members, round(price(members) * 1e15))
+                for members in local.stages()
+                if price(members) < math.inf
             ]
             self.notes |= dict.fromkeys(local.notes)
-        return [(tuple(cone[m] for m in members), seconds) for members, seconds in self.cones[key]]
+        return [(tuple(cone[m] for m in members), ticks) for members, ticks in self.cones[key]]
 
-    def _gain(self, cone: Sequence[int]) -> Callable[[Members], float]:
-        """Seconds that a stage saves over its operators one by one: what the beam sorts by."""
-
-        def gain(members: Members) -> float:
-            alone = sum(self.pricer(self._stage([cone[m]])) for m in members)
-            together = self.pricer(self._stage([cone[m] for m in members]))
-            return alone - together if together < math.inf else -math.inf
-
-        return gain
-
-    def _cone(self, sink: int) -> list[int]:
-        """The operators that some stage with this sink may hold, ascending: all their readers are
-        in the cone, and every path to the sink is one the patterns allow."""
+    def _cone(self, sink: int) -> dict[int, set[str]]:
+        """The operators that some stage with this sink may hold, with their paths from it: all
+        their readers are in the cone, and every path to the sink is one the patterns allow."""
         first = extend_path("", self.ops[sink])
         assert first is not None, "a single operator is always a stage"
         paths: dict[int, set[str]] = {sink: {first}}
@@ -279,7 +275,7 @@ class _Search:
                 continue
             paths[n] = {p for p in grown if p is not None}
             pending.update(self.sources[n])
-        return sorted(paths)
+        return paths
 
     def _impossible(self) -> str:
         alone: dict[str, list[str]] = {}
@@ -294,46 +290,67 @@ class _Search:
 
 
 class _Cone:
-    """All stages with one sink inside its cone, as positions in the cone."""
+    """All stages with one sink inside its cone, as positions in the cone.
 
-    def __init__(self, whole: Stage, max_operators: int, max_candidates: int):
+    Whoever is in a stage has all its readers there, so the paths from the sink to an operator are
+    the same in every stage that holds it, and the tables have passed them when the cone was made.
+    What is left to check is which anchors stand together. Sets are bit masks.
+    """
+
+    def __init__(
+        self,
+        whole: Stage,
+        paths: Sequence[set[str]],
+        price: Callable[[Members], float],
+        max_operators: int,
+        max_candidates: int,
+    ):
         self.ops: tuple[Operator, ...] = whole.operators
-        self.limit, self.most = max_operators, max_candidates
+        self.price, self.limit, self.most = price, max_operators, max_candidates
+        self.paths = {op.output: p for op, p in zip(self.ops, paths, strict=True)}
         position = {op.output: n for n, op in enumerate(self.ops)}
-        self.users: list[list[int]] = [[] for _ in self.ops]
+        self.users = [0 for _ in self.ops]
         for n, op in enumerate(self.ops):
-            for source in dict.fromkeys(op.inputs):
+            for source in op.inputs:
                 if source in position:
-                    self.users[position[source]].append(n)
+                    self.users[position[source]] |= 1 << n
+        self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op))
+        self.allowed: dict[int, bool] = {}
         self.notes: list[str] = []
 
-    def stages(self, gain: Callable[[Members], float]) -> list[Members]:
+    def stages(self) -> list[Members]:
         """All of them, or where there are too many the beam's."""
-        found: list[Members] = []
-        for members in self._grow(len(self.ops) - 1, frozenset([len(self.ops) - 1])):
+        found: list[int] = []
+        for members in self._grow(len(self.ops) - 1, 1 << (len(self.ops) - 1)):
             found.append(members)
             if len(found) > self.most:
-                return self._beam(gain)
-        return found
+                return [_members(inside) for inside in self._beam()]
+        return [_members(inside) for inside in found]
 
-    def _grow(self, below: int, inside: frozenset[int]) -> Iterator[Members]:
+    def _grow(self, below: int, inside: int) -> Iterator[int]:
         """Each closed set once: the operators above ``below``, last first, are each left out or,
         where all their readers are inside and the patterns agree, taken in."""
-        yield tuple(sorted(inside))
-        if len(inside) >= self.limit:
+        yield inside
+        if inside.bit_count() >= self.limit:
             if any(self._fits(n, inside) for n in range(below)):
                 self._note(f"stages are limited to {self.limit} operators")
             return
         for n in range(below - 1, -1, -1):
             if self._fits(n, inside):
-                yield from self._grow(n, inside | {n})
+                yield from self._grow(n, inside | 1 << n)
 
-    def _fits(self, n: int, inside: frozenset[int]) -> bool:
-        return all(user in inside for user in self.users[n]) and stage_allowed(
-            self.ops[m] for m in sorted(inside | {n})
-        )
+    def _fits(self, n: int, inside: int) -> bool:
+        if self.users[n] & ~inside:
+            return False
+        if not self.anchors >> n & 1:
+            return True
+        anchors = (inside | 1 << n) & self.anchors
+        if anchors not in self.allowed:
+            chosen = [self.ops[m] for m in _members(anchors)]
+            self.allowed[anchors] = anchors_allowed(chosen, self.paths)
+        return self.allowed[anchors]
 
-    def _beam(self, gain: Callable[[Members], float]) -> list[Members]:
+    def _beam(self) -> list[int]:
         """Stages by growing size, of each size the best few by what they save, and always the
         greedy ones that take whatever fits, nearest first."""
         self._note(
@@ -341,26 +358,31 @@ class _Cone:
             "so the partition may not be the optimum"
         )
         sink = len(self.ops) - 1
+        alone = [self.price((n,)) for n in range(len(self.ops))]
+
+        def gain(members: Members) -> float:
+            """Seconds that a stage saves over its operators one by one."""
+            together = self.price(members)
+            return sum(alone[m] for m in members) - together if together < math.inf else -math.inf
+
         width = max(4, self.most // (2 * min(len(self.ops), self.limit)))
-        found: dict[Members, None] = {(sink,): None}
-        level = [frozenset([sink])]
-        while level and len(found) < self.most and len(level[0]) < self.limit:
+        found: dict[int, None] = {1 << sink: None}
+        level = [1 << sink]
+        while level and len(found) < self.most and level[0].bit_count() < self.limit:
             grown = {
-                inside | {n}
+                inside | 1 << n
                 for inside in level
                 for n in range(sink)
-                if n not in inside and self._fits(n, inside)
+                if not inside >> n & 1 and self._fits(n, inside)
             }
-            ranked = sorted(
-                (tuple(sorted(inside)) for inside in grown), key=lambda m: (-gain(m), m)
-            )
-            level = [frozenset(members) for members in ranked[:width]]
-            found |= dict.fromkeys(ranked[:width])
-        greedy = frozenset([sink])
+            ranked = sorted(grown, key=lambda inside: (-gain(_members(inside)), _members(inside)))
+            level = ranked[:width]
+            found |= dict.fromkeys(level)
+        greedy = 1 << sink
         for n in range(sink - 1, -1, -1):
-            if len(greedy) < self.limit and self._fits(n, greedy):
-                greedy |= {n}
-                found[tuple(sorted(greedy))] = None
+            if greedy.bit_count() < self.limit and self._fits(n, greedy):
+                greedy |= 1 << n
+                found[greedy] = None
         return list(found)
 
     def _note(self, text: str) -> None:
@@ -369,6 +391,10 @@ class _Cone:
             f"{sink.kind} '{sink.name or sink.output}' ({sink.type}), "
             f"cone of {len(self.ops)} operators: {text}"
         )
+
+
+def _members(inside: int) -> Members:
+    return tuple(n for n in range(inside.bit_length()) if inside >> n & 1)
 
 
 def post_dominators(users: Sequence[Sequence[int]], stored: Sequence[bool]) -> list[int]:

@@ -11,7 +11,7 @@ softmax between two matrix products (Section IV-D) and layer normalization as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gtco.tensor.operators import COMPLEX, ELEMENTWISE, INJECTIVE, OPAQUE, REDUCTION, pattern
 from gtco.tensor.stage import Operator
@@ -69,6 +69,13 @@ def stage_allowed(operators: Iterable[Operator]) -> bool:
     search may grow stages upwards from the sink and stop at the first refusal.
     """
     ops = tuple(operators)
+    paths = _paths(ops)
+    return paths is not None and anchors_allowed([op for op in ops if is_anchor(op)], paths)
+
+
+def _paths(ops: tuple[Operator, ...]) -> dict[str, set[str]] | None:
+    """The paths from the sink to each operator, itself included; None where an edge or a path is in
+    no table."""
     makers = {op.output: op for op in ops}
     paths: dict[str, set[str]] = {op.output: set() for op in ops}
     paths[ops[-1].output].add(_letter(ops[-1]))
@@ -78,18 +85,27 @@ def stage_allowed(operators: Iterable[Operator]) -> bool:
             if maker is None:
                 continue
             if not fusable(maker, op):
-                return False
+                return None
             for path in paths[op.output]:
                 grown = extend_path(path, maker)
                 if grown is None:
-                    return False
+                    return None
                 paths[source].add(grown)
-    return _one_anchor(ops, paths)
+    return paths
 
 
-def _one_anchor(ops: tuple[Operator, ...], paths: dict[str, set[str]]) -> bool:
-    complexes = [op for op in ops if _letter(op) in ("M", "C")]
-    reductions = [op for op in ops if _letter(op) in ("S", "R")]
+def is_anchor(op: Operator) -> bool:
+    """Is it one of the operators that a stage may have few of: complex ones and reductions?"""
+    return _letter(op) in ("M", "C", "S", "R")
+
+
+def anchors_allowed(anchors: Sequence[Operator], paths: Mapping[str, Collection[str]]) -> bool:
+    """May these, in topological order, be all the anchors of one stage?
+
+    ``paths`` has the paths from the sink to each (``extend_path``).
+    """
+    complexes = [op for op in anchors if _letter(op) in ("M", "C")]
+    reductions = [op for op in anchors if _letter(op) in ("S", "R")]
     if not complexes:
         return len(reductions) <= 1
     if len(complexes) == 2:  # the first product reaches the second through the softmax alone

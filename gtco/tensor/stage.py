@@ -67,6 +67,10 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
 
 
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator: ``output = kind(*inputs, **attrs)``; tensors are named, ``type`` is the
@@ -95,6 +99,12 @@ class Operator:
 
     def get(self, key: str, default: Any = None) -> Any:
         return next((value for name, value in self.attrs if name == key), default)
+
+    @cached_property
+    def text(self) -> tuple[str, str]:
+        """The operator in a stage's canonical JSON: what stands before and behind its tensors."""
+        what = [list(self.type.shape), self.type.dtype, dict(self.attrs), ""]
+        return f"[{_json(self.kind)},[", f"{_json(what)[1:]}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +172,19 @@ class Stage:
         """Hash of the canonical program, 16 hex digits: the same program has the same key in any
         model.
         """
-        text = json.dumps(self.canonical.to_json(), sort_keys=True, separators=(",", ":"))
+        # The canonical stage as JSON, put together from its operators': the search asks for
+        # thousands of keys of stages that share their operators.
+        names = {i.name: f'"p{n}"' for n, i in enumerate(self.inputs)}
+        names |= {op.output: f'"t{n}"' for n, op in enumerate(self.operators)}
+        inputs = ",".join(
+            _json([f"p{n}", list(i.type.shape), i.type.dtype, i.constant])
+            for n, i in enumerate(self.inputs)
+        )
+        operators = ",".join(
+            f"{op.text[0]}{','.join(names[i] for i in op.inputs)}],{names[op.output]},{op.text[1]}"
+            for op in self.operators
+        )
+        text = f'{{"inputs":[{inputs}],"operators":[{operators}]}}'
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

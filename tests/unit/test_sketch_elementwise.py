@@ -323,10 +323,10 @@ def test_mask_from_integers() -> None:
 
 def test_rows_stay_one_run_where_they_can() -> None:
     machine = target("x86-64-v4")
-    grid = elementwise.Elementwise(small_axes(), machine).grid
-    assert (grid.outer, prod(grid.inner), len(grid.segments)) == ((), 210, 1)
-    grid = elementwise.Elementwise(concat_last(), machine).grid
-    assert [(s.begin, s.length, s.smooth) for s in grid.segments] == [
+    sketch = elementwise.Elementwise(small_axes(), machine)
+    assert (sketch.grid.outer, prod(sketch.grid.inner), len(sketch.segments)) == ((), 210, 1)
+    sketch = elementwise.Elementwise(concat_last(), machine)
+    assert [(s.begin, s.length, s.smooth) for s in sketch.segments] == [
         (0, 3, True),
         (3, 20, True),
         (23, 17, True),

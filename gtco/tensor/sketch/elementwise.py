@@ -73,13 +73,13 @@ class Segment:
 @dataclass(frozen=True)
 class Grid:
     """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of
-    ``length`` positions.
+    ``length`` positions. ``regular``: one segment covers a piece.
     """
 
     outer: tuple[int, ...]
     inner: tuple[int, ...]
     pieces: int
-    segments: tuple[Segment, ...]
+    regular: bool
 
     @property
     def length(self) -> int:
@@ -120,11 +120,16 @@ class Elementwise:
                 rows, length = prod(outer), prod(inner)
                 few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
                 piece = divisor_below(length, TASK_ELEMENTS) if few else length
-                return Grid(outer, inner, length // piece, (Segment(0, piece),))
-        if not shape:
-            return Grid((), (), 1, (Segment(0, 1),))
-        outer, inner = shape[:-1], shape[-1:]
-        return Grid(outer, inner, 1, self.segments(outer, inner))
+                return Grid(outer, inner, length // piece, True)
+        return Grid(shape[:-1], shape[-1:], 1, not shape)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of a row's piece. Found for a kernel alone: a price does not need them, and
+        they take a probe a position.
+        """
+        grid = self.grid
+        return (Segment(0, grid.length),) if grid.regular else self.cut(grid.outer, grid.inner)
 
     def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
         """Is every load contiguous or constant along the ``inner`` axes as one?"""
@@ -151,7 +156,7 @@ class Elementwise:
         probe.value(self.stage.output.output, [*index, *split_flat(position, inner)])
         return probe, j
 
-    def segments(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
+    def cut(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
         """The last axis cut where the source of some load jumps, as seen in the first, middle and
         last row.
         """
@@ -213,6 +218,7 @@ class _Plan:
 
     def __init__(self, sketch: Elementwise, rows: int) -> None:
         self.stage, self.grid, self.rows = sketch.stage, sketch.grid, rows
+        self.segments = sketch.segments
         self.tasks = ceil(self.grid.units / rows)
         dtypes = self.stage.types
         self.vectors = all(
@@ -231,7 +237,7 @@ class _Plan:
                 piece = em.let_index(unit % grid.pieces, "piece")
                 unit = em.let_index(unit // grid.pieces, "row")
             outer = unflatten(em, unit, grid.outer)
-            for segment in grid.segments:
+            for segment in self.segments:
                 with em.loop(segment.repeat, "k") as k:
                     start = piece * grid.length + segment.begin + k * segment.length
                     self.run(outer, em.index(start), segment)

@@ -154,19 +154,31 @@ class Probe(Reader):
 
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
+    # what was followed already; holds the expressions, so that none gets another's id
+    _seen: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
 
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
-        index = [self.emitter.index(i) for i in index]
+        self._follow(tensor, [self.emitter.index(i) for i in index])
+        return 0
+
+    def _follow(self, tensor: str, index: list[Expr]) -> None:
+        """Through ``tensor`` at an index in simplest form. A tensor that several operators read at
+        one symbolic index is followed once."""
+        if not all(isinstance(i, int) for i in index):
+            key = (tensor, *(i if isinstance(i, int) else id(i) for i in index))
+            if key in self._seen:
+                return
+            self._seen[key] = index
         op = self.stage.producers.get(tensor)
         if tensor in self.known:
-            return self.known[tensor](index)
-        if op is None:
-            return self.load(tensor, index)
-        if pattern(op.kind) == ELEMENTWISE:
+            self.known[tensor](index)
+        elif op is None:
+            self.load(tensor, index)
+        elif pattern(op.kind) == ELEMENTWISE:
             for x in op.inputs:
-                self.value(x, broadcast_index(index, self.shape(x)))
-            return 0
-        return self.moved(op, list(index))
+                self._follow(x, broadcast_index(index, self.shape(x)))
+        else:
+            self.moved(op, index)
 
     def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
         flat: Expr = 0
