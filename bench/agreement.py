@@ -14,7 +14,8 @@ class Agreement:
     """How far one system's outputs are from the reference's.
 
     ``difference``: the largest |output - reference| over the reference's largest magnitude, None
-    where they cannot be compared; ``reason``: why this is not the same model, None where it is.
+    where they cannot be compared and for the reference itself; ``reason``: why this is not the same
+    model, None where it is.
     """
 
     difference: float | None
@@ -24,11 +25,19 @@ class Agreement:
 def agree(
     outputs: Mapping[str, Sequence[np.ndarray]], reference: str, tolerance: float
 ) -> dict[str, Agreement]:
-    """Each system's outputs against ``reference``'s, or the first system's where that is absent."""
-    if not outputs:
-        return {}
-    expected = outputs[reference if reference in outputs else next(iter(outputs))]
-    return {name: _compare(actual, expected, tolerance) for name, actual in outputs.items()}
+    """Each system's outputs against ``reference``'s, or where that is absent against those of the
+    first system that is not gtco.
+
+    Nobody is compared with itself: the reference has no difference, and gtco alone has none.
+    """
+    others = [reference, *(name for name in outputs if name != "gtco")]
+    against = next((name for name in others if name in outputs), None)
+    return {
+        name: Agreement(None)
+        if against in (None, name)
+        else _compare(actual, outputs[against], tolerance)
+        for name, actual in outputs.items()
+    }
 
 
 def _compare(
@@ -50,7 +59,7 @@ def largest_difference(
     """
     if len(actual) != len(expected):
         return math.inf, f"{len(actual)} outputs, the reference has {len(expected)}"
-    worst = 0.0
+    worst, compared = 0.0, False
     for number, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if a.shape != e.shape:
             return math.inf, f"output {number} has shape {a.shape}, the reference's has {e.shape}"
@@ -61,7 +70,10 @@ def largest_difference(
                 f"output {number} is not finite where the reference's is, or the other way round",
             )
         finite = np.isfinite(e64)
+        compared |= bool(finite.any()) or not a.size
         if finite.any():
             scale = float(np.abs(e64[finite]).max()) or 1.0
             worst = max(worst, float(np.abs(a64[finite] - e64[finite]).max()) / scale)
+    if not compared:
+        return math.inf, "no output has a finite number: nothing to compare"
     return worst, None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.worker import Job, Opener, System
+from gtco.nested import tensors
 
 # Every peer in each setting that its own documentation tells a user to try; its best counts. A
 # system's name is the peer's, or PEER:SETTING.
@@ -163,18 +164,7 @@ def _open_torch(
         with torch.inference_mode():
             return function(*inputs)
 
-    return System(torch.__version__, call, lambda: [tensor.numpy() for tensor in flatten(call())])
-
-
-def flatten(value: Any) -> list[Any]:
-    """Tensors of a model's output in order: a tensor, or tuples, lists, dictionaries and
-    dataclasses of them.
-    """
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in flatten(item)]
-    return [] if value is None else [value]
+    return System(torch.__version__, call, lambda: [tensor.numpy() for tensor in tensors(call())])
 
 
 def open_peak(job: Job) -> System:

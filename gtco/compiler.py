@@ -9,7 +9,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -92,16 +92,21 @@ class CompiledModel:
 
 def compile_model(
     model: Any,
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Any = None,
     *,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompiledModel:
     """Compile a model and load the result.
 
-    ``model``: a torch ``nn.Module`` (with ``example_inputs``), an ``ExportedProgram``, or ONNX as a
-    path, a ``ModelProto`` or bytes. Options are the fields of :class:`gtco.options.CompileOptions`.
-    Raises a :class:`gtco.errors.GtcoError` that says what is wrong and what to do.
+    ``model``: a torch ``nn.Module`` with ``example_inputs``, an ``ExportedProgram``, or ONNX as a
+    path, a ``ModelProto`` or bytes. ``example_inputs`` are tensors of the shapes and dtypes that
+    the model will run with: one, a sequence of them, or a dictionary of keyword arguments; other
+    values among them become part of the model. A module is compiled as it is in evaluation mode,
+    and its parameters, buffers and training flags are left as they were. Options are the fields of
+    :class:`gtco.options.CompileOptions`; ``shapes`` goes with ONNX and ExportedPrograms, whose
+    dimensions may be symbolic. Raises a :class:`gtco.errors.GtcoError` that says what is wrong and
+    what to do.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="gtco-"))
@@ -123,7 +128,7 @@ def compile_model(
 def compile_to_file(
     model: Any,
     output: str | os.PathLike[str],
-    example_inputs: Sequence[Any] | None = None,
+    example_inputs: Any = None,
     *,
     progress: Progress | None = None,
     **options: Any,
@@ -159,7 +164,7 @@ class _Compilation:
         self,
         model: Any,
         output: Path,
-        example_inputs: Sequence[Any] | None,
+        example_inputs: Any,
         options: CompileOptions,
         progress: Progress,
     ) -> None:
@@ -242,6 +247,11 @@ class _Compilation:
         if _is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
 
+            if self.example_inputs is not None:
+                raise OptionError(
+                    "example_inputs is for PyTorch modules; an ONNX model has its inputs' shapes, "
+                    "and shapes gives symbolic ones their values"
+                )
             imported = load_onnx(
                 self.model,
                 shapes=options.shapes,
@@ -251,7 +261,13 @@ class _Compilation:
         else:
             from gtco.frontend.pytorch import load_pytorch
 
-            imported = load_pytorch(self.model, self.example_inputs)
+            imported = load_pytorch(
+                self.model,
+                self.example_inputs,
+                shapes=options.shapes,
+                simplify=options.simplify,
+                simplify_timeout=options.simplify_timeout,
+            )
         self.report.notes += imported.notes
         if options.dump is not None:
             self.dump("1-relax.txt", imported.module.script())
@@ -345,7 +361,9 @@ class _Compilation:
         from gtco.verification import verify
 
         with load(library, threads=self.options.threads) as compiled:
-            self.report.verification = verify(compiled, self.model, check=False)
+            self.report.verification = verify(
+                compiled, self.model, example_inputs=self.example_inputs, check=False
+            )
         self.report.verification.check()
 
 

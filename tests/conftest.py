@@ -6,10 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# No test depends on the machine being quick: an example may take its time.
+settings.register_profile("gtco", deadline=None)
+settings.load_profile("gtco")
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,7 @@ def show_verification(report: Any, console: Console) -> None:
     """Maximum absolute and relative error of each output in each case."""
     verdict = "agrees with" if report.passed else "DIFFERS FROM"
     console.print(
-        f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the largest magnitude)",
+        f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)",
         highlight=False,
     )
     table = Table()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -40,12 +40,18 @@ class _Worker:
 class Workers:
     """A few processes that build jobs; they start at once, to import TVM while the caller works.
 
-    Use as a context manager.
+    Use as a context manager. ``timeout``: seconds of ``clock`` for one job.
     """
 
     def __init__(
-        self, count: int, *, command: Sequence[str] = COMMAND, timeout: float = TIMEOUT
+        self,
+        count: int,
+        *,
+        command: Sequence[str] = COMMAND,
+        timeout: float = TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self.count, self.command, self.timeout = max(1, count), tuple(command), timeout
         self.workers = [self._start() for _ in range(self.count)]
 
@@ -68,7 +74,7 @@ class Workers:
                 self.workers.append(self._start())
             for worker in self.workers:
                 if waiting and worker.job is None:
-                    worker.job, worker.started = waiting.popleft(), time.monotonic()
+                    worker.job, worker.started = waiting.popleft(), self.clock()
                     with suppress(OSError):  # a dead worker is noticed when its answer is read
                         worker.connection.send(worker.job)
             yield from self._collect()
@@ -97,7 +103,7 @@ class Workers:
                 answer = self._answer(worker, worker.job)
                 worker.job = None
                 yield answer
-            elif time.monotonic() - worker.started > self.timeout:
+            elif self.clock() - worker.started > self.timeout:
                 self._drop(worker)
                 yield Failure(worker.job.symbol, f"code generation took over {self.timeout:.0f} s")
 

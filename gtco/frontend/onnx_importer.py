@@ -106,7 +106,10 @@ def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         training = _constant(inputs[2])
         ratio = _constant(inputs[1]) if inputs[1] is not None else numpy.asarray(0.5)
         if training is None or (bool(training) and (ratio is None or float(ratio) != 0.0)):
-            raise Refused("training_mode is set: export the model after model.eval()")
+            raise Refused(
+                "training_mode is set: export the model after model.eval(); "
+                "torch.nn.functional.dropout wants training=self.training for that"
+            )
     if _outputs(attrs) == 1:
         return inputs[0]
     return relax.Tuple([inputs[0], builder.emit(relax.op.ones(_shape(inputs[0]), "bool"))])

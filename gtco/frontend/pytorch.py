@@ -11,6 +11,8 @@ ONNX.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import io
 import logging
 import warnings
@@ -19,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gtco.errors import ModelError
+from gtco.errors import ModelError, OptionError
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.weights import LARGE
+from gtco.nested import call_arguments, named_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -32,36 +35,52 @@ _OPSET = 20
 
 def load_pytorch(
     model: torch.nn.Module | torch.export.ExportedProgram,
-    example_inputs: Sequence[Any] | Mapping[str, Any] | Any = (),
+    example_inputs: Sequence[Any] | Mapping[str, Any] | Any = None,
     *,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
+    shapes: Mapping[str, int] | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
 ) -> ImportedModel:
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
     ``example_inputs`` is a tensor, a sequence of them, or a mapping of keyword arguments; an
-    ExportedProgram brings its own. A module in training mode is exported in evaluation mode and set
-    back. Raises ModelError where torch or onnxscript is missing or the export fails.
+    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Other
+    arguments than tensors become part of the model. A module in training mode is exported in
+    evaluation mode and set back. Outputs that are dictionaries or dataclasses are named by their
+    keys; None, numbers and strings among them are left out. Raises OptionError for what does not
+    go together and ModelError where torch or onnxscript is missing or the export fails.
     """
     torch = _torch()
     program: Any = model
+    names: list[str] | None
     if isinstance(model, torch.nn.Module):
-        program = _export(torch, model, example_inputs)
-    elif not isinstance(model, torch.export.ExportedProgram):
+        if shapes:
+            raise OptionError(
+                "shapes is for symbolic dimensions, and a module has none: it is compiled for the "
+                "shapes of its example_inputs. Give tensors of the sizes you want, or export it "
+                "with torch.export.export(..., dynamic_shapes=...) and compile that"
+            )
+        program, names = _export(torch, model, example_inputs)
+    elif isinstance(model, torch.export.ExportedProgram):
+        if example_inputs is not None:
+            raise OptionError(
+                "example_inputs is for modules, and an ExportedProgram brings its own: leave it "
+                "out, and give sizes of dynamic dimensions as shapes"
+            )
+        names = _output_names(program)
+    else:
         raise ModelError(
             f"a model is an nn.Module, an ExportedProgram or ONNX, not {type(model).__name__}"
         )
-    names = {
-        key: list(value)
-        for key, value in (("input_names", input_names), ("output_names", output_names))
-        if value
-    }
     try:
         with _quiet(), torch.no_grad():
             onnx_program = torch.onnx.export(
-                program, dynamo=True, opset_version=_OPSET, verbose=False, optimize=True, **names
+                program,
+                dynamo=True,
+                opset_version=_OPSET,
+                verbose=False,
+                optimize=True,
+                output_names=names,
             )
         skeleton, weights = _strip(onnx_program.model)
     except ImportError as error:
@@ -72,7 +91,9 @@ def load_pytorch(
             "yourself with "
             "torch.onnx.export and give gtco the file"
         ) from error
-    return import_skeleton(skeleton, weights, simplify=simplify, simplify_timeout=simplify_timeout)
+    return import_skeleton(
+        skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
+    )
 
 
 def _torch() -> Any:
@@ -89,35 +110,113 @@ def _torch() -> Any:
     return torch
 
 
-def _export(torch: Any, model: Any, example_inputs: Any) -> Any:
-    """``torch.export`` of the module in evaluation mode; its training flags are set back."""
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(example_inputs, Mapping):
-        kwargs = {key: _tensor(torch, value) for key, value in example_inputs.items()}
-    elif isinstance(example_inputs, torch.Tensor | numpy.ndarray):
-        args = (_tensor(torch, example_inputs),)
-    else:
-        args = tuple(_tensor(torch, value) for value in example_inputs)
+def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str] | None]:
+    """``torch.export`` of the module in evaluation mode, and names of its outputs; its training
+    flags are set back."""
+    args, kwargs = call_arguments(example_inputs)
+    args = tuple(_tensor(torch, value) for value in args)
+    kwargs = {key: _tensor(torch, value) for key, value in kwargs.items()}
     if not args and not kwargs:
         raise ModelError(
-            "example_inputs is empty: give tensors of the shapes the model will run with, for "
-            "example "
-            "torch.randn(1, 3, 224, 224)"
+            "a PyTorch module is compiled for the shapes of example_inputs, and there are none: "
+            "give tensors of the shapes the model will run with, for example "
+            "compile_model(model, (torch.randn(1, 3, 224, 224),)), or a dictionary of keyword "
+            "arguments"
         )
     training = [module for module in model.modules() if module.training]
     try:
         with _quiet(), torch.no_grad():
-            return torch.export.export(model.eval(), args, kwargs)
+            model.eval()
+            try:
+                program = torch.export.export(model, args, kwargs)
+                if not _has_plain_outputs(program):
+                    return program, _output_names(program)
+            except Exception as first:
+                # dataclasses that torch does not know, most often
+                try:
+                    return _export_tensors(torch, model, args, kwargs)
+                except Exception:
+                    raise first from None
+            return _export_tensors(torch, model, args, kwargs)
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Make its "
             "forward free of "
-            "control flow that depends on data"
+            "control flow that depends on data, and give example_inputs as it is called"
         ) from error
     finally:
         for module in training:
             module.training = True
+
+
+def _export_tensors(
+    torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[str] | None]:
+    """The module behind a forward that gives the tensors of its output alone.
+
+    torch.export refuses dataclasses that are not registered with it, and the ONNX exporter numbers
+    and strings.
+    """
+    names: list[str] = []
+
+    class Tensors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            found = list(named_tensors(self.module(*args, **kwargs)))
+            names[:] = [name for name, _ in found]
+            return tuple(tensor for _, tensor in found)
+
+    try:
+        called = inspect.signature(model.forward)
+        kinds = {p.kind for p in called.parameters.values()}
+        if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+            # by keyword: the inputs get their names from it
+            args, kwargs = (), dict(called.bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        pass  # a forward without a signature is called as it was given
+    program = torch.export.export(Tensors().eval(), args, kwargs)
+    return program, _usable(names, program)
+
+
+def _has_plain_outputs(program: Any) -> bool:
+    """Does it give numbers or strings beside tensors?"""
+    return any(
+        getattr(spec.arg, "value", None) is not None
+        for spec in program.graph_signature.output_specs
+    )
+
+
+def _output_names(program: Any) -> list[str] | None:
+    """Names of the outputs by the keys of the dictionary or dataclass they come in; None where
+    there are none, or they cannot be used."""
+    from torch.utils import _pytree as pytree
+
+    user = [s for s in program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
+    leaves = [_Leaf() if hasattr(s.arg, "name") else None for s in user]
+    try:
+        value = pytree.tree_unflatten(leaves, program.call_spec.out_spec)
+    except Exception:
+        return None  # a class of the user's that takes nothing but tensors
+    if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
+        return None
+    return _usable([name for name, _ in named_tensors(value)], program)
+
+
+class _Leaf:
+    """Stands for a tensor in the structure of an output."""
+
+    def __dlpack__(self) -> None: ...
+
+
+def _usable(names: list[str], program: Any) -> list[str] | None:
+    """The names where they are those of no input and no two are the same."""
+    taken = set(program.graph_signature.user_inputs)
+    if len(set(names)) < len(names) or taken & set(names):
+        return None
+    return names if not all(name.isdigit() for name in names) else None
 
 
 def _tensor(torch: Any, value: Any) -> Any:

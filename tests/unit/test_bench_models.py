@@ -272,12 +272,16 @@ def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
 
 
 def test_memory_of_the_whole_family_is_watched():
-    child = "import time; block = bytearray(120_000_000); time.sleep(1.5)"
+    """The grandchild says that it holds its 120 MB, and lets go of them when it is told to, after
+    one more look at least."""
+    child = "import sys; b = bytearray(120_000_000); print('held', flush=True); sys.stdin.read()"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    process = subprocess.Popen([sys.executable, "-c", script])
-    watch = MemoryWatch(process.pid)
-    process.wait()
-    assert 120e6 < watch.stop() < 400e6
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        assert process.stdout.readline() == b"held\n"
+        watch = MemoryWatch(process.pid)
+        peak = watch.stop()  # it looks once before it asks whether it is done
+    assert 120e6 < peak < 400e6
 
 
 def test_the_models_of_the_list_exist():

@@ -16,6 +16,7 @@ from gtco.frontend.onnx import load_onnx
 from gtco.frontend.weights import LARGE
 from gtco.graph.lower import lower
 from gtco.graph.rewrites import canonicalize
+from tests.end_to_end.test_verify import encoder
 
 RNG = np.random.default_rng(0)
 
@@ -174,6 +175,18 @@ def test_onnxsim_out_of_time_or_failing_is_a_note(monkeypatch: pytest.MonkeyPatc
     imported = load_onnx(linear())
     assert "onnxsim failed (broken)" in imported.notes[0]
     lower(imported).check()
+
+
+def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fuses plain attention into ONNX Runtime's own operator, which nothing else compiles."""
+    imported = load_onnx(encoder("float32", masked=False))
+    assert not imported.notes and lower(imported).check()
+    child = simplify._CHILD.replace('skipped_optimizers=["fuse_attention"]', "")
+    assert child != simplify._CHILD
+    monkeypatch.setattr(simplify, "_CHILD", child)
+    imported = load_onnx(encoder("float32", masked=False))
+    assert "onnxsim brought in operators of com.microsoft" in imported.notes[0]
+    assert lower(imported).check()
 
 
 def test_names_that_need_cleaning_keep_their_spelling() -> None:

@@ -31,6 +31,7 @@ LEVELS = {
     "target": 1,
     "options": 1,
     "errors": 1,
+    "nested": 1,
     "version": 1,
 }
 PUBLIC = "gtco/__init__.py"  # names things of every layer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gtco.search import profile
@@ -92,6 +94,30 @@ def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m.capacity for m in table.target.memory] == [m.capacity for m in machine.memory]
 
 
-def test_peak_is_positive_on_one_thread_and_two() -> None:
-    assert profile.measure_peak(1) > 1e8
-    assert profile.measure_peak(2) > 1e8
+@pytest.mark.parametrize("chains", [12, 24])
+def test_the_peak_kernel_does_all_the_work_it_is_credited_with(chains: int) -> None:
+    """``steps`` multiply-adds in every lane of every chain: x -> x * f + f, f = x[0] + 0.999."""
+    machine, steps = detect(), 5
+    x = np.linspace(-0.5, 0.5, chains * machine.lanes, dtype=np.float32)
+    wanted, factor = x.astype(np.float64), float(x[0]) + 0.999
+    for _ in range(steps):
+        wanted = wanted * factor + factor
+    kernel = profile._peak_kernel(chains, steps, machine.lanes)
+    with profile._library([kernel], machine) as library:
+        given, out = profile._aligned(x.size), profile._aligned(x.size)
+        given[:] = x
+        pointers = profile._pointer(given), profile._pointer(out)
+        library.peak(*pointers, None, ctypes.c_int64(0), ctypes.c_int64(1))
+    np.testing.assert_allclose(out, wanted, rtol=1e-5)
+
+
+def test_the_peak_is_of_all_threads_together_and_beside_the_micro_kernels() -> None:
+    """A tenth to ten times the best micro-kernel's rate: units are right, on any machine."""
+    machine = detect()
+    with profile._library(
+        [profile._tile_kernel(t) for t in micro_kernels(machine)], machine
+    ) as lib:
+        rates = [profile._tile_rate(lib, t) for t in micro_kernels(machine)]
+    best = 2 * machine.lanes * max(rates)
+    assert 0.1 < profile.measure_peak(1) / best < 10
+    assert 0.1 < profile.measure_peak(2) / best < 20

@@ -1,4 +1,6 @@
-"""Verification against references that are right, slightly off, and wrong."""
+"""Verification against references that are right, slightly off, and wrong: what it tries, what it
+catches and what it lets pass.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gtco.errors import VerificationError
-from gtco.verification import cases, compare, verify
+from gtco.verification import Role, cases, compare, onnx_roles, verify
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,78 @@ def test_torch_modules_are_references():
         verify(Fake(lambda x: softmax(x) * 1.01), module)
 
 
-def test_tolerance_is_relative_to_the_largest_magnitude():
-    expected = np.array([1000.0, 0.001])
-    assert compare("c", "y", expected + 0.5, expected, 1e-3).failure is None
-    off = compare("c", "y", expected + np.array([0.0, 1.5]), expected, 1e-3)
-    assert off.absolute == pytest.approx(1.5) and off.relative == pytest.approx(1.5e-3)
-    assert "tolerance 0.001" in off.failure
+def off(actual, expected, tolerance=1e-3, noise=None):
+    return compare("c", "y", np.asarray(actual), np.asarray(expected), tolerance, noise)
+
+
+def test_an_error_counts_against_the_magnitudes_around_it():
+    expected = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    assert off(expected * np.float32(1 + 1e-5), expected).failure is None
+    for where in ((0, 0), (3, 63), (2, 17)):
+        wrong = expected.copy()
+        wrong[where] += 0.01
+        found = off(wrong, expected)
+        assert found.absolute == pytest.approx(0.01, rel=1e-3) and found.relative > 1e-3
+        assert "tolerance 0.001" in found.failure and f"at {list(where)}" in found.failure
+
+
+@pytest.mark.parametrize("huge", [(0, 0), (3, 5), (1, 63)])
+def test_a_huge_element_hides_no_other_error(huge):
+    expected = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    expected[huge] = 1e8
+    assert off(expected, expected).failure is None
+    for where in ((3, 6), (huge[0], (huge[1] + 1) % 64)):
+        wrong = expected.copy()
+        wrong[where] += 0.1
+        assert off(wrong, expected).failure
+    # the same where rows are shorter than any block: boxes and single logits
+    assert off([[1e8, 1.0, 1.0, 1.1]], [[1e8, 1.0, 1.0, 1.0]]).failure
+    assert off([1e8, 1.1], [1e8, 1.0]).failure
+
+
+def test_rows_of_rounding_errors_are_no_failures():
+    """Where the reference is nearly zero beside what went into it, the last bits are all there
+    is."""
+    rng = np.random.default_rng(1)
+    expected = rng.standard_normal((8, 32))
+    expected[3] = 1e-7 * rng.standard_normal(32)
+    expected[4] = 0
+    actual = expected + 1e-7 * rng.standard_normal(expected.shape)
+    assert off(actual, expected).failure is None
+    assert off(np.full(3, 1e-7), np.zeros(3)).failure is None
+    # softmax's tails: subnormal numbers come out as zero on some paths
+    tails = np.array([1.0] + [1e-42] * 31, np.float32)
+    assert off(np.where(tails < 1e-38, 0, tails).astype(np.float32), tails).failure is None
+
+
+def test_what_the_reference_cannot_hold_either_is_unstable_and_no_failure():
+    expected = np.linspace(1, 2, 32)
+    actual = expected + 0.01
+    assert off(actual, expected).failure
+    excused = off(actual, expected, noise=np.full(32, 0.001))
+    assert excused.failure is None and excused.unstable
+    assert off(actual, expected, noise=np.full(32, 1e-5)).failure
+    one = np.zeros(32)
+    one[0] = np.inf  # the reference overflows there or not, as it rounds
+    overflowed = np.where(one, np.inf, expected)
+    assert off(overflowed, expected).failure
+    assert off(overflowed, expected, noise=one).failure is None
+
+
+def test_integers_are_equal_or_wrong():
+    expected = np.arange(50_000, 50_100)
+    assert off(expected, expected).failure is None
+    wrong = expected + (np.arange(100) == 7)
+    assert "1 of 100 elements differ" in off(wrong, expected).failure
+    assert off(wrong, expected, noise=np.zeros(100)).failure
+    tie = off(wrong, expected, noise=(np.arange(100) == 9) * 1.0)
+    assert tie.failure is None and tie.unstable
+
+
+def test_half_precision_may_round():
+    expected = np.linspace(1, 2, 64).astype(np.float16)
+    assert off(np.nextafter(expected, np.float16(9)), expected).failure is None
+    assert off(expected * np.float16(1.1), expected).failure
 
 
 def test_nonfinite_values_must_be_in_the_same_places():
@@ -101,8 +169,22 @@ def test_nonfinite_values_must_be_in_the_same_places():
     assert compare("c", "y", np.full(2, nan), np.full(2, nan), 1e-3).relative == 0.0
 
 
-def test_another_shape_or_number_of_outputs_is_a_failure():
+def test_nan_everywhere_is_no_agreement():
+    nan = Fake(lambda x: np.full_like(x, np.nan))
+    report = verify(nan, lambda inputs: [np.full((2, 8), np.nan, np.float32)], check=False)
+    assert not report.passed
+    assert "nothing was compared" in report.failures[0].failure
+    with pytest.raises(VerificationError, match="y on all inputs: nothing was compared"):
+        report.check()
+    # in one case of several it is what the model does
+    some = Fake(lambda x: np.where(np.abs(x).max() > 50, np.nan, x).astype(np.float32))
+    assert verify(some, lambda inputs: [some.function(inputs["x"])]).passed
+
+
+def test_another_shape_dtype_or_number_of_outputs_is_a_failure():
     assert "shape" in compare("c", "y", np.zeros(3), np.zeros(2), 1e-3).failure
+    other = compare("c", "y", np.zeros(3, np.float64), np.zeros(3, np.float32), 1e-3)
+    assert "dtype float64, the reference's is float32" in other.failure
     with pytest.raises(VerificationError, match="2 outputs, the compiled model has 1"):
         verify(Fake(softmax), lambda inputs: [inputs["x"], inputs["x"]])
 
@@ -120,13 +202,129 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
 
 
 def test_cases_are_what_they_say_and_repeat():
-    specs = (Spec("x", "float32", (3, 5)), Spec("ids", "int64", (4,)), Spec("mask", "bool", (4,)))
+    specs = (Spec("x", "float32", (3, 5)), Spec("ids", "int64", (400,)))
     seen, again = cases(specs, seed=1), cases(specs, seed=1)
+    assert list(seen) == ["random", "large", "zeros", "constant", "spike"]
     for case, inputs in seen.items():
         assert inputs["x"].dtype == np.float32 and inputs["ids"].dtype == np.int64
-        assert 0 <= inputs["ids"].min() and inputs["ids"].max() < 4
-        assert inputs["mask"].dtype == np.bool_
         np.testing.assert_array_equal(inputs["x"], again[case]["x"])
+        np.testing.assert_array_equal(inputs["ids"], again[case]["ids"])
     np.testing.assert_allclose(seen["large"]["x"], seen["random"]["x"] * 30, rtol=1e-6)
     assert (seen["spike"]["x"] != 0).sum() == 1 and not seen["zeros"]["x"].any()
     assert list(cases(specs[1:])) == ["random"]
+
+
+def test_integers_reach_over_the_whole_of_their_range():
+    ids, pixels = Spec("ids", "int64", (2, 300)), Spec("pixels", "uint8", (40, 40))
+    known = cases((ids,), roles={"ids": Role(index=True, bound=30522)})["random"]["ids"]
+    assert known.min() == 0 and known.max() == 30521 and len(np.unique(known)) > 300
+    assert cases((ids,), ranges={"ids": (0, 16)})["random"]["ids"].max() == 15
+    drawn = cases((ids, pixels), roles={})["random"]
+    assert (drawn["pixels"].min(), drawn["pixels"].max()) == (0, 255)
+    assert cases((pixels,))["random"]["pixels"].max() == 255
+    signed = cases((ids,), roles={"ids": Role()})["random"]["ids"]
+    assert signed.min() == -1000 and signed.max() == 1000
+
+
+def test_masks_are_tried_whole_empty_at_random_and_with_a_masked_row():
+    specs = (
+        Spec("x", "float32", (2, 4)),
+        Spec("keep", "bool", (3, 7)),
+        Spec("attention_mask", "int64", (3, 7)),
+        Spec("bias", "float32", (2, 1, 5, 7)),
+    )
+    seen = cases(specs, roles={"bias": Role(mask="additive")})
+    lowest = np.finfo(np.float32).min
+    for name, one, zero in (("keep", True, False), ("attention_mask", 1, 0), ("bias", 0, lowest)):
+        assert (seen["mask ones"][name] == one).all()
+        assert (seen["mask zeros"][name] == zero).all()
+        at_random = seen["mask random"][name]
+        assert set(np.unique(at_random)) == {one, zero}
+        rows = seen["mask row"][name].reshape(-1, 7)
+        assert (rows[0] == zero).all() and (rows[1] == one).all() and (rows[2:] == one).any()
+        if name != "bias":
+            assert set(np.unique(seen["random"][name])) == {one, zero}
+            assert (seen["random"][name] == one).any(-1).all()  # some of every row
+            assert (seen["large"][name] == one).all()
+    for case in ("mask zeros -inf", "mask random -inf", "mask row -inf"):
+        assert set(np.unique(seen[case]["bias"])) <= {0, -np.inf}
+        assert np.isneginf(seen[case]["bias"]).any() and seen[case]["keep"].dtype == np.bool_
+    assert "mask row lowest" not in seen  # for a mask of which nothing is known but its name
+    either = cases((Spec("pad_mask", "float32", (3, 7)),))
+    assert set(np.unique(either["mask random"]["pad_mask"])) == {0, 1}
+    assert set(np.unique(either["mask random lowest"]["pad_mask"])) == {0, lowest}
+    assert set(np.unique(either["mask row -inf"]["pad_mask"])) == {0, -np.inf}
+
+
+def graph(text: str, **initializers: list[int]) -> onnx.GraphProto:
+    result = onnx.parser.parse_graph(text)
+    for name, dims in initializers.items():
+        result.initializer.add(name=name, dims=dims, data_type=TensorProto.FLOAT)
+    return result
+
+
+def test_roles_are_read_from_the_graph():
+    roles = onnx_roles(
+        graph(
+            """
+            g (float[2,4] x, int64[2,3] ids, int64[3] places, int64[2,3] keep, float[2,3] soft,
+               float[2,1,3] bias, float[2,3] threshold, uint8[4] pixels, int64[2] pick)
+                => (float[2,4] y)
+            {
+                e = Gather(table, ids)
+                flat = Unsqueeze(places, one)
+                shifted = Add(flat, one)
+                p = Gather(positions, shifted)
+                k = Unsqueeze(keep, one)
+                f = Cast<to=1>(k)
+                inverse = Sub(one, f)
+                m = Mul(inverse, low)
+                s = Sub(one, soft)
+                scores = MatMul(x, x)
+                a = Add(scores, m)
+                b = Add(a, bias)
+                c = Div(b, one)
+                d = Add(s, c)
+                probabilities = Softmax(d)
+                t = Less(threshold, one)
+                image = Cast<to=1>(pixels)
+                scaled = Mul(image, one)
+                q = Gather<axis=1>(table, pick)
+                y = MatMul(probabilities, scaled)
+            }
+            """,
+            table=[50, 4],
+            positions=[9, 4],
+            one=[],
+            low=[],
+        )
+    )
+    assert roles["x"] == Role() and roles["pixels"] == Role()
+    assert roles["ids"] == Role(index=True, bound=50)
+    assert roles["pick"] == Role(index=True, bound=4)
+    assert roles["places"] == Role(index=True)  # shifted: the bound is found by trying
+    assert roles["keep"].mask == "binary" and roles["soft"].mask == "binary"
+    assert roles["bias"].mask == "additive" and roles["threshold"].mask == "binary"
+    assert "table" not in roles
+
+
+def test_ids_that_the_reference_refuses_are_drawn_smaller():
+    """Two tables, of 1000 and of 3 entries: each input reaches the largest power of 2 that fits."""
+    seen: list[dict[str, np.ndarray]] = []
+
+    def reference(inputs):
+        seen.append(inputs)
+        table = np.arange(1000, dtype=np.float32)
+        return [table[inputs["ids"]] + table[:3][inputs["kind"]]]
+
+    @dataclass(frozen=True)
+    class Embedding:
+        inputs = (Spec("ids", "int64", (2, 80)), Spec("kind", "int32", (2, 80)))
+        outputs = (Spec("y", "float32", (2, 80)),)
+
+        def run(self, inputs):
+            return {"y": (inputs["ids"] + inputs["kind"]).astype(np.float32)}
+
+    report = verify(Embedding(), reference)
+    assert report.passed
+    assert seen[-1]["ids"].max() == 511 and seen[-1]["kind"].max() == 1

@@ -1,0 +1,231 @@
+"""The inputs that a model is tried on.
+
+Friendly inputs find few errors. Large activations make exp and variances overflow; zeros and
+constants give a variance of zero; a single spike is a row that dominates a softmax or a maximum.
+Masks are tried with everything kept, everything masked, at random, and with a whole row masked; a
+mask that is added to scores also with -inf and with the lowest finite number. Ids reach over the
+whole table that they index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gtco.verification.compare import is_float
+from gtco.verification.roles import Mask, Role
+
+Array = NDArray[Any]
+Range = tuple[int, int]  # of integers: low, and above high
+
+LARGE, SPIKE = 30.0, 100.0  # scale of large inputs, height of the spike
+VALUES = 1000  # integers that are values, not ids, are drawn from [-VALUES, VALUES]
+WIDEST = 16  # ids of a table of unknown size: of up to 2^WIDEST, and then half as many
+
+
+class Spec(Protocol):
+    """An input or output of a compiled model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def cases(
+    inputs: Sequence[Spec],
+    seed: int = 0,
+    roles: Mapping[str, Role] | None = None,
+    ranges: Mapping[str, Range] | None = None,
+) -> dict[str, dict[str, Array]]:
+    """Inputs by case: ``random`` always; ``large``, ``zeros``, ``constant`` and ``spike``, with
+    nothing masked, where an input is a float; those of :func:`_masks` where one is a mask.
+
+    ``roles`` is what is known of the inputs (:func:`gtco.verification.roles.onnx_roles`); without
+    them the names and types decide. Integers are drawn from ``ranges``, or else from the widest of
+    :func:`ranges_to_try`.
+    """
+    rng = np.random.default_rng(seed)
+    masks = {s.name: m for s in inputs if (m := mask_of(s, roles)) is not None}
+    base = usual(inputs, rng, roles, ranges)
+    values = [s.name for s in inputs if is_float(base[s.name].dtype)]
+    values = [name for name in values if masks.get(name) in (None, "additive")]
+
+    kept = {name: np.ones_like(base[name]) for name, m in masks.items() if m != "additive"}
+
+    def changed(change: Callable[[Array], Array]) -> dict[str, Array]:
+        new = {name: change(base[name]).astype(base[name].dtype) for name in values}
+        return base | kept | new
+
+    result = {"random": base}
+    if values:
+        result["large"] = changed(lambda x: x * LARGE)
+        result["zeros"] = changed(np.zeros_like)
+        result["constant"] = changed(np.ones_like)
+        result["spike"] = changed(_spike)
+    for name, case in _masks(rng, base, masks).items():
+        result[name] = base | case
+    return result
+
+
+def usual(
+    inputs: Sequence[Spec],
+    rng: np.random.Generator,
+    roles: Mapping[str, Role] | None,
+    ranges: Mapping[str, Range] | None,
+) -> dict[str, Array]:
+    """Standard normal floats, integers of their ranges, masks of zeros and ones."""
+    result: dict[str, Array] = {}
+    for spec in inputs:
+        role, dtype = (roles or {}).get(spec.name), numpy_dtype(spec.dtype)
+        if mask_of(spec, roles) in ("binary", "either"):
+            result[spec.name] = _filled(_random_keep(rng, spec.shape, True), dtype, "binary")
+        elif is_float(dtype):
+            result[spec.name] = np.asarray(rng.standard_normal(spec.shape)).astype(dtype)
+        else:
+            known = (ranges or {}).get(spec.name)
+            result[spec.name] = integers(rng, spec, known or ranges_to_try(spec, role)[0])
+    return result
+
+
+def _masks(
+    rng: np.random.Generator, base: Mapping[str, Array], masks: Mapping[str, Mask]
+) -> dict[str, dict[str, Array]]:
+    """The values of the masks by case; the same pattern in every mask of the model."""
+    patterns: dict[str, Callable[[tuple[int, ...]], NDArray[np.bool_]]] = {
+        "ones": lambda shape: np.ones(shape, np.bool_),
+        "zeros": lambda shape: np.zeros(shape, np.bool_),
+        "random": lambda shape: _random_keep(rng, shape, False),
+        "row": lambda shape: _whole_row(rng, shape),
+    }
+    result: dict[str, dict[str, Array]] = {}
+
+    def add(case: str, pattern: str, styles: Mapping[Mask, str]) -> None:
+        result[case] = {
+            name: _filled(patterns[pattern](base[name].shape), base[name].dtype, styles[kind])
+            for name, kind in masks.items()
+        }
+
+    kinds = set(masks.values())
+    plain: dict[Mask, str] = {"binary": "binary", "either": "binary", "additive": "lowest"}
+    for pattern in patterns if kinds else ():
+        add(f"mask {pattern}", pattern, plain)
+    for style, used in (("lowest", {"either"}), ("-inf", {"either", "additive"})):
+        for pattern in ("zeros", "random", "row") if kinds & used else ():
+            add(f"mask {pattern} {style}", pattern, {**plain, "either": style, "additive": style})
+    return result
+
+
+def mask_of(spec: Spec, roles: Mapping[str, Role] | None) -> Mask | None:
+    """The kind of mask that an input is: by the graph, else by its type and name."""
+    role = (roles or {}).get(spec.name, Role())
+    dtype = numpy_dtype(spec.dtype)
+    if dtype.kind == "b":
+        return "binary"
+    if role.index:
+        return None
+    if role.mask is not None:
+        return role.mask if is_float(dtype) else "binary"
+    if "mask" in spec.name.lower():
+        return "either" if is_float(dtype) else "binary"
+    return None
+
+
+def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
+    """Ranges of an integer input, the widest first: the reference may refuse ids that are too
+    large.
+
+    ``role`` is what its graph says, None where no graph is known.
+    """
+    kind = np.iinfo(numpy_dtype(spec.dtype))
+    ladder = [(0, 2**power) for power in range(WIDEST, -1, -1)]
+    if role is not None and role.bound is not None:
+        ladder = [(0, role.bound), *(r for r in ladder if r[1] < role.bound)]
+    elif role is not None and not role.index:
+        ladder = [(-VALUES, VALUES + 1), *ladder]
+    low, high = int(kind.min), int(kind.max) + 1
+    fitting = [(max(low, a), min(high, b)) for a, b in ladder]
+    return list(dict.fromkeys(fitting))
+
+
+def integers(rng: np.random.Generator, spec: Spec, range_: Range) -> Array:
+    """Integers of the range, both ends among them, and some small ones: padding and class tokens
+    are small ids."""
+    low, high = range_
+    dtype = numpy_dtype(spec.dtype)
+    drawn = rng.integers(low, high, spec.shape)
+    small = rng.integers(low, high, spec.shape) if low < 0 else rng.integers(0, 4, spec.shape)
+    drawn = np.where(rng.random(spec.shape) < 0.2, np.minimum(small, high - 1), drawn)
+    if drawn.size > 1:
+        drawn.flat[0], drawn.flat[-1] = high - 1, low
+    return np.asarray(drawn).astype(dtype)
+
+
+def nudged(
+    inputs: Mapping[str, Array], masks: Sequence[str], rng: np.random.Generator, by: float
+) -> dict[str, Array]:
+    """The inputs with every float moved by about ``by`` of its magnitude and the mean magnitude;
+    masks, infinities and integers stay."""
+    result = dict(inputs)
+    for name, value in inputs.items():
+        if name in masks or not is_float(value.dtype):
+            continue
+        x = value.astype(np.float64)
+        finite = np.isfinite(x)
+        mean = float(np.abs(x[finite]).mean()) if finite.any() else 0.0
+        step = by * np.maximum(np.abs(x), mean or 1.0) * rng.uniform(-1, 1, x.shape)
+        result[name] = np.where(finite, x + step, x).astype(value.dtype)
+    return result
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's type of that name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        name = ml_dtypes.bfloat16
+    result: np.dtype[Any] = np.dtype(name)
+    return result
+
+
+def _filled(keep: NDArray[np.bool_], dtype: np.dtype[Any], style: str) -> Array:
+    """A mask of the type from what it keeps. ``binary``: 1 and 0; ``lowest`` and ``-inf``: 0, and
+    that number where it masks."""
+    if style == "binary":
+        return keep.astype(dtype)
+    lowest = float(np.finfo(np.float16 if dtype == np.float16 else np.float32).min)
+    return np.where(keep, 0.0, -np.inf if style == "-inf" else lowest).astype(dtype)
+
+
+def _random_keep(
+    rng: np.random.Generator, shape: tuple[int, ...], never_all: bool
+) -> NDArray[np.bool_]:
+    """Half of the elements; with ``never_all``, the first of each row always, so that none is
+    wholly masked."""
+    keep = np.asarray(rng.random(shape) < 0.5)
+    if never_all and keep.ndim:
+        keep[..., 0] = True
+    return keep
+
+
+def _whole_row(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The first row masked, the second kept whole, every other at random."""
+    keep = _random_keep(rng, shape, True)
+    if keep.ndim:
+        rows = keep.reshape(-1, shape[-1])
+        rows[0] = False
+        if len(rows) > 1:
+            rows[1] = True
+    return keep
+
+
+def _spike(x: Array) -> Array:
+    spiked = np.zeros_like(x)
+    if x.size:
+        spiked.flat[x.size // 3] = SPIKE
+    return spiked

@@ -1,0 +1,170 @@
+"""What a compiled model is held against: ONNX Runtime, PyTorch, or a function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gtco.errors import VerificationError
+from gtco.nested import call_arguments, tensors
+from gtco.verification.roles import Role, onnx_roles
+
+Array = NDArray[Any]
+Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``run`` gives the outputs in order for inputs by name.
+
+    ``roles``: what the graph says of the inputs, None where there is no graph to read.
+    ``examples``: inputs that the user gave, by name. ``otherwise`` runs the same model with other
+    kernels, where there is a second way.
+    """
+
+    name: str
+    run: Run
+    roles: Mapping[str, Role] | None = None
+    examples: Mapping[str, Array] | None = None
+    otherwise: Run | None = None
+
+
+def open_reference(
+    reference: Any, stack: ExitStack, names: Sequence[str], example_inputs: Any = None
+) -> Reference:
+    """The reference, ready to run on the inputs ``names``; ``stack`` holds what must stay alive.
+
+    ``example_inputs``: what a PyTorch module was compiled with, a mapping of keyword arguments, a
+    sequence or one tensor. Raises ``VerificationError`` where it is nothing that can be run.
+    """
+    if isinstance(reference, str | Path | bytes) or hasattr(reference, "SerializeToString"):
+        return _onnxruntime(reference, stack)
+    if hasattr(reference, "graph_module") and callable(getattr(reference, "module", None)):
+        args, kwargs = reference.example_inputs or ((), {})
+        return _torch(reference.module(), names, args, kwargs)
+    if hasattr(reference, "named_parameters"):
+        _evaluation(reference, stack)
+        return _torch(reference, names, *call_arguments(example_inputs))
+    if callable(reference):
+        return Reference("the reference", reference)
+    raise VerificationError(
+        f"cannot verify against a {type(reference).__name__}: "
+        "give an ONNX model or a PyTorch module"
+    )
+
+
+def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime") from None
+    source = str(model) if isinstance(model, Path) else model
+
+    def session(level: Any) -> Any:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # a refused input is an answer here, not news
+        options.graph_optimization_level = level
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+    levels = ort.GraphOptimizationLevel
+    try:
+        if not isinstance(source, str | bytes):
+            source = _serialized(source, stack)
+        usual = session(levels.ORT_ENABLE_ALL)
+        graph = _graph(source)
+    except Exception as error:
+        raise VerificationError(
+            f"ONNX Runtime cannot open the model, so it cannot be verified: {error}"
+        ) from error
+    return Reference(
+        "ONNX Runtime",
+        lambda inputs: usual.run(None, dict(inputs)),
+        onnx_roles(graph),
+        otherwise=lambda inputs: session(levels.ORT_DISABLE_ALL).run(None, dict(inputs)),
+    )
+
+
+def _graph(source: str | bytes) -> Any:
+    """The graph, its local functions written out; external data stays where it is."""
+    import onnx
+    import onnx.inliner
+
+    if isinstance(source, bytes):
+        model = onnx.ModelProto.FromString(source)
+    else:
+        model = onnx.load(source, load_external_data=False)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    return model.graph
+
+
+def _serialized(model: Any, stack: ExitStack) -> str | bytes:
+    """A ModelProto as bytes, or as a file with external data where it passes protobuf's 2 GB."""
+    try:
+        return bytes(model.SerializeToString())
+    except Exception:  # protobuf's error type differs between its implementations
+        import onnx
+
+        path = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="gtco-verify-")), "model.onnx"
+        )
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
+        onnx.save(copy, path, save_as_external_data=True, location="model.data")
+        return str(path)
+
+
+def _evaluation(module: Any, stack: ExitStack) -> None:
+    """Evaluation mode until ``stack`` ends; then every part is as it was."""
+    for part in module.modules():
+        stack.callback(setattr, part, "training", part.training)
+    module.eval()
+
+
+def _torch(
+    module: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Reference:
+    """PyTorch, called as it was for the export, with the tensors among the arguments replaced.
+
+    Without examples the inputs are the arguments, in order.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    known = bool(args or kwargs)
+    leaves, tree = pytree.tree_flatten((tuple(args if known else names), dict(kwargs)))
+    places = [n for n, leaf in enumerate(leaves) if not known or _is_array(torch, leaf)]
+    if len(places) != len(names):
+        raise VerificationError(
+            f"PyTorch's module takes {len(places)} tensors, the compiled model has the inputs "
+            f"{', '.join(names)}: not the same model, or not the example inputs it was compiled "
+            "with"
+        )
+    examples = None
+    if known:
+        examples = {
+            name: np.asarray(torch.as_tensor(leaves[n]).detach())
+            for name, n in zip(names, places, strict=True)
+        }
+
+    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+        given = list(leaves)
+        for name, place in zip(names, places, strict=True):
+            given[place] = torch.from_numpy(np.array(inputs[name]))
+        arguments, keywords = pytree.tree_unflatten(given, tree)
+        with torch.inference_mode():
+            result = module(*arguments, **keywords)
+        return [tensor.detach().numpy() for tensor in tensors(result)]
+
+    return Reference("PyTorch", run, examples=examples)
+
+
+def _is_array(torch: Any, value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)

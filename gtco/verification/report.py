@@ -1,0 +1,103 @@
+"""What was compared and how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gtco.errors import VerificationError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output in one case.
+
+    ``absolute``: max |a - e|; ``relative``: max |a - e| over the magnitude around the element
+    (``compare.scales``); both over the ``compared`` elements, those that are finite in the
+    reference. ``failure`` says why this output is wrong, None where it is right. ``unstable``: the
+    error is over the tolerance, and within what the reference itself changes by when its inputs
+    change in their last bits.
+    """
+
+    case: str
+    output: str
+    absolute: float
+    relative: float
+    failure: str | None = None
+    compared: int = 0
+    unstable: bool = False
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """All outputs in all cases, against ``reference`` (its name), with the tolerance on
+    ``relative``.
+    """
+
+    reference: str
+    tolerance: float
+    differences: tuple[Difference, ...]
+
+    @property
+    def failures(self) -> tuple[Difference, ...]:
+        return tuple(d for d in self.differences if d.failure)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    @property
+    def worst(self) -> Difference | None:
+        """The largest relative difference."""
+        return max(self.differences, key=lambda d: d.relative, default=None)
+
+    def check(self) -> None:
+        """Raise ``VerificationError`` that lists every failure."""
+        if self.failures:
+            lines = [f"  {d.output} on {d.case} inputs: {d.failure}" for d in self.failures]
+            raise VerificationError(
+                f"the compiled model differs from {self.reference} in {len(lines)} of "
+                f"{len(self.differences)} comparisons:\n" + "\n".join(lines) + "\nThis is a bug "
+                "of gtco or an ill-conditioned model: compile with --no-simplify, and with "
+                "--dump DIR, to find the phase that is wrong.",
+                self,
+            )
+
+    def __str__(self) -> str:
+        verdict = "agrees with" if self.passed else "differs from"
+        text = f"{verdict} {self.reference} in {len(self.differences)} comparisons"
+        if self.worst is None:
+            return text
+        worst = f"{self.worst.relative:.1e} ({self.worst.output} on {self.worst.case} inputs)"
+        text += f", largest relative error {worst}"
+        if unstable := sum(d.unstable for d in self.differences):
+            text += f"; in {unstable} of them {self.reference} is as unstable itself"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": self.passed, **asdict(self)}
+
+
+def nothing_compared(
+    differences: Sequence[Difference], sizes: dict[str, int]
+) -> tuple[Difference, ...]:
+    """A failure for each output of which no element was compared in any case.
+
+    NaN beside NaN everywhere is no agreement. ``sizes``: elements of each output.
+    """
+    seen: dict[str, int] = dict.fromkeys(sizes, 0)
+    for d in differences:
+        seen[d.output] += d.compared
+    failed = {d.output for d in differences if d.failure}
+    return tuple(
+        Difference(
+            "all",
+            output,
+            float("inf"),
+            float("inf"),
+            "nothing was compared: the reference gives no finite number in any case",
+        )
+        for output, compared in seen.items()
+        if not compared and sizes[output] and output not in failed
+    )

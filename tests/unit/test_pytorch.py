@@ -1,0 +1,194 @@
+"""Modules and ExportedPrograms: how they are called, what they give, what is refused, and that the
+caller's module stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gtco
+from gtco.errors import ModelError, OptionError, ShapeError, UnsupportedError
+from gtco.frontend.imported import ImportedModel
+from gtco.frontend.pytorch import load_pytorch
+from gtco.graph.lower import lower
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+M = torch.linspace(0, 3, 8).reshape(2, 4)
+
+
+class Module(nn.Module):
+    """``function(x, other, scale)`` behind a linear layer."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.eye(4))
+            self.linear.bias.fill_(1)
+
+    def forward(self, x: Tensor, other: Tensor | None = None, *, scale: float = 2.0) -> Any:
+        return self.function(self.linear(x), other, scale)
+
+
+@dataclass
+class Plain:
+    """A dataclass that nobody registered with torch."""
+
+    logits: Tensor
+    states: list[Tensor | None]
+    loss: Tensor | None = None
+
+
+class Named(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+def values(imported: ImportedModel, **inputs: Tensor) -> dict[str, np.ndarray]:
+    """The imported model's outputs, by the numpy reference."""
+    return lower(imported).check().evaluate({name: t.numpy() for name, t in inputs.items()})
+
+
+@pytest.mark.parametrize("nothing", [None, (), [], {}])
+def test_a_module_without_inputs_is_refused_with_what_to_give(nothing: Any) -> None:
+    with pytest.raises(ModelError, match=r"example_inputs, and there are none.*torch\.randn"):
+        gtco.compile_model(Module(lambda x, other, scale: x), nothing)
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    module = Module(lambda x, other, scale: x)
+    with pytest.raises(OptionError, match="shapes is for symbolic dimensions, and a module has"):
+        gtco.compile_model(module, (X,), shapes={"batch": 2})
+    program = torch.export.export(module, (X,))
+    with pytest.raises(OptionError, match="an ExportedProgram brings its own"):
+        gtco.compile_model(program, (X,))
+    with pytest.raises(OptionError, match="example_inputs is for PyTorch modules"):
+        gtco.compile_model(b"", (X,))
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (X, ["x"]),
+        (X.numpy(), ["x"]),
+        ([X], ["x"]),
+        ((X, M), ["x", "other"]),
+        ({"x": X}, ["x"]),
+        ({"other": M, "x": X}, ["other", "x"]),
+        ({"x": X, "other": M, "scale": 3.0}, ["x", "other"]),
+        ({"x": X, "other": None, "scale": 3.0}, ["x"]),
+    ],
+)
+def test_inputs_by_position_and_by_keyword(given: Any, names: list[str]) -> None:
+    module = Module(lambda x, other, scale: x * scale if other is None else x * scale + other)
+    imported = load_pytorch(module, given)
+    assert list(imported.inputs) == names
+    (y,) = values(imported, **{name: {"x": X, "other": M}[name] for name in names}).values()
+    scale = 3.0 if isinstance(given, dict) and "scale" in given else 2.0
+    wanted = (X + 1) * scale + (M if "other" in names else 0)
+    np.testing.assert_allclose(y, wanted.numpy(), rtol=1e-6)
+
+
+def test_an_unknown_keyword_is_named() -> None:
+    with pytest.raises(ModelError, match=r"cannot trace Module: .*'x'"):
+        load_pytorch(Module(lambda x, other, scale: x), {"image": X})
+
+
+OUTPUTS: dict[str, tuple[Callable[..., Any], dict[str, float]]] = {
+    "dictionary": (lambda x, *_: {"b": x, "a": None, "c": x * 2}, {"b": 1, "c": 2}),
+    "nested": (
+        lambda x, *_: {"b": [x, None, (x * 3,)], "a": x * 2},
+        {"b_0": 1, "b_2_0": 3, "a": 2},
+    ),
+    "dataclass": (lambda x, *_: Plain(x, [x * 2, None]), {"logits": 1, "states_0": 2}),
+    "named tuple": (lambda x, *_: Named(x, x * 2), {"a": 1, "b": 2}),
+    "tuple": (lambda x, *_: (x, None, x * 2), {"": 1, " ": 2}),
+    "numbers": (lambda x, *_: (x, 3, "text", x * 2), {"": 1, " ": 2}),
+    "an input's name": (lambda x, *_: {"x": x, "y": x * 2}, {"": 1, " ": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_outputs(kind: str) -> None:
+    function, wanted = OUTPUTS[kind]
+    imported = load_pytorch(Module(function), (X,))
+    assert list(imported.inputs) == ["x"]
+    found = values(imported, x=X)
+    if "" not in wanted:
+        assert list(found) == list(wanted)
+    for y, factor in zip(found.values(), wanted.values(), strict=True):
+        np.testing.assert_allclose(y, (X.numpy() + 1) * factor, rtol=1e-6)
+
+
+def test_dropout_that_is_always_on_is_refused() -> None:
+    module = Module(lambda x, *_: nn.functional.dropout(x))
+    with pytest.raises(UnsupportedError, match=r"training_mode is set.*training=self\.training"):
+        load_pytorch(module, (X,))
+
+
+def test_an_exported_programs_dynamic_dimensions_take_shapes() -> None:
+    dynamic = {"x": {0: torch.export.Dim("batch")}, "other": None, "scale": None}
+    module = Module(lambda x, other, scale: x)
+    program = torch.export.export(module, (X,), {"scale": 2.0}, dynamic_shapes=dynamic)
+    with pytest.raises(ShapeError, match="symbolic dimensions without a value") as caught:
+        load_pytorch(program)
+    name = str(caught.value).split("'")[1]
+    compiled = gtco.compile_model(program, shapes={name: 3}, verify=True)
+    assert compiled.inputs[0].shape == (3, 4) and compiled.report.verification.passed
+
+
+def test_simplify_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, float]] = []
+
+    def stop(*_: Any, simplify: bool, simplify_timeout: float, **__: Any) -> None:
+        seen.append((simplify, simplify_timeout))
+        raise ModelError("far enough")
+
+    monkeypatch.setattr("gtco.frontend.pytorch.import_skeleton", stop)
+    with pytest.raises(ModelError, match="far enough"):
+        gtco.compile_model(Module(lambda x, *_: x), (X,), simplify=False, simplify_timeout=7.0)
+    assert seen == [(False, 7.0)]
+
+
+class Training(nn.Module):
+    """Batch norm and dropout, each in a mode of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.frozen = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        y = self.frozen(self.dropout(self.norm(x)))
+        return {"y": y, "aux": None, "masked": y.masked_fill(mask == 0, 0.0)}
+
+
+def test_a_training_module_is_compiled_for_evaluation_and_left_as_it_was() -> None:
+    module = Training().train()
+    module.frozen.eval()
+    module.norm.running_mean.fill_(0.5)  # type: ignore[union-attr,operator]
+    module.norm.running_var.fill_(4.0)  # type: ignore[union-attr,operator]
+    flags = [part.training for part in module.modules()]
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    gradients = [p.requires_grad for p in module.parameters()]
+    mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]])
+    compiled = gtco.compile_model(module, {"mask": mask, "x": X}, verify=True)
+    report = compiled.report.verification
+    assert report.passed and report.reference == "PyTorch"
+    assert {"example", "mask row", "spike"} <= {d.case for d in report.differences}
+    assert [part.training for part in module.modules()] == flags
+    assert [p.requires_grad for p in module.parameters()] == gradients
+    assert all(torch.equal(v, state[name]) for name, v in module.state_dict().items())
+    assert [spec.name for spec in compiled.outputs] == ["y", "masked"]
+    y, masked = compiled(x=X, mask=mask)
+    with torch.no_grad():
+        wanted = module.eval()(X, mask)
+    torch.testing.assert_close(y, wanted["y"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(masked, wanted["masked"], rtol=1e-5, atol=1e-6)
