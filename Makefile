@@ -3,6 +3,7 @@
 # make lint   ruff and mypy alone
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
+# make check-paper-models  the nine models of the paper's Table I, compiled and verified (minutes)
 # make bench  every model of the README's table beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench check-models clean
+.PHONY: demo test lint bench check-models check-paper-models clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -32,6 +33,9 @@ test: lint
 lint: $(VENV)/.test
 	$(BIN)/ruff check --quiet $(CODE)
 	$(BIN)/mypy
+
+check-paper-models: $(VENV)/.test
+	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/end_to_end/test_paper_models.py
 
 bench: $(VENV)/.bench
 	mkdir -p build/bench

@@ -11,7 +11,6 @@ ONNX.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import io
 import logging
@@ -195,13 +194,12 @@ def _output_names(program: Any) -> list[str] | None:
     from torch.utils import _pytree as pytree
 
     user = [s for s in program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
-    leaves = [_Leaf() if hasattr(s.arg, "name") else None for s in user]
+    # a constant has a value, and is no output of the graph
+    leaves = [None if hasattr(s.arg, "value") else _Leaf() for s in user]
     try:
         value = pytree.tree_unflatten(leaves, program.call_spec.out_spec)
     except Exception:
         return None  # a class of the user's that takes nothing but tensors
-    if not isinstance(value, Mapping) and not dataclasses.is_dataclass(value):
-        return None
     return _usable([name for name, _ in named_tensors(value)], program)
 
 
@@ -216,7 +214,7 @@ def _usable(names: list[str], program: Any) -> list[str] | None:
     taken = set(program.graph_signature.user_inputs)
     if len(set(names)) < len(names) or taken & set(names):
         return None
-    return names if not all(name.isdigit() for name in names) else None
+    return None if any(name.isdigit() or not name for name in names) else names
 
 
 def _tensor(torch: Any, value: Any) -> Any:

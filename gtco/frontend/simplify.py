@@ -15,12 +15,12 @@ from typing import BinaryIO
 import google.protobuf.message
 import onnx
 
+# Fused attention is an operator of ONNX Runtime's domain; gtco finds attention by itself.
+SKIPPED = ["fuse_attention"]
 _CHILD = """
 import sys, onnx, onnxsim
-# fused attention is an operator of ONNX Runtime's domain; gtco finds attention by itself
-model, _ = onnxsim.simplify(
-    onnx.load_model_from_string(open(sys.argv[1], "rb").read()), skipped_optimizers=["fuse_attention"]
-)
+model = onnx.load_model_from_string(open(sys.argv[1], "rb").read())
+model, _ = onnxsim.simplify(model, skipped_optimizers=sys.argv[3:])
 open(sys.argv[2], "wb").write(model.SerializeToString())
 """
 
@@ -33,6 +33,7 @@ def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, s
         source.flush()
         files = [source.fileno(), target.fileno()]
         command = [sys.executable, "-c", _CHILD, *(f"/proc/self/fd/{file}" for file in files)]
+        command += SKIPPED
         try:
             # Its own session, so Ctrl-C is not its to tell of; "/", so that it imports nothing of
             # the folder that the user is in.

@@ -20,19 +20,6 @@ def _row(reason: str, message: str, tests: str) -> ExpectedFailure:
 
 EXPECTED_FAILURES = (
     _row(
-        "float16 and bfloat16: rounded in other places than the reference",
-        r"output \d is wrong by 0\.0",
-        """
-        attention_3d_causal_bf16 attention_3d_causal_bf16_expanded
-        attention_4d_attn_mask_causal_bf16 attention_4d_attn_mask_causal_bf16_expanded
-        attention_4d_causal_bf16 attention_4d_causal_bf16_expanded
-        attention_4d_causal_padded_kv_bf16_expanded attention_4d_fp16 attention_4d_fp16_expanded
-        attention_4d_gqa_causal_nonpad_decode_fp16_expanded
-        attention_4d_gqa_with_past_and_present_fp16
-        attention_4d_gqa_with_past_and_present_fp16_expanded attention_4d_padded_kv_bf16_expanded
-        """,
-    ),
-    _row(
         "tensors without elements are refused as inputs",
         r"is empty: axis",
         """

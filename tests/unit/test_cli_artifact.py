@@ -105,4 +105,5 @@ def test_the_harness_times_a_real_library(library, files, tmp_path):
     }
     result = compare([Candidate("gtco", job)], 2, warm=0.05, budget=0.01)
     assert result["gtco"].error is None and result["gtco"].disagrees is None
-    assert [len(r) for r in result["gtco"].rounds] == [50, 50] and 0 < result["gtco"].median < 0.1
+    first, second = result["gtco"].rounds
+    assert 3 <= len(first) == len(second) <= 50 and min(*first, *second) > 0

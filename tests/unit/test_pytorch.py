@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.errors import ModelError, OptionError, ShapeError, UnsupportedError
+from gtco.frontend import pytorch
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.pytorch import load_pytorch
 from gtco.graph.lower import lower
+from gtco.nested import call_arguments, tensors
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 M = torch.linspace(0, 3, 8).reshape(2, 4)
@@ -49,6 +52,10 @@ class Plain:
 class Named(NamedTuple):
     a: Tensor
     b: Tensor
+
+
+def exported(module: nn.Module, given: Any) -> tuple[Any, list[str] | None]:
+    return pytorch._export(torch, module, given)
 
 
 def values(imported: ImportedModel, **inputs: Tensor) -> dict[str, np.ndarray]:
@@ -88,12 +95,23 @@ def test_what_does_not_go_together_is_refused() -> None:
 )
 def test_inputs_by_position_and_by_keyword(given: Any, names: list[str]) -> None:
     module = Module(lambda x, other, scale: x * scale if other is None else x * scale + other)
-    imported = load_pytorch(module, given)
-    assert list(imported.inputs) == names
-    (y,) = values(imported, **{name: {"x": X, "other": M}[name] for name in names}).values()
-    scale = 3.0 if isinstance(given, dict) and "scale" in given else 2.0
+    program, _ = exported(module, given)
+    tensors = [a.name for a in map(attrgetter("arg"), program.graph_signature.input_specs)]
+    weights = [n for n in tensors if n.startswith("p_")]
+    assert [n for n in tensors if n not in weights and n != "scale"][: len(names)] == names
+    args, kwargs = call_arguments(given)
+    args = tuple(torch.as_tensor(a) for a in args)
+    scale = kwargs.get("scale", 2.0)
     wanted = (X + 1) * scale + (M if "other" in names else 0)
-    np.testing.assert_allclose(y, wanted.numpy(), rtol=1e-6)
+    torch.testing.assert_close(program.module()(*args, **kwargs), wanted)
+
+
+def test_keywords_reach_the_compiler_by_their_names() -> None:
+    module = Module(lambda x, other, scale: {"sum": x * scale + other, "nothing": None})
+    imported = load_pytorch(module, {"other": M, "x": X, "scale": 3.0})
+    assert list(imported.inputs) == ["other", "x"] and imported.outputs == ("sum",)
+    found = values(imported, x=X, other=M)["sum"]
+    np.testing.assert_allclose(found, ((X + 1) * 3 + M).numpy(), rtol=1e-6)
 
 
 def test_an_unknown_keyword_is_named() -> None:
@@ -118,12 +136,21 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], dict[str, float]]] = {
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_outputs(kind: str) -> None:
     function, wanted = OUTPUTS[kind]
+    program, names = exported(Module(function), (X,))
+    assert list(program.graph_signature.user_inputs)[:1] == ["x"]
+    assert names == (None if "" in wanted else list(wanted))
+    args, kwargs = program.example_inputs
+    found = tensors(program.module()(*args, **kwargs))
+    for y, factor in zip(found, wanted.values(), strict=True):
+        torch.testing.assert_close(y, (X + 1) * factor)
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "numbers"])
+def test_what_torch_export_refuses_is_compiled_too(kind: str) -> None:
+    function, wanted = OUTPUTS[kind]
     imported = load_pytorch(Module(function), (X,))
     assert list(imported.inputs) == ["x"]
-    found = values(imported, x=X)
-    if "" not in wanted:
-        assert list(found) == list(wanted)
-    for y, factor in zip(found.values(), wanted.values(), strict=True):
+    for y, factor in zip(values(imported, x=X).values(), wanted.values(), strict=True):
         np.testing.assert_allclose(y, (X.numpy() + 1) * factor, rtol=1e-6)
 
 
@@ -134,9 +161,9 @@ def test_dropout_that_is_always_on_is_refused() -> None:
 
 
 def test_an_exported_programs_dynamic_dimensions_take_shapes() -> None:
-    dynamic = {"x": {0: torch.export.Dim("batch")}, "other": None, "scale": None}
+    dynamic = {"x": {0: torch.export.Dim("batch")}}
     module = Module(lambda x, other, scale: x)
-    program = torch.export.export(module, (X,), {"scale": 2.0}, dynamic_shapes=dynamic)
+    program = torch.export.export(module, (X,), dynamic_shapes=dynamic)
     with pytest.raises(ShapeError, match="symbolic dimensions without a value") as caught:
         load_pytorch(program)
     name = str(caught.value).split("'")[1]
