@@ -7,12 +7,13 @@ Tolerance: that of ``test_sketch_gemm``, 2e-6 x sqrt(k) of the largest magnitude
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gtco.graph.infer import infer_type
-from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch import Rule, dot, gemm
 from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import build, fresh_seed, reference, runnable, targets
@@ -24,10 +25,10 @@ def op(kind: str, inputs: tuple[str, ...], output: str, type_: TensorType, **att
     return Operator(kind, inputs, output, type_, make_attrs(**attrs))
 
 
-def check(stage: Stage, name: str, most: int | None = 2) -> None:
+def check(stage: Stage, name: str, most: int | None = 2, rule: Rule = gemm.match) -> None:
     """The stage under ``most`` random configs; under all of them where it is None."""
     machine = runnable(name)
-    sketch = gemm.match(stage, machine)
+    sketch = rule(stage, machine)
     assert sketch is not None
     seed = fresh_seed()
     print(f"seed {seed}")
@@ -35,7 +36,8 @@ def check(stage: Stage, name: str, most: int | None = 2) -> None:
     arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
     want = reference(stage, arrays)
     found = list(configs(sketch))
-    for config in found if most is None else random.Random(seed).sample(found, most):
+    chosen = found if most is None else random.Random(seed).sample(found, min(most, len(found)))
+    for config in chosen:
         got = build(sketch, config, machine)(*arrays)
         error = np.abs(got - want).max() / (np.abs(want).max() + 1e-30)
         assert error < 2e-6 * sketch.view.k**0.5, f"{config.to_json()}: {error:.1e}"
@@ -191,3 +193,67 @@ def test_axes_along_which_b_is_the_same_are_rows() -> None:
     """SAM's decomposed positions: one product a row of the image, all heads in its rows."""
     view = gemm.match(product((12, 14, 14, 64), (14, 64, 14), True), runnable("x86-64-v3")).view
     assert (view.batch, view.m, view.n, view.k) == (14, 12 * 14, 14, 64)
+
+
+# -- rows that overflow L2 -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("depth", [40, 300])
+def test_rows_are_worked_on_as_many_at_once_as_l2_holds(depth: int, constant: bool) -> None:
+    """On a machine of a tiny L2; the last task and the last pass are smaller than the rest."""
+    full = runnable("x86-64-v3")
+    levels = tuple(replace(m, capacity=40 * 4 * 64) if m.name == "L2" else m for m in full.memory)
+    machine = replace(full, memory=levels)
+    stage = product((2, 83, depth), (depth, 37), constant)
+    sketch = gemm.match(stage, machine)
+    seed = fresh_seed()
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, arrays)
+    found = [c for c in configs(sketch) if "mc" in dict(c.choices) and c["chunks_m"] < 4]
+    assert found
+    for config in random.Random(seed).sample(found, 5):
+        assert sketch.blocks_at_once(config) < sketch.shape(config).task_blocks
+        got = build(sketch, config, machine)(*arrays)
+        assert np.abs(got - want).max() < 2e-6 * depth**0.5 * np.abs(want).max()
+
+
+# -- few columns -----------------------------------------------------------------------------------
+
+FEW = [
+    grouped((1, 20, 1, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))),
+    grouped((3, 17, 2, (5, 6), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1))),
+    grouped((1, 9, 4, (5, 6), (2, 3), (2, 1), (0, 1, 1, 0), (1, 2)), from_nchw=True),
+    grouped((1, 20, 3, (5, 7), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)), constant=False),
+    transposed((1, 8, 1, (9, 9), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0))),
+    transposed((2, 5, 2, (3, 4), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1))),
+    product((2, 3, 19, 40), (2, 3, 40, 1), True),
+    product((2, 3, 19, 21), (2, 3, 21, 2), False),
+    product((4, 1, 23), (23, 1), True),
+    product((3, 50), (50, 3), False),
+]
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("stage", FEW, ids=range(len(FEW)))
+def test_vectors_along_k_where_columns_are_few(stage: Stage, name: str) -> None:
+    check(stage, name, 2, dot.match)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_rows_of_an_input_are_read_where_they_lie(name: str) -> None:
+    """No prologue: a 1x1 convolution to one channel, and every config of it."""
+    x, w = T((1, 7, 9, 37)), T((1, 37, 1, 1))
+    attrs = dict(strides=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=1, layout="NHWC")
+    out = infer_type("conv2d", (x, w), attrs)
+    stage = make_stage([op("conv2d", ("x", "w"), "y", out, **attrs)], {"x": x, "w": w}, ["w"])
+    assert dot.match(stage, runnable(name)).direct_rows == 37
+    check(stage, name, None, dot.match)
+
+
+def test_many_columns_or_few_products_are_no_dots() -> None:
+    machine = runnable("x86-64-v3")
+    for a, b in (((5, 40), (40, 5)), ((5, 3), (3, 1))):
+        assert gemm.match(product(a, b, True), machine) is not None
+        assert dot.match(product(a, b, True), machine) is None

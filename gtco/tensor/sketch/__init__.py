@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gtco.target import Target
-from gtco.tensor.sketch import attention, depthwise, elementwise, fallback, gemm, pool, resize, rows
+from gtco.tensor.sketch import (
+    attention,
+    depthwise,
+    dot,
+    elementwise,
+    fallback,
+    gemm,
+    pool,
+    resize,
+    rows,
+)
 from gtco.tensor.space import Sketch
 from gtco.tensor.stage import Stage
 
@@ -14,6 +24,7 @@ Failed = Callable[[str, Exception], None]
 
 RULES: tuple[Rule, ...] = (
     gemm.match,
+    dot.match,
     attention.match,
     depthwise.match,
     rows.match,

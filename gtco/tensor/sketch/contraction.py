@@ -55,6 +55,10 @@ class Contraction:
         """Constant B in panels: [batches, ceil(n / nr), k, nr], zero-padded."""
         raise AssertionError
 
+    def row_packing(self) -> Packing:
+        """Constant B as rows: [batches, n, k]."""
+        raise AssertionError
+
     def packed_batch(self, b: Expr) -> Expr:
         """Which batch of the packed B a batch reads."""
         return b
@@ -106,6 +110,10 @@ class MatmulView(Contraction):
             (self.batch, self.k, panels, nr),
             (0, 2, 1, 3),
         )
+
+    def row_packing(self) -> Packing:
+        shape = (self.batch, self.k, self.n)
+        return Packing(shape, (0, 2, 1), (0,) * 3, (self.batch, self.n, self.k), (0, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -214,6 +222,12 @@ class ConvView(Contraction):
             (0, 4, 1, 2, 3, 5),
         )
 
+    def row_packing(self) -> Packing:
+        shape = (self.groups, self.n, *self.b_shape[1:])
+        axes = (0, 1, 2, 3, 4) if self.channels_first else (0, 1, 3, 4, 2)
+        moved = tuple(shape[a] for a in axes)
+        return Packing(shape, axes, (0,) * 5, moved, (0, 1, 2, 3, 4))
+
 
 @dataclass(frozen=True)
 class TransposedView(ConvView):
@@ -290,6 +304,16 @@ class TransposedView(ConvView):
             (0, th * sh - kh, tw * sw - kw, 0, panels * nr - self.n),
             (self.groups, th, sh, tw, sw, self.channels, panels, nr),
             (0, 2, 4, 6, 1, 3, 5, 7),
+        )
+
+    def row_packing(self) -> Packing:
+        (th, tw), (sh, sw), (kh, kw) = self.kernel, self.strides, self.b_shape[2:]
+        return Packing(
+            (self.groups, self.channels, self.n, kh, kw),
+            (0, 2, 3, 4, 1),
+            (0, 0, th * sh - kh, tw * sw - kw, 0),
+            (self.groups, self.n, th, sh, tw, sw, self.channels),
+            (0, 3, 5, 1, 2, 4, 6),
         )
 
 

@@ -4,10 +4,10 @@ blocks (S), k (R), tile (S).
 ::
 
     for task in batch x row chunks x column chunks:          # parallel
-      for kb in blocks of k:                                 # the block of B stays in L1 or L2
+      for kb in blocks of k, of as many rows as L2 holds:    # the block of B stays in L1 or L2
         pack rows of A (prologue, im2col), columns of B      # when the config says so
         for panel of nr columns in the task's columns:
-          for block of mr (or mr - 1) rows in the task's rows:
+          for block of mr (or mr - 1) of these rows:
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
 
@@ -152,6 +152,8 @@ class Gemm:
             )
         if "kc" not in chosen:
             return Decision("kc", self.depth_options())
+        if "mc" not in chosen and (options := self.height_options(chosen)):
+            return Decision("mc", options)
         if "prefetch" not in chosen:
             return Decision("prefetch", ("next", "none") if self.constant_b else ("none",))
         return None
@@ -187,6 +189,25 @@ class Gemm:
                 options.add(min(k, ceil(k / blocks / unit) * unit))
         return tuple(sorted(options))
 
+    def height_options(self, chosen: Mapping[str, Choice]) -> tuple[int, ...]:
+        """Numbers of row blocks that are packed, or read panel after panel, at once: what fits half
+        and a quarter of L2. None where a task's rows fit it, or are read once only.
+        """
+        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        capacity = self.target.level("L2").capacity
+        row = 4 * int(chosen["kc"])
+        read_once = chosen["a"] == "direct" and shape.task_panels == 1
+        if read_once or shape.task_rows * row <= capacity // 2:
+            return ()
+        block = row * (shape.height + (shape.taller > 0))
+        fitting = {max(1, capacity // share // block) for share in (2, 4)}
+        return tuple(sorted(n for n in fitting if n < shape.task_blocks))
+
+    def blocks_at_once(self, config: Config) -> int:
+        """Row blocks of a task that one pass over its panels works on."""
+        return int(dict(config.choices).get("mc", self.shape(config).task_blocks))
+
     @property
     def depth_unit(self) -> int:
         v = self.view
@@ -202,8 +223,10 @@ class Gemm:
             self.shape(config),
         )
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
-        rows, panels, columns = shape.task_rows, shape.task_panels, tile.columns
-        height = rows / shape.task_blocks  # of the blocks' two heights, on average
+        held = self.blocks_at_once(config)
+        passes = shape.task_blocks / held
+        rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
+        height = rows / held  # of the blocks' two heights, on average
         a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
         if config["a"] == "direct":
             stride = self.direct_rows or 0
@@ -217,24 +240,22 @@ class Gemm:
         else:
             a_stream = Stream(a_tile, 4.0 * rows * kc)
         partial = (Stream(c_tile, 4.0 * rows * panels * columns),) if kblocks > 1 else ()
-        micro = Layer(
-            shape.task_blocks, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial
-        )
-        weights = Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if self.constant_b else "")
+        micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
+        once = self.constant_b and passes == 1
+        weights = Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if once else "")
         panel = Layer(panels, (weights,), overlapped=config["prefetch"] == "next")
         packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
         copies = (packed,), (Stream(packed.nbytes, 4.0 * rows * kc),)
-        block = Layer(kblocks, *(copies if config["a"] == "packed" else ()))
-        task = Layer(
-            1, (), (Stream(4.0 * rows * panels * columns, 4.0 * v.batch * v.m * v.n),), shape.tasks
-        )
+        block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
+        written = 4.0 * shape.task_rows * panels * columns
+        task = Layer(1, (), (Stream(written, 4.0 * v.batch * v.m * v.n),), shape.tasks)
         lanes = self.target.lanes
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
         extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
         if config["a"] == "packed":
             each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
             each += NORM_VECTORS if self.norm else 0
-            extra.append(("vector", each * shape.tasks * rows * v.k / lanes))
+            extra.append(("vector", each * shape.tasks * shape.task_rows * v.k / lanes))
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(

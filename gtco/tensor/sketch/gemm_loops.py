@@ -35,7 +35,9 @@ class GemmLoops:
         # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache
         # sets
         self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
-        size_a = self.shape.task_rows * self.lda if self.packed_a else 0
+        self.held = sketch.blocks_at_once(config)
+        rows = self.shape.rows(self.held)
+        size_a = rows * self.lda if self.packed_a else 0
         # statistics of a normalising prologue, two floats a row
         self.offset_n = -(-size_a // ALIGN) * ALIGN
         padded_rows = -(-self.shape.task_rows // ALIGN) * ALIGN
@@ -43,7 +45,7 @@ class GemmLoops:
         self.scale_at = self.offset_n + padded_rows
         size_b = 0 if sketch.constant_b else self.shape.task_panels * self.kc * self.tile.columns
         tile_size = self.tile.rows * self.tile.columns
-        tiles = self.shape.task_blocks * self.shape.task_panels if self.kblocks > 1 else 1
+        tiles = self.held * self.shape.task_panels if self.kblocks > 1 else 1
         self.offset_b = self.offset_n + size_n
         self.offset_c = self.offset_b + -(-size_b // ALIGN) * ALIGN
         self.tile_size = tile_size
@@ -60,44 +62,43 @@ class GemmLoops:
             chunk_m = em.let_index(rest % shape.chunks_m, "chunk_m")
             batch = em.let_index(rest // shape.chunks_m, "batch")
             first_block = em.let_index(chunk_m * shape.task_blocks, "first_block")
-            blocks = em.let_index(
-                self.share(first_block, shape.task_blocks, shape.blocks), "blocks"
-            )
+            blocks = em.let_index(shape.share(first_block), "blocks")
             first_panel = em.let_index(chunk_n * shape.task_panels, "first_panel")
-            panels = em.let_index(
-                self.share(first_panel, shape.task_panels, shape.panels), "panels"
-            )
-            row0 = em.let_index(self.first_row(first_block), "row0")
-            rows = em.let_index(self.first_row(first_block + blocks) - row0, "rows")
+            panels = shape.task_panels
+            if shape.panels % shape.task_panels:
+                left = shape.panels - first_panel
+                panels = em.let_index(tirx.min(shape.task_panels, left), "panels")
             if (norm := self.sketch.norm) is not None:
+                row0 = em.let_index(shape.first_row(first_block), "row0")
+                rows = em.let_index(shape.first_row(first_block + blocks) - row0, "rows")
                 mean = args.scratch((shape.task_rows,), self.offset_n)
                 scale = args.scratch((shape.task_rows,), self.scale_at)
                 norm_prologue.statistics(self.reader, norm, row0, rows, mean, scale)
                 self.reader.known[norm.output] = norm_prologue.normalised(
                     self.reader, norm, row0, mean, scale
                 )
-            with em.loop(self.kblocks, "kb") as kb:
+            split = self.held < shape.task_blocks
+            passes = em.index((blocks + (self.held - 1)) // self.held) if split else 1
+            with em.loop(passes, "pass") as part, em.loop(self.kblocks, "kb") as kb:
+                here = em.let_index(first_block + part * self.held, "here")
+                count = blocks
+                if split:
+                    count = em.let_index(tirx.min(self.held, blocks - part * self.held), "count")
+                start = em.let_index(shape.first_row(here), "row0")
                 if self.packed_a:
-                    packed = args.scratch((shape.task_rows, self.lda), 0)
-                    pack_rows(self.reader, view, packed, batch, row0, rows, kb, self.kc)
+                    height = em.let_index(shape.first_row(here + count) - start, "rows")
+                    packed = args.scratch((shape.rows(self.held), self.lda), 0)
+                    pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc)
                 if not self.sketch.constant_b:
                     panel_buffer = args.scratch(
                         (shape.task_panels, self.kc, self.tile.columns), self.offset_b
                     )
-                    pack_columns(
-                        self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc
-                    )
-                with em.loop(panels, "panel") as panel, em.loop(blocks, "block") as block:
-                    self.tile_program(batch, kb, first_panel, panel, first_block, block, row0)
-
-    def share(self, first: Expr, share: int, total: int) -> Expr:
-        """Pieces left for a task that starts at ``first``."""
-        return share if total % share == 0 else tirx.min(share, total - first)
-
-    def first_row(self, block: Expr) -> Expr:
-        shape = self.shape
-        start = block * shape.height
-        return start if shape.taller == 0 else start + tirx.min(block, shape.taller)
+                    with em.when(part == 0 if self.kblocks == 1 else True):
+                        pack_columns(
+                            self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc
+                        )
+                with em.loop(panels, "panel") as panel, em.loop(count, "block") as block:
+                    self.tile_program(batch, kb, first_panel, panel, here, block, start)
 
     def tile_program(
         self,
@@ -111,7 +112,7 @@ class GemmLoops:
     ) -> None:
         em, shape = self.em, self.shape
         this_block = em.let_index(first_block + block, "this_block")
-        start = em.let_index(self.first_row(this_block), "start")
+        start = em.let_index(shape.first_row(this_block), "start")
         where = (block * shape.task_panels + panel) * self.tile_size if self.kblocks > 1 else 0
         tile = Array(
             self.args.workspace.buffer,
@@ -188,7 +189,7 @@ class GemmLoops:
         blocks' steps together cover, and of the next rows where they lie in an input.
         """
         em, view, columns = self.em, self.view, self.tile.columns
-        share = ceil(columns / self.shape.task_blocks)
+        share = ceil(columns / self.held)
         base = self.packed_panel(batch, kb, panel)
         array = self.args.inputs[view.op.inputs[1]]
         em.prefetch(array, base + (block * depth + k) * share)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from tvm import tirx
+
+from gtco.tensor.emit import Expr
 from gtco.tensor.intrinsics.table import FmaTile
 from gtco.tensor.sketch.contraction import Contraction
 
@@ -28,7 +31,21 @@ class TaskShape:
     @property
     def task_rows(self) -> int:
         """Most rows that a task has."""
-        return self.task_blocks * self.height + min(self.taller, self.task_blocks)
+        return self.rows(self.task_blocks)
+
+    def rows(self, blocks: int) -> int:
+        """Most rows that so many blocks have."""
+        return blocks * self.height + min(self.taller, blocks)
+
+    def first_row(self, block: Expr) -> Expr:
+        """The row that a block starts at."""
+        start = block * self.height
+        return start if self.taller == 0 else start + tirx.min(block, self.taller)
+
+    def share(self, first: Expr) -> Expr:
+        """Blocks of the task that starts at ``first``."""
+        whole = self.blocks % self.task_blocks == 0
+        return self.task_blocks if whole else tirx.min(self.task_blocks, self.blocks - first)
 
     @property
     def heights(self) -> tuple[int, ...]:

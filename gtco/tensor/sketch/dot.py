@@ -1,0 +1,232 @@
+"""Sketch rule for contractions of few columns (a head of one channel, a product with a vector),
+structure SSR: vectors run along k, since n would leave most of their lanes empty.
+
+::
+
+    for task in batch x row chunks:                    # parallel
+      rows of B, one a column                          # packed, or copied where B is no constant
+      for block of mr (or mr - 1) rows of the task:
+        pack rows of A (prologue, im2col)              # unless they lie in an input; stays in L1
+        for k in vectors:  sums[mr, n] += A[mr, k] * B[n, k]
+        epilogue(each sum's lanes added up) -> output  # vectors along m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from gtco.target import Target
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, ancestors
+from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, vectors
+from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch.contraction import CONTRACTIONS, Contraction, contraction
+from gtco.tensor.sketch.pack import pack_rows
+from gtco.tensor.sketch.streaming import vector_runs
+from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Layer,
+    Packing,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+    packed_types,
+)
+from gtco.tensor.stage import Stage
+
+COLUMNS = 4  # more fill a vector of 8 lanes better than its sums are added up
+SUMS = 8  # independent sums that hide the latency of FMA on two ports
+
+
+def match(stage: Stage, target: Target) -> Dot | None:
+    """What the rule ``gemm`` matches, with few columns and vectors of k; else None."""
+    anchors = [op for op in stage.operators if op.kind in CONTRACTIONS]
+    view = contraction(stage, anchors[0]) if len(anchors) == 1 else None
+    if view is None or view.n > COLUMNS or view.k < target.lanes:
+        return None
+    found = gemm.match(stage, target)
+    if found is None or found.norm is not None:
+        return None
+    return Dot(stage, target, found.view, found.tail, found.direct_rows)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A contraction of few columns on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    view: Contraction
+    tail: Epilogue
+    direct_rows: int | None  # the row stride where A's rows lie in an input
+
+    name = "dot"
+    structure = "SSR"
+
+    @cached_property
+    def tile(self) -> FmaTile:
+        """Rows at once; its columns are one panel."""
+        return FmaTile(min(ceil(SUMS / self.view.n), self.view.m), 1, self.target.lanes)
+
+    @cached_property
+    def packings(self) -> Mapping[str, Packing]:
+        name = self.view.op.inputs[1]
+        return {name: self.view.row_packing()} if name in self.stage.constants else {}
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "chunks_m" not in chosen:
+            blocks = ceil(self.view.m / self.tile.rows)
+            return Decision("chunks_m", chunk_options(blocks, self.target.cores))
+        return None
+
+    def shape(self, config: Config) -> TaskShape:
+        return task_shape(self.view, self.tile, config["chunks_m"], 1)
+
+    def workload(self, config: Config) -> Workload:
+        v, shape, lanes = self.view, self.shape(config), self.target.lanes
+        height = shape.task_rows / shape.task_blocks
+        steps = ceil(v.k / lanes)
+        # a vector of A and a share of B's are loaded for n multiply-adds
+        units = steps * (v.n * height + 0.5 * (height + v.n))
+        units += v.n * height * (2 * (lanes - 1).bit_length() + 2)
+        units += v.n * height / lanes * epilogue_vectors(self.tail)
+        if self.direct_rows is None:
+            units += height * steps * (2 + vectors(ancestors(self.stage, v.op.inputs[0])))
+        if not self.packings:
+            units += 2 * v.n * steps / shape.task_blocks
+        image = 4.0 * self.stage.types[v.op.inputs[0]].size
+        block = Layer(
+            shape.task_blocks,
+            (Stream(image / (shape.tasks * shape.task_blocks), image),),
+            (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n),),
+        )
+        return Workload("vector", units, (block, Layer(1, (), (), shape.tasks)), v.flops)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = DotLoops(self, config)
+        types = packed_types(self.stage, self.packings)
+        function = kernel(
+            symbol,
+            types,
+            self.stage.output.type,
+            loops.workspace,
+            self.target.lanes,
+            loops.emit,
+        )
+        return Program(function, loops.shape.tasks, loops.workspace, self.packings)
+
+
+class DotLoops:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Dot, config: Config) -> None:
+        self.sketch, self.view, self.shape = sketch, sketch.view, sketch.shape(config)
+        self.lanes = sketch.target.lanes
+        rows, v = self.shape.rows(1), self.view
+        align = 16
+        self.lda = ceil(v.k / align) * align
+        self.sums_at = rows * self.lda if sketch.direct_rows is None else 0
+        self.columns_at = self.sums_at + ceil(v.n * rows / align) * align
+        size_b = 0 if sketch.packings else v.n * self.lda
+        self.workspace = 4 * (self.columns_at + size_b)
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        shape = self.shape
+        self.em, self.args = em, args
+        self.reader = Reader(self.sketch.stage, em, args.inputs)
+        with em.range(args.begin, args.end, "task") as task:
+            em.bind(task, shape.tasks)
+            chunk = em.let_index(task % shape.chunks_m, "chunk")
+            batch = em.let_index(task // shape.chunks_m, "batch")
+            first = em.let_index(chunk * shape.task_blocks, "first")
+            blocks = em.let_index(shape.share(first), "blocks")
+            if not self.sketch.packings:
+                self.copy_columns(batch)
+            with em.loop(blocks, "block") as block:
+                this = em.let_index(first + block, "this_block")
+                start = em.let_index(shape.first_row(this), "start")
+
+                def body(rows: int, start: Expr = start) -> Callable[[], None]:
+                    return lambda: self.block(batch, start, rows)
+
+                if len(shape.heights) == 1:
+                    body(shape.heights[0])()
+                else:
+                    tall, low = shape.heights
+                    em.branch(this < shape.taller, body(tall), body(low))
+
+    def copy_columns(self, batch: Expr) -> None:
+        """B's columns as rows."""
+        em, view = self.em, self.view
+        into = self.args.scratch((view.n, self.lda), self.columns_at)
+        for j in range(view.n):
+            for begin, count, width in vector_runs(view.k, self.lanes):
+                with em.loop(count, "v") as v, em.vector(width, "l") as lane:
+                    k = begin + v * width + lane
+                    value = self.reader.value(view.op.inputs[1], view.b_index(batch, k, j))
+                    em.store(into, [j, k], value)
+
+    def column(self, batch: Expr, j: int) -> Array:
+        """Column j of B as a run of k."""
+        if self.sketch.packings:
+            packed = self.args.inputs[self.view.op.inputs[1]].buffer
+            at = (self.view.packed_batch(batch) * self.view.n + j) * self.view.k
+            return Array(packed, (self.view.k,), "float32", self.em.let_index(at, "column"))
+        return self.args.scratch((self.view.k,), self.columns_at + j * self.lda)
+
+    def row(self, batch: Expr, start: Expr, i: int) -> Array:
+        """Row i of a block of A as a run of k."""
+        em, view = self.em, self.view
+        if self.sketch.direct_rows is None:
+            return self.args.scratch((view.k,), i * self.lda)
+        origin = self.reader.value(view.op.inputs[0], view.a_index(batch, start, 0))
+        at = em.let_index(origin.indices[0] + i * self.sketch.direct_rows, "row")
+        return Array(origin.source, (view.k,), "float32", at)
+
+    def block(self, batch: Expr, start: Expr, rows: int) -> None:
+        em, view, lanes, n = self.em, self.view, self.lanes, self.view.n
+        if self.sketch.direct_rows is None:
+            packed = self.args.scratch((rows, self.lda), 0)
+            pack_rows(self.reader, view, packed, batch, start, rows, 0, view.k)
+        a = [self.row(batch, start, i) for i in range(rows)]
+        b = [self.column(batch, j) for j in range(n)]
+        acc = em.registers(rows * n * lanes)
+        for cell in range(rows * n):
+            em.store_vector(acc, [cell * lanes], em.splat(0.0))
+        whole = view.k // lanes
+        if whole:
+            with em.loop(whole, "kv") as kv:
+                k = kv * lanes
+                columns = [em.let(em.load_vector(c, [k]), "b") for c in b]
+                for i in range(rows):
+                    value = em.let(em.load_vector(a[i], [k]), "a")
+                    for j in range(n):
+                        at = (i * n + j) * lanes
+                        total = em.load_vector(acc, [at]) + value * columns[j]
+                        em.store_vector(acc, [at], total)
+        if view.k % lanes:
+            with em.vector(view.k % lanes, "l") as lane:
+                k = whole * lanes + lane
+                for i in range(rows):
+                    for j in range(n):
+                        at = (i * n + j) * lanes + lane
+                        product = em.load(a[i], [k]) * em.load(b[j], [k])
+                        em.store(acc, [at], em.load(acc, [at]) + product)
+        sums = self.args.scratch((n, rows), self.sums_at)
+        for i in range(rows):
+            for j in range(n):
+                vector = em.let(em.load_vector(acc, [(i * n + j) * lanes]), "sum")
+                em.store(sums, [j, i], em.reduce_vector(vector, lambda x, y: x + y))
+        for j in range(n):
+            with em.vector(rows) as v:
+                index = view.c_index(batch, start + v, j)
+                value = em.let(em.load(sums, [j, v]))
+                result, where = self.sketch.tail.value(self.reader, index, value)
+                em.store(self.args.output, where, result)
