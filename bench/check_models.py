@@ -32,11 +32,12 @@ from bench import machine
 from bench.build import build
 from bench.examine import Examination, examine
 from bench.harness import Candidate, Measurement, compare
+from bench.peers import SETTINGS
 from bench.suite import available_threads, console, header
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
 
-PEERS = ("onnxruntime", "openvino")
+SYSTEMS = tuple(s for peer in ("onnxruntime", "openvino") for s in SETTINGS[peer])
 OPSETS = {"dynamo": 20, "torchscript": 18}
 SLOW, FALLBACK = 0.9, 0.05  # a ratio below and a share above are named after the table
 
@@ -144,7 +145,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
                 "inputs": str(inputs),
                 "library": str(library),
             }
-            systems = [Candidate(n, {"system": n, **job}) for n in ("gtco", *PEERS)]
+            systems = [Candidate(n, {"system": n, **job}) for n in ("gtco", *SYSTEMS)]
             raced = compare(
                 systems,
                 options.rounds,
@@ -189,7 +190,7 @@ def export(name: str, exporter: str, model: Path, inputs: Path) -> str | None:
 
 
 HEADINGS = (
-    f"{'model':22} {'exporter':11} {'agrees':>8} {'ratio':>6} {'gtco ms':>8} {'best peer':>20} "
+    f"{'model':22} {'exporter':11} {'agrees':>8} {'ratio':>6} {'gtco ms':>8} {'best peer':>31} "
     f"{'fallback':>8} {'compile s':>9} {'fuse s':>6}"
 )
 
@@ -204,7 +205,7 @@ def line(row: Row) -> str:
         f"{agrees + (' !' if row.failure else ''):>8}",
         f"{row.ratio:6.2f}" if row.ratio else f"{'-':>6}",
         f"{ours * 1e3:8.2f}" if ours else f"{'-':>8}",
-        f"{best[0]} {best[1] * 1e3:8.2f}".rjust(20) if best else f"{'-':>20}",
+        f"{best[0]} {best[1] * 1e3:8.2f}".rjust(31) if best else f"{'-':>31}",
         f"{seen.fallback_share:8.1%}",
     ]
     if row.compile_seconds is not None and row.fuse_seconds is not None:

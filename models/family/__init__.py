@@ -30,6 +30,8 @@ RANKED = ("rt-detr", "rt-detr-v2", "d-fine")
 # What an exporter of torch itself cannot do, and why.
 NOT_EXPORTED: Mapping[tuple[str, str], str] = {
     ("dinov2-registers", "torchscript"): "aten::_upsample_bicubic2d_aa is not supported",
+    ("siglip2", "torchscript"): "aten::_upsample_bilinear2d_aa is not supported",
+    ("mobilevitv2", "torchscript"): "col2im: an object is None",
     ("upernet-swin", "torchscript"): "adaptive pooling to a size that divides nothing",
     ("rt-detr-v2", "dynamo"): "no function for aten._is_all_true",
     ("d-fine", "dynamo"): "no function for aten._is_all_true",
@@ -41,7 +43,8 @@ class Member:
     """One model of the family: how it is built, its inputs' shapes, what may be asked of it.
 
     ``exporters``: those of torch that can export it; ``ranked``: its outputs are sorted by values
-    that tie on constant inputs.
+    that tie on constant inputs; ``masks``: as many of the last inputs are integers, 1 for what
+    counts and 0 for padding.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Member:
     shapes: tuple[Shape, ...]
     exporters: tuple[str, ...] = EXPORTERS
     ranked: bool = False
+    masks: int = 0
 
     def create(self, seed: int = 0) -> nn.Module:
         """The module in eval mode with weights from ``seed``; the global random state is left."""
@@ -59,18 +63,24 @@ class Member:
         return model.eval().requires_grad_(False)
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Normal random tensors of the inputs' shapes."""
+        """Normal random tensors of the inputs' shapes, and masks whose last quarter is padding."""
         generator = torch.Generator().manual_seed(seed)
-        return tuple(torch.randn(shape, generator=generator) for shape in self.shapes)
+        plain = len(self.shapes) - self.masks
+        tensors = [torch.randn(shape, generator=generator) for shape in self.shapes[:plain]]
+        for *lead, count in self.shapes[plain:]:
+            tensors.append((torch.arange(count) < count * 3 // 4).long().expand(*lead, -1))
+        return tuple(tensors)
 
 
-def _member(name: str, build: Callable[[], nn.Module], shapes: tuple[Shape, ...]) -> Member:
+def _member(
+    name: str, build: Callable[[], nn.Module], shapes: tuple[Shape, ...], masks: int = 0
+) -> Member:
     exporters = tuple(e for e in EXPORTERS if (name, e) not in NOT_EXPORTED)
-    return Member(name, build, shapes, exporters, name in RANKED)
+    return Member(name, build, shapes, exporters, name in RANKED, masks)
 
 
 FAMILY: dict[str, Member] = {
-    **{name: _member(name, model, model.shapes) for name, model in huggingface.MODELS.items()},
+    **{n: _member(n, m, m.shapes, m.masks) for n, m in huggingface.MODELS.items()},
     **{
         name: _member(name, build, ((1, 3, size, size),))
         for name, (build, size) in (vision.MODELS | windows.MODELS | hybrid.MODELS).items()

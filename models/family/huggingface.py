@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -40,7 +41,7 @@ class HuggingFace:
     taken, ``constants`` arguments of the call that are no inputs.
 
     ``part``: the attribute of the built model that is exported, the model itself where empty;
-    ``shapes``: of the inputs.
+    ``shapes``: of the inputs, of which the last ``masks`` are integers that say what is padding.
     ``nested``: configurations inside the configuration, argument -> (class, arguments).
     """
 
@@ -53,6 +54,7 @@ class HuggingFace:
     nested: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     part: str = ""
     shapes: tuple[tuple[int, ...], ...] = ((1, 3, 224, 224),)
+    masks: int = 0
 
     def __call__(self) -> nn.Module:
         import transformers
@@ -179,6 +181,16 @@ MODELS: dict[str, HuggingFace] = {
     "siglip": HuggingFace(
         "SiglipVisionModel", "SiglipVisionConfig", TWO, ("last_hidden_state", "pooler_output")
     ),
+    "siglip2": HuggingFace(
+        "Siglip2VisionModel",
+        "Siglip2VisionConfig",
+        TWO,
+        ("last_hidden_state", "pooler_output"),
+        ("pixel_values", "pixel_attention_mask"),
+        {"spatial_shapes": torch.tensor([[16, 16]])},
+        shapes=((1, 256, 768), (1, 256)),
+        masks=1,
+    ),
     "clip": HuggingFace(
         "CLIPVisionModelWithProjection", "CLIPVisionConfig", TWO, ("image_embeds",)
     ),
@@ -188,6 +200,15 @@ MODELS: dict[str, HuggingFace] = {
         "SamVisionConfig",
         {**TWO, "global_attn_indexes": [1], "image_size": 512},
         shapes=((1, 3, 512, 512),),
+    ),
+    "sam-decoder": HuggingFace(
+        "SamModel",
+        "SamConfig",
+        {},
+        ("pred_masks", "iou_scores"),
+        ("image_embeddings", "input_points"),
+        nested={"vision_config": ("SamVisionConfig", {**TWO, "global_attn_indexes": [1]})},
+        shapes=((1, 256, 64, 64), (1, 1, 2, 2)),
     ),
     "sam2-hiera": HuggingFace(
         "Sam2HieraDetModel",
