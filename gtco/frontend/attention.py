@@ -237,7 +237,7 @@ def _softmax(builder: Any, scores: Any, precision: int | None, dtype: str) -> An
         wide = [_cast(builder, operand, "float32") for operand in operands]
         return _cast(builder, builder.emit(operator(*wide)), wanted)
 
-    highest = builder.emit(relax.op.max(x, axis=-1, keepdims=True))
+    highest = rounded(lambda t: relax.op.max(t, axis=-1, keepdims=True), x)
     powers = rounded(relax.op.exp, rounded(relax.op.subtract, x, highest))
     total = rounded(lambda t: relax.op.sum(t, axis=-1, keepdims=True), powers)
     return _cast(builder, rounded(relax.op.divide, powers, total), dtype)
