@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gtco.errors import VerificationError
 from gtco.nested import call_arguments, tensors
+from gtco.verification.cases import numpy_dtype
 from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]
@@ -150,20 +151,35 @@ def _torch(
     examples = None
     if known:
         examples = {
-            name: np.asarray(torch.as_tensor(leaves[n]).detach())
+            name: _numpy(torch, torch.as_tensor(leaves[n]))
             for name, n in zip(names, places, strict=True)
         }
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
         given = list(leaves)
         for name, place in zip(names, places, strict=True):
-            given[place] = torch.from_numpy(np.array(inputs[name]))
+            given[place] = _tensor(torch, inputs[name])
         arguments, keywords = pytree.tree_unflatten(given, tree)
         with torch.inference_mode():
             result = module(*arguments, **keywords)
-        return [tensor.detach().numpy() for tensor in tensors(result)]
+        return [_numpy(torch, tensor) for tensor in tensors(result)]
 
     return Reference("PyTorch", run, examples=examples)
+
+
+def _tensor(torch: Any, array: Array) -> Any:
+    """A tensor of its own memory; numpy and torch have no bfloat16 in common."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def _numpy(torch: Any, tensor: Any) -> Array:
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        array: Array = tensor.contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return array
+    return np.asarray(tensor)
 
 
 def _is_array(torch: Any, value: Any) -> bool:

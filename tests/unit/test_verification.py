@@ -90,6 +90,18 @@ def off(actual, expected, tolerance=1e-3, noise=None):
     return compare("c", "y", np.asarray(actual), np.asarray(expected), tolerance, noise)
 
 
+def test_a_bfloat16_module_is_a_reference_too():
+    torch = pytest.importorskip("torch")
+
+    class Double(torch.nn.Module):
+        def forward(self, x):
+            return x + x
+
+    half = (Spec("x", "bfloat16", (2, 8)),), (Spec("y", "bfloat16", (2, 8)),)
+    assert verify(Fake(lambda x: x + x, *half), Double()).passed
+    assert not verify(Fake(lambda x: x + x + x, *half), Double(), check=False).passed
+
+
 def test_an_error_counts_against_the_magnitudes_around_it():
     expected = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     assert off(expected * np.float32(1 + 1e-5), expected).failure is None
