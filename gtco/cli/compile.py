@@ -89,7 +89,7 @@ def summary(output: Path, report: Any, console: Console) -> None:
 
 
 def show_verification(report: Any, console: Console) -> None:
-    """Maximum absolute and relative error of each output in each case."""
+    """Maximum absolute and relative error of each output in each case, and what is wrong."""
     verdict = "agrees with" if report.passed else "DIFFERS FROM"
     console.print(
         f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)",
@@ -100,6 +100,8 @@ def show_verification(report: Any, console: Console) -> None:
     table.add_column("inputs")
     table.add_column("max absolute", justify="right")
     table.add_column("max relative", justify="right")
+    table.add_column("verdict")
     for d in sorted(report.differences, key=lambda d: d.output):
-        table.add_row(escape(d.output), d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}")
+        word = "wrong" if d.failure else "unstable" if d.unstable else "agrees"
+        table.add_row(escape(d.output), d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}", word)
     console.print(table)

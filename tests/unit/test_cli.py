@@ -207,11 +207,17 @@ def test_compile_defaults(compiler):
 
 
 def test_compile_shows_the_verification(compiler, capsys):
-    report = VerificationReport("ONNX Runtime", 1e-3, (Difference("large", "logits", 2e-4, 3e-6),))
+    found = (
+        Difference("large", "logits", 2e-4, 3e-6),
+        Difference("spike", "logits", 0.5, 0.2, unstable=True),
+    )
+    report = VerificationReport("ONNX Runtime", 1e-3, found)
     compiler.report = Report(verification=report)
     assert cli.main(["compile", "m.onnx", "--verify"]) == 0
     out = capsys.readouterr().out
     assert "agrees with ONNX Runtime" in out and "2.00e-04" in out and "3.00e-06" in out
+    (unstable,) = (line for line in out.splitlines() if "spike" in line)
+    assert "5.00e-01" in unstable and "unstable" in unstable and "wrong" not in out
 
 
 def test_an_error_is_a_message_and_exit_1_and_debug_shows_the_traceback(compiler, capsys):
