@@ -164,3 +164,47 @@ def test_not_its_business() -> None:
         )
         is None
     )
+
+
+# groups, input and output channels of one, size, kernel, strides, padding, dilation
+NARROW = [
+    (5, 4, 4, (9, 13), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (9, 2, 2, (7, 6), (3, 2), (2, 1), (0, 1, 2, 0), (1, 2)),
+    (3, 8, 8, (6, 7), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    (12, 1, 2, (11, 12), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),  # FastViT: two filters a channel
+    (5, 1, 8, (5, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (7, 3, 4, (5, 6), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (17, 5, 1, (5, 6), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1)),
+]
+
+
+def narrow(case: tuple, constant: bool = True) -> Stage:
+    """silu -> convolution in narrow groups -> + bias -> gelu."""
+    groups, inputs, outputs, size, kernel, strides, padding, dilation = case
+    channels = groups * outputs
+    made, types = conv(channels, size, kernel, strides, padding, dilation)
+    attrs = dict(made.attrs) | {"groups": groups}
+    x, out = TensorType((2, *size, groups * inputs)), made.type
+    operators = [
+        Operator("silu", ("x",), "s", x),
+        Operator("conv2d", ("s", "w"), "c", out, make_attrs(**attrs)),
+        Operator("add", ("c", "b"), "d", out),
+        Operator("gelu", ("d",), "y", out),
+    ]
+    types |= {"x": x, "w": TensorType((channels, inputs, *kernel)), "b": TensorType((channels,))}
+    return make_stage(operators, types, ["w", "b"] if constant else [])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", NARROW)
+def test_narrow_groups_and_several_filters_a_channel(case: tuple, name: str) -> None:
+    check(narrow(case), name)
+
+
+def test_narrow_groups_with_variable_weights() -> None:
+    check(narrow(NARROW[0], constant=False), "x86-64-v3")
+
+
+def test_groups_that_do_not_divide_a_vector_are_left_to_others() -> None:
+    case = (5, 3, 3, (9, 13), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    assert depthwise.match(narrow(case), runnable("x86-64-v3")) is None

@@ -2,6 +2,8 @@
 
 before: (conv2d(x, W) + b) * s + t, with b, s, t constants per output channel
 after:  conv2d(x, W * s) + (b * s + t)
+
+A transposed convolution alike.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import numpy
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, with_constant
 from gtco.tensor.stage import Operator
+
+_KINDS = ("conv2d", "conv_transpose2d")
 
 
 def conv_scale(graph: Graph) -> Graph:
@@ -38,7 +42,7 @@ def _over_shift(graph: Graph, op: Operator) -> str | None:
     inner = with_constant(graph, shift) if shift is not None else None
     if outer is None or shift is None or inner is None or graph.only_user(shift.output) is None:
         return None
-    conv = made_by(graph, inner[0], "conv2d")
+    conv = made_by(graph, inner[0], *_KINDS)
     if (
         conv is None
         or _per_channel(graph, outer[1], conv) is None
@@ -52,7 +56,7 @@ def _over_shift(graph: Graph, op: Operator) -> str | None:
 
 def _into_weights(graph: Graph, op: Operator) -> str | None:
     pair = with_constant(graph, op)
-    conv = made_by(graph, pair[0], "conv2d") if pair is not None else None
+    conv = made_by(graph, pair[0], *_KINDS) if pair is not None else None
     if (
         pair is None
         or conv is None
@@ -65,11 +69,15 @@ def _into_weights(graph: Graph, op: Operator) -> str | None:
         return None
     weight = graph.constants[conv.inputs[1]]
     # In double precision, so that folding costs one rounding.
-    folded = (
-        weight.astype(numpy.float64) * scale.astype(numpy.float64)[:, None, None, None]
-    ).astype(weight.dtype)
+    wide = scale.astype(numpy.float64)
+    if conv.kind == "conv2d":  # [outputs, channels of a group, KH, KW]
+        factor = wide[:, None, None, None]
+    else:  # [channels, outputs of a group, KH, KW]
+        groups, (channels, outputs) = int(conv["groups"]), weight.shape[:2]
+        factor = wide.reshape(groups, outputs).repeat(channels // groups, 0)[:, :, None, None]
+    folded = (weight.astype(numpy.float64) * factor).astype(weight.dtype)
     return graph.add(
-        "conv2d",
+        conv.kind,
         (conv.inputs[0], graph.add_constant(folded, conv.inputs[1])),
         name=conv.name,
         **dict(conv.attrs),

@@ -326,8 +326,8 @@ def _floormod(a: Expr, b: int) -> Expr:
 
 
 def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Contraction | None:
-    """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, whose channels nothing
-    contracts, for a transposed one whose output is no whole number of strides, and for symbolic
+    """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, which contracts no
+    channels, for a transposed one whose output is no whole number of strides, and for symbolic
     shapes.
     """
     shapes = [stage.types[x].shape for x in op.inputs[:2]]

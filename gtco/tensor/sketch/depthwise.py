@@ -1,8 +1,8 @@
-"""Sketch rule for depthwise convolution (one filter a channel), with a readable prologue and a one-
-to-one epilogue.
+"""Sketch rule for depthwise convolution (one filter a channel, or several) and for convolution in
+groups narrower than a vector, with a readable prologue and a one-to-one epilogue.
 
-The loops are those of :mod:`gtco.tensor.sketch.window`; constant weights [C, 1, KH, KW] are packed
-as [KH, KW, C].
+The loops are those of :mod:`gtco.tensor.sketch.window`; constant weights [C, G, KH, KW] are packed
+as [KH, KW, G, C]. Groups whose outputs fill vectors are a batched product, as ``gemm`` has it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ from gtco.tensor.space import (
 )
 from gtco.tensor.stage import Operator, Stage
 
+MOST_INPUTS = 8  # of a group: more leave no registers for the sums
+
 
 def match(stage: Stage, target: Target) -> Depthwise | None:
-    """The stage around one float32 convolution whose groups are its channels, in and out; else
-    None.
+    """The stage around one float32 convolution in channels of its own, or in groups (NHWC alone)
+    several of which fill a vector; else None.
     """
     anchors = [op for op in stage.operators if op.kind == "conv2d"]
     if len(anchors) != 1 or not is_static(stage):
         return None
     op = anchors[0]
-    channels, per_group = stage.types[op.inputs[1]].shape[:2]
-    if op["groups"] != channels or per_group != 1 or channels == 1:
+    channels, inputs = (int(d) for d in stage.types[op.inputs[1]].shape[:2])
+    if op["groups"] == 1:
+        return None
+    outputs = channels // int(op["groups"])
+    mixes = (inputs, outputs) != (1, 1)
+    if mixes and (op["layout"] != "NHWC" or target.lanes % outputs or inputs > MOST_INPUTS):
         return None
     if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
         return None
@@ -76,8 +82,10 @@ class Depthwise:
         name = self.op.inputs[1]
         if name not in self.stage.constants:
             return {}
-        taps, channels = self.geometry.kernel[0] * self.geometry.kernel[1], self.geometry.output[3]
-        return {name: Packing((channels, taps), (1, 0), (0, 0), (taps, channels), (0, 1))}
+        g = self.geometry
+        taps, channels, inputs = g.kernel[0] * g.kernel[1], g.output[3], g.group[0]
+        shape = (channels, inputs, taps)
+        return {name: Packing(shape, (2, 1, 0), (0, 0, 0), shape[::-1], (0, 1, 2))}
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         def body(em: Emitter, args: KernelArguments) -> None:
@@ -99,11 +107,12 @@ class Products:
     reader: Reader
     start: float = 0.0
 
-    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> Expr:
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> Expr:
         name = self.sketch.op.inputs[1]
         if name in self.sketch.packing:
-            return em.load(self.args.inputs[name], [kh * self.sketch.geometry.kernel[1] + kw, c])
-        return self.reader.value(name, [c, 0, kh, kw])
+            tap = kh * self.sketch.geometry.kernel[1] + kw
+            return em.load(self.args.inputs[name], [tap, j, c])
+        return self.reader.value(name, [c, j, kh, kw])
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
         return total + x * weight

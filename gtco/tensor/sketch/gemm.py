@@ -190,8 +190,9 @@ class Gemm:
         return tuple(sorted(options))
 
     def height_options(self, chosen: Mapping[str, Choice]) -> tuple[int, ...]:
-        """Numbers of row blocks that are packed, or read panel after panel, at once: what fits half
-        and a quarter of L2. None where a task's rows fit it, or are read once only.
+        """Numbers of row blocks that are packed, or read panel after panel, at once: what fits a
+        quarter and an eighth of L2, which the panels and the results share. None where a task's
+        rows fit half of it, or are read once only.
         """
         tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
@@ -201,7 +202,7 @@ class Gemm:
         if read_once or shape.task_rows * row <= capacity // 2:
             return ()
         block = row * (shape.height + (shape.taller > 0))
-        fitting = {max(1, capacity // share // block) for share in (2, 4)}
+        fitting = {max(1, capacity // share // block) for share in (4, 8)}
         return tuple(sorted(n for n in fitting if n < shape.task_blocks))
 
     def blocks_at_once(self, config: Config) -> int:

@@ -80,7 +80,7 @@ class Maximum:
 
     start: float = -inf
 
-    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> None:
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> None:
         return None
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
@@ -101,7 +101,7 @@ class Mean:
     include: bool
     start: float = 0.0
 
-    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> None:
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> None:
         return None
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:

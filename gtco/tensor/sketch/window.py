@@ -1,5 +1,5 @@
-"""Sliding windows whose channels do not mix: the loops of depthwise convolution and pooling,
-structure SSRS.
+"""Sliding windows whose channels do not mix, or in narrow groups alone: the loops of depthwise
+convolution and pooling, structure SSRS.
 
 Channels last (vectors run along channels)::
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, prod
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.intrinsics.table import ELEMENTWISE_COST, epilogue_vectors
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
+from gtco.tensor.sketch.window_groups import mix
 from gtco.tensor.space import Choice, Config, Decision, Layer, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -50,6 +51,7 @@ class Geometry:
     layout: str
     source: tuple[int, int, int, int]
     output: tuple[int, int, int, int]
+    group: tuple[int, int] = (1, 1)  # input and output channels of a group, as a convolution has
 
     def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
         """The index in the tensor's own layout."""
@@ -86,14 +88,21 @@ def geometry(stage: Stage, op: Operator, kernel: Sequence[int]) -> Geometry:
         return (n, a, b, c) if layout == "NHWC" else (n, b, c, a)
 
     kh, kw = kernel
+    source, output = nhwc(stage.types[op.inputs[0]].shape), nhwc(op.type.shape)
+    if op.kind == "conv2d":
+        groups = int(op["groups"])
+        group = source[3] // groups, output[3] // groups
+    else:
+        group = 1, 1
     return Geometry(
         (kh, kw),
         tuple(op["strides"]),
         tuple(op["padding"]),
         tuple(op.get("dilation", (1, 1))),
         layout,
-        nhwc(stage.types[op.inputs[0]].shape),
-        nhwc(op.type.shape),
+        source,
+        output,
+        group,
     )
 
 
@@ -105,8 +114,10 @@ class Taps(Protocol):
         """What the accumulators begin with."""
         ...
 
-    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr) -> Expr | None:
-        """The tap's factor at a channel; None where it has none."""
+    def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> Expr | None:
+        """The tap's factor at an output channel, of input channel ``j`` of its group; None where it
+        has none.
+        """
         ...
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr: ...
@@ -161,7 +172,9 @@ def workload(
         for o in stage.operators
         if pattern(o.kind) == ELEMENTWISE and o not in tail.operators
     )
-    vectors = outputs * (prod(g.kernel) + loads * (0.5 + before) + epilogue_vectors(tail) + 1)
+    inputs = g.group[0]
+    loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # and a shuffle an input
+    vectors = outputs * (prod(g.kernel) * inputs + loads + epilogue_vectors(tail) + 1)
     vectors += (
         BLOCK_COST * g.output[2] / columns
     )  # wide chunks stream, narrow ones hop from pixel to pixel
@@ -173,9 +186,8 @@ def workload(
         (Stream(step, image), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
         (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output)),),
     )
-    return Workload(
-        "vector", vectors, (row, Layer(1, (), (), tasks)), 2.0 * prod(g.output) * prod(g.kernel)
-    )
+    flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
+    return Workload("vector", vectors, (row, Layer(1, (), (), tasks)), flops)
 
 
 class WindowPlan:
@@ -273,27 +285,48 @@ class WindowPlan:
                 self.clear(acc, columns, lanes)
                 with em.loop(extent, "kh") as k:
                     kh = em.index(start + k)
-                    with em.vector(lanes) as lane:
-                        weights = {kw: self.what.weight(em, kh, kw, first + lane) for kw in taps}
-                        weights = {
-                            kw: None if w is None else em.let(w, "w") for kw, w in weights.items()
-                        }
-                        for p, users in sorted(serves.items()):
-                            at = g.place(n, top + kh * g.dilation[0], left + p, first + lane)
-                            value = em.let(self.reader.value(self.source, at), "x")
-                            for o, kw in users:
-                                total = em.load(acc, [o * lanes + lane])
-                                em.store(
-                                    acc,
-                                    [o * lanes + lane],
-                                    self.what.combine(em, total, value, weights[kw]),
-                                )
+                    row = em.index(top + kh * g.dilation[0])
+                    if g.group == (1, 1):
+                        self.accumulate(n, row, left, kh, taps, serves, first, acc, lanes)
+                    else:
+                        x = partial(self.source_value, n, row, left)
+                        weight = partial(self.what.weight, em, kh)
+                        combine = partial(self.what.combine, em)
+                        mix(em, g.group, x, weight, combine, taps, serves, first, acc, lanes)
                 for o in range(columns):
                     scale = self.what.scale(em, y, x + o)
                     with em.vector(lanes) as lane:
                         self.finish(
                             n, y, x + o, first + lane, em.load(acc, [o * lanes + lane]), scale
                         )
+
+    def source_value(self, n: Expr, row: Expr, left: Expr, p: int, c: Expr) -> Expr:
+        """The input at a column of a block."""
+        return self.reader.value(self.source, self.g.place(n, row, left + p, c))
+
+    def accumulate(
+        self,
+        n: Expr,
+        row: Expr,
+        left: Expr,
+        kh: Expr,
+        taps: Sequence[int],
+        serves: Mapping[int, list[tuple[int, int]]],
+        first: Expr,
+        acc: Array,
+        lanes: int,
+    ) -> None:
+        """One row of taps: every input vector serves all columns that it is a tap of."""
+        em = self.em
+        with em.vector(lanes) as lane:
+            weights = {kw: self.what.weight(em, kh, kw, first + lane) for kw in taps}
+            weights = {kw: None if w is None else em.let(w, "w") for kw, w in weights.items()}
+            for p, users in sorted(serves.items()):
+                value = em.let(self.source_value(n, row, left, p, first + lane), "x")
+                for o, kw in users:
+                    total = em.load(acc, [o * lanes + lane])
+                    total = self.what.combine(em, total, value, weights[kw])
+                    em.store(acc, [o * lanes + lane], total)
 
     def clear(self, acc: Array, columns: int, lanes: int) -> None:
         for o in range(columns):
