@@ -101,6 +101,15 @@ def failing(report: Any) -> set[str]:
     return {d.case for d in report.failures}
 
 
+def test_the_right_model_passes_on_every_mask(compiled: gtco.Model) -> None:
+    report = verify(compiled, encoder())
+    assert report.passed, report.failures
+    assert {"mask ones", "mask zeros", "mask random", "mask row"} < {
+        d.case for d in report.differences
+    }
+    assert report.worst is not None and report.worst.relative < 1e-4
+
+
 def test_a_swapped_head_is_caught(compiled: gtco.Model) -> None:
     report = verify(compiled, encoder(heads=(1, 0, 2)), check=False)
     assert {"random", "large", "spike", "mask random"} <= failing(report)
@@ -115,6 +124,13 @@ def test_a_dropped_mask_is_caught(mask: str) -> None:
     assert {"random", "mask random", "mask row"} <= failing(report)
     assert "mask ones" not in failing(report)  # there it changes nothing
     assert mask == "int64" or {"mask random -inf", "mask row -inf"} <= failing(report)
+
+
+def test_an_additive_mask_passes() -> None:
+    report = verify(gtco.compile_model(encoder("float32"), threads=1), encoder("float32"))
+    assert {"mask zeros", "mask row", "mask zeros -inf", "mask row -inf", "mask random -inf"} < {
+        d.case for d in report.differences
+    }
 
 
 @dataclass(frozen=True)
