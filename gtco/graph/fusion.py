@@ -26,8 +26,12 @@ inside the stage alone and is no graph output. Three things follow.
 The segmentation sets that Algorithm 1 ever asks for are therefore the subtrees T(s), one per
 operator: as many states as operators instead of exponentially many, and the same optimum, which the
 tests hold against brute force over all partitions. What stays exponential is the number of stages
-with one sink (wide trees of element-wise operators); ``max_candidates`` bounds it and every cut is
-named in ``Partition.notes``.
+with one sink (wide trees of element-wise operators, the rotary embeddings in front of an
+attention). Where there are more than ``max_candidates``, as many are weighed at most, found by
+descent: from the best of the greedy stages, an operator is taken in (with its readers, and with or
+without the stage it had been given so far) or left out (with what it reads) while that lessens the
+total. Every such cut is named in ``Partition.notes``.
+The bounds count stages, not seconds, so the same model always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
 a sink by the key of its *cone*, the operators that could ever share a stage with it.
@@ -37,7 +41,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gtco.errors import UnsupportedError
@@ -48,6 +52,8 @@ from gtco.tensor.stage import Operator, Stage, make_stage
 
 Cost = Callable[[Stage], float]
 Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sink
+
+MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about a millisecond
 
 
 @dataclass(frozen=True)
@@ -100,13 +106,13 @@ class Pricer:
 
 
 def partition(
-    graph: Graph, cost: Cost, *, max_operators: int = 32, max_candidates: int = 4096
+    graph: Graph, cost: Cost, *, max_operators: int = 32, max_candidates: int = MOST_CANDIDATES
 ) -> Partition:
     """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
 
     ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage. Stages
     have at most ``max_operators`` operators; where one sink has more than ``max_candidates``
-    possible stages, a beam of the most promising ones is weighed. Both limits report themselves in
+    possible stages, a descent picks those that are weighed. Both limits report themselves in
     ``notes`` when they cut anything. Raises UnsupportedError where no partition has a finite cost,
     naming the operators that no kernel can do.
     """
@@ -188,6 +194,8 @@ class _Search:
         for n, parent in enumerate(self.parent):
             if parent >= 0:
                 self.below[parent].append(n)
+        self.dp: list[tuple[float, int]] = []
+        self.action: list[tuple[int, ...]] = []
         self.cones: dict[str, list[tuple[Members, int]]] = {}
         self.transitions = 0
         self.notes: dict[str, None] = {}
@@ -196,16 +204,15 @@ class _Search:
         """Lines 5-14: fill dp and action, then read the stages off the action table."""
         # dp is (time, stages): of equal times the fewest stages win. Time is counted in whole
         # femtoseconds, so that sums are exact and identical layers fall the same way on a tie.
-        dp: list[tuple[float, int]] = []
-        action: list[tuple[int, ...]] = []
+        dp = self.dp
+        action = self.action
         for sink in range(len(self.ops)):  # subtrees before the trees that contain them
             best: tuple[float, int] = (math.inf, 0)
             stage: tuple[int, ...] = (sink,)
             for members, ticks in self._candidates(sink):
                 self.transitions += 1
-                inside = set(members)
-                rest = [c for m in members for c in self.below[m] if c not in inside]
-                total = (ticks + sum(dp[c][0] for c in rest), 1 + sum(dp[c][1] for c in rest))
+                seconds, count = self._rest(members)
+                total = (ticks + seconds, 1 + count)
                 if total < best or best[0] == math.inf == total[0]:
                     best, stage = total, members
             dp.append(best)
@@ -220,6 +227,12 @@ class _Search:
             chosen.append(members)
             stack.extend(c for m in members for c in self.below[m] if c not in set(members))
         return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
+
+    def _rest(self, members: Sequence[int]) -> tuple[float, int]:
+        """Time and stages of what hangs directly below a stage."""
+        inside = set(members)
+        rest = [c for m in members for c in self.below[m] if c not in inside]
+        return sum(self.dp[c][0] for c in rest), sum(self.dp[c][1] for c in rest)
 
     def _stage(self, members: Sequence[int]) -> Stage:
         return make_stage(
@@ -244,8 +257,19 @@ class _Search:
                     seconds[members] = self.pricer(self._stage([cone[m] for m in members]))
                 return seconds[members]
 
+            def total(members: Members) -> float:
+                rest, _ = self._rest([cone[m] for m in members])
+                return price(members) + rest * 1e-15
+
+            where = {n: position for position, n in enumerate(cone)}
+            given = [[where.get(m, -1) for m in self.action[n]] for n in cone[:-1]]
             local = _Cone(
-                whole, [paths[n] for n in cone], price, self.max_operators, self.max_candidates
+                whole,
+                [paths[n] for n in cone],
+                given,
+                total,
+                self.max_operators,
+                self.max_candidates,
             )
             self.cones[key] = [
                 (members, round(price(members) * 1e15))
@@ -294,19 +318,21 @@ class _Cone:
 
     Whoever is in a stage has all its readers there, so the paths from the sink to an operator are
     the same in every stage that holds it, and the tables have passed them when the cone was made.
-    What is left to check is which anchors stand together. Sets are bit masks.
+    What is left to check is which anchors stand together. Sets are bit masks. ``given``: the stage
+    that each operator but the sink is the sink of so far, -1 for who is not in this cone.
     """
 
     def __init__(
         self,
         whole: Stage,
         paths: Sequence[set[str]],
-        price: Callable[[Members], float],
+        given: Sequence[Sequence[int]],
+        total: Callable[[Members], float],
         max_operators: int,
         max_candidates: int,
     ):
         self.ops: tuple[Operator, ...] = whole.operators
-        self.price, self.limit, self.most = price, max_operators, max_candidates
+        self.total, self.limit, self.most = total, max_operators, max_candidates
         self.paths = {op.output: p for op, p in zip(self.ops, paths, strict=True)}
         position = {op.output: n for n, op in enumerate(self.ops)}
         self.users = [0 for _ in self.ops]
@@ -314,17 +340,18 @@ class _Cone:
             for source in op.inputs:
                 if source in position:
                     self.users[position[source]] |= 1 << n
+        self.given = [0 if -1 in stage else sum(1 << m for m in stage) for stage in given]
         self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op))
         self.allowed: dict[int, bool] = {}
         self.notes: list[str] = []
 
     def stages(self) -> list[Members]:
-        """All of them, or where there are too many the beam's."""
+        """All of them, or where there are too many those of a descent."""
         found: list[int] = []
         for members in self._grow(len(self.ops) - 1, 1 << (len(self.ops) - 1)):
             found.append(members)
             if len(found) > self.most:
-                return [_members(inside) for inside in self._beam()]
+                return [_members(inside) for inside in self._descend()]
         return [_members(inside) for inside in found]
 
     def _grow(self, below: int, inside: int) -> Iterator[int]:
@@ -342,48 +369,63 @@ class _Cone:
     def _fits(self, n: int, inside: int) -> bool:
         if self.users[n] & ~inside:
             return False
-        if not self.anchors >> n & 1:
-            return True
-        anchors = (inside | 1 << n) & self.anchors
+        return not self.anchors >> n & 1 or self._anchored((inside | 1 << n) & self.anchors)
+
+    def _anchored(self, anchors: int) -> bool:
+        """May these anchors stand in one stage?"""
         if anchors not in self.allowed:
             chosen = [self.ops[m] for m in _members(anchors)]
             self.allowed[anchors] = anchors_allowed(chosen, self.paths)
         return self.allowed[anchors]
 
-    def _beam(self) -> list[int]:
-        """Stages by growing size, of each size the best few by what they save, and always the
-        greedy ones that take whatever fits, nearest first."""
+    def _descend(self) -> list[int]:
+        """The greedy stages, which take in whatever fits, nearest first, and what descents from
+        the best of them and from the sink alone meet; at most ``most``."""
         self._note(
-            f"more than {self.most} stages are possible; a beam of them was weighed, "
+            f"more than {self.most} stages are possible; a descent weighed as many at most, "
             "so the partition may not be the optimum"
         )
-        sink = len(self.ops) - 1
-        alone = [self.price((n,)) for n in range(len(self.ops))]
+        alone = 1 << (len(self.ops) - 1)
+        greedy = [alone]
+        for n in range(len(self.ops) - 2, -1, -1):
+            if greedy[-1].bit_count() < self.limit and self._fits(n, greedy[-1]):
+                greedy.append(greedy[-1] | 1 << n)
+        weighed: dict[int, float] = {}
 
-        def gain(members: Members) -> float:
-            """Seconds that a stage saves over its operators one by one."""
-            together = self.price(members)
-            return sum(alone[m] for m in members) - together if together < math.inf else -math.inf
+        def weigh(insides: Iterable[int]) -> tuple[float, int]:
+            """The least total among these, and whose it is; of equal ones the first."""
+            best, least = math.inf, 0
+            for inside in insides:
+                if inside not in weighed and len(weighed) < self.most:
+                    weighed[inside] = self.total(_members(inside))
+                if weighed.get(inside, math.inf) < best:
+                    best, least = weighed[inside], inside
+            return best, least
 
-        width = max(4, self.most // (2 * min(len(self.ops), self.limit)))
-        found: dict[int, None] = {1 << sink: None}
-        level = [1 << sink]
-        while level and len(found) < self.most and level[0].bit_count() < self.limit:
-            grown = {
-                inside | 1 << n
-                for inside in level
-                for n in range(sink)
-                if not inside >> n & 1 and self._fits(n, inside)
-            }
-            ranked = sorted(grown, key=lambda inside: (-gain(_members(inside)), _members(inside)))
-            level = ranked[:width]
-            found |= dict.fromkeys(level)
-        greedy = 1 << sink
-        for n in range(sink - 1, -1, -1):
-            if greedy.bit_count() < self.limit and self._fits(n, greedy):
-                greedy |= 1 << n
-                found[greedy] = None
-        return list(found)
+        for start in (weigh(greedy), weigh([alone])):
+            best, here = start
+            while here:
+                found, there = weigh(self._neighbours(here))
+                best, here = (found, there) if found < best else (best, 0)
+        return list(weighed)
+
+    def _neighbours(self, inside: int) -> Iterator[int]:
+        """The stages that one operator more, with its readers, alone or with its own stage, or one
+        less, with what it reads, makes of a stage; nearest to the sink first."""
+        for n in range(len(self.ops) - 2, -1, -1):
+            change = 1 << n
+            if inside >> n & 1:
+                for m in range(n - 1, -1, -1):
+                    if inside >> m & 1 and self.users[m] & change:
+                        change |= 1 << m
+                yield inside & ~change
+                continue
+            for m in range(n, len(self.ops)):
+                if change >> m & 1:
+                    change |= self.users[m] & ~inside
+            for grown in dict.fromkeys((inside | change | self.given[n], inside | change)):
+                if grown.bit_count() <= self.limit and self._anchored(grown & self.anchors):
+                    yield grown
 
     def _note(self, text: str) -> None:
         sink = self.ops[-1]

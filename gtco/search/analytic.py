@@ -196,4 +196,7 @@ class AnalyticPolicy:
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
             return self.target.level(stream.memory)
-        return next(m for m in self.target.memory if stream.resident <= USABLE * m.capacity)
+        for memory in self.target.memory:
+            if stream.resident <= USABLE * memory.capacity:
+                return memory
+        raise AssertionError("DRAM holds everything")

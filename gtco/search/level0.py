@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from gtco.target import Target
 from gtco.tensor.intrinsics.table import FMA_LATENCY, FmaTile
@@ -27,7 +28,7 @@ class Level0:
         known = self.table.get(kernel)
         return known if known is not None else default_rate(self.target, kernel)
 
-    @property
+    @cached_property
     def table(self) -> Mapping[str, float]:
         return dict(self.rates)
 

@@ -35,7 +35,10 @@ class Config:
     choices: tuple[tuple[str, Choice], ...] = ()
 
     def __getitem__(self, name: str) -> Any:
-        return dict(self.choices)[name]
+        for known, choice in self.choices:
+            if known == name:
+                return choice
+        raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
         return {"sketch": self.sketch, **dict(self.choices)}

@@ -152,9 +152,7 @@ def test_unfused_attention_can_be_one_stage() -> None:
     rows = [("matmul", [-1, -1]), ("multiply", [0, -2]), ("softmax", [1]), ("matmul", [2, -1])]
     found = partition(chain_graph(rows, [3]), lambda stage: 1.0)
     assert [s.label for s in found.stages] == ["matmul+multiply+softmax+matmul"]
-    dear = partition(
-        chain_graph(rows, [3]), lambda s: 1.0 if len(s.operators) < 4 else 100.0
-    )
+    dear = partition(chain_graph(rows, [3]), lambda s: 1.0 if len(s.operators) < 4 else 100.0)
     assert len(dear.stages) == 2
 
 
@@ -194,8 +192,10 @@ def test_identical_layers_are_priced_once_and_the_search_is_linear_in_them() -> 
     assert cost(48) == cost(3) and cost(3)[0] < 300 and cost(3)[1] < 100
 
 
-def wide(count: int) -> Graph:
-    rows: list[tuple[str, list[int]]] = [("relu", [-1]) for _ in range(count)]
+def wide(count: int, dear: Sequence[int] = ()) -> Graph:
+    rows: list[tuple[str, list[int]]] = [
+        ("exp" if n in dear else "relu", [-1]) for n in range(count)
+    ]
     total = 0
     for n in range(1, count):
         rows.append(("add", [total, n]))
@@ -209,6 +209,34 @@ def test_too_many_stages_are_reported() -> None:
     assert found.seconds == 37.0  # the greedy closure, one stage, is among the beam's
     exact = partition(wide(4), lambda stage: 10.0 + len(stage.operators), max_candidates=200)
     assert not exact.notes
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 1 << 20))
+def test_a_descent_gives_a_partition_no_worse_than_none(graph: Graph, seed: int) -> None:
+    """With room for 3 candidates a sink nearly every search is cut: what comes out is a partition
+    of the cost it names, between the optimum's and every operator's own, and always the same."""
+    cost = random_cost(seed, 0)
+    exact, cut = partition(graph, cost), partition(graph, cost, max_candidates=3)
+    alone = sum(
+        cost(make_stage([op], graph.types, graph.constants)) for op in graph.operators.values()
+    )
+    assert exact.seconds <= cut.seconds == sum(map(cost, cut.stages)) <= alone
+    made = [op.output for stage in cut.stages for op in stage.operators]
+    assert sorted(made) == sorted(graph.operators)
+    assert cut.stages == partition(graph, cost, max_candidates=3).stages
+
+
+def test_a_descent_leaves_out_what_does_not_pay() -> None:
+    """Two dear operators in a wide tree, which no greedy stage goes round."""
+    graph = wide(12, dear=(2, 7))
+
+    def cost(stage: Stage) -> float:
+        dear = sum(op.kind == "exp" for op in stage.operators)
+        return 10.0 + len(stage.operators) + 50.0 * dear * (len(stage.operators) > 1)
+
+    found = partition(graph, cost, max_candidates=400)
+    assert found.notes and found.seconds == 10.0 + 21 + 2 * 11.0
 
 
 def test_a_size_limit_that_cuts_is_reported() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gtco.target import Target
 from gtco.tensor.expression import Epilogue
@@ -49,6 +50,7 @@ class FmaTile:
         return 2 * self.rows * self.columns
 
     @staticmethod
+    @lru_cache(maxsize=1024)
     def parse(name: str, lanes: int) -> FmaTile:
         rows, vectors = name.split("x")
         return FmaTile(int(rows), int(vectors), lanes)

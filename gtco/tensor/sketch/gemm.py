@@ -252,9 +252,9 @@ class Gemm:
         task = Layer(1, (), (Stream(written, 4.0 * v.batch * v.m * v.n),), shape.tasks)
         lanes = self.target.lanes
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
-        extra = [("vector", v.batch * v.m * v.n / lanes * (spill + epilogue_vectors(self.tail)))]
+        extra = [("vector", v.batch * v.m * v.n / lanes * (spill + self.tail_vectors))]
         if config["a"] == "packed":
-            each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
+            each = 2 + self.head_vectors
             each += NORM_VECTORS if self.norm else 0
             extra.append(("vector", each * shape.tasks * shape.task_rows * v.k / lanes))
         if not self.constant_b:
@@ -266,6 +266,16 @@ class Gemm:
             v.flops,
             tuple(extra),
         )
+
+    @cached_property
+    def head_vectors(self) -> float:
+        """Vector instructions of the prologue, on one vector of A."""
+        return vectors(ancestors(self.stage, self.view.op.inputs[0]))
+
+    @cached_property
+    def tail_vectors(self) -> float:
+        """Vector instructions of the epilogue, on one vector of C."""
+        return epilogue_vectors(self.tail)
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -281,7 +291,7 @@ class Gemm:
             self.direct_rows,
             self.constant_b,
             self.depth_unit,
-            vectors(ancestors(self.stage, v.op.inputs[0])),
+            self.head_vectors,
             self.norm is not None,
         )
 
