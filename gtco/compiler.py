@@ -306,7 +306,7 @@ class _Compilation:
         from gtco.graph.fusion import fuse
 
         try:
-            graph, result = fuse(graph, policy.predict)
+            graph, result = fuse(graph, policy.predict, policy.floor)
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error

@@ -34,23 +34,28 @@ total. Every such cut is named in ``Partition.notes``.
 The bounds count stages, not seconds, so the same model always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
-a sink by the key of its *cone*, the operators that could ever share a stage with it.
+a sink by the key of its *cone*, the operators that could ever share a stage with it. Many are not
+priced at all: candidates are taken in the order of what they leave to others, sum of dp[T(c)], and
+one that would be dearer than the best so far even at the least price that any stage with its
+operators has (``floor``) cannot be the optimum.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gtco.errors import UnsupportedError
 from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.graph.patterns import anchors_allowed, extend_path, fusable, is_anchor
-from gtco.tensor.stage import Operator, Stage, make_stage
+from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 Cost = Callable[[Stage], float]
+# An operator and its tensors' types -> seconds that no stage with it takes less than.
+Floor = Callable[[Operator, Mapping[str, TensorType]], float]
 Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sink
 
 MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about a millisecond
@@ -105,12 +110,23 @@ class Pricer:
         return self.memo[key]
 
 
+def no_floor(op: Operator, types: Mapping[str, TensorType]) -> float:
+    """What is known of any cost: it is not negative."""
+    return 0.0
+
+
 def partition(
-    graph: Graph, cost: Cost, *, max_operators: int = 32, max_candidates: int = MOST_CANDIDATES
+    graph: Graph,
+    cost: Cost,
+    floor: Floor = no_floor,
+    *,
+    max_operators: int = 32,
+    max_candidates: int = MOST_CANDIDATES,
 ) -> Partition:
     """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
 
-    ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage. Stages
+    ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage, and is
+    at least ``floor`` of each of its operators. Stages
     have at most ``max_operators`` operators; where one sink has more than ``max_candidates``
     possible stages, a descent picks those that are weighed. Both limits report themselves in
     ``notes`` when they cut anything. Raises UnsupportedError where no partition has a finite cost,
@@ -119,7 +135,7 @@ def partition(
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
-    search = _Search(graph, pricer, max_operators, max_candidates)
+    search = _Search(graph, pricer, floor, max_operators, max_candidates)
     chosen = search.select_schedule()
     stages = tuple(chosen)
     costs = tuple(pricer(stage) for stage in stages)
@@ -137,7 +153,7 @@ def partition(
     )
 
 
-def fuse(graph: Graph, cost: Cost) -> tuple[Graph, Partition]:
+def fuse(graph: Graph, cost: Cost, floor: Floor = no_floor) -> tuple[Graph, Partition]:
     """``partition`` of the graph with its movement copied for each reader, or of the graph as it
     is, whichever costs less; gives the graph that the stages belong to.
 
@@ -145,14 +161,14 @@ def fuse(graph: Graph, cost: Cost) -> tuple[Graph, Partition]:
     that is left saves something. Counters and times are those of all rounds together.
     """
     pricer = Pricer(cost)
-    best, rounds = (graph, partition(graph, pricer)), []
+    best, rounds = (graph, partition(graph, pricer, floor)), []
     rounds.append(best[1])
     keep: set[str] = set()
     while True:
         copied = duplicate_movement(graph, keep)
         if len(copied.operators) == len(graph.operators):
             break
-        found = partition(copied, pricer)
+        found = partition(copied, pricer, floor)
         rounds.append(found)
         if found.seconds < best[1].seconds:
             best = (copied, found)
@@ -173,7 +189,9 @@ def fuse(graph: Graph, cost: Cost) -> tuple[Graph, Partition]:
 class _Search:
     """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones."""
 
-    def __init__(self, graph: Graph, pricer: Pricer, max_operators: int, max_candidates: int):
+    def __init__(
+        self, graph: Graph, pricer: Pricer, floor: Floor, max_operators: int, max_candidates: int
+    ):
         self.graph, self.pricer = graph, pricer
         self.max_operators, self.max_candidates = max_operators, max_candidates
         self.ops = list(graph.operators.values())
@@ -196,7 +214,10 @@ class _Search:
                 self.below[parent].append(n)
         self.dp: list[tuple[float, int]] = []
         self.action: list[tuple[int, ...]] = []
-        self.cones: dict[str, list[tuple[Members, int]]] = {}
+        # rounded down: what is ruled out by a floor is dearer, not as dear
+        self.floors = [int(floor(op, graph.types) * 1e15) for op in self.ops]
+        self.cones: dict[str, list[Members]] = {}
+        self.prices: dict[str, dict[Members, float]] = {}
         self.transitions = 0
         self.notes: dict[str, None] = {}
 
@@ -207,14 +228,7 @@ class _Search:
         dp = self.dp
         action = self.action
         for sink in range(len(self.ops)):  # subtrees before the trees that contain them
-            best: tuple[float, int] = (math.inf, 0)
-            stage: tuple[int, ...] = (sink,)
-            for members, ticks in self._candidates(sink):
-                self.transitions += 1
-                seconds, count = self._rest(members)
-                total = (ticks + seconds, 1 + count)
-                if total < best or best[0] == math.inf == total[0]:
-                    best, stage = total, members
+            best, stage = self._solve(sink)
             dp.append(best)
             action.append(stage)
         roots = [n for n, parent in enumerate(self.parent) if parent < 0]
@@ -228,12 +242,6 @@ class _Search:
             stack.extend(c for m in members for c in self.below[m] if c not in set(members))
         return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
 
-    def _rest(self, members: Sequence[int]) -> tuple[float, int]:
-        """Time and stages of what hangs directly below a stage."""
-        inside = set(members)
-        rest = [c for m in members for c in self.below[m] if c not in inside]
-        return sum(self.dp[c][0] for c in rest), sum(self.dp[c][1] for c in rest)
-
     def _stage(self, members: Sequence[int]) -> Stage:
         return make_stage(
             (self.ops[m] for m in members), self.graph.types, self._read_constants(members)
@@ -242,42 +250,68 @@ class _Search:
     def _read_constants(self, members: Sequence[int]) -> list[str]:
         return [i for m in members for i in self.ops[m].inputs if self.graph.is_constant(i)]
 
-    def _candidates(self, sink: int) -> list[tuple[tuple[int, ...], int]]:
-        """Every stage with this sink that has a kernel, and its cost in femtoseconds (lines 31-40),
-        found once per kind of cone."""
+    def _solve(self, sink: int) -> tuple[tuple[float, int], tuple[int, ...]]:
+        """dp and action of the subtree of a sink (lines 31-40). Candidates and their prices are
+        found once per kind of cone, as positions in it."""
         paths = self._cone(sink)
         cone = sorted(paths)
         whole = self._stage(cone)
-        key = whole.key
-        if key not in self.cones:
-            seconds: dict[Members, float] = {}
+        floors = [self.floors[n] for n in cone]
+        prices = self.prices.setdefault(whole.key, {})
+        rest = self._rest(cone)
 
-            def price(members: Members) -> float:
-                if members not in seconds:
-                    seconds[members] = self.pricer(self._stage([cone[m] for m in members]))
-                return seconds[members]
+        def price(members: Members) -> float:
+            if members not in prices:
+                seconds = self.pricer(self._stage([cone[m] for m in members]))
+                prices[members] = round(seconds * 1e15) if seconds < math.inf else math.inf
+            return prices[members]
 
-            def total(members: Members) -> float:
-                rest, _ = self._rest([cone[m] for m in members])
-                return price(members) + rest * 1e-15
-
+        if whole.key not in self.cones:
             where = {n: position for position, n in enumerate(cone)}
             given = [[where.get(m, -1) for m in self.action[n]] for n in cone[:-1]]
             local = _Cone(
                 whole,
                 [paths[n] for n in cone],
                 given,
-                total,
+                lambda members: price(members) + rest(members)[0],
                 self.max_operators,
                 self.max_candidates,
             )
-            self.cones[key] = [
-                (members, round(price(members) * 1e15))
-                for members in local.stages()
-                if price(members) < math.inf
-            ]
+            self.cones[whole.key] = local.stages()
             self.notes |= dict.fromkeys(local.notes)
-        return [(tuple(cone[m] for m in members), ticks) for members, ticks in self.cones[key]]
+        candidates = self.cones[whole.key]
+        best: tuple[float, int, int] = (math.inf, 0, len(candidates))
+        chosen: Members = (len(cone) - 1,)
+        ways = ((*rest(members), number) for number, members in enumerate(candidates))
+        for time_below, stages_below, number in sorted(ways):
+            self.transitions += 1
+            members = candidates[number]
+            if max(floors[m] for m in members) + time_below > best[0]:
+                continue
+            total = (price(members) + time_below, 1 + stages_below, number)
+            if total < best:  # of equal times the fewest stages, of those the first found
+                best, chosen = total, members
+        return best[:2], tuple(cone[m] for m in chosen)
+
+    def _rest(self, cone: Sequence[int]) -> Callable[[Members], tuple[float, int]]:
+        """Time and number of the stages that hang directly below a stage of a cone."""
+        below = [sum(self.dp[c][0] for c in self.below[n]) for n in cone]
+        count = [sum(self.dp[c][1] for c in self.below[n]) for n in cone]
+        finite = all(time < math.inf for time in below)
+        # A member but the sink has its parent in the tree among the members. So what hangs below
+        # the stage is what hangs below each of its members, less those members themselves.
+        for position, n in enumerate(cone[:-1]):
+            below[position] -= self.dp[n][0] if finite else 0
+            count[position] -= self.dp[n][1]
+
+        def rest(members: Members) -> tuple[float, int]:
+            if finite:
+                return sum(below[m] for m in members), sum(count[m] for m in members)
+            inside = {cone[m] for m in members}
+            hanging = [c for n in inside for c in self.below[n] if c not in inside]
+            return sum(self.dp[c][0] for c in hanging), sum(self.dp[c][1] for c in hanging)
+
+        return rest
 
     def _cone(self, sink: int) -> dict[int, set[str]]:
         """The operators that some stage with this sink may hold, with their paths from it: all

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, inf, prod
 
 from gtco.errors import describe
 from gtco.search.level0 import Level0
 from gtco.target import MemoryLevel, Target
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Choice, Config, Sketch, Stream, Workload, configs
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import Operator, Stage, TensorType
 
 LAUNCH = 1.0e-6  # seconds: the barrier between two stages
 TILES_KEPT = 6  # level-0 candidates that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
+CERTAIN = 0.9  # share of the least time for products that a floor may count on
 LINE = 64  # bytes of a cache line
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
@@ -94,6 +96,32 @@ class AnalyticPolicy:
         """
         chosen = self.choose(stage)
         return chosen.seconds if chosen else inf
+
+    def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
+        """Seconds that no stage with this operator is predicted to take less than: the barrier, and
+        the products of a contraction on all cores by the fastest micro-kernel.
+        """
+        if op.kind not in ("matmul", "attention") and not (
+            op.kind == "conv2d" and op["groups"] == 1
+        ):
+            return LAUNCH
+        a, b = (types[x].shape for x in op.inputs[:2])
+        if any(isinstance(d, str) for d in (*a, *b, *op.type.shape)):
+            return LAUNCH
+        depth = prod(int(d) for d in b[1:]) if op.kind == "conv2d" else int(a[-1])
+        products = float(op.type.size * depth)
+        if op.kind == "attention":  # q k^T and its product with v
+            products = float(op.type.size // int(op.type.shape[-1]))
+            products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
+        return LAUNCH + CERTAIN * products / self.target.lanes / (self._fastest * self.threads)
+
+    @cached_property
+    def _fastest(self) -> float:
+        """Vector FMAs a second of one core, by the fastest micro-kernel of any shape or without."""
+        assert self.level0 is not None
+        known = [rate for name, rate in self.level0.rates if name.startswith("fma:")]
+        names = ["vector", *(f"fma:{tile.name}" for tile in micro_kernels(self.target))]
+        return max([*known, *map(self.level0.rate, names)])
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""

@@ -319,9 +319,8 @@ def epilogue(stage: Stage, anchor: str) -> Epilogue | None:
             space[op.output] = space[dependent[0]]
         else:
             return None
-    outside = [op for op in stage.operators if op.output != anchor and op not in operators]
-    before = ancestors(stage, anchor)
-    if any(op not in before and not readable(op) for op in outside):
+    known = {anchor, *(op.output for op in (*operators, *ancestors(stage, anchor)))}
+    if any(op.output not in known and not readable(op) for op in stage.operators):
         return None
     if stage.output.output not in space:
         return None

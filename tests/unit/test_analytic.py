@@ -213,3 +213,34 @@ def test_no_sketch_no_time() -> None:
 def test_threads_default_to_the_targets_cores() -> None:
     assert AnalyticPolicy(TOY).threads == TOY.cores == 4
     assert AnalyticPolicy(TOY, 3).threads == 3
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_no_stage_is_cheaper_than_the_floor_of_its_operators(name: str, threads: int) -> None:
+    """What lets the fusion search leave a stage unpriced."""
+    chooser = AnalyticPolicy(target(name), threads)
+
+    def check(stage: Stage) -> None:
+        floor = max(chooser.floor(op, stage.types) for op in stage.operators)
+        assert LAUNCH <= floor <= chooser.predict(stage), stage.label
+
+    for m, k, n in [(1, 1, 1), (197, 768, 3072), (7, 33, 5), (1024, 1024, 1024), (3, 4096, 3)]:
+        check(dense(m, k, n))
+        check(
+            make_stage(
+                [Operator("relu", ("x",), "y", TensorType((m, k)))], {"x": TensorType((m, k))}, []
+            )
+        )
+    for heads, n, d in [(6, 197, 64), (3, 49, 32), (1, 5, 7), (16, 1024, 80)]:
+        shape = TensorType((heads, n, d))
+        scale = make_attrs(scale=0.1)
+        op = Operator("attention", ("q", "k", "v"), "y", shape, scale)
+        check(make_stage([op], dict.fromkeys("qkv", shape), []))
+    for channels, size, kernel, groups in [(3, 32, 3, 1), (64, 14, 1, 1), (32, 9, 3, 32)]:
+        image = TensorType((1, size, size, channels))
+        weight = TensorType((channels, channels // groups, kernel, kernel))
+        window = {"strides": (1, 1), "padding": (kernel // 2,) * 4, "dilation": (1, 1)}
+        attrs = make_attrs(layout="NHWC", groups=groups, **window)
+        op = Operator("conv2d", ("x", "w"), "y", image, attrs)
+        check(make_stage([op], {"x": image, "w": weight}, ["w"]))

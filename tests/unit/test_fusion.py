@@ -115,15 +115,15 @@ def brute_force(graph: Graph, cost) -> float:
 
 
 @settings(max_examples=250, deadline=None)
-@given(graphs(), st.integers(0, 1 << 20), st.integers(0, 12))
-def test_equals_brute_force(graph: Graph, seed: int, infinite: int) -> None:
+@given(graphs(), st.integers(0, 1 << 20), st.integers(0, 12), st.sampled_from([0.0, 1.0]))
+def test_equals_brute_force(graph: Graph, seed: int, infinite: int, floor: float) -> None:
     cost = random_cost(seed, infinite)
     expected = brute_force(graph, cost)
     if expected == math.inf:
         with pytest.raises(UnsupportedError):
             partition(graph, cost)
         return
-    found = partition(graph, cost)
+    found = partition(graph, cost, lambda op, types: floor)
     assert found.seconds == expected and not found.notes
     assert found.seconds == sum(cost(stage) for stage in found.stages)
     made = [op.output for stage in found.stages for op in stage.operators]
