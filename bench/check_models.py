@@ -118,18 +118,19 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
             error = export(name, exporter, model, inputs)
             if error:
                 return replace(row, failure=f"not exported: {error}")
-        status.update(f"{stem}: compile")
-        built = build(model, library, options.threads)
-        if built.error:
-            return replace(row, failure=f"not compiled: {built.error}")
-        phases = dict(built.phases)
-        row = replace(
-            row,
-            compile_seconds=sum(phases.values()),
-            fuse_seconds=phases["fuse"],
-            stages=built.stages,
-            notes=built.notes,
-        )
+        if not (options.reuse and library.exists()):
+            status.update(f"{stem}: compile")
+            built = build(model, library, options.threads)
+            if built.error:
+                return replace(row, failure=f"not compiled: {built.error}")
+            phases = dict(built.phases)
+            row = replace(
+                row,
+                compile_seconds=sum(phases.values()),
+                fuse_seconds=phases["fuse"],
+                stages=built.stages,
+                notes=built.notes,
+            )
         status.update(f"{stem}: verify")
         from models.family import find
 
@@ -291,7 +292,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="time nothing")
     parser.add_argument(
-        "--reuse", action="store_true", help="take the exports of an earlier run where they are"
+        "--reuse",
+        action="store_true",
+        help="take the exports and libraries of an earlier run where they are: only to race them",
     )
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--folder", type=Path, default=Path("build/check-models"))

@@ -80,6 +80,13 @@ def test_all_good_is_status_0_and_no_peers_times_nothing(faked):
     assert rows[0]["medians"] == {} and rows[0]["ratio"] is None
 
 
+def test_libraries_of_an_earlier_run_are_not_compiled_again(faked):
+    (faked / "broken-dynamo.so").touch()
+    _, rows = run(faked, "--models", "broken", "--exporters", "dynamo", "--reuse")
+    assert rows[0]["failure"] is None and rows[0]["compile_seconds"] is None
+    assert rows[0]["ratio"] == pytest.approx(0.5)
+
+
 def test_parts_are_all_the_rows_once(faked):
     flags = ("--models", "broken,wrong,good", "--exporters", "dynamo", "--no-peers")
     parts = [run(faked, *flags, "--part", f"{k}/2")[1] for k in (1, 2)]
