@@ -20,7 +20,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
-from gtco.frontend.grid_sample import grid_sample
 from gtco.frontend.resize import Axis, Method, plan, resize
 
 Attributes = Mapping[str, Any]
@@ -212,18 +211,6 @@ def _attention(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return results[0] if _outputs(attrs) == 1 else relax.Tuple(list(results[: _outputs(attrs)]))
 
 
-def _grid_sample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Images only; volumes, cubic and reflected ones are left to TVM."""
-    x, grid = inputs[:2]
-    mode = _text(attrs.get("mode", b"linear"))
-    padding = _text(attrs.get("padding_mode", b"zeros"))
-    mode = {"bilinear": "linear"}.get(mode, mode)
-    plain = mode in ("linear", "nearest") and padding in ("zeros", "border")
-    if not plain or len(_shape(x)) != 4 or str(grid.ty.dtype) != "float32":
-        return None
-    return grid_sample(builder, x, grid, mode, padding, bool(attrs.get("align_corners", 0)))
-
-
 def _col2im(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     image, block = (_constant(t) for t in inputs[1:3])
     if image is None or block is None:
@@ -297,7 +284,6 @@ OVERRIDES: dict[str, Override] = {
     "Resize": _resize,
     "Attention": _attention,
     "Col2Im": _col2im,
-    "GridSample": _grid_sample,
     "Upsample": _upsample,
     "Pow": _pow,
     "EyeLike": _eye_like,

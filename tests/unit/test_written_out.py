@@ -180,29 +180,6 @@ def test_col2im(image, block, strides, dilations, pads):
     check(model, x)
 
 
-# -- GridSample ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    mode=st.sampled_from(["linear", "nearest"]),
-    padding=st.sampled_from(["zeros", "border"]),
-    aligned=st.booleans(),
-)
-def test_grid_sample(size, mode, padding, aligned):
-    rng = np.random.default_rng(0)
-    inputs = {
-        "x": rng.normal(size=(2, 3, *size)).astype(np.float32),
-        # beyond the borders too, and far beyond
-        "grid": (rng.normal(size=(2, 4, 5, 2)) * [[1.0], [1.0], [1.3], [1.3], [1e6]]).astype(
-            np.float32
-        ),
-    }
-    attrs = {"mode": mode, "padding_mode": padding, "align_corners": int(aligned)}
-    check(node_model("GridSample", inputs, {}, ["x", "grid"], 1, **attrs), inputs)
-
-
 # -- Attention -------------------------------------------------------------------------------------
 
 
