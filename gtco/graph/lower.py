@@ -14,7 +14,7 @@ import numpy
 import tvm
 from tvm import relax
 
-from gtco.errors import ShapeError, UnsupportedError
+from gtco.errors import ShapeError, UnsupportedError, guarded
 from gtco.graph.graph import Graph
 from gtco.graph.lower_operators import RULES, Lowering, NoRule
 from gtco.tensor.stage import TensorType
@@ -77,6 +77,10 @@ def lower(imported: Imported) -> Graph:
                     f"  {reason}" + (f" (node {lowering.label})" if lowering.label else "")
                 )
                 lowering.env[binding.var] = None
+            except Exception:
+                where = f"node {lowering.label}" if lowering.label else f"'{binding.var.name}'"
+                with guarded(f"the lowering of {where}"):
+                    raise
     if problems:
         raise UnsupportedError(
             "the model uses operators that gtco cannot compile:\n"
