@@ -278,12 +278,19 @@ class _Compilation:
         from gtco.graph.layout import channels_last
         from gtco.graph.lower import lower
         from gtco.graph.rewrites.pipeline import canonicalize
+        from gtco.graph.rewrites.split_reductions import split_reductions
 
         graph = lower(imported)
         self.dump("2-lowered.txt", graph.dump())
         graph = canonicalize(graph, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
         graph = canonicalize(channels_last(graph), failed=self.worked_around)
+        cores = self.options.threads or target(self.options.target).cores
+
+        def split(graph: Graph) -> Graph:
+            return split_reductions(graph, cores)
+
+        graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
         graph.check()
         self.dump("4-layout.txt", graph.dump())
         return graph

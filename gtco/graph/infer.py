@@ -14,7 +14,7 @@ _TESTS = frozenset(
     "logical_and logical_or "
     "logical_xor".split()
 )
-_SAME = frozenset("identity softmax log_softmax layer_norm rms_norm roll".split())
+_SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm roll".split())
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -70,6 +70,12 @@ def infer_type(
             1 if i in axes else d for i, d in enumerate(inputs[0].shape) if keep or i not in axes
         )
         return TensorType(shape, inputs[0].dtype)
+    elif kind == "moments":
+        shape = inputs[0].shape
+        return TensorType((*shape[:-2], 2, shape[-1]), inputs[0].dtype)
+    elif kind == "merged_moments":
+        batch, _, two, channels = inputs[0].shape
+        return TensorType((batch, two, channels), inputs[0].dtype)
     elif kind == "matmul":
         a, b = inputs[0].shape, inputs[1].shape
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:

@@ -158,8 +158,7 @@ def _per_channel(lowering: Lowering, vector: str, rank: int, axis: int) -> str:
 
 
 def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
-    """Groups of channels normalised together: layer_norm of each group laid flat, then each
-    channel's scale and shift."""
+    """Groups of channels normalised together; for InstanceNorm every channel is a group."""
     a = call.attrs
     x, gamma, beta = (lowering.value(argument) for argument in call.args)
     known = lowering.type(x)
@@ -167,15 +166,18 @@ def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
     axis = integer(a.channel_axis) % rank
     if axis != 1 or sorted(i % rank for i in integers(a.axes)) != list(range(2, rank)):
         return None
-    groups = integer(a.num_groups) if hasattr(a, "num_groups") else int(known.shape[1])
-    size = known.size // (int(known.shape[0]) * groups)
-    y = normalize(
-        lowering, lowering.reshape(x, (known.shape[0], groups, size)), None, None, a.epsilon
+    channels = int(known.shape[1])
+    return lowering.emit(
+        "group_norm",
+        (
+            x,
+            gamma if a.scale else lowering.constant(numpy.ones(channels), known.dtype),
+            beta if a.center else lowering.constant(numpy.zeros(channels), known.dtype),
+        ),
+        groups=integer(a.num_groups) if hasattr(a, "num_groups") else channels,
+        epsilon=float(a.epsilon),
+        axis=axis,
     )
-    y = lowering.reshape(y, known.shape)
-    if a.scale:
-        y = lowering.emit("multiply", (y, _per_channel(lowering, gamma, rank, axis)))
-    return lowering.emit("add", (y, _per_channel(lowering, beta, rank, axis))) if a.center else y
 
 
 def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:

@@ -122,6 +122,9 @@ def through(op: Operator, axes: Axes) -> tuple[Attrs, tuple[bool, ...]] | None:
         return make_attrs(**attrs), (True,)
     if op.kind in ("layer_norm", "rms_norm") and axes[-1] == len(axes) - 1:
         return op.attrs, (True,) + (False,) * (len(op.inputs) - 1)
+    if op.kind == "group_norm" and axes[0] == 0:
+        attrs["axis"] = axes.index(op["axis"])
+        return make_attrs(**attrs), (True, False, False)
     if op.kind in ("sum", "mean", "max", "min", "prod") and op["keepdims"]:
         attrs["axes"] = tuple(sorted(axes.index(axis) for axis in op["axes"]))
         return make_attrs(**attrs), (True,)

@@ -251,9 +251,10 @@ class Epilogue:
 
     def forward(self, index: Sequence[Expr]) -> list[Expr]:
         """The output's index of the element that the anchor has at ``index``."""
-        return self._positions(list(index))[self.stage.output.output]
+        return self.positions(list(index))[self.stage.output.output]
 
-    def _positions(self, index: list[Expr]) -> dict[str, list[Expr]]:
+    def positions(self, index: list[Expr]) -> dict[str, list[Expr]]:
+        """Where each tensor of the epilogue has the element that the anchor has at ``index``."""
         where = {self.anchor: index}
         for op in self.operators:
             source = next(x for x in op.inputs if x in where)
@@ -263,7 +264,7 @@ class Epilogue:
     def value(self, reader: Reader, index: Sequence[Expr], value: Expr) -> tuple[Expr, list[Expr]]:
         """The output's element and its index, given the anchor's ``value`` at ``index``."""
         em = reader.emitter
-        where = self._positions([em.index(i) for i in index])
+        where = self.positions([em.index(i) for i in index])
         values = {self.anchor: value}
         for op in self.operators:
             if op.kind in BIJECTIVE:

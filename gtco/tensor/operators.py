@@ -95,6 +95,26 @@ OPERATORS: dict[str, OperatorInfo] = {
         "x, gamma, beta over the last axis: (x-mean)/sqrt(var+eps)*g+b",
     ),
     "rms_norm": OperatorInfo(REDUCTION, (2, 2), ("epsilon",), "x, gamma over the last axis"),
+    "group_norm": OperatorInfo(
+        REDUCTION,
+        (3, 3),
+        ("groups", "epsilon", "axis"),
+        "x, gamma, beta a channel of ``axis``: normalised over all axes but the first, in groups "
+        "of channels",
+    ),
+    "moments": OperatorInfo(
+        REDUCTION,
+        (1, 1),
+        (),
+        "x [..., R, C] -> [..., 2, C]: mean and mean squared deviation over R",
+    ),
+    "merged_moments": OperatorInfo(
+        REDUCTION,
+        (1, 1),
+        ("groups", "epsilon"),
+        "moments [N, P, 2, C] of parts of one size -> [N, 2, C]: for each channel its group's mean "
+        "and 1/sqrt(variance + epsilon)",
+    ),
     # complex, and an epilogue can be fused behind them
     "matmul": OperatorInfo(
         COMPLEX,

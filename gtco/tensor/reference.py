@@ -228,6 +228,34 @@ def _layer_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Arra
     return centred / np.sqrt(variance + _half(x, attrs["epsilon"])) * gamma + beta
 
 
+def _group_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    x, gamma, beta = arrays
+    last = np.moveaxis(x, attrs["axis"], -1)
+    batch, channels = last.shape[0], last.shape[-1]
+    grouped = last.reshape(batch, -1, attrs["groups"], channels // attrs["groups"])
+    centred = grouped - grouped.mean(axis=(1, 3), keepdims=True)
+    variance = (centred * centred).mean(axis=(1, 3), keepdims=True)
+    normal = (centred / np.sqrt(variance + _half(x, attrs["epsilon"]))).reshape(last.shape)
+    return np.moveaxis(normal * gamma + beta, -1, attrs["axis"])
+
+
+def _moments(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    mean = arrays[0].mean(axis=-2, keepdims=True)
+    return np.concatenate([mean, ((arrays[0] - mean) ** 2).mean(axis=-2, keepdims=True)], axis=-2)
+
+
+def _merged_moments(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    (x,) = arrays
+    batch, parts, _, channels = x.shape
+    size = channels // attrs["groups"]
+    grouped = x.reshape(batch, parts, 2, attrs["groups"], size)
+    mean = grouped[:, :, 0].mean(axis=(1, 3))
+    spread = (grouped[:, :, 0] - mean[:, None, :, None]) ** 2
+    variance = (grouped[:, :, 1] + spread).mean(axis=(1, 3))
+    scale = 1 / np.sqrt(variance + _half(x, attrs["epsilon"]))
+    return np.repeat(np.stack([mean, scale], axis=1), size, axis=2)
+
+
 def _rms_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
     x, gamma = arrays
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + _half(x, attrs["epsilon"])) * gamma
@@ -298,6 +326,9 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "log_softmax": lambda op, a, x: _log_softmax(x[0], a["axis"]),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "moments": _moments,
+    "merged_moments": _merged_moments,
     "attention": _attention,
     "conv2d": lambda op, a, x: conv2d(x[0], x[1], **a),
     "conv_transpose2d": lambda op, a, x: conv_transpose2d(x[0], x[1], **a),

@@ -161,6 +161,52 @@ def _scaled(b: Any, op: Operator, x: Any, variance: Any, weights: Sequence[Any])
     return b.emit(R.add(value, weights[1])) if len(weights) > 1 else value
 
 
+def _centred(b: Any, x: Any, axes: list[int]) -> tuple[Any, Any, Any]:
+    """Mean, deviations from it and their mean square over ``axes``, which stay as 1."""
+    mean = b.emit(R.mean(x, axis=axes, keepdims=True))
+    centred = b.emit(R.subtract(x, mean))
+    square = b.emit(R.multiply(centred, centred))
+    return mean, centred, b.emit(R.mean(square, axis=axes, keepdims=True))
+
+
+def _group_norm(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    shape, axis = [int(d) for d in types[0].shape], op["axis"]
+    order = [a for a in range(len(shape)) if a != axis] + [axis]
+    last = [shape[a] for a in order]
+    grouped = [shape[0], prod(last[1:-1]), op["groups"], last[-1] // op["groups"]]
+    value = b.emit(R.reshape(b.emit(R.permute_dims(x[0], order)), grouped))
+    _, centred, variance = _centred(b, value, [1, 3])
+    deviation = b.emit(R.sqrt(b.emit(R.add(variance, relax.const(op["epsilon"], op.type.dtype)))))
+    value = b.emit(R.reshape(b.emit(R.divide(centred, deviation)), last))
+    value = b.emit(R.add(b.emit(R.multiply(value, x[1])), x[2]))
+    return b.emit(R.permute_dims(value, [order.index(a) for a in range(len(shape))]))
+
+
+def _moments(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    axis = len(types[0].shape) - 2
+    mean, _, variance = _centred(b, x[0], [axis])
+    return b.emit(R.concat([mean, variance], axis=axis))
+
+
+def _merged_moments(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    batch, parts, _, channels = (int(d) for d in types[0].shape)
+    grouped = [batch, parts, op["groups"], channels // op["groups"]]
+    means, inside = (
+        b.emit(R.reshape(b.emit(R.strided_slice(x[0], [2], [k], [k + 1])), grouped))
+        for k in range(2)
+    )
+    mean, _, between = _centred(b, means, [1, 3])
+    variance = b.emit(R.add(b.emit(R.mean(inside, axis=[1, 3], keepdims=True)), between))
+    deviation = b.emit(R.sqrt(b.emit(R.add(variance, relax.const(op["epsilon"], op.type.dtype)))))
+    scale = b.emit(R.divide(relax.const(1.0, op.type.dtype), deviation))
+    wide = [batch, 1, grouped[2], grouped[3]]
+    both = [
+        b.emit(R.reshape(b.emit(R.broadcast_to(v, wide)), [batch, 1, channels]))
+        for v in (mean, scale)
+    ]
+    return b.emit(R.concat(both, axis=1))
+
+
 def _matmul(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
     return b.emit(R.matmul(x[0], x[1]))
 
@@ -227,6 +273,9 @@ SPELLINGS: dict[str, Spelling] = {
     "log_softmax": _softmax(R.nn.log_softmax),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "moments": _moments,
+    "merged_moments": _merged_moments,
     "matmul": _matmul,
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,

@@ -66,15 +66,63 @@ def test_layer_norm(power: bool, reciprocal: bool) -> None:
     assert after.operators["y"]["epsilon"] == pytest.approx(1e-5)
 
 
-def test_normalisation_over_another_axis_is_no_layer_norm() -> None:
+def centred_over(g: Graph, x: str, axes: tuple[int, ...]) -> str:
+    centred = g.add("subtract", (x, g.add("mean", (x,), axes=axes, keepdims=True)))
+    variance = g.add("mean", (g.add("multiply", (centred,) * 2),), axes=axes, keepdims=True)
+    return g.add("divide", (centred, g.add("sqrt", (g.add("add", (variance, number(g, 1e-5))),))))
+
+
+def affine(g: Graph, y: str, *shape: int) -> str:
+    return g.add("add", (g.add("multiply", (y, weights(g, *shape))), weights(g, *shape)))
+
+
+def test_normalisation_over_another_axis() -> None:
+    """SAM's LayerNorm2d, scale and shift folded through the permutation."""
+    graph = build(lambda g, x: affine(g, centred_over(g, x, (1,)), 5, 1, 1), (2, 5, 4, 3))
+    after = same(graph, {"permute": 2, "layer_norm": 1}, 2e-6)
+    norm = next(op for op in after.operators.values() if op.kind == "layer_norm")
+    assert after.types[norm.inputs[1]].shape == (5,)
+
+
+@pytest.mark.parametrize(("axes", "groups"), [((1, 2, 3), 1), ((2, 3), 6)])
+def test_normalisation_over_the_image(axes: tuple[int, ...], groups: int) -> None:
+    graph = build(lambda g, x: affine(g, centred_over(g, x, axes), 6, 1, 1), (2, 6, 4, 3))
+    after = same(graph, {"group_norm": 1}, 2e-6)
+    (norm,) = after.operators.values()
+    assert norm["groups"] == groups and norm["axis"] == 1
+
+
+def test_variances_over_other_axes_than_the_mean_are_no_normalisation() -> None:
     def body(g: Graph, x: str) -> str:
         centred = g.add("subtract", (x, g.add("mean", (x,), axes=(1,), keepdims=True)))
-        variance = g.add("mean", (g.add("multiply", (centred,) * 2),), axes=(1,), keepdims=True)
-        return g.add(
-            "divide", (centred, g.add("sqrt", (g.add("add", (variance, number(g, 1e-5))),)))
-        )
+        variance = g.add("mean", (g.add("multiply", (centred,) * 2),), axes=(2,), keepdims=True)
+        root = g.add("sqrt", (g.add("add", (variance, number(g, 1e-5))),))
+        return g.add("divide", (centred, root))
 
-    assert "layer_norm" not in canonicalize(build(body)).histogram()
+    kinds = canonicalize(build(body)).histogram()
+    assert "layer_norm" not in kinds and "group_norm" not in kinds
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_group_norm_laid_flat(groups: int) -> None:
+    """As PyTorch's exporters write it: reshape, InstanceNormalization, reshape, scale, shift."""
+
+    def body(g: Graph, x: str) -> str:
+        flat = g.add("reshape", (x,), TensorType((2, groups, 72 // groups)))
+        y = g.add("reshape", (centred_over(g, flat, (2,)),), TensorType((2, 6, 4, 3)))
+        return affine(g, y, 6, 1, 1)
+
+    after = same(build(body, (2, 6, 4, 3)), {"group_norm": 1}, 2e-6)
+    (norm,) = after.operators.values()
+    assert norm["groups"] == groups
+
+
+def test_rows_of_tokens_are_no_groups() -> None:
+    def body(g: Graph, x: str) -> str:
+        flat = g.add("reshape", (x,), TensorType((10, 8)))
+        return g.add("reshape", (centred_over(g, flat, (1,)),), TensorType((2, 5, 8)))
+
+    assert "group_norm" not in canonicalize(build(body)).histogram()
 
 
 def _erf_gate(g: Graph, x: str, divide: bool) -> str:

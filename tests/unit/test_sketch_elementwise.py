@@ -344,3 +344,61 @@ def test_not_its_business() -> None:
         [Operator("relu", ("x",), "y", TensorType(("n", 4)))], {"x": TensorType(("n", 4))}, []
     )
     assert elementwise.match(symbolic, machine) is None
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((1, 56, 9, 24), (0, 3, 1, 2)),
+        ((2, 33, 5, 19), (0, 2, 3, 1)),
+        ((70, 197), (1, 0)),
+        ((3, 16, 128), (0, 2, 1)),
+        ((2, 17, 3, 130), (3, 0, 2, 1)),
+    ],
+)
+def test_blocks_turned_in_registers(
+    shape: tuple[int, ...], axes: tuple[int, ...], name: str
+) -> None:
+    """A transposed and a plain operand, arithmetic behind; sizes that no block divides."""
+    machine = runnable(name)
+    turned = tuple(shape[a] for a in axes)
+    gate = turned[-1:] if turned[-1] >= 16 else (1,)  # else no vector would run along it
+    made = make_stage(
+        [
+            Operator("permute", ("x",), "t", TensorType(turned), make_attrs(axes=axes)),
+            Operator("add", ("t", "z"), "s", TensorType(turned)),
+            Operator("multiply", ("s", "g"), "y", TensorType(turned)),
+        ],
+        {"x": TensorType(shape), "z": TensorType(turned), "g": TensorType(gate)},
+        [],
+    )
+    sketch = elementwise.match(made, machine)
+    assert sketch is not None
+    assert sketch.tiling is not None and sketch.tiling.turned == ("x",)
+    inputs = random_inputs(made, fresh_seed())
+    for config in some_configs(sketch):
+        got = build(sketch, config, machine)(*inputs, unaligned=True)
+        assert_close(got, reference(made, inputs), 1e-6)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_a_permute_of_tokens_to_an_image_is_turned(name: str) -> None:
+    """Tokens [1, 196, 40] to [1, 40, 14, 14] and on to a flat row a channel."""
+    machine = runnable(name)
+    made = make_stage(
+        [
+            Operator("reshape", ("x",), "i", TensorType((1, 14, 14, 40))),
+            Operator(
+                "permute", ("i",), "p", TensorType((1, 40, 14, 14)), make_attrs(axes=(0, 3, 1, 2))
+            ),
+            Operator("reshape", ("p",), "y", TensorType((40, 196))),
+        ],
+        {"x": TensorType((1, 196, 40))},
+        [],
+    )
+    sketch = elementwise.match(made, machine)
+    assert sketch is not None and sketch.tiling is not None
+    (x,) = random_inputs(made, fresh_seed())
+    got = build(sketch, some_configs(sketch)[0], machine)(x)
+    np.testing.assert_array_equal(got, reference(made, [x], precise=False))

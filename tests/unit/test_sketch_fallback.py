@@ -208,6 +208,12 @@ def test_norms() -> None:
         stage = single("layer_norm", [T(shape), T((d,)), T((d,))], T(shape), epsilon=1e-5)
         check(stage, tolerance=1e-4 if d == 1 else 1e-5)
         check(single("rms_norm", [T(shape), T((d,))], T(shape), epsilon=1e-6))
+    for axis, shape in ((1, (2, 6, 3, 5)), (3, (2, 3, 5, 6))):
+        attrs = {"groups": 3, "epsilon": 1e-5, "axis": axis}
+        check(single("group_norm", [T(shape), T((6,)), T((6,))], T(shape), **attrs))
+    check(single("moments", [T((2, 7, 5))], T((2, 2, 5))))
+    merged = single("merged_moments", [T((2, 3, 2, 6))], T((2, 2, 6)), groups=2, epsilon=1e-5)
+    check(merged, *(abs(x) for x in random_inputs(merged, fresh_seed())))
     x, g, b = random_inputs(
         single("layer_norm", [T((4, 64)), T((64,)), T((64,))], T((4, 64)), epsilon=1e-5),
         fresh_seed(),
@@ -623,8 +629,12 @@ def test_every_kind_is_covered() -> None:
             "log_softmax",
             "layer_norm",
             "rms_norm",
+            "group_norm",
+            "moments",
+            "merged_moments",
             "matmul",
             "conv2d",
+            "conv_transpose2d",
             "attention",
             "max_pool2d",
             "avg_pool2d",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy
 
 from gtco.graph.graph import Graph
-from gtco.tensor.stage import Operator
+from gtco.tensor.stage import Dim, Operator
 
 Rule = Callable[[Graph, Operator], str | None]
 
@@ -56,14 +56,16 @@ def made_by(graph: Graph, tensor: str, *kinds: str) -> Operator | None:
     return op if op is not None and op.kind in kinds else None
 
 
-def last_axis_vector(graph: Graph, tensor: str, size: int) -> numpy.ndarray | None:
-    """A constant that broadcasts along the last axis alone, as a vector of ``size``."""
+def axis_vector(graph: Graph, tensor: str, axis: int, shape: Sequence[Dim]) -> numpy.ndarray | None:
+    """A constant that varies along one axis of ``shape`` alone, broadcast to it, as a vector."""
     value = graph.constants.get(tensor)
-    if value is None or value.dtype.kind != "f":
+    if value is None or value.dtype.kind != "f" or not isinstance(shape[axis], int):
         return None
+    size = int(shape[axis])
     if value.size == 1:
         return numpy.broadcast_to(value.reshape(()), (size,))
-    if value.ndim and value.shape[-1] == size == value.size:
+    here = axis - len(shape) + value.ndim
+    if here >= 0 and value.shape[here] == size == value.size:
         return value.reshape(size)
     return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy
 
 from gtco.graph.graph import Graph
-from gtco.graph.rewrites.apply import apply_rule, last_axis_vector, made_by, with_constant
+from gtco.graph.rewrites.apply import apply_rule, axis_vector, made_by, with_constant
 from gtco.tensor.stage import Operator, TensorType
 
 _MOVEMENT = ("reshape", "permute", "slice")
@@ -60,7 +60,7 @@ def _projection(graph: Graph, tensor: str) -> _Projection | None:
         product = made_by(graph, pair[0], "matmul") if pair is not None else None
         if pair is None or product is None or graph.only_user(product.output) is None:
             return None
-        bias = last_axis_vector(graph, pair[1], int(op.type.shape[-1]))
+        bias = axis_vector(graph, pair[1], len(op.type.shape) - 1, op.type.shape)
         if bias is None:
             return None
     if product is None or product.kind != "matmul" or product.output in graph.outputs:

@@ -7,6 +7,9 @@
         for segment of the row:                  # between them the source changes (concat, pad)
           for block of lanes, then the odd tail: # vectors
             output[row, j] = expression
+
+Where inputs run along another axis than the output, :mod:`gtco.tensor.sketch.transposing` has the
+loops.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Reader, readable
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.sketch.streaming import (
+    GATHER,
     TASK_ELEMENTS,
     Probe,
     bind_range,
@@ -39,7 +43,9 @@ from gtco.tensor.sketch.streaming import (
     tasks_of_rows,
     unflatten,
     vector_runs,
+    vectorizable,
 )
+from gtco.tensor.sketch.transposing import Tiling, emit_tiles, tiling
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.stage import Stage
 
@@ -103,10 +109,20 @@ class Elementwise:
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
-            return Decision(
-                "rows", rows_per_task(self.grid.units, self.grid.length, self.target.cores)
+            units, work = (
+                (self.tiling.units, self.tiling.work)
+                if self.tiling is not None
+                else (self.grid.units, self.grid.length)
             )
+            return Decision("rows", rows_per_task(units, work, self.target.cores))
         return None
+
+    @cached_property
+    def tiling(self) -> Tiling | None:
+        """The blocks to be turned, where the stage transposes."""
+        if self.grid.regular or not vectorizable(self.stage):
+            return None
+        return tiling(self.stage, self.target.lanes)
 
     @cached_property
     def grid(self) -> Grid:
@@ -201,16 +217,47 @@ class Elementwise:
         return not any(depends_on(c, j) for c in probe.conditions)
 
     def workload(self, config: Config) -> Workload:
+        lanes = self.target.lanes
+        if self.tiling is not None:
+            tasks = ceil(self.tiling.units / config["rows"])
+            turning = (lanes.bit_length() + 1) * len(self.tiling.turned)
+            return streaming_workload(self.stage, self.target, tasks, 1.0 + turning)
+        tasks = ceil(self.grid.units / config["rows"])
         return streaming_workload(
-            self.stage, self.target, ceil(self.grid.units / config["rows"]), 1.0
+            self.stage, self.target, tasks, 1.0 + self.gathers * GATHER * lanes
         )
+
+    @cached_property
+    def gathers(self) -> int:
+        """Loads that are made lane by lane, where no block is turned; what jumps between vectors
+        (a concat) is not counted.
+        """
+        grid = self.grid
+        if grid.regular:
+            return 0
+        probe, j = self.probed(grid.outer, grid.inner, Segment(0, grid.length))
+        return sum(s not in (0, 1) for s in strides(probe, j))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = _Plan(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
+        if self.tiling is not None:
+            return self.turned(config["rows"], symbol, self.tiling)
+        plan = _Plan(self, config["rows"])
         function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, plan.emit)
         return Program(function, plan.tasks, 0, {})
+
+    def turned(self, rows: int, symbol: str, grid: Tiling) -> Program:
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(
+            symbol,
+            types,
+            self.stage.output.type,
+            0,
+            self.target.lanes,
+            lambda em, args: emit_tiles(em, args, self.stage, grid, rows),
+        )
+        return Program(function, ceil(grid.units / rows), 0, {})
 
 
 class _Plan:

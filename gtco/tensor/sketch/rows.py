@@ -21,22 +21,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
+from tvm import tirx
+
 from gtco.target import Target
-from gtco.tensor.emit import kernel
+from gtco.tensor.emit import Emitter, Expr, kernel
 from gtco.tensor.expression import Epilogue, epilogue, prologue_readable
+from gtco.tensor.sketch.columns import CHUNK
 from gtco.tensor.sketch.rows_plan import REDUCTIONS, RowsPlan
 from gtco.tensor.sketch.streaming import (
+    GATHER,
+    Probe,
+    bind_range,
+    depends_on,
     is_static,
+    probe_epilogue,
     rows_per_task,
     shape_of,
+    split_flat,
     streaming_workload,
+    strides,
     vectorizable,
 )
 from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
 NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
-CHUNK = 4  # vectors of columns that a task reduces side by side
 
 
 def match(stage: Stage, target: Target) -> Rows | None:
@@ -127,6 +136,47 @@ class Rows:
         """Is the reduced tensor an input, its rows contiguous?"""
         return self.op.inputs[0] not in self.stage.producers
 
+    @cached_property
+    def piece(self) -> int:
+        """The longest piece of a row in which neighbours are neighbours in everything that is read
+        and written: it is what vector loops run over. The whole row where none is long enough.
+        """
+        if not self.by_rows:
+            return self.length
+        lanes = self.target.lanes
+        sizes = {self.length}
+        for known in self.stage.types.values():
+            shape = [int(d) for d in known.shape]
+            sizes |= {prod(shape[k:]) for k in range(len(shape))}
+        fitting = sorted(
+            (n for n in sizes if n and self.length % n == 0 and n >= lanes), reverse=True
+        )
+        return next((n for n in fitting if not self.scattered(n)), self.length)
+
+    @cached_property
+    def gathers(self) -> int:
+        """Loads and stores that are made lane by lane."""
+        return self.scattered(self.piece)
+
+    def scattered(self, piece: int) -> int:
+        """How many loads and stores are no vectors in a piece of ``piece`` positions."""
+        probe = Probe(self.stage, Emitter(self.target.lanes), {})
+        i, p = tirx.Var("i", "int32"), tirx.Var("p", "int32")
+        bind_range(probe.emitter, i, 0, piece)
+        bind_range(probe.emitter, p, 0, self.length // piece)
+        outer: list[Expr] = []
+        for extent in self.kept[: self.trailing]:
+            axis = tirx.Var("o", "int32")
+            bind_range(probe.emitter, axis, 0, extent)
+            outer.append(axis if extent > 1 else 0)
+        j = i if piece == self.length else p * piece + i
+        index = [*outer, *split_flat(j, self.shape[self.trailing :])]
+        probe.value(self.op.inputs[0], index)
+        if self.op.kind in NORMALISATIONS:
+            probe_epilogue(probe, self.tail, index)
+        away = [s for s in strides(probe, i) if s not in (0, 1)]
+        return len(away) + sum(depends_on(c, i) for c in probe.conditions)
+
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
@@ -138,6 +188,8 @@ class Rows:
         passes = {"softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0}.get(
             self.op.kind, 1.5
         )
+        if self.by_rows:
+            passes += self.gathers * GATHER * self.target.lanes
         return streaming_workload(
             self.stage, self.target, ceil(self.units / config["rows"]), passes
         )

@@ -9,9 +9,10 @@ from typing import Protocol
 from tvm import tirx
 
 from gtco.tensor import math, scalar
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.fold import Combine, Over, add, fold
+from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.streaming import split_flat, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.stage import Operator, Stage
 
@@ -45,6 +46,8 @@ class Reduced(Protocol):
     def units(self) -> int: ...
     @property
     def plain(self) -> bool: ...
+    @property
+    def piece(self) -> int: ...
     @property
     def workspace(self) -> int: ...
 
@@ -95,10 +98,11 @@ class RowsPlan:
 
     def each(self, body: Callable[[Expr], None]) -> None:
         """``body(j)`` for every position of the row, in vectors."""
-        em = self.em
-        for begin, count, lanes in vector_runs(self.sketch.length, em.lanes):
-            with em.loop(count, "block") as block, em.vector(lanes) as lane:
-                body(begin + block * lanes + lane)
+        em, piece = self.em, self.sketch.piece
+        with em.loop(self.sketch.length // piece, "piece") as p:
+            for begin, count, lanes in vector_runs(piece, em.lanes):
+                with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                    body(p * piece + begin + block * lanes + lane)
 
     def fold(
         self,
@@ -218,73 +222,52 @@ class RowsPlan:
         """``width`` neighbouring columns from ``first``, reduced side by side."""
         em, sketch = self.em, self.sketch
         kind = sketch.op.kind
-        runs = [
-            (b + k * n, n) for b, count, n in vector_runs(width, em.lanes) for k in range(count)
-        ]
-        extents = [sketch.shape[a] for a in sketch.axes]
+        columns = ColumnChunk(em, sketch.shape, sketch.axes, outer, first, width)
 
-        def across(body: Callable[[list[Expr], int, int], None]) -> None:
-            """body(index, begin, lane's variable) for every reduced position and column."""
-            with em.loop(prod(extents), "r") as r:
-                position = list(outer)
-                for axis, i in zip(sketch.axes, unflatten(em, r, extents), strict=True):
-                    position[axis] = i
-                for begin, lanes in runs:
-                    with em.vector(lanes) as lane:
-                        body([*position[:-1], first + begin + lane], begin, lane)
-
-        def read(index: list[Expr]) -> Expr:
+        def read(index: list[Expr], begin: int, lane: Expr) -> Expr:
             return self.reader.value(sketch.op.inputs[0], index)
 
-        def gather(
-            value: Callable[[list[Expr], int, Expr], Expr], combine: Combine, start: float
-        ) -> Array:
-            acc = em.registers(width)
-            for begin, lanes in runs:
-                with em.vector(lanes) as lane:
-                    em.store(acc, [begin + lane], tirx.const(start, "float32"))
-            across(
-                lambda index, begin, lane: em.store(
-                    acc,
-                    [begin + lane],
-                    combine(em.load(acc, [begin + lane]), value(index, begin, lane)),
+        if kind in REDUCTIONS:
+            acc = columns.fold(read, *_combination(em, kind))
+            columns.each(
+                lambda begin, lane: self.finish(
+                    [*outer[:-1], first + begin + lane], em.load(acc, [begin + lane])
                 )
             )
-            return acc
-
-        if kind in REDUCTIONS:
-            combine, start = _combination(em, kind)
-            acc = gather(lambda index, begin, lane: read(index), combine, start)
-            for begin, lanes in runs:
-                with em.vector(lanes) as lane:
-                    self.finish([*outer[:-1], first + begin + lane], em.load(acc, [begin + lane]))
             return
         assert kind in ("softmax", "log_softmax"), kind
-        top = gather(lambda index, begin, lane: read(index), _maximum, -inf)
-        total = gather(
-            lambda index, begin, lane: math.exp_nonpositive(
-                em, read(index) - em.load(top, [begin + lane])
-            ),
-            add,
-            0.0,
-        )
-        for begin, lanes in runs:
-            with em.vector(lanes) as lane:
-                s = em.load(total, [begin + lane])
-                em.store(
-                    total,
-                    [begin + lane],
-                    tirx.const(1.0, "float32") / s if kind == "softmax" else math.log(em, s),
-                )
+        soft = kind == "softmax"
+        top = columns.fold(read, _maximum, -inf)
+        keep = soft and self.sketch.stage.output.type.dtype == "float32"
+
+        def exponential(index: list[Expr], begin: int, lane: Expr) -> Expr:
+            e = math.exp_nonpositive(em, read(index, begin, lane) - em.load(top, [begin + lane]))
+            if keep:  # where the result will be: exp is dearer than storing twice
+                where = sketch.tail.positions([em.index(i) for i in index])
+                em.store(self.args.output, where[sketch.stage.output.output], e)
+            return e
+
+        total = columns.fold(exponential, add, 0.0)
+
+        def invert(begin: int, lane: Expr) -> None:
+            s = em.load(total, [begin + lane])
+            value = tirx.const(1.0, "float32") / s if soft else math.log(em, s)
+            em.store(total, [begin + lane], value)
+
+        columns.each(invert)
 
         def element(index: list[Expr], begin: int, lane: Expr) -> None:
-            shifted = read(index) - em.load(top, [begin + lane])
             s = em.load(total, [begin + lane])
-            value = math.exp_nonpositive(em, shifted) * s if kind == "softmax" else shifted - s
-            result, where = sketch.tail.value(self.reader, index, em.let(value))
-            em.store(self.args.output, where, result)
+            if keep:
+                where = sketch.tail.positions([em.index(i) for i in index])
+                value = em.load(self.args.output, where[sketch.stage.output.output]) * s
+            else:
+                shifted = read(index, begin, lane) - em.load(top, [begin + lane])
+                value = math.exp_nonpositive(em, shifted) * s if soft else shifted - s
+            result, at = sketch.tail.value(self.reader, index, em.let(value))
+            em.store(self.args.output, at, result)
 
-        across(element)
+        columns.across(element)
 
 
 def _maximum(a: Expr, b: Expr) -> Expr:

@@ -21,12 +21,13 @@ from tvm.sym import detect_linear_equation
 from gtco.target import Target
 from gtco.tensor import scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Reader, broadcast_index
+from gtco.tensor.expression import Epilogue, Reader, broadcast_index
 from gtco.tensor.intrinsics.table import ELEMENTWISE_COST
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.space import Layer, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
+GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
 
 
@@ -223,6 +224,19 @@ class Probe(Reader):
 
     def known_bool(self, condition: Expr) -> bool | None:
         return self.emitter.known(condition)
+
+
+def probe_epilogue(probe: Probe, tail: Epilogue, index: Sequence[Expr]) -> None:
+    """What the epilogue loads for the anchor's element at ``index``, and where its result goes,
+    recorded like a load.
+    """
+    where = tail.positions([probe.emitter.index(i) for i in index])
+    for op in tail.operators:
+        for x in op.inputs:
+            if x not in where:
+                probe.value(x, broadcast_index(where[op.output], probe.shape(x)))
+    output = tail.stage.output.output
+    probe.load(output, where[output])
 
 
 def strides(probe: Probe, var: Any) -> list[int | None]:

@@ -1,0 +1,283 @@
+"""Sketch rules for the two halves of a normalisation that is split over tasks, structures SRS.
+
+``moments``, of a part of the positions, mean first, then the deviations about it from cache::
+
+    for task in outer index x chunks of columns:  # parallel
+      mean[column] = sum over r of prologue(r, column) / R
+      variance[column] = sum over r of (prologue(r, column) - mean[column])^2 / R
+
+``merged_moments``, of all parts (of one size) and of a group's columns; it reads little::
+
+    for task in batch x blocks of groups:         # parallel
+      for column: mean of the parts' means; mean of their variances and of their means' deviations
+      for group: the same over its columns; output mean and 1/sqrt(variance + epsilon)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Reader, prologue_readable
+from gtco.tensor.fold import add, fold
+from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
+from gtco.tensor.sketch.streaming import (
+    is_static,
+    rows_per_task,
+    shape_of,
+    streaming_workload,
+    tasks_of_rows,
+    unflatten,
+    vector_runs,
+    vectorizable,
+)
+from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.stage import Operator, Stage
+
+BLOCK = 64  # channels of a merging task, at least, where there are so many
+
+
+def match(stage: Stage, target: Target) -> Moments | MergedMoments | None:
+    """The stage where it ends in float32 moments with a readable prologue, else None."""
+    op = stage.output
+    if op.kind not in ("moments", "merged_moments") or not is_static(stage):
+        return None
+    if op.type.dtype != "float32" or stage.types[op.inputs[0]].size == 0:
+        return None
+    if not prologue_readable(stage, op.inputs) or not vectorizable(stage):
+        return None
+    return Moments(stage, target, op) if op.kind == "moments" else MergedMoments(stage, target, op)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and variance along the last axis but one, on a CPU."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+
+    name = "moments"
+    structure = "SRS"
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return shape_of(self.stage, self.op.inputs[0])
+
+    @property
+    def chunk(self) -> int:
+        return min(self.shape[-1], CHUNK * self.target.lanes)
+
+    @property
+    def chunks(self) -> int:
+        return ceil(self.shape[-1] / self.chunk)
+
+    @property
+    def units(self) -> int:
+        return prod(self.shape[:-2]) * self.chunks
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "rows" in chosen:
+            return None
+        work = self.shape[-2] * self.chunk
+        return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+
+    def workload(self, config: Config) -> Workload:
+        tasks = ceil(self.units / config["rows"])
+        return streaming_workload(self.stage, self.target, tasks, 3.0)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        def body(em: Emitter, args: KernelArguments) -> None:
+            reader = Reader(self.stage, em, args.inputs)
+            with tasks_of_rows(em, args, self.units, config["rows"]) as unit:
+                *outer, chunk = unflatten(em, unit, (*self.shape[:-2], self.chunks))
+                first = chunk * self.chunk
+                rest = self.shape[-1] - (self.chunks - 1) * self.chunk
+                em.branch(
+                    chunk < (self.chunks - 1 if rest < self.chunk else self.chunks),
+                    lambda: self.columns(em, args, reader, outer, first, self.chunk),
+                    lambda: self.columns(em, args, reader, outer, first, rest),
+                )
+
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
+        return Program(function, ceil(self.units / config["rows"]), 0, {})
+
+    def columns(
+        self,
+        em: Emitter,
+        args: KernelArguments,
+        reader: Reader,
+        outer: list[Expr],
+        first: Expr,
+        width: int,
+    ) -> None:
+        axis, share = len(self.shape) - 2, tirx.const(1.0 / self.shape[-2], "float32")
+        chunk = ColumnChunk(em, self.shape, [axis], [*outer, 0, 0], first, width)
+        x = self.op.inputs[0]
+        mean = chunk.fold(lambda index, begin, lane: reader.value(x, index), add, 0.0)
+
+        def finish_mean(begin: int, lane: Expr) -> None:
+            value = em.let(em.load(mean, [begin + lane]) * share)
+            em.store(mean, [begin + lane], value)
+            em.store(args.output, [*outer, 0, first + begin + lane], value)
+
+        chunk.each(finish_mean)
+
+        def square(index: list[Expr], begin: int, lane: Expr) -> Expr:
+            d = em.let(reader.value(x, index) - em.load(mean, [begin + lane]), "d")
+            return d * d
+
+        squares = chunk.fold(square, add, 0.0)
+        chunk.each(
+            lambda begin, lane: em.store(
+                args.output,
+                [*outer, 1, first + begin + lane],
+                em.load(squares, [begin + lane]) * share,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class MergedMoments:
+    """The moments of parts as one mean and one scale a channel, on a CPU."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+
+    name = "merged_moments"
+    structure = "SRS"
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Batch, parts, 2, channels."""
+        return shape_of(self.stage, self.op.inputs[0])
+
+    @property
+    def size(self) -> int:
+        """Channels of a group."""
+        return self.shape[3] // int(self.op["groups"])
+
+    @cached_property
+    def block(self) -> int:
+        """Groups that one task takes together."""
+        groups = int(self.op["groups"])
+        return next(n for n in range(1, groups + 1) if groups % n == 0 and (
+            n * self.size >= BLOCK or n == groups
+        ))  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """Channels of a task."""
+        return self.block * self.size
+
+    @property
+    def units(self) -> int:
+        return self.shape[0] * (self.shape[3] // self.width)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes: mean and variance of a task's channels."""
+        return 4 * 2 * self._padded
+
+    @property
+    def _padded(self) -> int:
+        return -(-self.width // 16) * 16
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "rows" in chosen:
+            return None
+        work = self.shape[1] * 2 * self.width
+        return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+
+    def workload(self, config: Config) -> Workload:
+        tasks = ceil(self.units / config["rows"])
+        return streaming_workload(self.stage, self.target, tasks, 6.0)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        def body(em: Emitter, args: KernelArguments) -> None:
+            reader = Reader(self.stage, em, args.inputs)
+            blocks = self.shape[3] // self.width
+            with tasks_of_rows(em, args, self.units, config["rows"]) as unit:
+                batch, block = unflatten(em, unit, (self.shape[0], blocks))
+                self.columns(em, args, reader, batch, block * self.width)
+                self.groups(em, args, batch, block * self.width)
+
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, body
+        )
+        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+
+    def columns(
+        self, em: Emitter, args: KernelArguments, reader: Reader, batch: Expr, first: Expr
+    ) -> None:
+        """Every channel's parts merged, into scratch."""
+        held = args.scratch((2, self._padded), 0)
+        share = tirx.const(1.0 / self.shape[1], "float32")
+        x = self.op.inputs[0]
+        for begin, count, width in vector_runs(self.width, CHUNK * em.lanes):
+            with em.loop(count, "chunk") as n:
+                start = em.index(begin + n * width)
+                chunk = ColumnChunk(em, self.shape, [1], [batch, 0, 0, 0], first + start, width)
+                mean = chunk.fold(lambda index, b, lane: reader.value(x, index), add, 0.0)
+                chunk.each(
+                    lambda b, lane, m=mean: em.store(  # type: ignore[misc]
+                        m, [b + lane], em.load(m, [b + lane]) * share
+                    )
+                )
+
+                def spread(index: list[Expr], b: int, lane: Expr, m: Expr = mean) -> Expr:
+                    d = em.let(reader.value(x, index) - em.load(m, [b + lane]), "d")
+                    inside = reader.value(x, [*index[:2], 1, index[3]])
+                    return inside + d * d
+
+                total = chunk.fold(spread, add, 0.0)
+
+                def keep(
+                    b: int, lane: Expr, at: Expr = start, m: Expr = mean, v: Expr = total
+                ) -> None:
+                    em.store(held, [0, at + b + lane], em.load(m, [b + lane]))
+                    em.store(held, [1, at + b + lane], em.load(v, [b + lane]) * share)
+
+                chunk.each(keep)
+
+    def groups(self, em: Emitter, args: KernelArguments, batch: Expr, first: Expr) -> None:
+        """Every group's channels merged and written for each of them."""
+        held = args.scratch((2, self._padded), 0)
+        epsilon = tirx.const(float(self.op["epsilon"]), "float32")
+        one = tirx.const(1.0, "float32")
+        if self.size == 1:
+            for begin, count, lanes in vector_runs(self.width, em.lanes):
+                with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                    j = begin + block * lanes + lane
+                    em.store(args.output, [batch, 0, first + j], em.load(held, [0, j]))
+                    deviation = tirx.sqrt(em.load(held, [1, j]) + epsilon)
+                    em.store(args.output, [batch, 1, first + j], one / deviation)
+            return
+        share = tirx.const(1.0 / self.size, "float32")
+        with em.loop(self.block, "group") as group:
+            start = em.let_index(group * self.size, "start")
+            mean = em.let(
+                fold(em, self.size, lambda j: em.load(held, [0, start + j]), add, 0.0) * share,
+                "mean",
+            )
+
+            def spread(j: Expr) -> Expr:
+                d = em.let(em.load(held, [0, start + j]) - mean, "d")
+                return em.load(held, [1, start + j]) + d * d
+
+            variance = fold(em, self.size, spread, add, 0.0) * share
+            scale = em.let(one / tirx.sqrt(variance + epsilon), "scale")
+            for begin, count, lanes in vector_runs(self.size, em.lanes):
+                with em.loop(count, "block") as block, em.vector(lanes) as lane:
+                    j = first + start + begin + block * lanes + lane
+                    em.store(args.output, [batch, 0, j], mean)
+                    em.store(args.output, [batch, 1, j], scale)

@@ -1,0 +1,220 @@
+"""Element-wise stages that transpose: blocks turned in registers instead of lanes gathered one by
+one.
+
+Where the output runs along its last axes (``j``) and an input along others (``t``)::
+
+    for task in other axes x chunks of t x chunks of j:      # parallel
+      for block of lanes of t, for block of lanes of j:
+        for each such input: lanes vectors along t -> transposed, vectors along j
+        for each t of the block: output[.., t, .., j] = expression, other inputs read along j
+
+The last block of a chunk begins early enough to be whole, so that it overlaps the one before:
+a chunk belongs to one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from tvm import tirx
+
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.expression import Reader
+from gtco.tensor.sketch.streaming import (
+    Probe,
+    bind_range,
+    depends_on,
+    shape_of,
+    split_flat,
+    strides,
+    tasks_of_rows,
+    unflatten,
+)
+from gtco.tensor.stage import Stage
+from gtco.tensor.transpose import transpose
+
+CHUNK = 64  # positions of either axis that a task's tile has: 16 KB in, 16 KB out
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The ``turned`` inputs are contiguous along the output's axes ``first`` to ``stop`` as one
+    (t); all others, and the output of ``shape``, along those from ``cut`` on (j).
+    """
+
+    shape: tuple[int, ...]
+    first: int
+    stop: int
+    cut: int
+    turned: tuple[str, ...]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Of t and of j."""
+        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """How many of t and of j; the last of either takes what is left over."""
+        t, j = (max(1, n // CHUNK) for n in self.extents)
+        return t, j
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What units count: the axes that are neither, then chunks of t and of j."""
+        rest = (*self.shape[: self.first], *self.shape[self.stop : self.cut])
+        return (*rest, *self.chunks)
+
+    @property
+    def units(self) -> int:
+        return prod(self.outer)
+
+    @property
+    def work(self) -> int:
+        """Elements of one unit."""
+        return prod(self.shape) // self.units
+
+    def index(self, rest: Sequence[Expr], t: Expr, j: Expr) -> list[Expr]:
+        """The output's index at positions ``t`` and ``j``, ``rest`` along the other axes."""
+        return [
+            *rest[: self.first],
+            *split_flat(t, self.shape[self.first : self.stop]),
+            *rest[self.first :],
+            *split_flat(j, self.shape[self.cut :]),
+        ]
+
+
+def tiling(stage: Stage, lanes: int) -> Tiling | None:
+    """The axes whose blocks, turned, make every load a vector; None where there are none."""
+    shape = shape_of(stage, stage.output.output)
+    if any(op.kind == "gather" for op in stage.operators):
+        return None
+    probe = Probe(stage, Emitter(lanes), {})
+    axes = [tirx.Var(f"i{n}", "int32") for n in range(len(shape))]
+    for axis, extent in zip(axes, shape, strict=True):
+        bind_range(probe.emitter, axis, 0, extent)
+    index = [axis if n > 1 else 0 for axis, n in zip(axes, shape, strict=True)]
+    probe.value(stage.output.output, index)
+    names = [name for name, _ in probe.loads]
+    steps = [strides(probe, axis) for axis in axes]  # by axis and load
+    smooth = [not any(depends_on(c, axis) for c in probe.conditions) for axis in axes]
+
+    def along(load: int, first: int, stop: int) -> int | None:
+        """How far neighbours along these axes as one lie apart; None where it differs."""
+        found: int | None = 0
+        reach = 1
+        for n in range(stop - 1, first - 1, -1):
+            if shape[n] == 1:
+                continue
+            step = steps[n][load]
+            if reach == 1:
+                found = step
+            elif step is None or found is None or step != found * reach:
+                return None
+            reach *= shape[n]
+        return found
+
+    for cut in range(1, len(shape)):
+        if prod(shape[cut:]) < lanes or not all(smooth[cut:]):
+            continue
+        loads = range(len(names))
+        turned = [n for n in loads if along(n, cut, len(shape)) not in (0, 1)]
+        inputs = tuple(names[n] for n in turned)
+        if not turned or any(names.count(x) > 1 for x in inputs):
+            continue
+        if any(stage.types[x].dtype != "float32" for x in inputs):
+            continue
+        for stop in range(cut, 0, -1):
+            for first in range(stop):
+                if (
+                    prod(shape[first:stop]) >= lanes
+                    and all(smooth[first:stop])
+                    and all(along(n, first, stop) == 1 for n in turned)
+                ):
+                    return Tiling(shape, first, stop, cut, inputs)
+    return None
+
+
+@dataclass
+class _TileReader(Reader):
+    """Reads the turned inputs from their tile, at the position set before."""
+
+    tiles: dict[str, Array] = field(default_factory=dict)
+    at: Expr = 0
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        if tensor in self.tiles:
+            return self.emitter.load(self.tiles[tensor], [self.at])
+        return super().load(tensor, index)
+
+
+def emit_tiles(
+    em: Emitter, args: KernelArguments, stage: Stage, grid: Tiling, per_task: int
+) -> None:
+    """The whole kernel's loops, ``per_task`` units a task."""
+    lanes = em.lanes
+    reader = _TileReader(stage, em, args.inputs)
+    with tasks_of_rows(em, args, grid.units, per_task) as unit:
+        *rest, t_chunk, j_chunk = unflatten(em, unit, grid.outer)
+        t_span = _span(em, t_chunk, grid.extents[0])
+        j_span = _span(em, j_chunk, grid.extents[1])
+        with em.range(0, _blocks(t_span, lanes), "tb") as tb:
+            t = _start(em, tb, t_span, lanes, grid.extents[0])
+            with em.range(0, _blocks(j_span, lanes), "jb") as jb:
+                j = _start(em, jb, j_span, lanes, grid.extents[1])
+                _block(em, args, reader, grid, rest, t, j)
+
+
+def _span(em: Emitter, chunk: Expr, extent: int) -> tuple[Expr, Expr]:
+    """Begin and length of a chunk."""
+    chunks = max(1, extent // CHUNK)
+    if chunks == 1:
+        return 0, extent
+    begin = em.let_index(chunk * CHUNK, "begin")
+    rest = extent - (chunks - 1) * CHUNK
+    return begin, em.let_index(tirx.Select(chunk < chunks - 1, CHUNK, rest), "length")
+
+
+def _blocks(span: tuple[Expr, Expr], lanes: int) -> Expr:
+    return (span[1] + (lanes - 1)) // lanes
+
+
+def _start(em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int) -> Expr:
+    """Where a block begins: early enough to be whole."""
+    begin, length = span
+    start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")
+    bind_range(em, start, 0, extent - lanes + 1)
+    return start
+
+
+def _block(
+    em: Emitter,
+    args: KernelArguments,
+    reader: _TileReader,
+    grid: Tiling,
+    rest: list[Expr],
+    t: Expr,
+    j: Expr,
+) -> None:
+    """One block of lanes x lanes from ``t`` and ``j`` on."""
+    lanes, output = em.lanes, reader.stage.output.output
+    rows: dict[str, list[Expr]] = {name: [] for name in grid.turned}
+    for k in range(lanes):
+        probe = Probe(reader.stage, em, {})
+        probe.value(output, grid.index(rest, t, j + k))
+        for name, flat in probe.loads:
+            if name in rows:
+                rows[name].append(em.let(args.inputs[name].buffer[em.ramp(flat)], "row"))
+    reader.tiles = {}
+    for name in grid.turned:
+        tile = em.registers(lanes * lanes)
+        for k, column in enumerate(transpose(em, rows[name])):
+            em.store_vector(tile, [k * lanes], column)
+        reader.tiles[name] = tile
+    for k in range(lanes):
+        with em.vector(lanes) as lane:
+            at = grid.index(rest, t + k, j + lane)
+            reader.at = k * lanes + lane
+            em.store(args.output, at, reader.value(output, at))
