@@ -4,6 +4,7 @@
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
 # make check-paper-models  the nine models of the paper's Table I, compiled and verified (minutes)
+# make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make bench  every model of the README's table beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
@@ -13,6 +14,9 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+SECONDS ?= 240
+SEED ?=
+FUZZ_FLAGS ?=
 CHECK_FLAGS ?=
 
 VENV := build/venv
@@ -20,7 +24,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench check-models check-paper-models clean
+.PHONY: demo test lint bench check-models check-paper-models check-fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -43,6 +47,10 @@ bench: $(VENV)/.bench
 
 check-models: $(VENV)/.bench
 	$(BIN)/python -m bench check_models --json build/check-models.json $(CHECK_FLAGS)
+
+check-fuzz: $(VENV)/.test
+	$(BIN)/python -m pytest -q -s -m scheduled tests/fuzz --fuzz-seconds $(SECONDS) $(if $(SEED),--fuzz-seed $(SEED)) \
+	  $(FUZZ_FLAGS)
 
 clean:
 	rm -rf build

@@ -25,6 +25,7 @@ from gtco.errors import (
     InternalError,
     ModelError,
     OptionError,
+    ShapeError,
     UnsupportedError,
     VerificationError,
     guarded,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gtco.graph.graph import Graph
     from gtco.search.analytic import AnalyticPolicy
 
+LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 Progress = Callable[[str, float | None, str], None]
 
 
@@ -281,6 +283,7 @@ class _Compilation:
         from gtco.graph.rewrites.split_reductions import split_reductions
 
         graph = lower(imported)
+        _check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
         graph = canonicalize(graph, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
@@ -393,6 +396,16 @@ def _check_output(path: Path) -> None:
         raise OptionError(f"the output '{path}' must end in .so")
     if not path.parent.is_dir():
         raise OptionError(f"the folder '{path.parent}' does not exist")
+
+
+def _check_sizes(graph: Graph) -> None:
+    for name, kind in graph.types.items():
+        if kind.nbytes > LARGEST:
+            raise ShapeError(
+                f"the tensor '{name}' ({kind}) would take {kind.nbytes / 1e9:.0f} GB: look at the "
+                "sizes of the inputs and at those that operators such as Pad, Tile, Expand and "
+                "Resize are given"
+            )
 
 
 def _check_dump(folder: Path | None) -> None:

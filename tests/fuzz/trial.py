@@ -1,0 +1,98 @@
+"""``python -m tests.fuzz.trial``: answers each line on standard input, JSON with a file's ``path``
+and whether to ``simplify``, with a line of JSON: ``outcome`` (works, refused, traceback) and
+``text``.
+
+A process of its own, since what is tried may crash it; the one that asks sees that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gtco import compiler
+from gtco.codegen.workers import Workers
+from gtco.errors import GtcoError, InternalError
+from gtco.runtime.library import read_metadata
+from gtco.runtime.module import load
+
+MEMORY = 16 << 30  # bytes of address space: a model that asks for more gets a MemoryError
+
+
+class OneSetOfWorkers(Workers):
+    """Workers that outlive a compile: starting them takes longer than a trial."""
+
+    kept: Workers | None = None
+
+    def __new__(cls, count: int) -> Any:
+        cls.kept = cls.kept or Workers(1)
+        return _Shared(cls.kept)
+
+
+class _Shared:
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+
+    def __enter__(self) -> Workers:
+        return self.workers
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:  # jobs may be under way whose answers nobody reads
+            self.workers.__exit__()
+
+
+def run(library: Path) -> None:
+    with load(library, threads=1) as model:
+        inputs = {s.name: np.zeros(s.shape, s.dtype) for s in model.inputs}
+        if sum(array.nbytes for array in inputs.values()) < 1 << 30:
+            model.run(inputs)
+
+
+def attempt(path: Path, simplify: bool) -> None:
+    if path.suffix == ".so":
+        read_metadata(path)
+        run(path)
+        return
+    library = path.with_name("out.so")
+    compiler.compile_to_file(path, library, simplify=simplify, target="x86-64-v3", threads=1)
+    run(library)
+
+
+def answer(path: Path, simplify: bool) -> dict[str, str]:
+    try:
+        attempt(path, simplify)
+    except InternalError as error:  # said well, but still a fault of ours
+        return {"outcome": "internal", "text": str(error)}
+    except GtcoError as error:
+        return {"outcome": "refused", "text": str(error)}
+    except Exception:
+        return {"outcome": "traceback", "text": traceback.format_exc()}
+    return {"outcome": "works", "text": ""}
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compiler.Workers = OneSetOfWorkers  # type: ignore[misc]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(answer(Path(asked["path"]), asked["simplify"])), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
