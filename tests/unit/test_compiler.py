@@ -206,6 +206,23 @@ def test_a_dump_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
     assert not phases and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_tensor_no_machine_can_hold_is_named() -> None:
+    pads = np.array([0, 0, 2**36, 0])
+    graph = helper.make_graph(
+        [
+            helper.make_node("Pad", ["x", "pads"], ["wide"]),
+            helper.make_node("Relu", ["wide"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 2))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (None, None))],
+        [numpy_helper.from_array(pads, "pads")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(ShapeError, match=r"would take 550 GB.*Pad"):
+        compile_model(model, simplify=False)
+
+
 def test_symbolic_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = mlp("batch")
     with pytest.raises(ShapeError, match=r"'batch' \(x axis 0\).*--shape batch=1"):
