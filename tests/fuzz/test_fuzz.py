@@ -139,7 +139,7 @@ def test_the_models_themselves_work(trials: Trials, tmp_path: Path) -> None:
 
 
 def test_some_mutations(trials: Trials, tmp_path: Path, libraries: list[Path]) -> None:
-    found = faults(trials, tmp_path, 0, iter(range(120)), libraries)
+    found = faults(trials, tmp_path, 0, iter(range(80)), libraries)
     assert not found, "\n".join(found)
     assert trials.outcomes["works"] and trials.outcomes["refused"]
 
