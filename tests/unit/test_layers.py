@@ -29,6 +29,7 @@ LEVELS = {
     "verification": 3,
     "tensor": 2,
     "target": 1,
+    "cores": 1,
     "options": 1,
     "errors": 1,
     "nested": 1,

@@ -78,10 +78,18 @@ static int path_quota(const char* mount, const char* cgroup, int v2) {
   }
 }
 
-static int cgroup_quota(void) {
-  FILE* file = fopen("/proc/self/cgroup", "re");
+/* path_quota of root/sys/fs/cgroup/name. */
+static int mount_quota(const char* root, const char* name, const char* cgroup, int v2) {
+  char mount[PATH_MAX];
+  int length = snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, *name ? "/" : "", name);
+  return length < 0 || (size_t)length >= sizeof mount ? INT_MAX : path_quota(mount, cgroup, v2);
+}
+
+int gtco_cgroup_quota(const char* root) {
   char line[PATH_MAX];
   int least = INT_MAX, quota;
+  int length = snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
+  FILE* file = length < 0 || (size_t)length >= sizeof line ? NULL : fopen(line, "re");
   if (!file) return INT_MAX;
   while (fgets(line, sizeof line, file)) { /* hierarchy:controllers:path */
     line[strcspn(line, "\n")] = '\0';
@@ -91,17 +99,16 @@ static int cgroup_quota(void) {
     *path++ = '\0';
     ++controllers;
     if (*controllers == '\0') {
-      quota = path_quota("/sys/fs/cgroup", path, 1);
+      quota = mount_quota(root, "", path, 1);
       if (quota < least) least = quota;
-      quota = path_quota("/sys/fs/cgroup/unified", path, 1);
+      quota = mount_quota(root, "unified", path, 1);
     } else {
-      char wrapped[PATH_MAX + 2], mount[PATH_MAX + 32];
+      char wrapped[PATH_MAX + 2];
       snprintf(wrapped, sizeof wrapped, ",%s,", controllers);
       if (!strstr(wrapped, ",cpu,")) continue;
-      snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", controllers);
-      quota = path_quota(mount, path, 0);
+      quota = mount_quota(root, controllers, path, 0);
       if (quota < least) least = quota;
-      quota = path_quota("/sys/fs/cgroup/cpu", path, 0);
+      quota = mount_quota(root, "cpu", path, 0);
     }
     if (quota < least) least = quota;
   }
@@ -131,7 +138,7 @@ static int count(int by_core) {
     if (seen) CPU_FREE(seen);
     CPU_FREE(set);
   }
-  int quota = cgroup_quota();
+  int quota = gtco_cgroup_quota("");
   if (cpus > quota) cpus = quota;
   return cpus < 1 ? 1 : cpus;
 }

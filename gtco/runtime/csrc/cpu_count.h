@@ -9,4 +9,7 @@ int gtco_allowed_cpus(void);
  * multiply-add units. */
 int gtco_allowed_cores(void);
 
+/* The CPU quota alone, rounded up; INT_MAX where there is none. root: what lies before /proc and /sys, "" but for tests. */
+int gtco_cgroup_quota(const char* root);
+
 #endif /* GTCO_CPU_COUNT_H */
