@@ -6,11 +6,11 @@ the one it runs on.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gtco.cores import allowed_cores
 from gtco.errors import OptionError
 
 
@@ -31,9 +31,11 @@ class MemoryLevel:
 class Target:
     """A CPU: what code may use and what the analytic policy reckons with.
 
-    ``mcpu`` is LLVM's name; ``features`` are what an artifact asks of the CPU that opens it (CPUID
-    names); ``lanes`` float32 per vector; ``registers`` vector registers; ``fma_ports`` vector FMAs
-    a cycle; ``frequency`` in Hz; ``memory`` from L1 outward.
+    ``mcpu`` is LLVM's name, which tunes the code; ``features`` are the instruction sets beyond
+    plain x86-64 that the code may use and that an artifact asks of the CPU that opens it, no more
+    and no less (names as LLVM and csrc/cpu_features.def spell them); ``lanes`` float32 per vector;
+    ``registers`` vector registers; ``fma_ports`` vector FMAs a cycle; ``frequency`` in Hz;
+    ``memory`` from L1 outward.
     """
 
     name: str
@@ -75,8 +77,13 @@ class Target:
         return Target(**fields)
 
 
-V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe")
+V3 = (
+    *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c"),
+    *("bmi", "bmi2", "lzcnt", "movbe"),
+)
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+# Linux spells these otherwise in /proc/cpuinfo, beyond "." and "_" (sse4_1, avx512_vnni).
+LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
 
 
 def _memory(l1: int, l2: int, l3: int, width: int, hz: float) -> tuple[MemoryLevel, ...]:
@@ -99,7 +106,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "znver4",
             "znver4",
-            (*V4, "avx512_bf16", "avx512_vnni"),
+            (*V4, "avx512bf16", "avx512vnni"),
             16,
             32,
             1,
@@ -110,7 +117,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "znver5",
             "znver5",
-            (*V4, "avx512_bf16", "avx512_vnni"),
+            (*V4, "avx512bf16", "avx512vnni"),
             16,
             32,
             2,
@@ -132,7 +139,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "icelake-server",
             "icelake-server",
-            (*V4, "avx512_vnni"),
+            (*V4, "avx512vnni"),
             16,
             32,
             2,
@@ -143,7 +150,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "sapphirerapids",
             "sapphirerapids",
-            (*V4, "avx512_bf16", "avx512_vnni"),
+            (*V4, "avx512bf16", "avx512vnni"),
             16,
             32,
             2,
@@ -181,7 +188,8 @@ def detect() -> Target:
             "name the target to compile for another machine: --target x86-64-v4"
         )
     base = TARGETS[_nearest(info, flags)]
-    features = tuple(f for f in base.features if f in flags or f in ("lzcnt",))
+    spelt = {flag.replace("_", "") for flag in flags}
+    features = tuple(f for f in base.features if LINUX_NAMES.get(f, f.replace(".", "")) in spelt)
     memory = tuple(
         replace(level, capacity=_cache_bytes(level.name) or level.capacity) for level in base.memory
     )
@@ -192,9 +200,11 @@ def cpu_name() -> str:
     return _cpuinfo().get("model name", "unknown CPU")
 
 
-def allowed_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+def cpu_identity() -> dict[str, str]:
+    """What tells this CPU from others of its name, which hypervisors like to shorten."""
+    wanted = ("vendor_id", "model name", "cpu family", "model", "stepping")
+    info = _cpuinfo()
+    return {key: info.get(key, "") for key in wanted}
 
 
 def _nearest(info: dict[str, str], flags: set[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import tvm
@@ -17,22 +19,43 @@ from gtco.target import Target
 OPTIONS = ("-vectorize-loops=0",)
 
 
-def llvm_target(target: Target) -> Any:
-    """TVM's description of the target. 512-bit vectors are asked for: LLVM prefers 256 bits on some
-    CPUs.
+# What every x86-64 CPU has, and what LLVM lists beside instruction sets: how a CPU likes its code.
+BASELINE = frozenset("64bit 64bit-mode cmov cx8 fxsr mmx nopl sse sse2 x87".split())
+TUNING = re.compile(
+    "(allow|false-deps|fast|faster|no-bypass-delay|prefer|slow|tuning)-.*"
+    "|branchfusion|ermsb|fsrm|idivq-to-divl|macrofusion|sbb-dep-breaking|vzeroupper"
+)
+
+
+def instruction_sets(description: Any) -> frozenset[str]:
+    """What LLVM may use beyond plain x86-64 for TVM's ``description`` of a target. A name that
+    neither table above knows counts as an instruction set.
     """
-    attrs = (
-        [f"+{name}" for name in ("prefer-256-bit",)] if target.lanes < 16 else ["-prefer-256-bit"]
-    )
-    return tvm.target.Target(
-        {
-            "kind": "llvm",
-            "mcpu": target.mcpu,
-            "mattr": attrs,
-            "num-cores": target.cores,
-            "cl-opt": list(OPTIONS),
-        }
-    )
+    known = tvm.get_global_func("target.llvm_get_cpu_features")(description)
+    return frozenset(str(n) for n in known if n not in BASELINE and not TUNING.fullmatch(str(n)))
+
+
+@cache
+def llvm_target(target: Target) -> Any:
+    """TVM's description of the target.
+
+    ``mcpu`` stays, since LLVM schedules by it; of the instruction sets that it implies, those that
+    an artifact does not ask for at open are taken away, or the code could die of SIGILL where the
+    artifact opens. 512-bit vectors are asked for: LLVM prefers 256 bits on some CPUs.
+    """
+    fields = {
+        "kind": "llvm",
+        "mcpu": target.mcpu,
+        "num-cores": target.cores,
+        "cl-opt": list(OPTIONS),
+    }
+    unasked = instruction_sets(tvm.target.Target(fields)) - set(target.features)
+    fields["mattr"] = [
+        *(f"-{name}" for name in sorted(unasked)),
+        *(f"+{name}" for name in target.features),
+        "-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit",
+    ]
+    return tvm.target.Target(fields)
 
 
 def lower(functions: Sequence[Any], target: Target) -> Any:

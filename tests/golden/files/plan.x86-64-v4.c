@@ -52,14 +52,14 @@ static const gtco_ref refs[] = {
   {GTCO_REF_OUTPUT, 0},
   {GTCO_REF_OUTPUT, 1},
 };
-static const char* const features[] = {"avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", NULL};
+static const char* const features[] = {"avx", "avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3", NULL};
 extern const unsigned char gtco_the_weights[];
 
 const gtco_plan gtco_the_plan = {
   .name = "tiny",
   .features = features, .inputs = inputs, .outputs = outputs,
   .steps = steps, .refs = refs,
-  .num_features = 13,
+  .num_features = 18,
   .num_inputs = 1,
   .num_outputs = 2,
   .num_steps = 3,
