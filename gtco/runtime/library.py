@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import os
 import threading
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -51,7 +52,13 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_status_string": (c_char_p, (c_int,)),
 }
 
-_names_lock = threading.Lock()
+# A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
+_loader_lock = threading.RLock()
+os.register_at_fork(
+    before=_loader_lock.acquire,
+    after_in_parent=_loader_lock.release,
+    after_in_child=_loader_lock.release,
+)
 _names: dict[Path, list[tuple[int, int, int, int] | None]] = {}
 
 
@@ -72,11 +79,10 @@ def _loader_name(path: Path) -> str:
     n-th file gets n times "./" in its name.
     """
     identity = file_identity(path)
-    with _names_lock:
-        seen = _names.setdefault(path, [])
-        if identity not in seen:
-            seen.append(identity)
-        return f"{path.parent}/{'./' * seen.index(identity)}{path.name}"
+    seen = _names.setdefault(path, [])
+    if identity not in seen:
+        seen.append(identity)
+    return f"{path.parent}/{'./' * seen.index(identity)}{path.name}"
 
 
 class Library:
@@ -92,7 +98,8 @@ class Library:
         contents = read_contents(path)
         self.id, self.metadata = contents.id, contents.metadata
         try:
-            self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))
+            with _loader_lock:
+                self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))
             self._functions = {}
             for name, (result, arguments) in PROTOTYPES.items():
                 function = getattr(self._dll, name)
@@ -122,7 +129,8 @@ class Library:
     def unload(self) -> None:
         if self._dll is not None:
             handle, self._dll, self._functions = self._dll._handle, None, {}
-            _ctypes.dlclose(handle)
+            with _loader_lock:
+                _ctypes.dlclose(handle)
 
 
 def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:

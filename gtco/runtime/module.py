@@ -32,6 +32,20 @@ def load(path: str | os.PathLike[str], threads: int = 0, *, temporary: bool = Fa
     return Model(Path(path), threads, temporary=temporary)
 
 
+_models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In the child of a fork: nobody is left there to release what another thread held. The C
+    runtime does the same for its handles.
+    """
+    for model in _models:
+        model._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 def _open(path: Path, threads: int) -> tuple[Library, int]:
     """The library and a handle. Where a compile publishes another one at this moment, the first
     look may find a library whose weights have just gone: the new one is taken then."""
@@ -59,7 +73,8 @@ class Model:
     """A compiled model: ``y = model(x)``.
 
     Calls from several threads are safe but wait for each other; for parallel calls give each thread
-    its own ``gtco.load``. Close it, or use it as a context manager, to free its memory and threads
+    its own ``gtco.load``. After a fork, whatever other threads were doing, the child can use the
+    model, or load its own. Close it, or use it as a context manager, to free its memory and threads
     early.
     """
 
@@ -68,6 +83,7 @@ class Model:
         library, handle = _open(self.path, threads)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
+        _models.add(self)
         folder = self.path.parent if temporary else None
         self._close = weakref.finalize(self, _release, library, handle, folder, os.getpid())
         self.metadata: dict[str, Any] = library.metadata
