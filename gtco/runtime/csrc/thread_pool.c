@@ -21,7 +21,9 @@
 #define WAKE_CALLER 2u
 #define POLLS_BETWEEN_CLOCKS 32
 #define NS_BEFORE_YIELD 50000 /* then a spinning thread offers its CPU at every look at the clock */
-#define DEFAULT_MXCSR 0x1f80u /* round to nearest, no traps, denormals kept: results never depend on the caller's mode */
+/* The mode of every thread while it computes, so that results depend on neither the caller's mode nor the thread: round
+ * to nearest, no traps, denormals read as zero and flushed to zero (an operation on one can cost 150 cycles). */
+#define RUN_MXCSR 0x9fc0u
 
 struct gtco_worker {
   pthread_t thread;
@@ -161,7 +163,7 @@ static void await(gtco_pool* pool, int caller) {
 
 static void* worker_main(void* argument) {
   struct gtco_worker* self = argument;
-  _mm_setcsr(DEFAULT_MXCSR);
+  _mm_setcsr(RUN_MXCSR);
   for (;;) {
     await(self->pool, 0);
     if (atomic_load(&self->pool->stop)) return NULL;
@@ -209,7 +211,7 @@ int gtco_pool_run(gtco_pool* pool, double* step_seconds) {
     if (error) return error;
   }
   const unsigned mode = _mm_getcsr();
-  _mm_setcsr(DEFAULT_MXCSR);
+  _mm_setcsr(RUN_MXCSR);
   pool->step_seconds = step_seconds;
   if (step_seconds) pool->step_began_ns = now_ns();
   if (!parallel) {
