@@ -1,60 +1,110 @@
 """Measuring this machine once: micro-kernel rates (level 0), memory bandwidths, and the arithmetic
 peak.
 
-Takes a few seconds; the result is cached by CPU in the user's cache folder (``GTCO_CACHE``).
-Everything is timed on one core, the best of several rounds, since other tenants of a machine can
-only slow a round down.
+Takes a few seconds; the result is cached in the user's cache folder (``GTCO_CACHE``) under all that
+it depends on. Level 0 is timed on one core, the peak and DRAM's bandwidth on all at once; always
+the best of several rounds, since other tenants of a machine can only slow a round down. Threads
+are there and the clocks are up before a round begins.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from gtco.codegen.llvm import object_code
 from gtco.errors import BuildError
 from gtco.options import c_compiler, cache_folder
 from gtco.search.level0 import Level0
-from gtco.target import Target, cpu_name, detect
+from gtco.target import Target, cpu_identity, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.stage import TensorType
+from gtco.version import __version__
 
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
-REPEATS = 1000  # passes over the operands in one call: a call must dwarf what calling costs
-ROUNDS = 12
-VERSION = 2  # of the cached file
+REPEATS = 4000  # passes over the operands in one call: a call must dwarf what calling costs
+ROUNDS = 8
+ROUND_SECONDS = 2e-3  # of a round of level 0; the best of many short ones finds an idle moment
+DRAM_SECONDS = 30e-3
+WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
+PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
+VERSION = 3  # of the cached file
+# Vector operations and bytes a second of one core that no machine reaches, or falls short of.
+RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
 
 def level0(target: Target) -> Level0:
     """This machine's table: the cached one, or a new measurement that is then cached."""
-    path = _path(target)
-    try:
-        data = json.loads(path.read_text())
-        return Level0(Target.from_json(data["target"]), tuple(sorted(data["rates"].items())))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # absent or damaged
+    table = cached(target)
+    if table is None:
         table = measure(target)
         with suppress(OSError):  # nowhere to keep it: measured again next time
-            _save(path, table)
-        return table
+            _save(_path(target), table, _key(target))
+    return table
 
 
 def cached(target: Target) -> Level0 | None:
-    """The cached table of this machine, if it has been measured."""
-    return level0(target) if _path(target).exists() else None
+    """The cached table of this machine; None where there is none, or one that is damaged, was
+    measured under other circumstances, or holds values that cannot be.
+    """
+    try:
+        data = json.loads(_path(target).read_text())
+        if data["key"] != _key(target):
+            return None
+        names = {f"fma:{tile.name}" for tile in micro_kernels(target)}
+        rates = _checked(data["rates"], names, RATE_BOUNDS)
+        bandwidths = _checked(data["bandwidths"], {m.name for m in target.memory}, BANDWIDTH_BOUNDS)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return _table(target, rates, bandwidths)
+
+
+def _checked(
+    values: Mapping[str, Any], names: set[str], bounds: tuple[float, float]
+) -> dict[str, float]:
+    """The values, where they are a number within the bounds for each of the names; else
+    ``ValueError``.
+    """
+    if values.keys() != names:
+        raise ValueError("other names than this version measures")
+    for value in values.values():
+        if type(value) not in (int, float) or not bounds[0] <= value <= bounds[1]:
+            raise ValueError(f"{value!r} cannot be")
+    return {name: float(value) for name, value in values.items()}
+
+
+def _key(target: Target) -> dict[str, Any]:
+    """All that a table depends on; the target holds features, cores and caches."""
+    return {
+        "version": VERSION,
+        "gtco": __version__,
+        "tvm": tvm.__version__,
+        "cpu": cpu_identity(),
+        "target": target.to_json(),
+    }
+
+
+def _table(target: Target, rates: Mapping[str, float], bandwidths: Mapping[str, float]) -> Level0:
+    memory = tuple(replace(m, bandwidth=bandwidths[m.name]) for m in target.memory)
+    frequency = max(rates.values()) / target.fma_ports
+    measured = replace(target, memory=memory, frequency=frequency)
+    return Level0(measured, tuple(sorted(rates.items())))
 
 
 def measure(target: Target | None = None) -> Level0:
@@ -68,34 +118,27 @@ def measure(target: Target | None = None) -> Level0:
         _read_kernel(name, size, target) for name, size in sizes.items()
     ]
     with _library(functions, target) as library:
+        _sustained([_tile_call(library, tiles[0])], WARM_SECONDS)
         rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
-        bandwidth = {
+        bandwidths = {
             name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
             for name, size in sizes.items()
         }
-    memory = tuple(replace(m, bandwidth=bandwidth[m.name]) for m in target.memory)
-    best = max(rates.values())
-    measured = replace(target, memory=memory, frequency=best / target.fma_ports)
-    return Level0(measured, tuple(sorted(rates.items())))
+    return _table(target, rates, bandwidths)
 
 
 def measure_peak(threads: int, target: Target | None = None) -> float:
-    """The machine's float32 peak in FLOP/s: independent FMA chains in registers on ``threads``
-    threads at once, best round.
+    """The float32 peak in FLOP/s: what ``threads`` threads sustain together for PEAK_SECONDS,
+    independent FMA chains in registers; the best of PEAK_ROUNDS.
     """
     target = target or detect()
     chains = 24 if target.registers >= 32 else 12
-    steps = 2_000_000
+    steps = 500_000  # some milliseconds a call
     flops = 2.0 * steps * chains * target.lanes
     with _library([_peak_kernel(chains, steps, target.lanes)], target) as library:
-        out = [np.zeros(chains * target.lanes, np.float32) for _ in range(threads)]
-
-        def one(x: np.ndarray) -> None:
-            at = _pointer(x)
-            library.peak(at, at, None, ctypes.c_int64(0), ctypes.c_int64(1))
-
-        best = min(_timed(lambda: _together(one, [(x,) for x in out])) for _ in range(5))
-    return threads * flops / best
+        calls = [_call(library.peak, x, x) for x in _operands(threads, chains * target.lanes)]
+        _sustained(calls, WARM_SECONDS)
+        return flops * max(_sustained(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS))
 
 
 # kernels ------------------------------------------------------------------------------------------
@@ -181,16 +224,30 @@ class _library:
         self.folder.cleanup()
 
 
-def _tile_rate(library: Any, tile: FmaTile) -> float:
-    a, b = _aligned(tile.rows * DEPTH), _aligned(DEPTH * tile.columns)
-    out = _aligned(tile.rows * tile.columns)
-    call = getattr(library, f"tile_{tile.name}")
-    seconds = _best(
-        lambda: call(
-            _pointer(a), _pointer(b), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(1)
-        )
+def _call(function: Any, *buffers: np.ndarray, repeats: int = 1) -> Callable[[], None]:
+    """A call of a kernel without workspace; the arrays live as long as it does."""
+    arguments = (
+        *(ctypes.c_void_p(b.ctypes.data) for b in buffers),
+        None,
+        ctypes.c_int64(0),
+        ctypes.c_int64(repeats),
     )
-    return tile.rows * tile.vectors * DEPTH * REPEATS / seconds
+
+    def call(held: Sequence[np.ndarray] = buffers) -> None:
+        function(*arguments)
+
+    return call
+
+
+def _tile_call(library: Any, tile: FmaTile) -> Callable[[], None]:
+    a, b = _aligned(tile.rows * DEPTH), _aligned(DEPTH * tile.columns)
+    return _call(getattr(library, f"tile_{tile.name}"), a, b, _aligned(tile.rows * tile.columns))
+
+
+def _tile_rate(library: Any, tile: FmaTile) -> float:
+    call = _tile_call(library, tile)
+    best = max(_sustained([call], ROUND_SECONDS) for _ in range(ROUNDS))
+    return tile.rows * tile.vectors * DEPTH * REPEATS * best
 
 
 def _probe_bytes(target: Target, level: int) -> int:
@@ -202,38 +259,45 @@ def _probe_bytes(target: Target, level: int) -> int:
 
 def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:
     """Bytes a second that ``threads`` threads read together, each from memory of its own."""
-    arrays = [(_aligned(nbytes // 4), _aligned(1024)) for _ in range(threads)]
-    for x, _ in arrays:
-        x[...] = 1.0
-    repeats = max(1, (8 << 20) // nbytes)
+    repeats = max(1, (32 << 20) // nbytes)
     call = getattr(library, f"read_{name}")
-
-    def read(x: np.ndarray, out: np.ndarray) -> None:
-        call(_pointer(x), _pointer(out), None, ctypes.c_int64(0), ctypes.c_int64(repeats))
-
-    return nbytes * repeats * threads / _best(lambda: _together(read, arrays))
-
-
-def _together(function: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> None:
-    """Call ``function`` with each of the arguments, on a thread each where there are several."""
-    if len(arguments) == 1:
-        function(*arguments[0])
-        return
-    workers = [threading.Thread(target=function, args=given) for given in arguments]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    calls = [
+        _call(call, x, _aligned(1024), repeats=repeats) for x in _operands(threads, nbytes // 4)
+    ]
+    seconds = DRAM_SECONDS if threads > 1 else ROUND_SECONDS
+    return nbytes * repeats * max(_sustained(calls, seconds) for _ in range(ROUNDS))
 
 
-def _best(call: Callable[[], object]) -> float:
-    return min(_timed(call) for _ in range(ROUNDS))
+def _sustained(calls: Sequence[Callable[[], None]], seconds: float) -> float:
+    """Calls a second that threads, one for each of ``calls``, make together for ``seconds`` or
+    longer. They start at once, after a first call each: a thread that comes late counts as idle.
+    """
+    barrier = threading.Barrier(len(calls))
+    starts, ends, done = ([0.0] * len(calls) for _ in range(3))
+
+    def run(i: int) -> None:
+        calls[i]()
+        barrier.wait()
+        starts[i] = ends[i] = time.perf_counter()
+        while ends[i] - starts[i] < seconds:
+            calls[i]()
+            done[i] += 1
+            ends[i] = time.perf_counter()
+
+    others = [threading.Thread(target=run, args=(i,)) for i in range(1, len(calls))]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    return sum(n / (end - min(starts)) for n, end in zip(done, ends, strict=True))
 
 
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def _operands(count: int, size: int) -> list[np.ndarray]:
+    arrays = [_aligned(size) for _ in range(count)]
+    for x in arrays:
+        x[...] = 1.0
+    return arrays
 
 
 def _aligned(size: int) -> np.ndarray:
@@ -242,18 +306,16 @@ def _aligned(size: int) -> np.ndarray:
     return raw[start : start + size]
 
 
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
 def _path(target: Target) -> Path:
-    cpu = "".join(c if c.isalnum() else "-" for c in cpu_name())
-    return cache_folder() / f"level0-{cpu}-{target.mcpu}-v{VERSION}.json"
+    """One file for every key, so that machines, or settings of one, may share the folder."""
+    key = json.dumps(_key(target), sort_keys=True).encode()
+    return cache_folder() / f"level0-{target.mcpu}-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
-def _save(path: Path, table: Level0) -> None:
+def _save(path: Path, table: Level0, key: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"target": table.target.to_json(), "rates": dict(table.rates)}, indent=1)
+    bandwidths = {m.name: m.bandwidth for m in table.target.memory}
+    text = json.dumps({"key": key, "rates": dict(table.rates), "bandwidths": bandwidths}, indent=1)
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(text)
     temporary.replace(path)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
+import math
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gtco.codegen.llvm import object_code
 from gtco.search import profile
 from gtco.search.level0 import Level0
 from gtco.target import Target, detect, target
 from gtco.tensor.intrinsics.table import micro_kernels
+from tests.instructions import instructions
 
 MACHINE = target("x86-64-v3")
+
+
+def made_up(machine: Target, number: int) -> Level0:
+    """A plausible table, another one for every number."""
+    rates = {f"fma:{tile.name}": 1e9 + number for tile in micro_kernels(machine)}
+    return profile._table(machine, rates, {m.name: 1e10 for m in machine.memory})
 
 
 @pytest.fixture
@@ -25,7 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Target]:
 
     def measure(machine: Target) -> Level0:
         calls.append(machine)
-        return Level0(replace(machine, frequency=1e9 + len(calls)), (("fma:1x1", 7.0),))
+        return made_up(machine, len(calls))
 
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(profile, "measure", measure)
@@ -40,7 +50,7 @@ def test_measured_once(measured: list[Target], tmp_path: Path) -> None:
     assert profile.cached(MACHINE) is None and not measured
     first = profile.level0(MACHINE)
     assert profile.level0(MACHINE) == first == profile.cached(MACHINE)
-    assert measured == [MACHINE] and first.rate("fma:1x1") == 7.0
+    assert measured == [MACHINE] and first == made_up(MACHINE, 1)
     (path,) = files(tmp_path)
     assert MACHINE.mcpu in path.name and path.suffix == ".json"
 
@@ -51,9 +61,99 @@ def test_another_target_is_measured_for_itself(measured: list[Target], tmp_path:
     assert measured == [MACHINE, other] and len(files(tmp_path)) == 2
 
 
+CHANGES = {
+    "features": replace(MACHINE, features=MACHINE.features[:-1]),
+    "cores": replace(MACHINE, cores=MACHINE.cores + 1),
+    "caches": replace(
+        MACHINE, memory=(replace(MACHINE.memory[0], capacity=1), *MACHINE.memory[1:])
+    ),
+    "tuning": replace(MACHINE, mcpu="haswell"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_setting_is_measured_for_itself(
+    measured: list[Target], tmp_path: Path, change: str
+) -> None:
+    assert profile.level0(MACHINE) != profile.level0(CHANGES[change])
+    assert len(measured) == 2 and len(files(tmp_path)) == 2
+    profile.level0(MACHINE)
+    profile.level0(CHANGES[change])
+    assert len(measured) == 2, "both are kept"
+
+
+@pytest.mark.parametrize("what", ["stepping", "model", "cpu family", "vendor_id", "model name"])
+def test_another_cpu_is_measured_for_itself(
+    measured: list[Target], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    profile.level0(MACHINE)
+    other = {**profile.cpu_identity(), what: "another"}
+    monkeypatch.setattr(profile, "cpu_identity", lambda: other)
+    profile.level0(MACHINE)
+    assert len(measured) == 2
+
+
+def test_other_versions_measure_for_themselves(
+    measured: list[Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("VERSION", -1), ("__version__", "0.0"), ("tvm", MACHINE)):
+        with monkeypatch.context() as patched:
+            before = len(measured)
+            profile.level0(MACHINE)
+            assert len(measured) == max(before, 1)
+            if name == "tvm":
+                patched.setattr(profile.tvm, "__version__", "0.0")
+            else:
+                patched.setattr(profile, name, value)
+            profile.level0(MACHINE)
+            assert len(measured) == max(before, 1) + 1
+
+
+NONSENSE = [math.nan, math.inf, -math.inf, 0, -1.0, 1e-3, 1e20, "fast", None, True, [1e9]]
+
+
+@pytest.mark.parametrize("table", ["rates", "bandwidths"])
+@pytest.mark.parametrize("value", NONSENSE)
+def test_a_value_that_cannot_be_is_measured_again(
+    measured: list[Target], tmp_path: Path, table: str, value: object
+) -> None:
+    profile.level0(MACHINE)
+    (path,) = files(tmp_path)
+    data = json.loads(path.read_text())
+    data[table][min(data[table])] = value
+    path.write_text(json.dumps(data))
+    assert profile.cached(MACHINE) is None
+    assert profile.level0(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
+
+
+@pytest.mark.parametrize("table", ["rates", "bandwidths"])
+def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, table: str) -> None:
+    for change in ("more", "less"):
+        profile.level0(MACHINE)
+        (path,) = files(tmp_path)
+        data = json.loads(path.read_text())
+        if change == "more":
+            data[table]["fma:99x9"] = 1e9
+        else:
+            del data[table][max(data[table])]
+        path.write_text(json.dumps(data))
+        assert profile.cached(MACHINE) is None, change
+
+
+def test_a_file_under_the_name_of_another(measured: list[Target], tmp_path: Path) -> None:
+    """What counts is what the file says that it was measured under."""
+    profile.level0(MACHINE)
+    (path,) = files(tmp_path)
+    other = CHANGES["cores"]
+    profile._path(other).write_bytes(path.read_bytes())
+    assert profile.cached(other) is None
+    profile.level0(other)
+    assert measured == [MACHINE, other] and profile.cached(other) == made_up(other, 2)
+
+
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", "null", '{"rates": {}}', '{"target": {}, "rates": {}}', "cut", "rates"],
+    ["", "{", "[]", "null", "7", '{"rates": {}}', "[" * 100_000, "\0", "cut", "rates", "key"],
 )
 def test_a_damaged_file_is_measured_again(
     measured: list[Target], tmp_path: Path, damage: str
@@ -64,10 +164,11 @@ def test_a_damaged_file_is_measured_again(
     spoilt = {
         "cut": whole[: len(whole) // 2],
         "rates": json.dumps({**json.loads(whole), "rates": None}),
+        "key": json.dumps({**json.loads(whole), "key": None}),
     }
     path.write_text(spoilt.get(damage, damage))
     again = profile.level0(MACHINE)
-    assert len(measured) == 2 and again.target.frequency == 1e9 + 2
+    assert len(measured) == 2 and again == made_up(MACHINE, 2)
     assert profile.level0(MACHINE) == again and len(measured) == 2, "and kept anew"
     assert files(tmp_path) == [path]
 
@@ -78,15 +179,18 @@ def test_a_cache_that_cannot_be_written(
     """Measured at each compile, but no error: the table is what matters."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "file" / "cache"))
-    assert profile.level0(MACHINE).rate("fma:1x1") == 7.0
+    assert profile.level0(MACHINE) == made_up(MACHINE, 1)
     assert profile.level0(MACHINE) and len(measured) == 2
 
 
-def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rounds of the real thing: every micro-kernel, every level, all plausible."""
+def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few rounds of the real thing: every micro-kernel, every level, all within the bounds."""
     monkeypatch.setattr(profile, "ROUNDS", 1)
+    monkeypatch.setattr(profile, "REPEATS", 100)
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     machine = detect()
-    table = profile.measure(machine)
+    table = profile.level0(machine)
+    assert profile.cached(machine) == table
     assert {f"fma:{t.name}" for t in micro_kernels(machine)} == table.table.keys()
     assert all(1e7 < rate < 1e11 for rate in table.table.values())
     assert max(table.table.values()) == pytest.approx(table.target.frequency * machine.fma_ports)
@@ -106,18 +210,80 @@ def test_the_peak_kernel_does_all_the_work_it_is_credited_with(chains: int) -> N
     with profile._library([kernel], machine) as library:
         given, out = profile._aligned(x.size), profile._aligned(x.size)
         given[:] = x
-        pointers = profile._pointer(given), profile._pointer(out)
-        library.peak(*pointers, None, ctypes.c_int64(0), ctypes.c_int64(1))
+        profile._call(library.peak, given, out)()
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
-def test_the_peak_is_of_all_threads_together_and_beside_the_micro_kernels() -> None:
-    """A tenth to ten times the best micro-kernel's rate: units are right, on any machine."""
+def test_calls_together_are_counted_from_the_first_start_to_each_end() -> None:
+    """Calls of known length, which sleep: as many a second as they take, however busy the machine;
+    never more, and with every thread at work at once.
+    """
+    present = threading.Barrier(3, timeout=60)  # breaks unless all three are inside at once
+    calls = [0, 0, 0]
+
+    def one(i: int) -> None:
+        if calls[i] < 2:
+            present.wait()
+        calls[i] += 1
+        time.sleep(0.01)
+
+    rate = profile._sustained([lambda i=i: one(i) for i in range(3)], 0.1)  # type: ignore[misc]
+    assert 0 < rate <= 3 / 0.01
+    assert min(calls) >= 2
+
+
+def test_a_late_thread_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of our own: one of two threads starts half-way through the window of the other."""
+    local, turns = threading.local(), iter([0.0, 5.0])
+    turn = threading.Lock()
+
+    def clock() -> float:
+        if not hasattr(local, "now"):
+            with turn:
+                local.now = next(turns)
+        return float(local.now)
+
+    def call() -> None:
+        if hasattr(local, "now"):
+            local.now += 1.0
+
+    monkeypatch.setattr(profile.time, "perf_counter", clock)
+    # One makes 10 calls in 10 seconds; the other, from 5 to 15, has made 10 in 15.
+    assert profile._sustained([call, call], 10.0) == pytest.approx(10 / 10 + 10 / 15)
+
+
+def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flops that the kernel's instructions do, times the calls a second that are sustained."""
+    seen: list[tuple[int, float]] = []
+
+    def sustained(calls: list, seconds: float) -> float:
+        seen.append((len(calls), seconds))
+        return [1.0, 30.0, 20.0, 5.0, 29.0, 10.0][len(seen) - 1]
+
+    real = profile._sustained
+    monkeypatch.setattr(profile, "_sustained", sustained)
+    machine = target("x86-64-v3")
+    assert profile.measure_peak(3, machine) == 30.0 * 2 * 500_000 * 12 * 8
+    assert all(threads == 3 for threads, _ in seen)
+    windows = [seconds for _, seconds in seen[1:]]  # the first is to warm up
+    assert len(windows) >= 3 and min(windows) >= 0.25
+    monkeypatch.setattr(profile, "_sustained", real)
+    monkeypatch.setattr(profile, "PEAK_SECONDS", 0.02)
+    # A tenth to ten times a micro-kernel's rate on each thread: units are right, on any machine.
     machine = detect()
-    with profile._library(
-        [profile._tile_kernel(t) for t in micro_kernels(machine)], machine
-    ) as lib:
-        rates = [profile._tile_rate(lib, t) for t in micro_kernels(machine)]
-    best = 2 * machine.lanes * max(rates)
-    assert 0.1 < profile.measure_peak(1) / best < 10
-    assert 0.1 < profile.measure_peak(2) / best < 20
+    tile = micro_kernels(machine)[-1]
+    with profile._library([profile._tile_kernel(tile)], machine) as library:
+        rate = 2 * machine.lanes * profile._tile_rate(library, tile)
+    assert 0.1 < profile.measure_peak(1) / rate < 10
+    assert 0.1 < profile.measure_peak(2) / rate < 20
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
+def test_the_peak_is_of_fused_multiply_adds(name: str) -> None:
+    """A product and a sum apart would halve it; a call to anything would do worse."""
+    machine = target(name)
+    code = object_code([profile._peak_kernel(12, 1000, machine.lanes)], machine)
+    lines = instructions(code)
+    wide = "%zmm" if machine.lanes == 16 else "%ymm"
+    assert any(line.startswith("vfmadd") and wide in line for line in lines)
+    assert not any(line.startswith(("vmulps", "vaddps", "call")) for line in lines)
