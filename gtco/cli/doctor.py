@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import re
 import subprocess
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from gtco.cli.console import stdout
 from gtco.cli.inspect import measured_peak
+from gtco.cores import allowed_cores, cpu_quota
 from gtco.errors import GtcoError
+from gtco.target import Target, cpu_name, detect
 from gtco.version import __version__
 
 NEEDED = {
@@ -32,7 +34,6 @@ OPTIONAL = {
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
 }
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,7 @@ def python_check() -> Check:
 
 
 def machine_checks(measure: bool) -> list[Check]:
-    """CPU, instruction set, cores, memory levels and the measured peak."""
-    from gtco.target import allowed_cores, cpu_name, detect
-
+    """CPU, instruction set, cores, memory levels, the table of level 0 and the measured peak."""
     try:
         target = detect()
     except GtcoError as error:
@@ -104,15 +103,16 @@ def machine_checks(measure: bool) -> list[Check]:
     levels = ", ".join(
         f"{m.name} {m.capacity >> 10} KiB" for m in target.memory if m.capacity < 1 << 40
     )
-    cores = f"{allowed_cores()} that this process may use"
     quota = cpu_quota()
+    cores = f"{allowed_cores()} threads by default, of {len(os.sched_getaffinity(0))} CPUs allowed"
     if quota is not None:
-        cores += f", and a quota of {quota:g} by the container"
+        cores += f" and a cgroup quota of {quota:g}"
     checks = [
         Check("CPU", f"{cpu_name()} (code for {target.mcpu})"),
         Check("instructions", " ".join(target.features)),
         Check("cores", cores),
         Check("caches", levels),
+        level0_check(target),
     ]
     if measure:
         peak, reason = measured_peak(allowed_cores())
@@ -122,20 +122,26 @@ def machine_checks(measure: bool) -> list[Check]:
             checks.append(
                 Check(
                     "peak",
-                    f"{peak / 1e9:.0f} GFLOP/s fp32, measured on {allowed_cores()} threads "
-                    f"(nominal {target.peak * allowed_cores() / 1e9:.0f})",
+                    f"{peak / 1e9:.0f} GFLOP/s fp32, sustained by {allowed_cores()} threads "
+                    f"together (by the table's constants {target.peak * target.cores / 1e9:.0f})",
                 )
             )
     return checks
 
 
-def cpu_quota(file: Path = QUOTA) -> float | None:
-    """Cores' worth of time that the cgroup grants; None without a limit."""
+def level0_check(target: Target) -> Check:
+    """Whether this machine's micro-kernels have been measured, in circumstances that still hold."""
+    from gtco.options import cache_folder
+
     try:
-        quota, period = file.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
+        from gtco.search.profile import cached
+
+        measured = cached(target) is not None
+    except ImportError as error:
+        return Check("level 0", "not known", f"not known: {error}", needed=False)
+    if measured:
+        return Check("level 0", f"measured, kept in {cache_folder()}")
+    return Check("level 0", "not measured yet; the first compile for this machine takes seconds")
 
 
 def package_checks() -> list[Check]:

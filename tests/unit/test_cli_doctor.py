@@ -16,7 +16,9 @@ from gtco.cli import doctor
 def peak(monkeypatch):
     module = types.ModuleType("gtco.search.profile")
     module.measure_peak = lambda threads: 100e9 * threads
+    module.cached = lambda target: None
     monkeypatch.setitem(sys.modules, "gtco.search.profile", module)
+    return module
 
 
 def test_a_complete_machine(capsys):
@@ -24,7 +26,7 @@ def test_a_complete_machine(capsys):
     out = capsys.readouterr().out
     for text in (
         "CPU",
-        "GFLOP/s fp32, measured",
+        "GFLOP/s fp32, sustained",
         "apache-tvm",
         "0.27.0.post1",
         "C compiler",
@@ -61,10 +63,21 @@ def test_a_peak_that_cannot_be_measured_is_said_and_no_obstacle(monkeypatch, cap
     assert "not measured" in capsys.readouterr().out
 
 
-def test_cpu_quota(tmp_path):
-    file = tmp_path / "cpu.max"
-    assert doctor.cpu_quota(file) is None
-    file.write_text("max 100000\n")
-    assert doctor.cpu_quota(file) is None
-    file.write_text("150000 100000\n")
-    assert doctor.cpu_quota(file) == 1.5
+def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(doctor, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    (cores,) = (check for check in doctor.machine_checks(True) if check.name == "cores")
+    assert cores.found == "2 threads by default, of 4 CPUs allowed and a cgroup quota of 1.5"
+    (peak,) = (check for check in doctor.machine_checks(True) if check.name == "peak")
+    assert peak.found.startswith("200 GFLOP/s fp32, sustained by 2 threads together")
+
+
+def test_whether_level_0_is_measured(peak, monkeypatch, tmp_path):
+    def found():
+        return next(c.found for c in doctor.machine_checks(False) if c.name == "level 0")
+
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
+    assert "not measured yet" in found()
+    peak.cached = lambda target: target
+    assert found() == f"measured, kept in {tmp_path}"
