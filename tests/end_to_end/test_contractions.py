@@ -69,10 +69,11 @@ def test_nothing_is_left_to_the_fallback(case: tuple, way: str, tmp_path: Path) 
     model, x, wanted = case
     library = tmp_path / "mixture.so"
     if way == "torch":
-        gtco.compile_model(model, (x,)).save(library)
+        compiled = gtco.compile_model(model, (x,), strict=True)
     else:
         path = export_onnx(model, (x,), tmp_path / "mixture.onnx", exporter=way)
-        gtco.compile_model(path).save(library)
+        compiled = gtco.compile_model(path, strict=True)
+    compiled.save(library)
     with gtco.load(library, threads=2) as loaded:
         got = list(loaded.run({loaded.inputs[0].name: x.numpy()}).values())
         left = [s for s in loaded.stages if s["schedule"]["sketch"] == "fallback"]

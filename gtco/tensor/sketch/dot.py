@@ -24,7 +24,7 @@ from gtco.tensor.expression import Epilogue, Reader, ancestors
 from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, vectors
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.contraction import CONTRACTIONS, Contraction, contraction
-from gtco.tensor.sketch.pack import pack_rows
+from gtco.tensor.sketch.pack import pack_rows, row_vectors
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
@@ -98,7 +98,8 @@ class Dot:
         units += v.n * height * (2 * (lanes - 1).bit_length() + 2)
         units += v.n * height / lanes * epilogue_vectors(self.tail)
         if self.direct_rows is None:
-            units += height * steps * (2 + vectors(ancestors(self.stage, v.op.inputs[0])))
+            each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
+            units += height * row_vectors(v, each, lanes)
         if not self.packings:
             units += 2 * v.n * steps / shape.task_blocks
         image = 4.0 * self.stage.types[v.op.inputs[0]].size

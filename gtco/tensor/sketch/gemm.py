@@ -39,7 +39,7 @@ from gtco.tensor.sketch.contraction import (
     linear_rows,
 )
 from gtco.tensor.sketch.gemm_loops import GemmLoops
-from gtco.tensor.sketch.pack import run_breaks, unit_stride
+from gtco.tensor.sketch.pack import row_vectors, run_breaks, unit_stride
 from gtco.tensor.sketch.streaming import Probe
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
@@ -254,9 +254,9 @@ class Gemm:
         spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
         extra = [("vector", v.batch * v.m * v.n / lanes * (spill + self.tail_vectors))]
         if config["a"] == "packed":
-            each = 2 + self.head_vectors
-            each += NORM_VECTORS if self.norm else 0
-            extra.append(("vector", each * shape.tasks * shape.task_rows * v.k / lanes))
+            each = row_vectors(v, 2 + self.head_vectors, lanes)
+            each += NORM_VECTORS * v.k / lanes if self.norm else 0
+            extra.append(("vector", each * shape.tasks * shape.task_rows))
         if not self.constant_b:
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(

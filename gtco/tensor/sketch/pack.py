@@ -53,6 +53,19 @@ def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
     return ()
 
 
+RUN_COST = 3.0  # vector instructions that starting a run of neighbours takes: its place, its border
+
+
+def row_vectors(view: Contraction, each: float, lanes: int) -> float:
+    """Vector instructions that packing one row of A takes, ``each`` a vector: a run shorter than a
+    vector, as three channels are, costs as much as a whole one.
+    """
+    if not isinstance(view, ConvView):
+        return each * ceil(view.k / lanes)
+    run = view.kernel[1] if view.channels_first else view.channels
+    return view.k / run * (RUN_COST + each * ceil(run / lanes))
+
+
 def pack_rows(
     reader: Reader,
     view: Contraction,

@@ -289,10 +289,10 @@ class WindowPlan:
                     if g.group == (1, 1):
                         self.accumulate(n, row, left, kh, taps, serves, first, acc, lanes)
                     else:
-                        x = partial(self.source_value, n, row, left)
+                        read = partial(self.source_value, n, row, left)
                         weight = partial(self.what.weight, em, kh)
                         combine = partial(self.what.combine, em)
-                        mix(em, g.group, x, weight, combine, taps, serves, first, acc, lanes)
+                        mix(em, g.group, read, weight, combine, taps, serves, first, acc, lanes)
                 for o in range(columns):
                     scale = self.what.scale(em, y, x + o)
                     with em.vector(lanes) as lane:
