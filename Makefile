@@ -5,6 +5,8 @@
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
 # make check-paper-models  the nine models of the paper's Table I, compiled and verified (minutes)
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
+# make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
+#             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
 # make bench  every model of the README's table beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
@@ -24,7 +26,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench check-models check-paper-models check-fuzz clean
+.PHONY: demo test lint bench check-models check-paper-models check-fuzz check-random clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -51,6 +53,9 @@ check-models: $(VENV)/.bench
 check-fuzz: $(VENV)/.test
 	$(BIN)/python -m pytest -q -s -m scheduled tests/fuzz --fuzz-seconds $(SECONDS) $(if $(SEED),--fuzz-seed $(SEED)) \
 	  $(FUZZ_FLAGS)
+
+check-random: $(VENV)/.test
+	$(BIN)/python -m tests.random $(CHECK_FLAGS)
 
 clean:
 	rm -rf build

@@ -1,0 +1,57 @@
+"""From a seed to a graph: light operators, a kernel family, light operators, and so on."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from tests.random.builder import MOST, Builder, Drawn, Tensor
+from tests.random.families import FAMILIES, small
+from tests.random.light import light
+
+OPSETS = (17, 18, 20, 21)  # 17, as TorchScript's exporter writes: reductions' axes are attributes
+RANKS = (1, 2, 3, 3, 4, 4, 5)
+
+
+def draw(seed: int, opset: int) -> Drawn:
+    """The graph of this seed."""
+    random = Random(seed)
+    b = Builder(random, opset, f"g{seed}_")
+    x = b.input([b.size() for _ in range(b.pick(RANKS))])
+    inner: list[Tensor] = []
+    for _ in range(b.pick([1, 1, 1, 2, 3])):
+        x = _some_light(b, x)
+        inner.append(x)
+        x = b.pick(FAMILIES)(b, small(b, x, MOST))
+        inner.append(x)
+    x = _some_light(b, x)
+    if not b.nodes or x.name in b.feeds:
+        x = b.unary("Identity", x)
+    outputs = [x]
+    made = {name for node in b.nodes for name in node.output}
+    if b.chance(0.15):
+        second = b.pick(inner)
+        outputs += [second] if second.name in made and second.name != x.name else []
+    if b.special and b.chance(0.3):
+        _specials(b)
+    return Drawn(seed, opset, tuple(b.nodes), b.constants, _used(b), tuple(outputs), b.smooth)
+
+
+def _some_light(b: Builder, x: Tensor) -> Tensor:
+    for _ in range(b.pick([0, 0, 1, 1, 2, 3])):
+        x = light(b, x)
+    return x
+
+
+def _used(b: Builder) -> dict[str, np.ndarray]:
+    read = {name for node in b.nodes for name in node.input}
+    return {k: v for k, v in b.feeds.items() if k in read}
+
+
+def _specials(b: Builder) -> None:
+    """A few NaN and infinities into the float inputs."""
+    for array in b.feeds.values():
+        if array.dtype == np.float32 and array.size and b.chance(0.6):
+            for _ in range(b.random.randint(1, 3)):
+                array.flat[b.random.randrange(array.size)] = b.pick([np.nan, np.inf, -np.inf])

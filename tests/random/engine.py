@@ -1,0 +1,186 @@
+"""Batches of drawn graphs compiled by gtco in this process and compared with ONNX Runtime.
+
+A compile of twenty graphs costs little more than one of a single graph. What is cut short is what
+:mod:`tests.end_to_end.node_runner` cuts short: workers, onnxsim's process, the C runtime.
+
+The tolerance of an output is 1e-4 of its largest magnitude plus fifty times what a relative change
+of 1e-6 of the inputs makes of it, as ONNX Runtime (without its own fusions) sees it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+import gtco.compiler
+import gtco.frontend.onnx
+from gtco.errors import GtcoError, UnsupportedError
+from gtco.runtime.module import load
+from tests.end_to_end.node_runner import InProcess, compiler_with_runtime, simplify
+from tests.random.builder import Drawn, model_of
+
+TOLERANCE, NUDGE, CONDITION = 1e-4, 1e-6, 50.0
+ROUGH_SHARE = 0.02  # of the elements, where a rounding or a comparison may fall the other way
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A graph that gtco did not do right, and how."""
+
+    seed: int
+    opset: int
+    kind: str  # "refused", "error", "wrong", "crash"
+    reason: str
+
+
+@dataclass
+class Tally:
+    drawn: int = 0
+    compared: int = 0
+    invalid: int = 0  # ONNX Runtime refuses them: the generator's fault, or its own limit
+    kinds: Counter[str] = field(default_factory=Counter)
+    found: list[Found] = field(default_factory=list)
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Compiles in this process from here on."""
+    kept = gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim, os.environ.get("CC")
+    with tempfile.TemporaryDirectory(prefix="gtco-runtime-") as folder:
+        gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+        gtco.frontend.onnx.run_onnxsim = simplify
+        os.environ["CC"] = str(compiler_with_runtime(Path(folder)))
+        try:
+            yield
+        finally:
+            gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim = kept[:2]  # type: ignore[misc]
+            del os.environ["CC"]
+            os.environ |= {} if kept[2] is None else {"CC": kept[2]}
+
+
+def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """ONNX Runtime, operator by operator."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What ONNX Runtime gives: as it is, and for inputs that are a little different."""
+
+    value: np.ndarray
+    nudged: np.ndarray
+
+
+def wanted(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Wanted]:
+    runner = session(model)
+    names = [o.name for o in runner.get_outputs()]
+    rng = np.random.default_rng(0)
+    nudged = {}
+    for name, array in feeds.items():
+        if array.dtype == np.float32:
+            with np.errstate(all="ignore"):
+                change = 1 + NUDGE * rng.choice([-1.0, 1.0], array.shape)
+                nudged[name] = np.asarray(array * change, np.float32)
+        else:
+            nudged[name] = array
+    runs = zip(names, runner.run(names, dict(feeds)), runner.run(names, nudged), strict=True)
+    return {name: Wanted(a, b) for name, a, b in runs}
+
+
+def difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
+    """How the output differs, "" where it is right."""
+    with np.errstate(invalid="ignore"):
+        return _difference(got, want, smooth)
+
+
+def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
+    if got.shape != want.value.shape or got.dtype != want.value.dtype:
+        return f"{got.dtype}{got.shape}, not {want.value.dtype}{want.value.shape}"
+    if got.dtype.kind != "f":
+        wrong = int((got != want.value).sum())
+        share = 0 if smooth else ROUGH_SHARE
+        return f"{wrong} of {got.size} differ" if wrong > share * got.size + (not smooth) else ""
+    a, b, c = (x.astype(np.float64) for x in (got, want.value, want.nudged))
+    usual = np.isfinite(b)
+    if not np.array_equal(np.isfinite(c), usual):
+        return ""  # on the edge of overflow
+    same = np.isfinite(a) == usual
+    same[~usual] = (a[~usual] == b[~usual]) | (np.isnan(a[~usual]) & np.isnan(b[~usual]))
+    both = usual & np.isfinite(a)
+    change, error = np.zeros_like(b), np.zeros_like(b)
+    change[both] = np.abs(b - c)[both]
+    error[both] = np.abs(a - b)[both]
+    allowed = TOLERANCE * np.abs(b[both]).max(initial=0.0) + CONDITION * change.max(initial=0.0)
+    wrong = ~same | (error > allowed + 1e-30)
+    count = int(wrong.sum())
+    if not count or (not smooth and count <= ROUGH_SHARE * got.size + 1):
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{count} of {got.size} differ, first at {at}: {got[at]!r}, not {want.value[at]!r}"
+
+
+def run(model: onnx.ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
+    """gtco's outputs. What it would work around is an error here (``strict``)."""
+    with tempfile.TemporaryDirectory(prefix="gtco-random-") as folder:
+        library = Path(folder, "random.so")
+        gtco.compiler.compile_to_file(model, library, strict=True)
+        with load(library, threads=2) as compiled:
+            return dict(compiled.run(dict(feeds)))
+
+
+def check(graphs: Sequence[Drawn], tally: Tally) -> None:
+    """Compare all of them, in one compile where that works and halves where it does not."""
+    feeds = {k: v for g in graphs for k, v in g.feeds.items()}
+    model = model_of(graphs)
+    try:
+        want = wanted(model, feeds)
+    except Exception:
+        if len(graphs) > 1:
+            return _halves(graphs, tally)
+        tally.invalid += 1
+        return None
+    try:
+        got = run(model, feeds)
+    except Exception as error:
+        if len(graphs) > 1:
+            return _halves(graphs, tally)
+        kind = "refused" if isinstance(error, UnsupportedError) else "error"
+        label = "" if isinstance(error, GtcoError) else f"{type(error).__name__}: "
+        return _found(graphs[0], kind, label + str(error), tally)
+    for graph in graphs:
+        tally.compared += 1
+        tally.kinds.update(set(graph.kinds))
+        wrong = [
+            f"{t.name}: {d}"
+            for t in graph.outputs
+            if (d := difference(got[t.name], want[t.name], graph.smooth))
+        ]
+        if wrong:
+            _found(graph, "wrong", "; ".join(wrong), tally)
+    return None
+
+
+def _halves(graphs: Sequence[Drawn], tally: Tally) -> None:
+    middle = len(graphs) // 2
+    check(graphs[:middle], tally)
+    check(graphs[middle:], tally)
+
+
+def _found(graph: Drawn, kind: str, reason: str, tally: Tally) -> None:
+    tally.found.append(Found(graph.seed, graph.opset, kind, reason))
