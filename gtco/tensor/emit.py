@@ -27,6 +27,12 @@ Expr = Any  # a TIR expression, or a Python number where TIR takes one
 Index = Sequence[Expr]
 
 
+def lanes_of(x: Expr) -> int:
+    """Lanes of an expression's type: 1 for a scalar, also in a vectorized loop."""
+    _, _, lanes = str(x.ty).partition("x")
+    return int(lanes) if lanes else 1
+
+
 @dataclass
 class Array:
     """A row-major view of memory: flat TIR buffer, shape, and an offset in elements."""
@@ -141,6 +147,13 @@ class Emitter:
         return self._bound(value, name)
 
     def _bound(self, value: Expr, name: str) -> Expr:
+        if str(value.ty).startswith("bool"):  # TVM binds no vectors of them
+            lanes = lanes_of(value)
+            one, zero = (
+                tirx.Broadcast(c, lanes) if lanes > 1 else c
+                for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
+            )
+            return tirx.NE(self._bound(tirx.Select(value, one, zero), name), zero)
         var = T.Bind(value)
         IRBuilder.name(name, var)
         self._varying += [var] if self.varies(value) else []

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.emit import Emitter, Expr, lanes_of
 
 LN2 = float(np.log(2.0))
 LOG2E = 1 / LN2
@@ -39,11 +39,6 @@ EXP_5 = (8.312501e-3, 4.189033e-2, 1.6667116e-1, 4.999923e-1, 1.0, 1.0)
 def dtype_of(x: Expr) -> str:
     """Element dtype of an expression, without its lanes."""
     return str(x.ty).split("x")[0]
-
-
-def lanes_of(x: Expr) -> int:
-    _, _, lanes = str(x.ty).partition("x")
-    return int(lanes) if lanes else 1
 
 
 def constant(x: Expr, value: float, dtype: str = "") -> Expr:

@@ -17,8 +17,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor import math
-from gtco.tensor.emit import Emitter, Expr
-from gtco.tensor.math import constant, dtype_of, lanes_of
+from gtco.tensor.emit import Emitter, Expr, lanes_of
+from gtco.tensor.math import constant, dtype_of
 from gtco.tensor.stage import Operator
 
 NARROW = ("float16", "bfloat16")
