@@ -109,6 +109,8 @@ def cast(x: Expr, old: str, new: str) -> Expr:
         return x
     if new == "bool":  # NaN is true
         return tirx.Not(tirx.EQ(x, constant(x, 0)))
+    if old == "bool":  # TVM binds no value that casts a vector of them
+        return tirx.Select(x, constant(x, 1, new), constant(x, 0, new))
     lanes = lanes_of(x)
     return tirx.Cast(f"{new}x{lanes}" if lanes > 1 else new, x)
 
