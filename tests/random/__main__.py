@@ -1,7 +1,7 @@
 """``python -m tests.random``: any number of random graphs, each failure shrunk to a small model.
 
-Every batch runs in a child process that stays for many batches; where it dies, the batch's graphs
-are tried one by one, and the one that kills is reported.
+Every batch runs in a child process that stays for many batches; where it dies or hangs, the batch's
+graphs are tried one by one, and the one that kills is reported.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from threading import Timer
 from typing import IO
 
 import numpy as np
@@ -27,6 +28,9 @@ from tests.random.engine import Found, Tally, check, difference, in_process, run
 from tests.random.shrink import Case, shrink
 
 BATCH = 20  # graphs in one compile
+PATIENCE = (
+    30.0  # seconds for a graph, of which one in a hundred is usual: then it counts as a crash
+)
 
 
 def graphs_of(first: int, count: int) -> list[Drawn]:
@@ -87,6 +91,15 @@ class Child:
             )
         _pipe(self.process.stdin).write(f"{first} {count}\n")
         _pipe(self.process.stdin).flush()
+        timer = Timer(PATIENCE * count + 60, self.process.kill)
+        timer.start()
+        try:
+            return self._answer()
+        finally:
+            timer.cancel()
+
+    def _answer(self) -> Tally | None:
+        assert self.process is not None
         while line := _pipe(self.process.stdout).readline():
             if line.startswith('{"drawn"'):
                 answer = json.loads(line)
@@ -123,7 +136,7 @@ def search(
             todo[:0] = [(s, 1) for s in range(seed, seed + size)]
             continue
         if tally is None:
-            tally = Tally(found=[Found(seed, opset_of(seed), "crash", "the process died")])
+            tally = Tally(found=[Found(seed, opset_of(seed), "crash", "the process died or hung")])
             save(tally.found[0], folder, False)
         total.drawn += size
         total.compared += tally.compared
