@@ -172,8 +172,8 @@ def _export_tensors(
         called = inspect.signature(model.forward)
         kinds = {p.kind for p in called.parameters.values()}
         if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-            # by keyword: the inputs get their names from it
-            args, kwargs = (), dict(called.bind(*args, **kwargs).arguments)
+            # by keyword, in the order given: the inputs get their names from it
+            args, kwargs = (), {**called.bind_partial(*args).arguments, **kwargs}
     except (TypeError, ValueError):
         pass  # a forward without a signature is called as it was given
     program = torch.export.export(Tensors().eval(), args, kwargs)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gtco
 from gtco.errors import VerificationError
 from gtco.verification import verify
+from tests.end_to_end.node_runner import InProcess
 
 BATCH, TOKENS, HEADS, SIZE = 2, 19, 3, 8
 WIDTH = HEADS * SIZE
@@ -92,9 +93,16 @@ def encoder(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def build(model: onnx.ModelProto) -> gtco.CompiledModel:
+    """Compiled in this process, which has TVM already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gtco.compiler.Workers", InProcess)
+        return gtco.compile_model(model, threads=1, simplify=False)
+
+
 @pytest.fixture(scope="module")
 def compiled() -> gtco.Model:
-    return gtco.compile_model(encoder(), threads=1).model
+    return build(encoder()).model
 
 
 def failing(report: Any) -> set[str]:
@@ -119,7 +127,7 @@ def test_a_swapped_head_is_caught(compiled: gtco.Model) -> None:
 
 @pytest.mark.parametrize("mask", ["int64", "float32"])
 def test_a_dropped_mask_is_caught(mask: str) -> None:
-    dropped = gtco.compile_model(encoder(mask, masked=False), threads=1)
+    dropped = build(encoder(mask, masked=False))
     report = verify(dropped, encoder(mask), check=False)
     assert {"random", "mask random", "mask row"} <= failing(report)
     assert "mask ones" not in failing(report)  # there it changes nothing
@@ -127,7 +135,7 @@ def test_a_dropped_mask_is_caught(mask: str) -> None:
 
 
 def test_an_additive_mask_passes() -> None:
-    report = verify(gtco.compile_model(encoder("float32"), threads=1), encoder("float32"))
+    report = verify(build(encoder("float32")), encoder("float32"))
     assert {"mask zeros", "mask row", "mask zeros -inf", "mask row -inf", "mask random -inf"} < {
         d.case for d in report.differences
     }
@@ -183,7 +191,7 @@ def test_a_broken_lane_is_caught(
 def test_ids_reach_over_the_table_and_a_wrong_row_of_it_is_caught() -> None:
     """Row 900 of 1000: ids of 0 to 3 never saw it."""
     model = encoder(None, vocabulary=1000)
-    library = gtco.compile_model(model, threads=1)
+    library = build(model)
     report = verify(library, model)
     assert report.passed and report.differences[0].case == "random"
     other = encoder(None, vocabulary=1000)

@@ -148,9 +148,10 @@ def test_outputs(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["dataclass", "numbers"])
 def test_what_torch_export_refuses_is_compiled_too(kind: str) -> None:
     function, wanted = OUTPUTS[kind]
-    imported = load_pytorch(Module(function), (X,))
-    assert list(imported.inputs) == ["x"]
-    for y, factor in zip(values(imported, x=X).values(), wanted.values(), strict=True):
+    imported = load_pytorch(Module(function), {"other": M, "x": X})
+    assert list(imported.inputs) == ["other", "x"]  # as they were given, which verify relies on
+    found = values(imported, x=X, other=M)
+    for y, factor in zip(found.values(), wanted.values(), strict=True):
         np.testing.assert_allclose(y, (X.numpy() + 1) * factor, rtol=1e-6)
 
 
@@ -167,7 +168,7 @@ def test_an_exported_programs_dynamic_dimensions_take_shapes() -> None:
     with pytest.raises(ShapeError, match="symbolic dimensions without a value") as caught:
         load_pytorch(program)
     name = str(caught.value).split("'")[1]
-    compiled = gtco.compile_model(program, shapes={name: 3}, verify=True)
+    compiled = gtco.compile_model(program, shapes={name: 3}, verify=True, workers=1)
     assert compiled.inputs[0].shape == (3, 4) and compiled.report.verification.passed
 
 
@@ -206,7 +207,7 @@ def test_a_training_module_is_compiled_for_evaluation_and_left_as_it_was() -> No
     state = {name: value.clone() for name, value in module.state_dict().items()}
     gradients = [p.requires_grad for p in module.parameters()]
     mask = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]])
-    compiled = gtco.compile_model(module, {"mask": mask, "x": X}, verify=True)
+    compiled = gtco.compile_model(module, {"mask": mask, "x": X}, verify=True, workers=1)
     report = compiled.report.verification
     assert report.passed and report.reference == "PyTorch"
     assert {"example", "mask row", "spike"} <= {d.case for d in report.differences}
