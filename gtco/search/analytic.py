@@ -196,9 +196,13 @@ class AnalyticPolicy:
         tasks = prod(layer.parallel for layer in work.layers)
         cores = min(self.threads, max(tasks, 1))
         for layer in work.layers:
-            load = sum(self.transfer(s, cores) for s in layer.loads)
-            store = sum(self.transfer(s, cores) for s in layer.stores)
-            first = load + max((self.source(s).latency for s in layer.loads), default=0.0)  # eq. 2
+            load = store = latency = 0.0
+            for stream in layer.loads:
+                load += self.transfer(stream, cores)
+                latency = max(latency, self.source(stream).latency)
+            for stream in layer.stores:
+                store += self.transfer(stream, cores)
+            first = load + latency  # eq. 2
             hidden = HIDDEN if layer.overlapped else 0.0
             step = max(load, time) + (1 - hidden) * min(load, time)
             time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
