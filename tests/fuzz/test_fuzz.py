@@ -148,10 +148,10 @@ def test_some_mutations(trials: Trials, tmp_path: Path, libraries: list[Path]) -
 def test_mutations(
     trials: Trials, tmp_path: Path, libraries: list[Path], request: pytest.FixtureRequest
 ) -> None:
-    seed = request.config.getoption("--fuzz-seed")
+    seed = request.config.getoption("--fuzz-seed", default=None)
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-    end = time.monotonic() + request.config.getoption("--fuzz-seconds")
-    only = request.config.getoption("--fuzz-trial")
+    end = time.monotonic() + request.config.getoption("--fuzz-seconds", default=240)
+    only = request.config.getoption("--fuzz-trial", default=None)
     print(f"\nseed {seed}")
 
     def numbers() -> Iterator[int]:
