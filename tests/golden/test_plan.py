@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -59,7 +60,13 @@ def test_plan(
 ) -> None:
     artifacts: list[Artifact] = []
     monkeypatch.setattr(compiler, "Workers", InProcess)
-    monkeypatch.setattr(compiler, "write_artifact", lambda a, *_, **__: artifacts.append(a))
+    build = compiler.build_artifact
+
+    def keep(artifact: Artifact, *rest: Any) -> Any:
+        artifacts.append(artifact)
+        return build(artifact, *rest)
+
+    monkeypatch.setattr(compiler, "build_artifact", keep)
     compiler.compile_to_file(tiny(), tmp_path / "tiny.so", target=name, threads=2)
     (artifact,) = artifacts
     source = plan_source(
