@@ -388,9 +388,9 @@ def lower_module(
     order: Sequence[int],
     output: TensorType,
     result: int = -1,
-) -> tuple[Any, int]:
-    """One TIR function ``symbol(inputs..., output, workspace, begin, end)``, and the bytes of
-    workspace it needs.
+) -> tuple[Any, int, int]:
+    """One TIR function ``symbol(inputs..., output, workspace, begin, end)``, the bytes of workspace
+    it needs, and into how many tasks it is cut.
 
     ``order`` says which of ``inputs`` each parameter of ``main`` is. Raises :class:`BridgeError`
     with the reason where the module needs more than plain code.
@@ -420,8 +420,9 @@ class _Merger:
         self.begin, self.end = tirx.Var("begin", "int64"), tirx.Var("end", "int64")
         self.size = 0
         self.places: dict[int, int] = {}
+        self.parallel: Any = None  # the last parallel loop met, serial as it stands in the body
 
-    def merge(self, calls: Sequence[_Call], made: _Tensor) -> tuple[Any, int]:
+    def merge(self, calls: Sequence[_Call], made: _Tensor) -> tuple[Any, int, int]:
         statements: list[Any] = []
         if made.where == "workspace" and made.value is None:
             made.where = "output"
@@ -433,6 +434,9 @@ class _Merger:
                 if tensor.value is not None and id(tensor) not in self.places:
                     statements += self.fill(tensor)
             statements += self.inline(call)
+        tasks = 1
+        if len(calls) == 1 and not self.size:
+            statements, tasks = self.cut(statements)
         body = tirx.IfThenElse(self.begin < self.end, tirx.SeqStmt(statements), None)
         declared = tirx.SeqStmt([tirx.DeclBuffer(self.scratch, data=self.workspace), body])
         attrs = tvm.ir.make_node(
@@ -441,7 +445,24 @@ class _Merger:
         parameters = [*self.inputs, self.output, self.workspace, self.begin, self.end]
         function = tirx.PrimFunc(parameters, declared, attrs=attrs)
         module = tirx.transform.ConvertSSA()(tvm.IRModule({self.symbol: function}))
-        return module[self.symbol], self.size
+        return module[self.symbol], self.size, tasks
+
+    def cut(self, statements: list[Any]) -> tuple[list[Any], int]:
+        """Where everything is one parallel loop, its iterations as tasks: from ``begin`` to
+        ``end``.
+        """
+        *before, loop = _flat(statements)
+        plain = (tirx.Bind, tirx.DeclBuffer)
+        if (
+            self.parallel is None
+            or not loop.same_as(self.parallel)
+            or not all(isinstance(s, plain) for s in before)
+        ):
+            return statements, 1
+        dtype = str(loop.loop_var.ty.dtype)
+        begin, end = (tirx.Cast(dtype, v) for v in (self.begin, self.end))
+        tasks = tirx.For(loop.loop_var, begin, end - begin, tirx.ForKind.SERIAL, loop.body)
+        return [*before, tasks], int(loop.extent)
 
     def allocate(self, nbytes: int) -> int:
         offset = self.size
@@ -503,14 +524,17 @@ class _Merger:
             return tirx.DeclBuffer(buffer, data=self.at(self.allocate(nbytes)))
         if isinstance(statement, tirx.For):
             kind = statement.kind
-            kind = tirx.ForKind.SERIAL if kind == tirx.ForKind.PARALLEL else kind
-            return tirx.For(
+            parallel = kind == tirx.ForKind.PARALLEL
+            loop = tirx.For(
                 statement.loop_var,
                 statement.min,
                 statement.extent,
-                kind,
+                tirx.ForKind.SERIAL if parallel else kind,
                 self.placed(statement.body),
             )
+            if parallel:
+                self.parallel = loop
+            return loop
         if isinstance(statement, tirx.IfThenElse):
             otherwise = statement.else_case
             return tirx.IfThenElse(
@@ -527,6 +551,13 @@ class _Merger:
         if isinstance(statement, tirx.Evaluate):
             _require_plain(statement.value)
         return statement
+
+
+def _flat(statements: Sequence[Any]) -> list[Any]:
+    """Sequences inside the sequence taken apart."""
+    inside = [s.seq if isinstance(s, tirx.SeqStmt) else [s] for s in statements]
+    parts = [s for seq in inside for s in seq]
+    return parts if len(parts) == len(statements) else _flat(parts)
 
 
 def _require_plain(value: Any) -> None:

@@ -5,6 +5,7 @@
     producer; consumer               ->  consumer(producer)            # padding, transposes, casts
     for i, j, k: C[i, j] += A * B    ->  for i: C[i, :] = 0
                                          for i, k, j: C[i, j] += A * B      # B contiguous in j
+    for i, j, k, l: C[i, j, k, l] =  ->  parallel for ij: for k, l: ...     # where it is alone
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from tvm import s_tir
 from tvm.tirx import IterVar, analysis
 
+TASKS = 64  # outer loops are fused until they have as many iterations
+MOST_TASKS = 1024  # beyond, a task is several iterations
 LEAST_EXTENT = 4  # a shorter inner loop is not worth the memory traffic of its accumulators
 
 
@@ -27,9 +30,34 @@ def scheduled(module: Any) -> Any:
     for block in schedule.get_child_blocks(root):
         if schedule.get_consumers(block):
             _attempt(schedule.compute_inline, block)
-    for block in schedule.get_child_blocks(root):
+    blocks = schedule.get_child_blocks(root)
+    for block in blocks:
         _contiguous(schedule, block)
+    if len(blocks) == 1 and len(schedule.get_child_blocks(root)) == 1:
+        _parallel(schedule, blocks[0])
     return schedule.mod
+
+
+def _parallel(schedule: Any, block: Any) -> None:
+    """The outermost loops of independent iterations become one parallel loop, the only outermost
+    one. The innermost loop is LLVM's to vectorize.
+    """
+    axes, loops = schedule.get(block).iter_vars, schedule.get_loops(block)
+    if len(axes) != len(loops):
+        return
+    chosen: list[Any] = []
+    count = 1
+    for axis, loop in list(zip(axes, loops, strict=True))[:-1]:
+        if count >= TASKS or axis.iter_type != IterVar.DataPar:
+            break
+        chosen.append(loop)
+        count *= int(axis.dom.extent)
+    if count < 2:
+        return
+    outer = schedule.fuse(*chosen)
+    if count > MOST_TASKS:
+        outer, _ = schedule.split(outer, [MOST_TASKS, None])
+    _attempt(schedule.parallel, outer)
 
 
 def _attempt(primitive: Any, *args: Any) -> bool:

@@ -29,7 +29,7 @@ def test_a_masked_counter_wraps(
         with builder.dataflow():
             tiled = builder.emit_output(builder.emit(relax.op.tile(parameter, list(repeats))))
         builder.emit_func_output(tiled)
-    function, _ = relax_bridge.lower_module(
+    function, *_ = relax_bridge.lower_module(
         builder.get(), "tile", [TensorType(shape)], [0], TensorType(output)
     )
     library, folder = link([function], runnable(target))

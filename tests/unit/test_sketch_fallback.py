@@ -481,6 +481,10 @@ OPAQUE: dict[str, Stage] = {
     "conv3d": opaque(
         lambda x, w: R.nn.conv3d(x, w, padding=1), [T((1, 2, 4, 5, 3)), T((3, 2, 3, 3, 3))]
     ),
+    "grid_sample": opaque(
+        lambda x, g: R.image.grid_sample(x, g, "bilinear", "NCHW", "zeros", False),
+        [T((2, 3, 6, 8)), T((2, 2, 5, 7))],
+    ),
     "variance": opaque(lambda x: R.variance(x, axis=[1]), [T((5, 12))]),
     "tril": opaque(lambda x: R.tril(x, 1), [T((5, 7))]),
     "one_hot": opaque(
@@ -500,6 +504,24 @@ OPAQUE: dict[str, Stage] = {
 @pytest.mark.parametrize("name", OPAQUE)
 def test_relax(name: str) -> None:
     check(OPAQUE[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        # all axes but the last, which is left to LLVM
+        ("grid_sample", 2 * 3 * 5),
+        ("tril", 5),
+        # a scan of each row; several functions, of which each needs the one before
+        ("cumsum", 3),
+        ("group_norm", 1),
+    ],
+)
+def test_independent_iterations_are_tasks(name: str, tasks: int) -> None:
+    sketch = fallback.match(OPAQUE[name], runnable(MACHINE))
+    assert sketch is not None
+    program = sketch.build(Config(sketch.name), "k")
+    assert isinstance(program, Program) and program.tasks == tasks
 
 
 def test_relax_scatter() -> None:

@@ -1,5 +1,5 @@
 """Sketch rule of last resort: any single operator, as scalar loops or through Relax. Slow, one
-task, always builds.
+task (or the outer iterations of what Relax makes one loop nest of), always builds.
 
 Element-wise and data-movement operators are read element by element through :class:`Reader`,
 pooling and resizing through :mod:`gtco.tensor.spatial`; every other kind, and what travels as
@@ -43,7 +43,7 @@ def match(stage: Stage, target: Target) -> Fallback | None:
 
 @dataclass(frozen=True)
 class Fallback:
-    """One operator in one task."""
+    """One operator."""
 
     stage: Stage
     target: Target
@@ -72,7 +72,7 @@ class Fallback:
         op = stage.output
         order = [names.index(x) for x in op.inputs]
         try:
-            function, workspace = relax_bridge.lower_module(
+            function, workspace, tasks = relax_bridge.lower_module(
                 relax_bridge.module_of(stage),
                 symbol,
                 list(types.values()),
@@ -82,7 +82,7 @@ class Fallback:
             )
         except relax_bridge.BridgeError as error:
             return Rejection(f"{op.get('op', op.kind)}: {error}")
-        return Program(function, 1, workspace, {})
+        return Program(function, tasks, workspace, {})
 
     def elements(self, em: Emitter, args: KernelArguments) -> None:
         """``for i in output: output[i] = value(i)``."""
