@@ -453,15 +453,16 @@ class _Merger:
         """
         *before, loop = _flat(statements)
         plain = (tirx.Bind, tirx.DeclBuffer)
-        if (
-            self.parallel is None
-            or not loop.same_as(self.parallel)
-            or not all(isinstance(s, plain) for s in before)
-        ):
+        alone = self.parallel is not None and loop.same_as(self.parallel)
+        if not alone or not all(isinstance(s, plain) for s in before):
+            return statements, 1
+        if not isinstance(loop.extent, tirx.IntImm):
             return statements, 1
         dtype = str(loop.loop_var.ty.dtype)
         begin, end = (tirx.Cast(dtype, v) for v in (self.begin, self.end))
-        tasks = tirx.For(loop.loop_var, begin, end - begin, tirx.ForKind.SERIAL, loop.body)
+        tasks = tirx.For(
+            loop.loop_var, loop.min + begin, end - begin, tirx.ForKind.SERIAL, loop.body
+        )
         return [*before, tasks], int(loop.extent)
 
     def allocate(self, nbytes: int) -> int:
