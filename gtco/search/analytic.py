@@ -116,6 +116,10 @@ class AnalyticPolicy:
         return LAUNCH + CERTAIN * products / self.target.lanes / (self._fastest * self.threads)
 
     @cached_property
+    def _levels(self) -> Mapping[str, MemoryLevel]:
+        return {level.name: level for level in self.target.memory}
+
+    @cached_property
     def _fastest(self) -> float:
         """Vector FMAs a second of one core, by the fastest micro-kernel of any shape or without."""
         assert self.level0 is not None
@@ -227,7 +231,7 @@ class AnalyticPolicy:
     def source(self, stream: Stream) -> MemoryLevel:
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
-            return self.target.level(stream.memory)
+            return self._levels[stream.memory]
         for memory in self.target.memory:
             if stream.resident <= USABLE * memory.capacity:
                 return memory
