@@ -117,7 +117,7 @@ def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
         wrong = int((got != want.value).sum())
         share = 0 if smooth else ROUGH_SHARE
         return f"{wrong} of {got.size} differ" if wrong > share * got.size + (not smooth) else ""
-    a, b, c = (x.astype(np.float64) for x in (got, want.value, want.nudged))
+    a, b, c = (np.atleast_1d(x).astype(np.float64) for x in (got, want.value, want.nudged))
     usual = np.isfinite(b)
     if not np.array_equal(np.isfinite(c), usual):
         return ""  # on the edge of overflow
@@ -133,7 +133,7 @@ def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
     if not count or (not smooth and count <= ROUGH_SHARE * got.size + 1):
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"{count} of {got.size} differ, first at {at}: {got[at]!r}, not {want.value[at]!r}"
+    return f"{count} of {got.size} differ, first at {at}: {a[at]}, not {b[at]}"
 
 
 def run(model: onnx.ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:

@@ -1,14 +1,27 @@
-"""What draws, compares and shrinks random graphs (``make check-random``)."""
+"""The same random graphs on every run (``make check-random`` for any number of others)."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 
+from tests.random.__main__ import search
 from tests.random.builder import model_of
 from tests.random.draw import OPSETS, draw
 from tests.random.engine import Wanted, difference, wanted
 from tests.random.shrink import shrink
+
+SEED, COUNT = 0, 180
+
+
+def test_graphs_of_the_family_agree_with_onnx_runtime(tmp_path: Path) -> None:
+    total = search(SEED, COUNT, 1e9, tmp_path, small=False)
+    assert not total.found, "\n".join(map(str, total.found))
+    assert total.compared + total.invalid == total.drawn == COUNT
+    assert total.invalid <= COUNT // 50
+    assert {"Conv", "Softmax", "MatMul", "Where", "Pad", "IsNaN"} <= set(total.kinds)
 
 
 def test_a_seed_is_a_graph() -> None:
@@ -27,6 +40,9 @@ def test_every_difference_is_seen() -> None:
         assert difference(wrong, want, True), (at, other)
     assert difference(value.astype(np.float64), want, True)
     assert difference(value[:3], want, True)
+    one = Wanted(np.float32(np.nan), np.float32(np.nan))
+    assert difference(np.float32(np.nan), one, True) == ""
+    assert difference(np.float32(0), one, True)
 
 
 def test_shrinking_keeps_what_fails() -> None:
