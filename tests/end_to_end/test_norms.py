@@ -1,0 +1,69 @@
+"""Normalisations of images in the spellings that exporters use, between convolutions and alone,
+compiled and compared with ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+
+import gtco
+
+MODEL = """
+<ir_version: 10, opset_import: ["": 21]>
+norms (float[1,8,96,96] x, float[16,8,3,3] w, float[16,16,1,1] v, float[16] g, float[16] b,
+       float[16,1,1] g1, float[16,1,1] b1, float[8] g8, float[8] b8)
+  => (float[1,16,32,32] y, float[1,8,96,96] z, float[1,8,96,96] t)
+{
+  z = GroupNormalization<num_groups=1, epsilon=1e-5>(x, g8, b8)
+  t = InstanceNormalization<epsilon=1e-5>(x, g8, b8)
+  c0 = Conv<strides=[3,3], pads=[1,1,1,1]>(x, w)
+  c1 = GroupNormalization<num_groups=4, epsilon=1e-5>(c0, g, b)
+  c2 = Relu(c1)
+  c3 = Conv(c2, v)
+  axis = Constant<value_ints=[1]>()
+  two = Constant<value_float=2.0>()
+  eps = Constant<value_float=1e-6>()
+  mean = ReduceMean<keepdims=1>(c3, axis)
+  d = Sub(c3, mean)
+  square = Pow(d, two)
+  var = ReduceMean<keepdims=1>(square, axis)
+  vare = Add(var, eps)
+  root = Sqrt(vare)
+  n = Div(d, root)
+  n1 = Mul(n, g1)
+  n2 = Add(n1, b1)
+  c4 = Conv(n2, v)
+  flat = Constant<value_ints=[0,2,-1]>()
+  ones = Constant<value_floats=[1.0,1.0]>()
+  zeros = Constant<value_floats=[0.0,0.0]>()
+  rows = Reshape(c4, flat)
+  norm = InstanceNormalization<epsilon=1e-5>(rows, ones, zeros)
+  back = Constant<value_ints=[1,16,32,32]>()
+  image = Reshape(norm, back)
+  scaled = Mul(image, g1)
+  shifted = Add(scaled, b1)
+  y = Conv(shifted, v)
+}
+"""
+
+
+def test_norms_of_images() -> None:
+    """Weights are constants, as in a model; no stage runs in the fallback."""
+    rng = np.random.default_rng(5)
+    made = onnx.parser.parse_model(MODEL)
+    for given in list(made.graph.input)[1:]:
+        shape = [d.dim_value for d in given.type.tensor_type.shape.dim]
+        value = rng.standard_normal(shape).astype(np.float32) * 0.4
+        made.graph.initializer.append(onnx.numpy_helper.from_array(value, given.name))
+        made.graph.input.remove(given)
+    x = (rng.standard_normal((1, 8, 96, 96)) + 20).astype(np.float32)
+    session = onnxruntime.InferenceSession(
+        made.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    compiled = gtco.compile_model(made)
+    assert all(s["schedule"]["sketch"] != "fallback" for s in compiled.stages)
+    got = compiled(x)
+    for ours, wanted in zip(got, session.run(["y", "z", "t"], {"x": x}), strict=True):
+        assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
