@@ -53,9 +53,11 @@ def test_norms_of_images() -> None:
     """Weights are constants, as in a model; no stage runs in the fallback."""
     rng = np.random.default_rng(5)
     made = onnx.parser.parse_model(MODEL)
+    values = {}
     for given in list(made.graph.input)[1:]:
         shape = [d.dim_value for d in given.type.tensor_type.shape.dim]
         value = rng.standard_normal(shape).astype(np.float32) * 0.4
+        values[given.name] = value
         made.graph.initializer.append(onnx.numpy_helper.from_array(value, given.name))
         made.graph.input.remove(given)
     x = (rng.standard_normal((1, 8, 96, 96)) + 20).astype(np.float32)
@@ -65,5 +67,13 @@ def test_norms_of_images() -> None:
     compiled = gtco.compile_model(made)
     assert all(s["schedule"]["sketch"] != "fallback" for s in compiled.stages)
     got = compiled(x)
-    for ours, wanted in zip(got, session.run(["y", "z", "t"], {"x": x}), strict=True):
-        assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+    (y,) = session.run(["y"], {"x": x})
+    # a mean of 20 costs ONNX Runtime's GroupNormalization 3.5e-4 of its result: float64 judges
+    wide = x.astype(np.float64)
+    gamma, beta = (values[name].astype(np.float64)[:, None, None] for name in ("g8", "b8"))
+    normal = [
+        (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
+        for axes in ((1, 2, 3), (2, 3))
+    ]
+    for ours, wanted in zip(got, (y, *(n * gamma + beta for n in normal)), strict=True):
+        assert np.abs(ours - wanted).max() <= 5e-6 * np.abs(wanted).max()
