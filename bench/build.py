@@ -1,8 +1,8 @@
 """Compile one model with gtco in a process of its own, and watch the wall time and the peak memory
 from outside.
 
-``python -m bench.build JOB.json`` is that process: it writes the compile report's numbers to the
-file the job names.
+``python -m bench.build JOB.json`` is that process: it writes the compile report's numbers, or why
+there are none, to the file the job names.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def build(
                     process.wait()
                 peak = watch.stop()
             seconds = time.perf_counter() - start
-            if code == 0 and answer.exists():
+            if code is not None and answer.exists():
                 return Build(str(library), seconds, peak, **_tuples(json.loads(answer.read_text())))
             log.seek(0)
             tail = log.read().decode(errors="replace").strip().splitlines()
@@ -143,10 +143,12 @@ def memory_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
-def _tuples(numbers: dict[str, Any]) -> dict[str, Any]:
-    numbers["phases"] = tuple((name, seconds) for name, seconds in numbers["phases"])
-    numbers["notes"] = tuple(numbers["notes"])
-    return numbers
+def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        return answer
+    answer["phases"] = tuple((name, seconds) for name, seconds in answer["phases"])
+    answer["notes"] = tuple(answer["notes"])
+    return answer
 
 
 def main(argv: list[str]) -> int:
@@ -159,7 +161,9 @@ def main(argv: list[str]) -> int:
             job["model"], job["library"], threads=job["threads"], shapes=job["shapes"] or None
         )
     except GtcoError as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        # In the answer: the log's last lines are often warnings that TVM and torch leave at exit.
+        Path(job["answer"]).write_text(json.dumps({"error": reason}))
         return 1
     Path(job["answer"]).write_text(
         json.dumps(

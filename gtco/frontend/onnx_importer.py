@@ -3,8 +3,8 @@ wrong.
 
 What is put right or refused here was found with ONNX's own backend tests: LayerNormalization's
 second and third output, Pow of two types, Dropout's mask and training mode, IsInf's two flags,
-Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, and most of
-Resize. Attention and Col2Im are not TVM's at all.
+Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize,
+and tensors without elements. Attention and Col2Im are not TVM's at all.
 """
 
 from __future__ import annotations
@@ -151,6 +151,47 @@ def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return builder.emit(relax.op.einsum(relax.Tuple(list(inputs)), equation.replace(" ", "")))
 
 
+def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """A constant border as an operator: TVM's importer writes loops at once, which only the
+    fallback can compile."""
+    x, pads, value, axes = _padded(inputs, 4)
+    if _text(attrs.get("mode", b"constant")) != "constant":
+        return None
+    widths = numpy.asarray(attrs["pads"]) if pads is None else _constant(pads)
+    border = numpy.asarray(attrs.get("value", 0.0)) if value is None else _constant(value)
+    rank = len(_shape(x))
+    which = numpy.arange(rank) if axes is None else _constant(axes)
+    if widths is None or which is None:
+        raise Refused("its pads or axes are known only at run time: make them constants")
+    if border is None or len(widths) != 2 * len(which) or (widths < 0).any():
+        return None
+    full = [0] * (2 * rank)
+    for place, axis in enumerate(which.tolist()):
+        full[2 * (axis % rank)] = int(widths[place])
+        full[2 * (axis % rank) + 1] = int(widths[place + len(which)])
+    return builder.emit(relax.op.nn.pad(x, full, pad_value=border.reshape(()).item()))
+
+
+def _tile(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """As an operator, as ``_pad``."""
+    repeats = _constant(inputs[1]) if len(inputs) == 2 else None
+    return None if repeats is None else builder.emit(relax.op.tile(inputs[0], repeats.tolist()))
+
+
+def _expand(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """A result without elements, which TVM refuses: an exporter writes slices of no rows so."""
+    wanted = _constant(inputs[1])
+    if wanted is None or wanted.all():
+        return None
+    shape = numpy.broadcast_shapes(tuple(_shape(inputs[0])), tuple(wanted.tolist()))
+    return builder.emit(relax.op.zeros(shape, inputs[0].ty.dtype))
+
+
+def _scatter(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Where nothing is written, what it is written into."""
+    return None if all(_shape(inputs[2])) else inputs[0]
+
+
 def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _text(attrs.get("mode", b"DCR")) != "CRD":
         return None
@@ -280,6 +321,11 @@ OVERRIDES: dict[str, Override] = {
     "Constant": _constant_node,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Expand": _expand,
+    "ScatterND": _scatter,
+    "ScatterElements": _scatter,
     "SpaceToDepth": _space_to_depth,
     "Resize": _resize,
     "Attention": _attention,

@@ -7,6 +7,7 @@ answer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -284,18 +285,27 @@ def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> 
 def _relax(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
     """Built with TVM's own LLVM target in this process: slow and right."""
     import tvm
-    from tvm import relax
 
-    module = tvm.ir.load_json(attrs["module"])
-    parameters = next(f for v, f in module.functions_items() if v.name_hint == "main").params
-    executable = relax.build(module, target="llvm")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
+    machine, dtypes = _machine(attrs["module"])
     given = [
-        tvm.runtime.tensor(np.array(a, str(p.ty.dtype), order="C"))
-        for a, p in zip(arrays, parameters, strict=True)
+        tvm.runtime.tensor(np.array(a, dtype, order="C"))
+        for a, dtype in zip(arrays, dtypes, strict=True)
     ]
     result = machine["main"](*given)
     return (result if attrs["result"] < 0 else result[attrs["result"]]).numpy()
+
+
+@functools.lru_cache(maxsize=32)
+def _machine(text: str) -> tuple[Any, tuple[str, ...]]:
+    """The machine that runs a ``relax`` module, and its parameters' types. A model's layers are
+    alike: each of their constants is another value through the same module."""
+    import tvm
+    from tvm import relax
+
+    module = tvm.ir.load_json(text)
+    parameters = next(f for v, f in module.functions_items() if v.name_hint == "main").params
+    executable = relax.build(module, target="llvm")
+    return relax.VirtualMachine(executable, tvm.cpu()), tuple(str(p.ty.dtype) for p in parameters)
 
 
 _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] = {

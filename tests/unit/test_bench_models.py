@@ -268,7 +268,17 @@ def test_every_setting_of_an_onnx_peer_computes_the_model(system, tmp_path):
 
 def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
     done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
-    assert done.error and done.seconds > 0
+    assert done.error.startswith("ModelError: cannot read") and done.seconds > 0
+
+
+def test_the_reason_of_a_failed_build_is_the_error_and_no_warning_after_it(tmp_path, monkeypatch):
+    """TVM warns of what a failed import left open when the process ends."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, sys\natexit.register(print, 'Warning: blocks remain', file=sys.stderr)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
+    assert done.error.startswith("ModelError: cannot read")
 
 
 def test_memory_of_the_whole_family_is_watched():

@@ -24,6 +24,7 @@ from gtco.frontend.pytorch import load_pytorch
 from gtco.graph.graph import Graph
 from gtco.graph.lower import lower
 from gtco.graph.rewrites import canonicalize
+from gtco.tensor.reference import _machine
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -255,6 +256,115 @@ def test_operators_keep_their_nodes_names() -> None:
         ("relu", "first"),
         ("tanh", "second"),
     ]
+
+
+def single(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    shape: tuple[int, ...],
+    opset: int = 18,
+) -> onnx.ModelProto:
+    """A model from x (floats) to y."""
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights),
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=9,
+    )
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def lowered(
+    nodes: list[onnx.NodeProto],
+    constants: dict[str, np.ndarray],
+    shape: tuple[int, ...],
+    opset: int = 18,
+) -> tuple[Graph, list[np.ndarray], list[np.ndarray]]:
+    """The graph of such a model, its outputs, and ONNX Runtime's."""
+    model = single(nodes, constants, shape, opset)
+    graph = canonicalize(lower(load_onnx(model)).check())
+    feed = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return graph, list(graph.evaluate(feed).values()), session.run(None, feed)
+
+
+PADS = np.array([0, 0, 1, 0, 0, 0, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "inputs, opset, border",
+    [
+        (["x", "pads"], 18, 0.0),
+        (["x", "pads", "value"], 13, 0.5),
+        (["x", "some", "", "axes"], 18, 0.0),
+        (["x", "some", "value", "axes"], 18, 0.5),
+    ],
+)
+def test_a_constant_border_is_the_canonical_pad(inputs, opset, border) -> None:
+    constants = {
+        "pads": PADS,
+        "value": np.float32(0.5),
+        "some": np.array([0, 1, 3, 2]),
+        "axes": np.array([-1, 2]),
+    }
+    used = {name: value for name, value in constants.items() if name in inputs}
+    graph, found, wanted = lowered(
+        [helper.make_node("Pad", inputs, ["y"])], used, (1, 2, 4, 5), opset
+    )
+    (op,) = graph.operators.values()
+    assert (op.kind, dict(op.attrs)) == (
+        "pad",
+        {"before": (0, 0, 1, 0), "after": (0, 0, 2, 3), "value": border},
+    )
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+def test_a_tile_is_canonical() -> None:
+    graph, found, wanted = lowered(
+        [helper.make_node("Tile", ["x", "r"], ["y"])], {"r": np.array([2, 3])}, (4, 5)
+    )
+    assert "relax" not in graph.histogram()
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+@pytest.mark.parametrize("scatter", ["ScatterND", "ScatterElements"])
+def test_what_has_no_elements_is_written_nowhere(scatter) -> None:
+    """As siglip2 is exported, whose padding is a slice of no rows."""
+    rows = {"ScatterND": (0, 1), "ScatterElements": (0, 5)}[scatter]
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Expand", ["mean", "none"], ["nothing"]),
+        helper.make_node(scatter, ["x", "rows", "nothing"], ["same"]),
+        helper.make_node("Neg", ["same"], ["y"]),
+    ]
+    constants = {"none": np.array([0, 5]), "rows": np.zeros(rows, np.int64)}
+    graph, found, wanted = lowered(nodes, constants, (4, 5))
+    assert graph.histogram() == {"negative": 1}
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+def test_tvm_builds_what_layers_share_once() -> None:
+    """BEiT's layers have a table each of relative positions, and gather from it alike."""
+    tables = np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32)
+    nodes = []
+    for layer in range(3):
+        nodes += [
+            helper.make_node("GatherND", [f"table{layer}", "places"], [f"bias{layer}"]),
+            helper.make_node("Add", [f"sum{layer - 1}" if layer else "x", f"bias{layer}"], ["y"]),
+        ]
+        nodes[-1].output[0] = f"sum{layer}" if layer < 2 else "y"
+    constants = {f"table{i}": table for i, table in enumerate(tables)}
+    constants["places"] = np.array([[[6], [1], [0]], [[3], [3], [2]]])
+    before = _machine.cache_info().misses
+    imported = single(nodes, constants, (2, 3, 2))
+    graph = canonicalize(lower(load_onnx(imported, simplify=False)))
+    assert graph.histogram() == {"add": 1}
+    assert _machine.cache_info().misses == before + 1
+    x = np.zeros((2, 3, 2), np.float32)
+    wanted = sum(table[constants["places"][..., 0]] for table in tables)
+    np.testing.assert_allclose(graph.evaluate({"x": x})["y"], wanted, rtol=1e-6)
 
 
 OPERATORS = set(
