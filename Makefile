@@ -1,5 +1,5 @@
 # make demo   exports ViT-Tiny/16 to ONNX, compiles it, checks it against ONNX Runtime, prints both latencies
-# make test   ruff, mypy and the whole test suite (what .ci/run calls)
+# make test   ruff, mypy and the whole test suite (what .ci/run calls), in TEST_PROCESSES (2) of about 1 GB each
 # make lint   ruff and mypy alone
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
@@ -16,6 +16,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+TEST_PROCESSES ?= 2
 SECONDS ?= 240
 SEED ?=
 FUZZ_FLAGS ?=
@@ -34,7 +35,7 @@ demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
 	$(BIN)/gtco bench $(DEMO)/vit-ti-16.onnx --library $(DEMO)/vit-ti-16.so --peers onnxruntime
 
 test: lint
-	$(BIN)/python -m pytest -q --timeout 600 --durations 10 $(PYTEST_FLAGS) tests
+	$(BIN)/python -m pytest -q --timeout 600 --durations 10 -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_FLAGS) tests
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --quiet $(CODE)

@@ -25,6 +25,7 @@ EXTRAS = {
         *TORCH,
         "pytest",
         "pytest-timeout",
+        "pytest-xdist",
         "hypothesis",
         "ruff",
         "mypy",

@@ -25,7 +25,7 @@ import onnx
 import tvm
 from tvm import relax
 
-AFTER_BIAS, AFTER_SOFTMAX = 2, 3  # qk_matmul_output_mode; below, the scores before the bias
+AFTER_CAP, AFTER_BIAS, AFTER_SOFTMAX = 1, 2, 3  # qk_matmul_output_mode; 0 is the bare product
 _WIDE = ("float32", "float64")
 
 
@@ -104,8 +104,8 @@ def attention(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     if cap := float(attrs.get("softcap", 0.0)):
         bent = builder.emit(relax.op.tanh(relax.op.divide(scores, relax.const(cap, dtype))))
         scores = builder.emit(relax.op.multiply(bent, relax.const(cap, dtype)))
-        # the operator's definition gives the capped scores out in mode 0 as well
-        seen = scores
+        # mode 0 is the bare product, by the operator's text and in ONNX Runtime
+        seen = scores if mode == AFTER_CAP else seen
     added = bias.tensor
     if added is not None:
         scores = builder.emit(relax.op.add(scores, added))

@@ -27,6 +27,10 @@ Expr = Any  # a TIR expression, or a Python number where TIR takes one
 Index = Sequence[Expr]
 
 
+# TVM keeps a range's extent in 32 bits: one that is larger wraps, and decides conditions wrongly.
+INDEX_LIMIT = 2**31
+
+
 def lanes_of(x: Expr) -> int:
     """Lanes of an expression's type: 1 for a scalar, also in a vectorized loop."""
     _, _, lanes = str(x.ty).partition("x")
@@ -166,7 +170,9 @@ class Emitter:
             return value
         bound = self.analyzer.const_int_bound(value)
         var = self._bound(value, name)
-        self.analyzer.bind(var, tvm.ir.Range(bound.min_value, bound.max_value + 1))
+        extent = bound.max_value + 1 - bound.min_value
+        if bound.min_value > -INDEX_LIMIT and extent < INDEX_LIMIT:
+            self.analyzer.bind(var, tvm.ir.Range(bound.min_value, bound.max_value + 1))
         return var
 
     def load(self, array: Array, index: Index) -> Expr:

@@ -166,7 +166,7 @@ def test_version_and_help_exit_with_0(capsys):
 def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
         "compile m.onnx -o out/v.so --target znver4 --threads 3 --verify --dump d --shape batch=2 "
-        "--shape h=224 --no-simplify --simplify-timeout 9 --workers 2"
+        "--shape h=224 --no-simplify --simplify-timeout 9 --workers 2 --strict"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -181,6 +181,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "simplify": False,
         "simplify_timeout": 9,
         "workers": 2,
+        "strict": True,
     }
     out, err = capsys.readouterr()
     assert "2.00 GB" in out and "12.000 ms" in out and "2.5 s" in out
@@ -202,6 +203,7 @@ def test_compile_defaults(compiler):
         "simplify": True,
         "simplify_timeout": 120,
         "workers": None,
+        "strict": False,
     }
     assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
 

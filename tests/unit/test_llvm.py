@@ -29,7 +29,7 @@ def test_a_masked_counter_wraps(
         with builder.dataflow():
             tiled = builder.emit_output(builder.emit(relax.op.tile(parameter, list(repeats))))
         builder.emit_func_output(tiled)
-    function, *_ = relax_bridge.lower_module(
+    function, _, tasks = relax_bridge.lower_module(
         builder.get(), "tile", [TensorType(shape)], [0], TensorType(output)
     )
     library, folder = link([function], runnable(target))
@@ -37,5 +37,5 @@ def test_a_masked_counter_wraps(
     y = np.zeros(output, np.float32)
     with folder:
         pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
-        library.tile(*pointers, ctypes.c_int64(0), ctypes.c_int64(1))
+        library.tile(*pointers, ctypes.c_int64(0), ctypes.c_int64(tasks))
     np.testing.assert_array_equal(y, np.tile(x, repeats))

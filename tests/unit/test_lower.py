@@ -228,7 +228,7 @@ def test_pytorch_models(
 ) -> None:
     model, x = make(build, attention)
     model.train()
-    with pytest.raises(GtcoError, match="example_inputs is empty"):
+    with pytest.raises(GtcoError, match="example_inputs, and there are none"):
         load_pytorch(model)
     imported = load_pytorch(model, x)
     assert model.training and model.model.training

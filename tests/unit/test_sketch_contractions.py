@@ -44,6 +44,21 @@ def check(stage: Stage, name: str, most: int | None = 2, rule: Rule = gemm.match
         assert error < 2e-6 * depth**0.5, f"{config.to_json()}: {error:.1e}"
 
 
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("constant", [True, False])
+def test_every_config_of_a_strided_convolution_with_padding(name: str, constant: bool) -> None:
+    """Rows cut into chunks: a row's number has no bound that is known, and the guards of the border
+    may not be decided as if it had one."""
+    attrs: dict = dict(
+        strides=(2, 2), padding=(1, 1, 1, 1), dilation=(1, 1), groups=1, layout="NHWC"
+    )
+    x, w = T((1, 7, 5, 1)), T((1, 1, 3, 3))
+    y = infer_type("conv2d", [x, w], attrs)
+    conv = op("conv2d", ("x", "w"), "y", y, **attrs)
+    stage = make_stage([conv], {"x": x, "w": w, "y": y}, ["w"] if constant else [])
+    check(stage, name, most=None)
+
+
 # -- convolutions ----------------------------------------------------------------------------------
 
 # groups, input and output channels of one, size, kernel, stride, padding, dilation
