@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def section(run: Mapping[str, Any]) -> str:
     """Machine and versions, one row a model, the means, and the rows gtco is least ahead on."""
     models: list[Row] = run["models"]
     peers = [p for p in SETTINGS if any(_best(model, p) for model in models)]
-    lines = [_about(run), ""]
+    lines = [_about(run, peers), ""]
     heads = ["model", "gtco ms", "% of peak", *(TITLES[p] for p in peers)]
     lines.append(f"| {' | '.join([*heads, 'compile s', 'compile peak GB'])} |")
     lines.append("|" + "---|" * (len(heads) + 2))
@@ -88,20 +89,23 @@ def section(run: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _about(run: Mapping[str, Any]) -> str:
+def _about(run: Mapping[str, Any], peers: Sequence[str]) -> str:
     about = run["machine"]
     names = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch"}
     versions = [f"{names[n]} {v}" for n, v in about["versions"].items() if n in names and v]
     settings = "; ".join(
         f"{TITLES[peer]}: {', '.join(s.partition(':')[2] or 'default' for s in systems)}"
         for peer, systems in SETTINGS.items()
-        if len(systems) > 1
+        if peer in peers and len(systems) > 1
     )
-    return (
-        f"`python -m bench end_to_end` on {about['cores']} cores of an {about['cpu']}, "
+    return textwrap.fill(
+        f"`python -m bench end_to_end --peers {','.join(peers)}` on {about['cores']} cores of an "
+        f"{about['cpu']}, "
         f"{about['threads']} threads, batch 1, fp32, {about['date'][:10]}, all of it one run. "
         f"{', '.join(versions)}. A peer's column is its time over gtco's, above 1 gtco is faster; "
-        f"each peer is timed in all of its settings ({settings}) and the best counts."
+        f"each peer is timed in all of its settings ({settings}) and the best counts.",
+        width=118,
+        break_on_hyphens=False,
     )
 
 
