@@ -18,7 +18,6 @@ disagrees.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,12 +27,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bench import machine
 from bench.build import build
 from bench.examine import Examination, examine
 from bench.harness import Candidate, Measurement, compare
 from bench.peers import SETTINGS
-from bench.suite import available_threads, console, header
+from bench.suite import available_threads, console, header, write_report
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
 
@@ -247,22 +245,12 @@ def summary(rows: Sequence[Row], output: Console) -> None:
 
 
 def write_json(path: Path, rows: Sequence[Row], threads: int, rounds: int) -> None:
-    """Machine, versions and all rows; the file appears whole or not at all."""
-    text = json.dumps(
-        {
-            "machine": machine.describe(threads),
-            "rounds": rounds,
-            "rows": [row.to_json() for row in rows],
-        },
-        indent=1,
-    )
-    part = path.with_name(path.name + ".part")
+    """Machine, versions and all rows; the folder is made, the file appears whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text + "\n")
-        part.replace(path)
     except OSError as error:
         raise BuildError(f"cannot write {path}: {error.strerror}") from None
+    write_report(path, threads, rounds, {"rows": [row.to_json() for row in rows]})
 
 
 def _chosen(options: argparse.Namespace) -> list[tuple[str, str]]:

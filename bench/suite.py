@@ -173,14 +173,15 @@ def show(result: Result, console: Console) -> None:
 
 def write_json(path: Path, results: Sequence[Result], threads: int, rounds: int) -> None:
     """Machine, versions and all raw rounds; the file appears whole or not at all."""
-    text = json.dumps(
-        {
-            "machine": machine.describe(threads),
-            "rounds": rounds,
-            "models": [r.to_json() for r in results],
-        },
-        indent=1,
-    )
+    write_report(path, threads, rounds, {"models": [r.to_json() for r in results]})
+
+
+def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]) -> None:
+    """What a benchmark found, behind the machine and the versions, as JSON; the file appears whole
+    or not at all, and ``BuildError`` says why it does not.
+    """
+    about = {"machine": machine.describe(threads), "rounds": rounds}
+    text = json.dumps({**about, **found}, indent=1)
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text + "\n")
