@@ -29,7 +29,7 @@ EXTRAS = {
         "hypothesis",
         "ruff",
         "mypy",
-        "onnxruntime",
+        *PEERS,
         "transformers",
         "psutil",
         "safetensors",
