@@ -2,9 +2,10 @@
 peak.
 
 Takes a few seconds; the result is cached in the user's cache folder (``GTCO_CACHE``) under all that
-it depends on. Level 0 is timed on one core, the peak and DRAM's bandwidth on all at once; always
-the best of several rounds, since other tenants of a machine can only slow a round down. Threads
-are there and the clocks are up before a round begins.
+it depends on. Level 0 is timed on one core, by the thread's own time, which does not run while
+other processes have the core; the peak and DRAM's bandwidth are of all cores at once, by the clock.
+Always the best of several rounds, since other tenants of a machine can only slow a round down.
+Threads are there and the clocks are up before a round begins.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ROUND_SECONDS = 2e-3  # of a round of level 0; the best of many short ones finds
 DRAM_SECONDS = 30e-3
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
-VERSION = 3  # of the cached file
+VERSION = 4  # of the cached file
 # Vector operations and bytes a second of one core that no machine reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
@@ -246,7 +247,7 @@ def _tile_call(library: Any, tile: FmaTile) -> Callable[[], None]:
 
 def _tile_rate(library: Any, tile: FmaTile) -> float:
     call = _tile_call(library, tile)
-    best = max(_sustained([call], ROUND_SECONDS) for _ in range(ROUNDS))
+    best = max(_sustained([call], ROUND_SECONDS, time.thread_time) for _ in range(ROUNDS))
     return tile.rows * tile.vectors * DEPTH * REPEATS * best
 
 
@@ -264,25 +265,30 @@ def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:
     calls = [
         _call(call, x, _aligned(1024), repeats=repeats) for x in _operands(threads, nbytes // 4)
     ]
-    seconds = DRAM_SECONDS if threads > 1 else ROUND_SECONDS
-    return nbytes * repeats * max(_sustained(calls, seconds) for _ in range(ROUNDS))
+    alone = threads == 1
+    seconds, clock = (ROUND_SECONDS, time.thread_time) if alone else (DRAM_SECONDS, None)
+    return nbytes * repeats * max(_sustained(calls, seconds, clock) for _ in range(ROUNDS))
 
 
-def _sustained(calls: Sequence[Callable[[], None]], seconds: float) -> float:
+def _sustained(
+    calls: Sequence[Callable[[], None]], seconds: float, clock: Callable[[], float] | None = None
+) -> float:
     """Calls a second that threads, one for each of ``calls``, make together for ``seconds`` or
     longer. They start at once, after a first call each: a thread that comes late counts as idle.
+    ``clock`` is the wall's where none is given.
     """
+    now = clock or time.perf_counter
     barrier = threading.Barrier(len(calls))
     starts, ends, done = ([0.0] * len(calls) for _ in range(3))
 
     def run(i: int) -> None:
         calls[i]()
         barrier.wait()
-        starts[i] = ends[i] = time.perf_counter()
+        starts[i] = ends[i] = now()
         while ends[i] - starts[i] < seconds:
             calls[i]()
             done[i] += 1
-            ends[i] = time.perf_counter()
+            ends[i] = now()
 
     others = [threading.Thread(target=run, args=(i,)) for i in range(1, len(calls))]
     for thread in others:

@@ -252,6 +252,14 @@ def test_a_late_thread_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile._sustained([call, call], 10.0) == pytest.approx(10 / 10 + 10 / 15)
 
 
+def test_a_micro_kernel_is_timed_by_what_its_thread_computes() -> None:
+    """Other processes that have the core for a while slow no rate down: a call that sleeps stands
+    for one that is kept waiting.
+    """
+    rate = profile._sustained([lambda: time.sleep(0.01)], 1e-4, time.thread_time)
+    assert rate > 2 / 0.01
+
+
 def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flops that the kernel's instructions do, times the calls a second that are sustained."""
     seen: list[tuple[int, float]] = []
