@@ -51,7 +51,7 @@ ROUNDING: dict[str, Callable[[Expr], Expr]] = {
     "floor": tirx.floor,
     "ceil": tirx.ceil,
     "trunc": tirx.trunc,
-    "round": tirx.nearbyint,  # to even, as numpy and ONNX
+    "round": lambda x: libm("nearbyint", x),  # to even, as numpy; tirx.nearbyint has no vectors
     "sqrt": tirx.sqrt,
 }
 
@@ -153,7 +153,7 @@ def _binary(em: Emitter, op: Operator, a: Expr, b: Expr, dtype: str) -> Expr:
             if floating:
                 return libm("pow", a, b)
             wide = libm("pow", cast(a, dtype, "float64"), cast(b, dtype, "float64"))
-            return cast(tirx.nearbyint(wide), "float64", dtype)
+            return cast(libm("nearbyint", wide), "float64", dtype)
     if op.kind in BITWISE:
         return BITWISE[op.kind](a, b)
     a, b = em.let(a), em.let(b)
