@@ -88,6 +88,10 @@ def infer_type(
         return TensorType(
             (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1]), inputs[0].dtype
         )
+    elif kind == "grid_sample":
+        x, (h, w) = inputs[0].shape, inputs[1].shape[1:3]
+        shape = (*x[:2], h, w) if attrs["layout"] == "NCHW" else (x[0], h, w, x[3])
+        return TensorType(shape, inputs[0].dtype)
     elif kind == "pad":
         shape = tuple(
             int(d) + b + a

@@ -1,5 +1,5 @@
-"""Channels last: convolution, pooling and resizing in NHWC, with the permutations that this costs
-moved about until they meet and cancel.
+"""Channels last: convolution, pooling, resizing and sampling in NHWC, with the permutations that
+this costs moved about until they meet and cancel.
 
     before: y = conv2d(x, w) {NCHW}
     after:  y = permute(conv2d(permute(x, 0231), w) {NHWC}, 0312)
@@ -35,7 +35,9 @@ from gtco.tensor.stage import Dim, Operator, TensorType, make_attrs
 
 TO_NHWC: Axes = (0, 2, 3, 1)
 TO_NCHW: Axes = (0, 3, 1, 2)
-_SPATIAL = frozenset(["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "resize2d"])
+_SPATIAL = frozenset(
+    ["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "resize2d", "grid_sample"]
+)
 
 # A plan to have a tensor permuted: elements that must really be moved, and how to build it.
 Plan = tuple[int, Callable[[], str]]

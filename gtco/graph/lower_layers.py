@@ -80,6 +80,23 @@ def _resize2d(lowering: Lowering, call: relax.Call) -> Any:
     )
 
 
+def _grid_sample(lowering: Lowering, call: relax.Call) -> Any:
+    """Relax has the points' coordinates in axis 1, ONNX and the canonical operator in the last."""
+    a = call.attrs
+    methods = {"nearest": "nearest", "bilinear": "linear"}
+    if a.layout != "NCHW" or a.method not in methods:
+        return None
+    x, grid = (lowering.value(argument) for argument in call.args)
+    return lowering.emit(
+        "grid_sample",
+        (x, lowering.permute(grid, (0, 2, 3, 1))),
+        method=methods[a.method],
+        padding=str(a.padding_mode),
+        align_corners=bool(a.align_corners),
+        layout="NCHW",
+    )
+
+
 def _pixel_shuffle(lowering: Lowering, call: relax.Call) -> str:
     x = lowering.value(call.args[0])
     r = integer(call.attrs.upscale_factor)
@@ -243,6 +260,7 @@ LAYER_RULES: dict[str, Rule] = {
     "nn.avg_pool2d": _pool("avg_pool2d"),
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "image.resize2d": _resize2d,
+    "image.grid_sample": _grid_sample,
     "nn.pixel_shuffle": _pixel_shuffle,
     "nn.layer_norm": _layer_norm,
     "nn.rms_norm": _rms_norm,

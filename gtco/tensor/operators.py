@@ -145,6 +145,14 @@ OPERATORS: dict[str, OperatorInfo] = {
         "q and k are; 'guarded': NaN of the softmax counts as 0",
         ("guarded", "hidden"),
     ),
+    "grid_sample": OperatorInfo(
+        COMPLEX,
+        (2, 2),
+        ("method", "padding", "align_corners", "layout"),
+        "x in layout NCHW or NHWC, read at the points of a grid [N, OH, OW, 2] of (x, y) from -1 "
+        "to 1; method nearest or linear; padding zeros, border or reflection says what lies "
+        "outside",
+    ),
     # opaque: a stage of their own
     "max_pool2d": OperatorInfo(
         OPAQUE, (1, 1), ("kernel", "strides", "padding", "dilation", "layout")

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gtco.tensor.reference_spatial import avg_pool2d, conv2d, conv_transpose2d, max_pool2d, resize2d
+from gtco.tensor.reference_spatial import (
+    avg_pool2d,
+    conv2d,
+    conv_transpose2d,
+    grid_sample,
+    max_pool2d,
+    resize2d,
+)
 from gtco.tensor.stage import Operator
 
 Array = np.ndarray
@@ -345,5 +352,6 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "max_pool2d": lambda op, a, x: max_pool2d(x[0], _shape(op), **a),
     "avg_pool2d": lambda op, a, x: avg_pool2d(x[0], _shape(op), **a),
     "resize2d": lambda op, a, x: resize2d(x[0], _shape(op), **a),
+    "grid_sample": lambda op, a, x: grid_sample(x[0], x[1], **a),
     "relax": _relax,
 }

@@ -238,3 +238,52 @@ def resize2d(
         along = weights.astype(x.dtype).reshape(out, *((1,) if axis == 2 else ()), -1)
         x = (taps * along).sum(axis=-1)
     return _from_nchw(x, layout)
+
+
+def grid_sample(
+    x: Array, grid: Array, *, method: str, padding: str, align_corners: bool, layout: str
+) -> Array:
+    """The image read at the points of ``grid`` [N, OH, OW, (x, y)], whose coordinates run from -1
+    to 1; where they lie is computed in the grid's own dtype."""
+    x = _to_nchw(x, layout)
+    sizes = x.shape[3], x.shape[2]
+    columns, rows = (
+        _corners(grid[..., k], size, method, padding, align_corners) for k, size in enumerate(sizes)
+    )
+    image = np.arange(len(x))[:, None, None]
+    total = np.zeros((len(x), *grid.shape[1:3], x.shape[1]), x.dtype)
+    for row, row_weight in rows:
+        for column, column_weight in columns:
+            there = (row >= 0) & (column >= 0)
+            value = x[image, :, np.maximum(row, 0), np.maximum(column, 0)]
+            value = np.where(there[..., None], value, x.dtype.type(0))
+            total = total + value * (row_weight * column_weight)[..., None]
+    return _from_nchw(total.transpose(0, 3, 1, 2), layout)
+
+
+def _corners(
+    coordinate: Array, size: int, method: str, padding: str, align: bool
+) -> list[tuple[Array, Array]]:
+    """Indices and weights of the positions that each coordinate lies between; -1 where zero is
+    read."""
+    one, two, length = (coordinate.dtype.type(v) for v in (1, 2, size))
+    where = (
+        (coordinate + 1) / 2 * (length - 1) if align else ((coordinate + 1) * length - one) / two
+    )
+    where = np.where(np.abs(where) < 2.0**63, where, where.dtype.type(0 if align else -0.5))
+    if method == "nearest":
+        found = [(np.rint(where), np.ones_like(where))]
+    else:
+        base = np.floor(where)
+        found = [(base, 1 - (where - base)), (base + 1, where - base)]
+    return [(_within(at, size, padding, align).astype(np.int64), w) for at, w in found]
+
+
+def _within(at: Array, size: int, padding: str, align: bool) -> Array:
+    if padding == "zeros":
+        return np.where((at >= 0) & (at < size), at, -1)
+    if padding == "reflection":
+        period = 2 * (size - 1) if align else 2 * size
+        at = np.mod(at, period) if period else np.zeros_like(at)
+        at = np.minimum(at, (period if align else period - 1) - at)
+    return np.clip(at, 0, size - 1)

@@ -661,6 +661,7 @@ def test_every_kind_is_covered() -> None:
             "max_pool2d",
             "avg_pool2d",
             "resize2d",
+            "grid_sample",
             "relax",
         }
     )

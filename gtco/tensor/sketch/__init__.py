@@ -12,6 +12,7 @@ from gtco.tensor.sketch import (
     elementwise,
     fallback,
     gemm,
+    grid_sample,
     moments,
     pool,
     resize,
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     moments.match,
     pool.match,
     resize.match,
+    grid_sample.match,
     elementwise.match,
     fallback.match,
 )

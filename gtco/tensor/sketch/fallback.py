@@ -2,24 +2,27 @@
 task (or the outer iterations of what Relax makes one loop nest of), always builds.
 
 Element-wise and data-movement operators are read element by element through :class:`Reader`,
-pooling and resizing through :mod:`gtco.tensor.spatial`; every other kind, and what travels as
+pooling and resizing through :mod:`gtco.tensor.spatial`, sampling through
+:mod:`gtco.tensor.sampling`; every other kind, and what travels as
 ``relax``, goes through :mod:`gtco.tensor.relax_bridge`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from gtco.target import Target
 from gtco.tensor import relax_bridge
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Reader, readable
+from gtco.tensor.sampling import sampled
 from gtco.tensor.sketch.streaming import is_static
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
-from gtco.tensor.spatial import pooled, resized
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.spatial import Source, pooled, resized
+from gtco.tensor.stage import Operator, Stage, TensorType
 
 SLOWNESS = (
     16.0  # how many times the bytes it moves are reckoned, so that any other sketch is preferred
@@ -27,10 +30,19 @@ SLOWNESS = (
 RATE = 4.0  # vector operations in the time of one of its scalar ones: about 1 GFLOP/s
 
 
-IMAGE: dict[str, Callable[..., Expr]] = {
-    "max_pool2d": pooled,
-    "avg_pool2d": pooled,
-    "resize2d": resized,
+Element = Callable[[Emitter, Operator, Sequence[Source], Sequence[TensorType], list], Expr]
+
+
+def _of_one(element: Callable[..., Expr]) -> Element:
+    """The element of an operator that reads one tensor."""
+    return lambda em, op, sources, types, index: element(em, op, sources[0], types[0], index)
+
+
+IMAGE: dict[str, Element] = {
+    "max_pool2d": _of_one(pooled),
+    "avg_pool2d": _of_one(pooled),
+    "resize2d": _of_one(resized),
+    "grid_sample": sampled,
 }
 
 
@@ -92,10 +104,9 @@ class Fallback:
         def value(index: list) -> Expr:
             if output.kind not in IMAGE:
                 return reader.value(output.output, index)
-            x = output.inputs[0]
-            return IMAGE[output.kind](
-                em, output, lambda i: reader.value(x, i), self.stage.types[x], index
-            )
+            sources = [partial(reader.value, x) for x in output.inputs]
+            types = [self.stage.types[x] for x in output.inputs]
+            return IMAGE[output.kind](em, output, sources, types, index)
 
         def nest(index: list, left: tuple[int, ...]) -> None:
             if not left:
@@ -125,6 +136,8 @@ def operations(stage: Stage) -> float:
             return 2.0 * rows * int(k[-2]) * (int(q[-1]) + int(v[-1]) + 8)
         case "max_pool2d" | "avg_pool2d":
             return size * prod(op["kernel"])
+        case "grid_sample":
+            return 16 * size
         case "resize2d":
             return size * {"nearest": 1, "linear": 8}.get(op["method"], 40)
         case "relax":

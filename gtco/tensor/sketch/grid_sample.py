@@ -1,0 +1,271 @@
+"""Sketch rule for sampling images at points (GridSample), channels last, structure SS.
+
+::
+
+    for task in images x blocks of points:                     # parallel
+      for vector of points in the block:
+        scratch = rows, columns and weights of their corners   # the grid's prologue is in here
+      for point in the block:
+        for vector of channels:
+          output = sum over corners of weight * image[row, column]   # whole pixels are read
+
+An image of NCHW would cost a load a channel; multi-scale deformable attention, which samples a few
+points a query from a value that has its channels last, has them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from tvm import tirx
+
+from gtco.target import Target
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
+from gtco.tensor.intrinsics.table import epilogue_vectors, vectors
+from gtco.tensor.sampling import CORNERS, corners, index_of
+from gtco.tensor.sketch.streaming import (
+    GATHER,
+    Probe,
+    bind_range,
+    divisor_below,
+    is_static,
+    probe_epilogue,
+    rows_per_task,
+    shape_of,
+    split_flat,
+    strides,
+    tasks_of_rows,
+    unflatten,
+    vector_runs,
+    vectorizable,
+)
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Layer,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+)
+from gtco.tensor.stage import Operator, Stage
+
+BLOCK = 128  # points whose corners are kept: 4 KB
+LOCATING = 60.0  # vector instructions that find the corners of as many points as there are lanes
+POINT = 16.0  # and those that a point takes to fetch its corners again
+
+
+def match(stage: Stage, target: Target) -> GridSample | None:
+    """The stage around one float32 ``grid_sample`` in NHWC, else None."""
+    anchors = [op for op in stage.operators if op.kind == "grid_sample"]
+    if len(anchors) != 1 or not is_static(stage):
+        return None
+    op = anchors[0]
+    if op["layout"] != "NHWC" or op.type.size == 0:
+        return None
+    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
+        return None
+    return GridSample(stage, target, op, tail)
+
+
+@dataclass(frozen=True)
+class GridSample:
+    """Nearest or linear sampling on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    op: Operator
+    tail: Epilogue
+
+    name = "grid_sample"
+    structure = "SS"
+
+    @cached_property
+    def output(self) -> tuple[int, int, int, int]:
+        """Images, height, width, channels."""
+        n, h, w, c = shape_of(self.stage, self.op.output)
+        return n, h, w, c
+
+    @cached_property
+    def source(self) -> tuple[int, int, int, int]:
+        n, h, w, c = shape_of(self.stage, self.op.inputs[0])
+        return n, h, w, c
+
+    @property
+    def points(self) -> int:
+        """Of one image."""
+        return self.output[1] * self.output[2]
+
+    @cached_property
+    def size(self) -> int:
+        """Points of a block; the last one may have fewer."""
+        return min(divisor_below(self.points, BLOCK), BLOCK)
+
+    @property
+    def units(self) -> int:
+        return self.output[0] * ceil(self.points / self.size)
+
+    @property
+    def corners(self) -> int:
+        """Positions along an axis."""
+        return CORNERS[self.op["method"]]
+
+    @property
+    def tables(self) -> int:
+        """Rows, columns, and where there are several of them their products' weights."""
+        return 2 * self.corners + (self.corners**2 if self.corners > 1 else 0)
+
+    @property
+    def workspace(self) -> int:
+        return 4 * self.tables * BLOCK
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        if "rows" not in chosen:
+            work = self.size * max(self.output[3] * self.corners**2, self.target.lanes)
+            return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+        return None
+
+    def workload(self, config: Config) -> Workload:
+        lanes, (_, _, _, channels) = self.target.lanes, self.output
+        points = self.output[0] * self.points
+        tasks = ceil(self.units / config["rows"])
+        taps = self.corners**2
+        loaded, beside = self.gathers
+        image, grid = (
+            vectors(ancestors(self.stage, x)) if x in self.stage.producers else 0.0
+            for x in self.op.inputs
+        )
+        a_vector = taps * (2.5 + image + loaded * GATHER * lanes)
+        a_vector += 1 + epilogue_vectors(self.tail) + beside * GATHER * lanes
+        a_point = (LOCATING + 2 * grid + 2 * GATHER * lanes) / lanes + POINT
+        work = a_point + ceil(channels / lanes) * a_vector
+        whole = float(self.stage.types[self.op.inputs[0]].nbytes)
+        others = sum(i.type.nbytes for i in self.stage.inputs) - whole
+        written = float(self.stage.output.type.nbytes)
+        point = Layer(
+            points / tasks,
+            (
+                Stream(4.0 * channels * taps, whole, chains=self.corners),
+                Stream(max(others, 0.0) / points, max(others, 1.0)),
+            ),
+            (Stream(written / points, written),),
+        )
+        flops = 2.0 * taps * prod(self.output)
+        return Workload("vector", work, (point, Layer(1, (), (), tasks)), flops)
+
+    @cached_property
+    def gathers(self) -> tuple[int, int]:
+        """Loads of the image, and loads and stores behind it, whose channels lie apart."""
+        found: list[int] = []
+        for extents in (self.source, self.output):
+            probe = Probe(self.stage, Emitter(self.target.lanes), {})
+            index = [tirx.Var(name, "int32") for name in "nyxc"]
+            for var, extent in zip(index, extents, strict=True):
+                bind_range(probe.emitter, var, 0, extent)
+            if not found:
+                probe.value(self.op.inputs[0], index)
+            else:
+                probe_epilogue(probe, self.tail, index)
+            found.append(sum(s not in (0, 1) for s in strides(probe, index[3])))
+        return found[0], found[1]
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        plan = _Plan(self, config["rows"])
+        types = {i.name: i.type for i in self.stage.inputs}
+        function = kernel(
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+        )
+        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+
+
+class _Plan:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: GridSample, rows: int) -> None:
+        self.sketch, self.rows = sketch, rows
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        sketch = self.sketch
+        self.em, self.args = em, args
+        self.reader = Reader(sketch.stage, em, args.inputs)
+        self.table: Array = args.scratch((sketch.tables, BLOCK), 0)
+        size, blocks = sketch.size, ceil(sketch.points / sketch.size)
+        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
+            n, block = unflatten(em, unit, (sketch.output[0], blocks))
+            first = em.let_index(block * size, "first")
+            if sketch.points % size == 0:
+                self.points(n, first, size)
+                return
+            last = sketch.points - (blocks - 1) * size
+            em.branch(
+                block < blocks - 1,
+                lambda: self.points(n, first, size),
+                lambda: self.points(n, (blocks - 1) * size, last),
+            )
+
+    def points(self, n: Expr, first: Expr, count: int) -> None:
+        """``count`` points of image ``n``: where they lie, then what is there."""
+        em = self.em
+        for begin, times, lanes in vector_runs(count, em.lanes):
+            with em.loop(times, "v") as v, em.vector(lanes) as lane:
+                self.locate(n, first, em.index(begin + v * lanes + lane))
+        with em.loop(count, "point") as j:
+            self.point(n, first, j)
+
+    def locate(self, n: Expr, first: Expr, j: Expr) -> None:
+        """Rows, columns and weights of the block's point ``j``, into the tables."""
+        em, sketch = self.em, self.sketch
+        op, (_, height, width, _) = sketch.op, sketch.source
+        place = split_flat(em.index(first + j), sketch.output[1:3])
+        x, y = (self.reader.value(op.inputs[1], [n, *place, axis]) for axis in (0, 1))
+        rows, columns = corners(em, op, y, height), corners(em, op, x, width)
+        kept = [corner.at for corner in (*rows, *columns)]
+        weights = [(row.weight, column.weight) for row in rows for column in columns]
+        kept += [a * b for a, b in weights if a is not None and b is not None]
+        for k, value in enumerate(kept):
+            em.store(self.table, [k, j], value)
+
+    def point(self, n: Expr, first: Expr, j: Expr) -> None:
+        em, sketch = self.em, self.sketch
+        y, x = split_flat(em.index(first + j), sketch.output[1:3])
+        corners = self.kept(j)
+        for begin, count, lanes in vector_runs(sketch.output[3], em.lanes):
+            with em.loop(count, "c") as block, em.vector(lanes) as lane:
+                c = begin + block * lanes + lane
+                total: Expr = None
+                for at_y, at_x, there, weight in corners:
+                    value = self.reader.value(sketch.op.inputs[0], [n, at_y, at_x, c])
+                    if there is not None:
+                        value = tirx.Select(there, value, tirx.const(0, "float32"))
+                    term = value if weight is None else value * weight
+                    total = term if total is None else total + term
+                value = em.let(total, "value")
+                result, where = sketch.tail.value(self.reader, [n, y, x, c], value)
+                em.store(self.args.output, where, result)
+
+    def kept(self, j: Expr) -> list[tuple[Expr, Expr, Expr | None, Expr | None]]:
+        """The corners of the block's point ``j``: row, column, whether they lie in the image (None
+        where they must), weight.
+        """
+        em, sketch = self.em, self.sketch
+        taps, zeros = sketch.corners, sketch.op["padding"] == "zeros"
+        found = [index_of(em, em.load(self.table, [k, j])) for k in range(2 * taps)]
+        cut = [em.let(tirx.max(at, 0), "at") if zeros else at for at in found]
+        for k, at in enumerate(cut):
+            bind_range(em, at, 0, sketch.source[1 + k // taps])
+        result = []
+        for a in range(taps):
+            for b in range(taps):
+                k = 2 * taps + a * taps + b
+                there = tirx.And(found[a] >= 0, found[taps + b] >= 0) if zeros else None
+                weight = em.let(em.load(self.table, [k, j]), "weight") if taps > 1 else None
+                result.append((cut[a], cut[taps + b], there, weight))
+        return result
