@@ -29,12 +29,33 @@ Index = Sequence[Expr]
 
 # TVM keeps a range's extent in 32 bits: one that is larger wraps, and decides conditions wrongly.
 INDEX_LIMIT = 2**31
+# TVM's passes and its LLVM code generator know a bound variable as its value, written out in the
+# values of the variables in it: a chain of n values, each used twice, has 2^n nodes. What is read
+# from memory is not written out, so a value of more nodes than this goes through an array, which
+# LLVM removes.
+MOST_NODES = 2000
 
 
 def lanes_of(x: Expr) -> int:
     """Lanes of an expression's type: 1 for a scalar, also in a vectorized loop."""
     _, _, lanes = str(x.ty).partition("x")
     return int(lanes) if lanes else 1
+
+
+def _operands(x: Expr) -> Sequence[Expr]:
+    """The values that a value is computed from; none for what is read from memory."""
+    match x:
+        case tvm.ir.Call():
+            return x.args
+        case tirx.Select():
+            return (x.condition, x.true_value, x.false_value)
+        case tirx.Cast() | tirx.Broadcast():
+            return (x.value,)
+        case tirx.Shuffle():
+            return x.vectors
+        case tirx.Not():
+            return (x.a,)
+    return (x.a, x.b) if hasattr(x, "b") else ()
 
 
 @dataclass
@@ -59,7 +80,9 @@ class Emitter:
 
     lanes: int
     analyzer: Any = field(default_factory=Analyzer)
-    _varying: list[Any] = field(default_factory=list)
+    _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
+    _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around, and how many it has
+    _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
 
     # loops ----------------------------------------------------------------------------------------
     @contextmanager
@@ -82,17 +105,17 @@ class Emitter:
         legal.
         """
         with self.loop(lanes, name, T.vectorized) as lane:
-            before = len(self._varying)
-            self._varying += [lane] if isinstance(lane, tirx.Var) else []
+            before = self._varying, self._lane
+            if isinstance(lane, tirx.Var):
+                self._varying, self._lane = {*self._varying, lane}, (lane, lanes)
             yield lane
-            del self._varying[before:]
+            self._varying, self._lane = before
 
     def varies(self, value: Expr) -> bool:
         """Does the value depend on the lane of the vector loop around?"""
         if isinstance(value, int | float | bool) or not self._varying:
             return False
-        used = tirx.analysis.undefined_vars(value, [])
-        return any(var.same_as(lane) for var in used for lane in self._varying)
+        return not self._varying.isdisjoint(tirx.analysis.undefined_vars(value, []))
 
     @contextmanager
     def range(self, begin: Expr, end: Expr, name: str = "i") -> Iterator[Expr]:
@@ -148,7 +171,25 @@ class Emitter:
             value, tirx.Var | tirx.IntImm | tirx.FloatImm
         ):
             return value
-        return self._bound(value, name)
+        return self._bound(self._reread(value), name)
+
+    def _reread(self, value: Expr) -> Expr:
+        """``value``, stored and read again where it has too many nodes."""
+        dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
+        if dtype == "bool" or self._count(value) <= MOST_NODES:
+            return value
+        place, size = self._lane if self.varies(value) else (0, 1)
+        if lanes > 1:  # explicit vectors
+            place, size = tirx.Ramp(0, 1, lanes), lanes
+        array = self.registers(size, dtype)
+        T.buffer_store(array.buffer, value, [place])
+        return array.buffer[place]
+
+    def _count(self, value: Expr) -> int:
+        """Nodes of the expression tree, with bound variables written out; what is read is one."""
+        if isinstance(value, tirx.Var):
+            return self._nodes.get(value, 1)
+        return 1 + sum(map(self._count, _operands(value)))
 
     def _bound(self, value: Expr, name: str) -> Expr:
         if str(value.ty).startswith("bool"):  # TVM binds no vectors of them
@@ -160,7 +201,9 @@ class Emitter:
             return tirx.NE(self._bound(tirx.Select(value, one, zero), name), zero)
         var = T.Bind(value)
         IRBuilder.name(name, var)
-        self._varying += [var] if self.varies(value) else []
+        self._nodes[var] = self._count(value)
+        if self.varies(value):
+            self._varying.add(var)
         return var
 
     def let_index(self, value: Expr, name: str = "n") -> Expr:
