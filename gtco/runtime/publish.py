@@ -6,6 +6,9 @@ library knows (csrc/weights.c). So each library has a weights file of its own na
 lies beside the old one until the library itself is renamed, in one step, and whatever interrupts
 that leaves a library whose weights are there. Stale ones go afterwards.
 
+So that a loss of power is no worse than a kill, every file is on the disk before it is renamed, and
+the renames of the weights and the header before the library's.
+
 Everything is made in a staging folder beside the target. It is locked while its process lives, so
 the next compile to the same target knows, and removes, what a killed one left behind.
 """
@@ -64,8 +67,8 @@ def staging(target: Path) -> Iterator[Path]:
 def publish(folder: Path, target: Path) -> None:
     """Gives the files in ``folder``, which are named as beside ``target``, their final place.
 
-    The library comes last, so whoever sees it finds the others. Raises :class:`BuildError`, and
-    then the older library is as it was.
+    The library comes last, so whoever sees it finds the others, after a loss of power too. Raises
+    :class:`BuildError`, and then the older library is as it was.
     """
     weights = [path.name for path in weights_beside(folder / target.name)]
     header = target.with_suffix(".h").name
@@ -75,6 +78,10 @@ def publish(folder: Path, target: Path) -> None:
         with _one_at_a_time(target.parent):
             try:
                 for name in names:
+                    _flush(folder / name)
+                for name in names:
+                    if name == target.name:
+                        _flush_folder(target.parent)
                     os.replace(folder / name, target.with_name(name))
             except BaseException:
                 for name in added:
@@ -83,12 +90,32 @@ def publish(folder: Path, target: Path) -> None:
                     with suppress(OSError):
                         target.with_name(name).unlink()
                 raise
+            with suppress(OSError):  # the library has its place, and older weights may still go
+                _flush_folder(target.parent)
             for path in weights_beside(target):
                 if path.name not in weights:
                     with suppress(OSError):
                         path.unlink()
     except OSError as error:
         raise write_error(target, error) from error
+
+
+def _flush(path: Path) -> None:
+    """Waits until the file's contents are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Waits until the names in the folder are on the disk, where its file system can tell."""
+    try:
+        _flush(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def write_error(target: Path, error: OSError, needed: int | None = None) -> BuildError:

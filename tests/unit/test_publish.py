@@ -97,6 +97,77 @@ def test_an_error_at_every_step_leaves_the_older_one(
             check(model(*example_inputs()), *example_inputs())
 
 
+def test_everything_is_on_the_disk_before_it_has_its_name(
+    kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a loss of power may undo is the last step alone: every file is flushed before the first
+    rename, the folder between the others' renames and the library's, and again before the older
+    library's weights go.
+    """
+    path = tmp_path / "m.so"
+    write_artifact(small_artifact(kernels), path, weights_inside_limit=0)
+    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))
+    (old,) = (p.name for p in weights_beside(path))
+    steps: list[tuple[str, str]] = []
+    fsync, replace, unlink = os.fsync, os.replace, Path.unlink
+
+    def flushed(descriptor: int) -> None:
+        steps.append(("flush", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        steps.append(("rename", Path(target).name))
+        replace(source, target)
+
+    def removed(self: Path, missing_ok: bool = False) -> None:
+        steps.append(("remove", self.name))
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(publish_module.os, "fsync", flushed)
+    monkeypatch.setattr(publish_module.os, "replace", renamed)
+    monkeypatch.setattr(Path, "unlink", removed)
+    write_artifact(doubled, path, weights_inside_limit=0)
+    (new,) = (p.name for p in weights_beside(path))
+    known = {"m.so", "m.h", old, new, tmp_path.name}
+    files, folder = (new, "m.h", "m.so"), ("flush", tmp_path.name)
+    assert [step for step in steps if step[1] in known] == [
+        *(("flush", name) for name in files),
+        *(("rename", name) for name in files[:-1]),
+        folder,
+        ("rename", "m.so"),
+        folder,
+        ("remove", old),
+    ]
+
+
+def test_a_folder_that_cannot_be_flushed(
+    kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that cannot flush folders is no reason to refuse; a file that cannot be written
+    is."""
+    path = tmp_path / "m.so"
+    write_artifact(small_artifact(kernels), path)
+    before = path.read_bytes()
+    doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))
+    fsync = os.fsync
+
+    def failing(kind: int, code: int) -> None:
+        def flush(descriptor: int) -> None:
+            if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir() == (kind == 1):
+                raise OSError(code, os.strerror(code))
+            fsync(descriptor)
+
+        monkeypatch.setattr(publish_module.os, "fsync", flush)
+
+    failing(0, errno.ENOSPC)
+    with pytest.raises(BuildError, match=r"No space left"):
+        write_artifact(doubled, path)
+    assert path.read_bytes() == before
+    failing(1, errno.EINVAL)
+    write_artifact(doubled, path)
+    assert path.read_bytes() != before
+
+
 def test_a_leftover_goes_and_a_living_one_stays(kernels: bytes, tmp_path: Path) -> None:
     target = tmp_path / "m.so"
     leftover = tmp_path / ".m.so.abcdefgh.gtco"
