@@ -6,14 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtco.errors import ShapeError
-from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Dim, TensorType
 
-_TESTS = frozenset(
-    "equal not_equal less less_equal greater greater_equal isnan isinf logical_not "
-    "logical_and logical_or "
-    "logical_xor".split()
-)
 _SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm roll".split())
 
 
@@ -43,13 +38,14 @@ def infer_type(
     """Type of ``kind(*inputs, **attrs)``. Where the output's type says more than the inputs do
     (reshape, cast, slice, broadcast, pooling, ...) it is ``declared``, and None there is a
     ``ValueError``."""
-    if kind in _TESTS:
+    row = ELEMENTWISE_OPERATORS.get(kind)
+    if row is not None and row.tests:
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), "bool")
     if kind == "where":
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[1].dtype)
     if kind == "cast":
         pass
-    elif OPERATORS[kind].pattern == ELEMENTWISE:
+    elif row is not None:
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), inputs[0].dtype)
     elif kind in _SAME:
         return inputs[0]

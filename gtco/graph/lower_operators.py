@@ -18,6 +18,7 @@ from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers, 
 from gtco.graph.lower_context import result_type as _type
 from gtco.graph.lower_einsum import einsum
 from gtco.graph.lower_layers import LAYER_RULES
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import TensorType
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
@@ -334,23 +335,8 @@ def _softmax(kind: str) -> Rule:
     return rule
 
 
-_SAME_NAME = (
-    "abs acos acosh asin asinh atan atanh bitwise_not ceil cos cosh erf exp floor isinf isnan log "
-    "logical_not "
-    "negative round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc add bitwise_and bitwise_or "
-    "bitwise_xor divide "
-    "equal floor_divide floor_mod greater greater_equal left_shift less less_equal logical_and "
-    "logical_or "
-    "logical_xor maximum minimum mod multiply not_equal power right_shift subtract where"
-).split()
-
 RULES: dict[str, Rule] = {
-    **{name: _plain(name) for name in _SAME_NAME},
-    "nn.relu": _plain("relu"),
-    "nn.gelu": _plain("gelu"),
-    "nn.gelu_tanh": _plain("gelu_tanh"),
-    "nn.silu": _plain("silu"),
-    "astype": _plain("cast"),
+    **{row.relax: _plain(row.name) for row in ELEMENTWISE_OPERATORS.values() if row.relax},
     "clip": _clip,
     "square": _square,
     "nn.softplus": _softplus,

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
+
 ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
     "element-wise",
     "injective",
@@ -32,37 +34,11 @@ class OperatorInfo:
     optional: tuple[str, ...] = ()
 
 
-def _rows(pattern: str, arity: int, names: str) -> dict[str, OperatorInfo]:
-    return {name: OperatorInfo(pattern, (arity, arity)) for name in names.split()}
-
-
 OPERATORS: dict[str, OperatorInfo] = {
-    # element-wise, one input
-    **_rows(
-        ELEMENTWISE,
-        1,
-        "relu gelu gelu_tanh silu sigmoid tanh exp log sqrt rsqrt erf negative abs floor ceil "
-        "round "
-        "sign sin cos tan asin acos atan sinh cosh asinh acosh atanh logical_not isnan isinf "
-        "softplus softsign mish hardswish bitwise_not trunc",
-    ),
-    "cast": OperatorInfo(ELEMENTWISE, (1, 1), (), "the output's dtype says to what"),
-    "clip": OperatorInfo(ELEMENTWISE, (1, 1), ("min", "max"), "either bound may be infinite"),
-    "leaky_relu": OperatorInfo(ELEMENTWISE, (1, 1), ("alpha",)),
-    "elu": OperatorInfo(ELEMENTWISE, (1, 1), ("alpha",), "x if x > 0 else alpha * (exp(x) - 1)"),
-    "hardsigmoid": OperatorInfo(
-        ELEMENTWISE, (1, 1), ("alpha", "beta"), "clip(alpha * x + beta, 0, 1)"
-    ),
-    # element-wise, two and three inputs, broadcasting
-    **_rows(
-        ELEMENTWISE,
-        2,
-        "add subtract multiply divide power maximum minimum mod floor_mod floor_divide equal "
-        "not_equal less "
-        "less_equal greater greater_equal logical_and logical_or logical_xor "
-        "bitwise_and bitwise_or bitwise_xor left_shift right_shift",
-    ),
-    "where": OperatorInfo(ELEMENTWISE, (3, 3), (), "where(condition, x, y)"),
+    **{
+        row.name: OperatorInfo(ELEMENTWISE, (row.inputs, row.inputs), row.attrs, row.text)
+        for row in ELEMENTWISE_OPERATORS.values()
+    },
     # data movement: each output element is one input element (or a constant)
     "identity": OperatorInfo(INJECTIVE, (1, 1)),
     "reshape": OperatorInfo(INJECTIVE, (1, 1), (), "row-major; also squeeze, unsqueeze, flatten"),

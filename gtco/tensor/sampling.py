@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from gtco.tensor.arithmetic import nearest
 from gtco.tensor.emit import Emitter, Expr
-from gtco.tensor.math import constant
-from gtco.tensor.scalar import ROUNDING
 from gtco.tensor.spatial import Source, spatial_axes
 from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.vector_math import constant
 
 FARTHEST = 2.0**63  # a position from here on is no position
 CORNERS = {"nearest": 1, "linear": 2}  # positions read along each axis
@@ -36,7 +36,7 @@ def corners(em: Emitter, op: Operator, coordinate: Expr, size: int) -> list[Corn
     """The positions that ``coordinate``, from -1 to 1, lies between on an axis of ``size``."""
     where = em.let(_position(em, op, coordinate, size), "where")
     if op["method"] == "nearest":
-        return [Corner(_within(em, op, ROUNDING["round"](where), size), None)]
+        return [Corner(_within(em, op, nearest(where), size), None)]
     base = em.let(tirx.floor(where), "base")
     share = em.let(where - base, "share")
     one = constant(where, 1)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from gtco.tensor import math
+from gtco.tensor import vector_math
+from gtco.tensor.arithmetic import cast
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.math import constant
-from gtco.tensor.scalar import cast
 from gtco.tensor.stage import TensorType
+from gtco.tensor.vector_math import constant
 from tests.kernels import Built, elementwise_kernel, link, runnable, targets
 
 
@@ -40,7 +40,7 @@ def test_a_condition_as_a_number_is_bound_in_vectors(explicit: bool) -> None:
 def mish_written_out(em: Emitter, x: Expr) -> Expr:
     """x tanh(softplus(x)), as ONNX's importer writes Mish."""
     x = em.let(x)
-    return em.let(x * math.tanh(em, math.softplus(em, x)))
+    return em.let(x * vector_math.tanh(em, vector_math.softplus(em, x)))
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])

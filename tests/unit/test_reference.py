@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from gtco.tensor.reference import erf, evaluate
+from gtco.tensor.reference import evaluate
+from gtco.tensor.special_functions import erf
 from gtco.tensor.stage import Operator, TensorType, make_attrs
 
 RNG = np.random.default_rng(0)

@@ -8,13 +8,10 @@ Alg. 2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gtco.target import Target
-from gtco.tensor.expression import Epilogue
-from gtco.tensor.stage import Operator
 
 FMA_LATENCY = 4  # cycles; chains needed to fill the ports: latency x ports
 
@@ -65,36 +62,3 @@ def micro_kernels(target: Target) -> tuple[FmaTile, ...]:
         tallest = (target.registers - 1 - vectors) // vectors
         tiles += [FmaTile(rows, vectors, target.lanes) for rows in range(min(tallest, 14), 0, -1)]
     return tuple(tiles)
-
-
-# vector instructions of one element-wise operator, for the analytic policy; others count as 2
-ELEMENTWISE_COST = {
-    "gelu": 22,
-    "gelu_tanh": 24,
-    "exp": 14,
-    "erf": 18,
-    "tanh": 18,
-    "sigmoid": 20,
-    "silu": 21,
-    "divide": 8,
-    "sqrt": 8,
-    "rsqrt": 10,
-    "log": 18,
-    "power": 60,
-    "reshape": 0,
-    "slice": 0,
-    "broadcast": 0,
-    "permute": 0,
-    "identity": 0,
-    "roll": 0,
-}
-
-
-def epilogue_vectors(tail: Epilogue) -> float:
-    """Vector instructions an epilogue spends on one vector of the anchor's elements."""
-    return vectors(tail.operators)
-
-
-def vectors(operators: Iterable[Operator]) -> float:
-    """Vector instructions that element-wise and movement operators spend on one vector."""
-    return float(sum(ELEMENTWISE_COST.get(op.kind, 2) for op in operators))

@@ -25,7 +25,9 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.target import Target
-from gtco.tensor import math
+from gtco.tensor import vector_math
+from gtco.tensor.arithmetic import is_nan
+from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import (
     Epilogue,
@@ -37,8 +39,7 @@ from gtco.tensor.expression import (
 )
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
-from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels
-from gtco.tensor.scalar import is_nan
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
@@ -121,7 +122,7 @@ class Attention:
         extra = (
             ("vector", 3.0 * b * chunks * keys * (d + e)),
             ("vector", b * m * (keys * 18.0 + bias + 40)),
-            ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail))),
+            ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail, lanes))),
         )
         return Workload(
             f"fma:{ceil(height)}x{min(tile.vectors, values)}",
@@ -371,7 +372,7 @@ class _Plan:
         top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
 
         def weight(j: Expr) -> Expr:
-            value = math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
+            value = vector_math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
             em.store(self.scores, [i, j], value)
             return value
 

@@ -19,9 +19,10 @@ from functools import cached_property
 from math import ceil
 
 from gtco.target import Target
+from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, ancestors
-from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, vectors
+from gtco.tensor.intrinsics.table import FmaTile
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.sketch.pack import pack_rows, row_vectors
@@ -96,9 +97,9 @@ class Dot:
         # a vector of A and a share of B's are loaded for n multiply-adds
         units = steps * (v.n * height + 0.5 * (height + v.n))
         units += v.n * height * (2 * (lanes - 1).bit_length() + 2)
-        units += v.n * height / lanes * epilogue_vectors(self.tail)
+        units += v.n * height / lanes * epilogue_vectors(self.tail, lanes)
         if self.direct_rows is None:
-            each = 2 + vectors(ancestors(self.stage, v.op.inputs[0]))
+            each = 2 + vectors(self.stage, ancestors(self.stage, v.op.inputs[0]), lanes)
             units += height * row_vectors(v, each, lanes)
         if not self.packings:
             units += 2 * v.n * steps / shape.task_blocks

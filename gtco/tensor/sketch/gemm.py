@@ -25,9 +25,10 @@ from math import ceil
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Emitter, Expr, kernel
 from gtco.tensor.expression import Epilogue, ancestors, epilogue, prologue_readable
-from gtco.tensor.intrinsics.table import FmaTile, epilogue_vectors, micro_kernels, vectors
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.contraction import (
     CONTRACTIONS,
@@ -270,12 +271,13 @@ class Gemm:
     @cached_property
     def head_vectors(self) -> float:
         """Vector instructions of the prologue, on one vector of A."""
-        return vectors(ancestors(self.stage, self.view.op.inputs[0]))
+        before = [o for o in ancestors(self.stage, self.view.op.inputs[0]) if o != self.norm]
+        return vectors(self.stage, before, self.target.lanes)
 
     @cached_property
     def tail_vectors(self) -> float:
         """Vector instructions of the epilogue, on one vector of C."""
-        return epilogue_vectors(self.tail)
+        return epilogue_vectors(self.tail, self.target.lanes)
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -23,9 +23,9 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
-from gtco.tensor.intrinsics.table import epilogue_vectors, vectors
 from gtco.tensor.sampling import CORNERS, corners, index_of
 from gtco.tensor.sketch.streaming import (
     GATHER,
@@ -140,11 +140,11 @@ class GridSample:
         taps = self.corners**2
         loaded, beside = self.gathers
         image, grid = (
-            vectors(ancestors(self.stage, x)) if x in self.stage.producers else 0.0
+            vectors(self.stage, ancestors(self.stage, x), lanes) if x in self.stage.producers else 0.0
             for x in self.op.inputs
         )
         a_vector = taps * (2.5 + image + loaded * GATHER * lanes)
-        a_vector += 1 + epilogue_vectors(self.tail) + beside * GATHER * lanes
+        a_vector += 1 + epilogue_vectors(self.tail, lanes) + beside * GATHER * lanes
         a_point = (LOCATING + 2 * grid + 2 * GATHER * lanes) / lanes + POINT
         work = a_point + ceil(channels / lanes) * a_vector
         whole = float(self.stage.types[self.op.inputs[0]].nbytes)

@@ -12,7 +12,7 @@ from math import inf
 from tvm import tirx
 
 from gtco.target import Target
-from gtco.tensor import scalar
+from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
 from gtco.tensor.sketch import window
@@ -85,7 +85,7 @@ class Maximum:
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
         total = em.let(total, "top")
-        return tirx.Select(scalar.is_nan(total), total, tirx.max(total, x))
+        return tirx.Select(is_nan(total), total, tirx.max(total, x))
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> None:
         return None

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from tvm import tirx
 
-from gtco.tensor import math, scalar
+from gtco.tensor import vector_math
+from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.fold import Combine, Over, add, fold
@@ -128,7 +129,7 @@ class RowsPlan:
         top = self.fold(x, _maximum, -inf)
 
         def exponential(j: Expr) -> Expr:
-            e = math.exp_nonpositive(em, x(j) - top)
+            e = vector_math.exp_nonpositive(em, x(j) - top)
             em.store(self.scratch, [j], e)
             return e
 
@@ -140,8 +141,8 @@ class RowsPlan:
         em = self.em
         x = self.held(outer)
         top = self.fold(x, _maximum, -inf)
-        total = self.fold(lambda j: math.exp_nonpositive(em, x(j) - top), add, 0.0)
-        shift = math.log(em, total)
+        total = self.fold(lambda j: vector_math.exp_nonpositive(em, x(j) - top), add, 0.0)
+        shift = vector_math.log(em, total)
         self.write(outer, lambda j: (x(j) - top) - shift)
 
     def normalise(self, outer: list[Expr]) -> None:
@@ -241,7 +242,9 @@ class RowsPlan:
         keep = soft and self.sketch.stage.output.type.dtype == "float32"
 
         def exponential(index: list[Expr], begin: int, lane: Expr) -> Expr:
-            e = math.exp_nonpositive(em, read(index, begin, lane) - em.load(top, [begin + lane]))
+            e = vector_math.exp_nonpositive(
+                em, read(index, begin, lane) - em.load(top, [begin + lane])
+            )
             if keep:  # where the result will be: exp is dearer than storing twice
                 where = sketch.tail.positions([em.index(i) for i in index])
                 em.store(self.args.output, where[sketch.stage.output.output], e)
@@ -251,7 +254,7 @@ class RowsPlan:
 
         def invert(begin: int, lane: Expr) -> None:
             s = em.load(total, [begin + lane])
-            value = tirx.const(1.0, "float32") / s if soft else math.log(em, s)
+            value = tirx.const(1.0, "float32") / s if soft else vector_math.log(em, s)
             em.store(total, [begin + lane], value)
 
         columns.each(invert)
@@ -263,7 +266,7 @@ class RowsPlan:
                 value = em.load(self.args.output, where[sketch.stage.output.output]) * s
             else:
                 shifted = read(index, begin, lane) - em.load(top, [begin + lane])
-                value = math.exp_nonpositive(em, shifted) * s if soft else shifted - s
+                value = vector_math.exp_nonpositive(em, shifted) * s if soft else shifted - s
             result, at = sketch.tail.value(self.reader, index, em.let(value))
             em.store(self.args.output, at, result)
 
@@ -286,6 +289,6 @@ def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
 
     def extreme(a: Expr, b: Expr) -> Expr:
         a = em.let(a)
-        return tirx.Select(scalar.is_nan(a), a, choose(a, b))
+        return tirx.Select(is_nan(a), a, choose(a, b))
 
     return extreme, -inf if kind == "max" else inf

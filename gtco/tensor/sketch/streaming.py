@@ -19,10 +19,9 @@ from tvm import tirx
 from tvm.sym import detect_linear_equation
 
 from gtco.target import Target
-from gtco.tensor import scalar
+from gtco.tensor import cost, scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader, broadcast_index
-from gtco.tensor.intrinsics.table import ELEMENTWISE_COST
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.space import Layer, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
@@ -258,15 +257,13 @@ def depends_on(expr: Expr, var: Any) -> bool:
 
 
 def stage_vectors(stage: Stage, lanes: int) -> float:
-    """Vector instructions that the stage's element-wise operators take, loads and the store
-    included.
+    """Vector instructions that the stage's element-wise operators take, with the store and the
+    loads of what comes to a value; the first one's load is the caller's.
     """
     total = 0.0
     for op in stage.operators:
-        size = op.type.size / lanes
-        total += size * (
-            ELEMENTWISE_COST.get(op.kind, 2) if pattern(op.kind) == ELEMENTWISE else 0.5
-        )
+        each = cost.vectors(stage, (op,), lanes) if pattern(op.kind) == ELEMENTWISE else 0.5
+        total += each * op.type.size / lanes
     return total + stage.output.type.size / lanes
 
 

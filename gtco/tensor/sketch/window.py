@@ -26,10 +26,9 @@ from typing import Any, Protocol
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor import cost
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader
-from gtco.tensor.intrinsics.table import ELEMENTWISE_COST, epilogue_vectors
-from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
 from gtco.tensor.space import Choice, Config, Decision, Layer, Stream, Workload
@@ -167,14 +166,11 @@ def workload(
     # a tap is one multiply-add; the loads of a block's inputs and weights are shared by its columns
     span = (columns - 1) * g.strides[1] + (g.kernel[1] - 1) * g.dilation[1] + 1
     loads = g.kernel[0] * (min(span, columns * g.kernel[1]) + g.kernel[1]) / columns
-    before = sum(
-        ELEMENTWISE_COST.get(o.kind, 2)
-        for o in stage.operators
-        if pattern(o.kind) == ELEMENTWISE and o not in tail.operators
-    )
+    others = [o for o in stage.operators if o != op and o not in tail.operators]
+    before = cost.vectors(stage, others, lanes)
     inputs = g.group[0]
     loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # and a shuffle an input
-    vectors = outputs * (prod(g.kernel) * inputs + loads + epilogue_vectors(tail) + 1)
+    vectors = outputs * (prod(g.kernel) * inputs + loads + cost.epilogue_vectors(tail, lanes) + 1)
     vectors += (
         BLOCK_COST * g.output[2] / columns
     )  # wide chunks stream, narrow ones hop from pixel to pixel

@@ -6,7 +6,7 @@ vector such as ``float32x16``, and returns one of the same type. Values used twi
 
 The coefficients are our own: minimax fits in double precision by Lawson's iteratively reweighted
 least squares (C. L. Lawson, 1961) on 2000 Chebyshev nodes, rounded to float32. Bounds are stated
-in ulp of the float32 result and tested in ``tests/unit/test_math.py``.
+in ulp of the float32 result and tested in ``tests/unit/test_vector_math.py``.
 """
 
 from __future__ import annotations

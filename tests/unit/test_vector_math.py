@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.llvm import compile_functions
-from gtco.tensor import math, reference
+from gtco.tensor import special_functions, vector_math
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.stage import TensorType
 from tests.kernels import elementwise_kernel, fresh_seed, runnable, targets
@@ -70,7 +70,7 @@ def ulps(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", targets())
 def test_exp(name: str, explicit: bool) -> None:
     x = samples(-110, 95, fresh_seed())
-    got = elementwise_kernel(math.exp, SIZE, runnable(name), explicit)(x)
+    got = elementwise_kernel(vector_math.exp, SIZE, runnable(name), explicit)(x)
     with np.errstate(over="ignore", invalid="ignore"):
         assert ulps(got, np.exp(x.astype(np.float64))).max() <= 1.1
 
@@ -81,7 +81,7 @@ def test_exp_nonpositive(name: str, explicit: bool) -> None:
     x = -np.abs(samples(-95, 0, fresh_seed()))
     payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)  # any NaN stays one
     x[: payloads.size] = payloads.view(np.float32)
-    got = elementwise_kernel(math.exp_nonpositive, SIZE, runnable(name), explicit)(x)
+    got = elementwise_kernel(vector_math.exp_nonpositive, SIZE, runnable(name), explicit)(x)
     wanted = np.exp(x.astype(np.float64))
     assert (got[x < -87] == 0).all()
     assert ulps(got[~(x < -87)], wanted[~(x < -87)]).max() <= 2.2
@@ -97,7 +97,7 @@ def _wide(function):  # type: ignore[no-untyped-def]
 
 
 ULP_BOUNDS = [
-    ("erf", _wide(reference.erf), -5, 5, -np.inf, 2.0),
+    ("erf", _wide(special_functions.erf), -5, 5, -np.inf, 2.0),
     ("tanh", _wide(np.tanh), -10, 10, -np.inf, 2.0),
     ("log", _wide(np.log), -1, 50, -np.inf, 2.0),
     ("sigmoid", _wide(lambda x: 1 / (1 + np.exp(-x))), -87, 30, -87, 3.0),
@@ -126,14 +126,14 @@ def test_ulp(
     if kind == "silu":
         x[np.isinf(x)] = 1.0  # inf * 0
     explicit = name == "x86-64-v3"
-    got = elementwise_kernel(getattr(math, kind), SIZE, runnable(name), explicit)(x)
+    got = elementwise_kernel(getattr(vector_math, kind), SIZE, runnable(name), explicit)(x)
     worst = ulps(got, wanted(x)).max()
     print(kind, worst)
     assert worst <= bound
 
 
 def _phi(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + reference.erf(x * 0.5**0.5))
+    return 0.5 * (1 + special_functions.erf(x * 0.5**0.5))
 
 
 RELATIVE_BOUNDS = [
@@ -154,7 +154,9 @@ RELATIVE_BOUNDS = [
 def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
     """Products of x and a function from 0 to 1: the error against |x|."""
     x = samples(-8, 8, fresh_seed())
-    got = elementwise_kernel(getattr(math, kind), SIZE, runnable(name), name == "x86-64-v3")(x)
+    got = elementwise_kernel(getattr(vector_math, kind), SIZE, runnable(name), name == "x86-64-v3")(
+        x
+    )
     finite = np.isfinite(x)
     want = wanted(x[finite])
     error = np.abs(got[finite] - want) / np.maximum(np.abs(x[finite].astype(np.float64)), 1e-30)
@@ -172,7 +174,9 @@ def test_gelu_is_cheap() -> None:
     one = TensorType((machine.lanes,))
 
     def body(em: Emitter, args: KernelArguments) -> None:
-        em.store_vector(args.output, [0], math.gelu(em, em.load_vector(args.inputs["x"], [0])))
+        em.store_vector(
+            args.output, [0], vector_math.gelu(em, em.load_vector(args.inputs["x"], [0]))
+        )
 
     assembly = compile_functions(
         [kernel("k", {"x": one}, one, 0, machine.lanes, body)], machine

@@ -1,0 +1,154 @@
+"""What element-wise and movement operators cost a kernel: vector instructions, counted in the
+program that each operator emits for one vector.
+
+The unit is the time of one simple vector instruction, level 0's ``vector``. A dtype wider than
+float32 takes as many instructions as its vector has parts; a call of the C library (``LIBM`` of
+``gtco.tensor.arithmetic``) is made for each lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tvm import tirx
+from tvm.target.codegen import llvm_get_intrinsic_name
+
+from gtco.tensor import scalar
+from gtco.tensor.arithmetic import LIBM
+from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of
+from gtco.tensor.expression import Epilogue
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
+
+DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput, on Zen 5 and about so elsewhere
+INTEGER_DIVIDE = 10.0  # of one lane: no vector instruction divides integers
+# Movement in front of or behind a product is addresses; these choose between values as well.
+MOVEMENT = {
+    **dict.fromkeys(("identity", "reshape", "permute", "slice", "broadcast", "roll"), 0.0),
+    "concat": 2.0,
+    "pad": 2.0,
+    "gather": 2.0,
+}
+
+# By the kind of TIR node, or the operator that is called; whatever is missing is an error.
+_FREE = (
+    "SeqStmt DeclBuffer BufferStore Bind Var TensorLoad Broadcast FloatImm IntImm StringImm Not "
+    "tirx.reinterpret copysign"  # copysign of constants alone
+).split()
+_ONE = (
+    "Add Sub Mul Max Min Select Cast EQ NE LT LE GT GE BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
+    "LShift RShift tirx.floor prim.ceil tirx.trunc tirx.fabs nearbyint"
+).split()
+PRICES = {
+    **dict.fromkeys(_FREE, 0.0),
+    **dict.fromkeys(_ONE, 1.0),
+    "Div": DIVIDE,
+    "tirx.sqrt": SQUARE_ROOT,
+}
+
+
+def vectors(stage: Stage, operators: Iterable[Operator], lanes: int) -> float:
+    """Vector instructions that these operators of the stage spend on one vector of ``lanes``.
+
+    Loads count where an operand comes to a value that is there: the bias of an addition, but not
+    the tensor that a chain of operators begins with.
+    """
+    total = 0.0
+    for op in operators:
+        if op.kind in MOVEMENT:
+            total += MOVEMENT[op.kind]
+            continue
+        total += instructions(op, [stage.types[x].dtype for x in op.inputs], lanes)
+        read = [x for x in op.inputs if x not in stage.producers]
+        total += sum(stage.types[x].size > 1 for x in read[len(read) == len(op.inputs) :])
+    return total
+
+
+def epilogue_vectors(tail: Epilogue, lanes: int) -> float:
+    """Vector instructions an epilogue spends on one vector of the anchor's elements."""
+    return vectors(tail.stage, tail.operators, lanes)
+
+
+def instructions(op: Operator, dtypes: Sequence[str], lanes: int) -> float:
+    """Vector instructions of one element-wise operator on one vector of ``lanes`` elements."""
+    return _instructions(op.kind, op.attrs, op.type.dtype, tuple(dtypes), lanes)
+
+
+@lru_cache(maxsize=4096)
+def _instructions(
+    kind: str, attrs: tuple[tuple[str, Any], ...], out: str, dtypes: tuple[str, ...], lanes: int
+) -> float:
+    names = tuple(f"x{i}" for i in range(len(dtypes)))
+    op = Operator(kind, names, "y", TensorType((lanes,), out), attrs)
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        if scalar.vectorizable(op, dtypes):
+            given = [em.load_vector(x, [0]) for x in args.inputs.values()]
+            em.store_vector(args.output, [0], scalar.apply(em, op, given, dtypes))
+            return
+        given = [em.load(x, [0]) for x in args.inputs.values()]
+        em.store(args.output, [0], scalar.apply(em, op, given, dtypes))
+
+    types = {x: TensorType((lanes,), d) for x, d in zip(names, dtypes, strict=True)}
+    counted = count(kernel("counted", types, op.type, 0, lanes, body).body)
+    return counted if scalar.vectorizable(op, dtypes) else lanes * counted
+
+
+def count(body: Any) -> float:
+    """Vector instructions of a TIR statement without loops. Loads and stores do not count, nor does
+    what LLVM folds into its neighbours: constants, and a product that is added to something.
+    """
+    nodes = _nodes(body)
+    factors = {
+        hash(part): part
+        for node in nodes
+        if isinstance(node, tirx.Add | tirx.Sub) and _dtype(node).startswith("float")
+        for part in [next((x for x in (node.a, node.b) if isinstance(x, tirx.Mul)), None)]
+        if part is not None
+    }
+    return sum(_price(node) for node in nodes) - sum(_price(node) for node in factors.values())
+
+
+def _nodes(body: Any) -> list[Any]:
+    """The nodes of a statement, each once however often it is used, addresses left out."""
+    found: dict[int, Any] = {}
+    left = [body]
+    while left:
+        node = left.pop()
+        if hash(node) in found:
+            continue
+        found[hash(node)] = node
+        match type(node).__name__:
+            case "TensorLoad" | "Var" | "Broadcast" | "FloatImm" | "IntImm" | "StringImm":
+                continue
+            case "SeqStmt":
+                left += list(node.seq)
+            case "Call":
+                left += [x for x in node.args if isinstance(x, tirx.Expr)]
+            case _:
+                fields = ("a", "b", "value", "condition", "true_value", "false_value")
+                left += [getattr(node, f) for f in fields if hasattr(node, f)]
+    return list(found.values())
+
+
+def _dtype(node: Any) -> str:
+    return str(node.ty).partition("x")[0]
+
+
+def _price(node: Any) -> float:
+    kind = type(node).__name__
+    if kind == "Call":
+        kind = node.op.name
+        if kind == "tirx.call_llvm_pure_intrin":
+            kind = llvm_get_intrinsic_name(int(node.args[0])).removeprefix("llvm.")
+            if kind in LIBM:
+                return lanes_of(node) * LIBM[kind]
+        if kind == "tirx.call_pure_extern":
+            return LIBM[node.args[0].value]
+    if kind == "Div" and not _dtype(node).startswith("float"):
+        return INTEGER_DIVIDE * lanes_of(node)
+    price = PRICES[kind]
+    if not price or lanes_of(node) == 1:
+        return price
+    return price * max(1.0, ITEM_BYTES[_dtype(node)] / 4)

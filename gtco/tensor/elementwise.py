@@ -1,0 +1,355 @@
+"""The element-wise operators, each defined once: its inputs, attributes and dtypes, its meaning in
+numpy, how kernels compute it, and its name in Relax.
+
+Everything else follows: rows of ``gtco.tensor.operators``, types (``graph.infer``), lowering
+(``graph.lower_operators``), the reference (``gtco.tensor.reference``), values in kernels
+(``gtco.tensor.scalar``) and, counted from what these emit, costs (``gtco.tensor.cost``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor import arithmetic, composite, special_functions, vector_math
+from gtco.tensor.arithmetic import (
+    absolute,
+    cast,
+    extreme,
+    is_float,
+    libm,
+    quotient,
+    remainder,
+    shift,
+)
+from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.stage import Operator
+from gtco.tensor.vector_math import constant
+
+# (emitter, operator, arguments, their dtype) -> value
+Emit = Callable[[Emitter, Operator, Sequence[Expr], str], Expr]
+Meaning = Callable[..., np.ndarray]  # (operator, *arrays) -> array
+
+NUMBERS = "fiu"  # kinds of dtype as numpy names them: float, signed, unsigned integer, b for bool
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """One element-wise operator; operands broadcast as numpy's do.
+
+    ``dtypes`` are the kinds it has a meaning for (``f``, ``i``, ``u``, ``b``); what is computed for
+    floats alone takes integers through float32. ``meaning(operator, *arrays)`` is numpy's.
+    ``emit(emitter, operator, arguments, dtype)`` gives the value of scalars or vectors that were
+    brought to one dtype before, in that dtype; the first ``conditions`` of them are bool.
+    ``tests``: so is the result. ``moves``: values pass as they are, in the output's dtype.
+    ``relax`` is the Relax operator of the same meaning and inputs; empty where there is none, or
+    its attributes need a rule.
+    """
+
+    name: str
+    inputs: int
+    dtypes: str
+    meaning: Meaning
+    emit: Emit
+    relax: str = ""
+    attrs: tuple[str, ...] = ()
+    text: str = ""
+    tests: bool = False
+    conditions: int = 0
+    moves: bool = False
+
+
+# how a row is written -----------------------------------------------------------------------------
+def _numpy(function: Callable[..., np.ndarray]) -> Meaning:
+    return lambda op, *arrays: function(*arrays)
+
+
+def _plain(function: Callable[..., Expr]) -> Emit:
+    """The same expression in every dtype."""
+    return lambda em, op, x, dtype: function(*x)
+
+
+def _in(function: Callable[[Emitter, Expr, str], Expr]) -> Emit:
+    """A unary function that asks for the dtype."""
+    return lambda em, op, x, dtype: function(em, x[0], dtype)
+
+
+def _of_two(function: Callable[[Emitter, Expr, Expr, str], Expr]) -> Emit:
+    return lambda em, op, x, dtype: function(em, x[0], x[1], dtype)
+
+
+def _floats(function: Callable[[Emitter, Operator, Expr, str], Expr]) -> Emit:
+    """A unary function of floats; integers take it through float32."""
+
+    def emit(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
+        if is_float(dtype):
+            return function(em, op, x[0], dtype)
+        return cast(function(em, op, cast(x[0], dtype, "float32"), "float32"), "float32", dtype)
+
+    return emit
+
+
+def _bound(function: Callable[[Emitter, Operator, Expr, str], Expr]) -> Emit:
+    """Like :func:`_floats`, of an argument that is used more than once."""
+    return _floats(lambda em, op, x, dtype: function(em, op, em.let(x), dtype))
+
+
+def _vector(
+    single: Callable[[Emitter, Expr], Expr], double: Callable[[Emitter, Expr], Expr]
+) -> Emit:
+    """Vector arithmetic in float32; ``double``, of a bound argument, in float64."""
+    return _floats(
+        lambda em, op, x, dtype: single(em, x) if dtype == "float32" else double(em, em.let(x))
+    )
+
+
+def _libm(name: str) -> Emit:
+    return _floats(lambda em, op, x, dtype: libm(name, x))
+
+
+def _rounding(function: Callable[[Expr], Expr]) -> Emit:
+    """Integers are what they are."""
+    return lambda em, op, x, dtype: function(x[0]) if is_float(dtype) else x[0]
+
+
+def _logical(combine: Callable[[Expr, Expr], Expr]) -> Emit:
+    return lambda em, op, x, dtype: arithmetic.logical(combine, x[0], x[1])
+
+
+def _not_equal(a: Expr, b: Expr) -> Expr:
+    return tirx.Not(tirx.EQ(a, b))  # TVM's NE is false for NaN
+
+
+def _half_of(op: Operator, name: str, x: np.ndarray) -> Any:
+    """An attribute in x's dtype."""
+    return special_functions.of_dtype(x, op[name])
+
+
+def _unary_rows() -> list[Elementwise]:
+    special, vector = special_functions, vector_math
+
+    def row(
+        name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit, **rest: Any
+    ) -> Elementwise:
+        return Elementwise(name, 1, dtypes, _numpy(meaning), emit, **rest)
+
+    def same(name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit) -> Elementwise:
+        return row(name, dtypes, meaning, emit, relax=name)
+
+    def by_libm(name: str, meaning: Callable[..., np.ndarray]) -> Elementwise:
+        return same(name, "f", meaning, _libm(name))
+
+    return [
+        # arithmetic
+        same("negative", "fi", np.negative, _in(composite.negative)),
+        same("abs", NUMBERS, np.abs, _in(absolute)),
+        same("sign", NUMBERS, np.sign, _in(composite.sign)),
+        same("floor", "fi", np.floor, _rounding(tirx.floor)),
+        same("ceil", "fi", np.ceil, _rounding(tirx.ceil)),
+        same("trunc", "fi", np.trunc, _rounding(tirx.trunc)),
+        same("round", "fi", np.rint, _rounding(arithmetic.nearest)),
+        same("sqrt", "f", np.sqrt, _floats(lambda em, op, x, dtype: tirx.sqrt(x))),
+        same(
+            "rsqrt",
+            "f",
+            lambda x: 1 / np.sqrt(x),
+            _bound(lambda em, op, x, dtype: constant(x, 1) / tirx.sqrt(x)),
+        ),
+        same("bitwise_not", "iu", np.invert, _plain(tirx.bitwise_not)),
+        # exponentials and activations
+        same("exp", "f", np.exp, _vector(vector.exp, lambda em, x: libm("exp", x))),
+        same("log", "f", np.log, _vector(vector.log, lambda em, x: libm("log", x))),
+        same("erf", "f", special.erf, _vector(vector.erf, lambda em, x: arithmetic.extern_erf(x))),
+        same("tanh", "f", np.tanh, _vector(vector.tanh, lambda em, x: libm("tanh", x))),
+        same("sigmoid", "f", special.sigmoid, _vector(vector.sigmoid, composite.double_sigmoid)),
+        row(
+            "silu",
+            "f",
+            lambda x: x * special.sigmoid(x),
+            _vector(vector.silu, composite.double_silu),
+            relax="nn.silu",
+        ),
+        row(
+            "gelu", "f", special.gelu, _vector(vector.gelu, composite.double_gelu), relax="nn.gelu"
+        ),
+        row(
+            "gelu_tanh",
+            "f",
+            special.gelu_tanh,
+            _vector(vector.gelu_tanh, composite.double_gelu_tanh),
+            relax="nn.gelu_tanh",
+        ),
+        row("softplus", "f", special.softplus, _vector(vector.softplus, composite.double_softplus)),
+        row(
+            "mish",
+            "f",
+            lambda x: x * np.tanh(special.softplus(x)),
+            _vector(vector.mish, composite.double_mish),
+        ),
+        row(
+            "softsign",
+            "f",
+            lambda x: x / (1 + np.abs(x)),
+            _bound(lambda em, op, x, dtype: x / (constant(x, 1) + absolute(em, x, dtype))),
+        ),
+        row("hardswish", "f", lambda x: x * np.clip(x + 3, 0, 6) / 6, _bound(composite.hardswish)),
+        row(
+            "relu",
+            NUMBERS,
+            lambda x: np.maximum(x, 0),
+            _plain(lambda x: T.max(constant(x, 0), x)),
+            relax="nn.relu",
+        ),
+        # trigonometry: libm's
+        by_libm("sin", np.sin),
+        by_libm("cos", np.cos),
+        by_libm("tan", np.tan),
+        by_libm("asin", np.arcsin),
+        by_libm("acos", np.arccos),
+        by_libm("atan", np.arctan),
+        by_libm("sinh", np.sinh),
+        by_libm("cosh", np.cosh),
+        same("asinh", "f", np.arcsinh, _bound(composite.asinh)),
+        same("acosh", "f", np.arccosh, _bound(composite.acosh)),
+        same("atanh", "f", np.arctanh, _bound(composite.atanh)),
+        # tests
+        row("isnan", "f", np.isnan, _in(composite.isnan), relax="isnan", tests=True),
+        row("isinf", "f", np.isinf, _in(composite.isinf), relax="isinf", tests=True),
+        row(
+            "logical_not",
+            "b",
+            np.logical_not,
+            _plain(tirx.Not),
+            relax="logical_not",
+            tests=True,
+            conditions=1,
+        ),
+        # with attributes
+        Elementwise(
+            "cast",
+            1,
+            NUMBERS + "b",
+            lambda op, x: x.astype(op.type.dtype),
+            _plain(lambda x: x),
+            relax="astype",
+            moves=True,
+            text="the output's dtype says to what",
+        ),
+        Elementwise(
+            "clip",
+            1,
+            NUMBERS,
+            lambda op, x: np.clip(x, op["min"], op["max"]),
+            composite.clip,
+            attrs=("min", "max"),
+            text="either bound may be infinite",
+        ),
+        Elementwise(
+            "leaky_relu",
+            1,
+            "f",
+            lambda op, x: np.where(x >= 0, x, x * _half_of(op, "alpha", x)),
+            _bound(composite.leaky_relu),
+            attrs=("alpha",),
+        ),
+        Elementwise(
+            "elu",
+            1,
+            "f",
+            lambda op, x: np.where(x > 0, x, _half_of(op, "alpha", x) * np.expm1(np.minimum(x, 0))),
+            _bound(composite.elu),
+            attrs=("alpha",),
+            text="x if x > 0 else alpha * (exp(x) - 1)",
+        ),
+        Elementwise(
+            "hardsigmoid",
+            1,
+            "f",
+            lambda op, x: np.clip(_half_of(op, "alpha", x) * x + _half_of(op, "beta", x), 0, 1),
+            _bound(composite.hardsigmoid),
+            attrs=("alpha", "beta"),
+            text="clip(alpha * x + beta, 0, 1)",
+        ),
+    ]
+
+
+def _binary_rows() -> list[Elementwise]:
+    def row(
+        name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit, **rest: Any
+    ) -> Elementwise:
+        return Elementwise(name, 2, dtypes, _numpy(meaning), emit, relax=name, **rest)
+
+    def plain(
+        name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
+    ) -> Elementwise:
+        return row(name, dtypes, meaning, _plain(emit))
+
+    def compared(
+        name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
+    ) -> Elementwise:
+        return row(name, dtypes, meaning, _plain(emit), tests=True)
+
+    def logical(
+        name: str, meaning: Callable[..., np.ndarray], combine: Callable[..., Expr]
+    ) -> Elementwise:
+        return row(name, "b", meaning, _logical(combine), tests=True, conditions=2)
+
+    def two(
+        name: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
+    ) -> Elementwise:
+        return row(name, NUMBERS, meaning, _of_two(emit))
+
+    def integers(
+        name: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
+    ) -> Elementwise:
+        return row(name, "iu", meaning, _of_two(emit))
+
+    return [
+        plain("add", NUMBERS, np.add, lambda a, b: a + b),
+        plain("subtract", NUMBERS, np.subtract, lambda a, b: a - b),
+        plain("multiply", NUMBERS, np.multiply, lambda a, b: a * b),
+        two("divide", special_functions.divide, partial(quotient, floor=False)),
+        two("floor_divide", np.floor_divide, partial(quotient, floor=True)),
+        two("mod", np.fmod, partial(remainder, floor=False)),
+        two("floor_mod", np.mod, partial(remainder, floor=True)),
+        two("power", np.power, lambda em, a, b, dtype: arithmetic.power(a, b, dtype)),
+        two("maximum", np.maximum, partial(extreme, choose=T.max)),
+        two("minimum", np.minimum, partial(extreme, choose=T.min)),
+        compared("equal", NUMBERS + "b", np.equal, tirx.EQ),
+        compared("not_equal", NUMBERS + "b", np.not_equal, _not_equal),
+        compared("less", NUMBERS, np.less, tirx.LT),
+        compared("less_equal", NUMBERS, np.less_equal, tirx.LE),
+        compared("greater", NUMBERS, np.greater, tirx.GT),
+        compared("greater_equal", NUMBERS, np.greater_equal, tirx.GE),
+        logical("logical_and", np.logical_and, tirx.bitwise_and),
+        logical("logical_or", np.logical_or, tirx.bitwise_or),
+        logical("logical_xor", np.logical_xor, tirx.bitwise_xor),
+        row("bitwise_and", "iu", np.bitwise_and, _plain(tirx.bitwise_and)),
+        row("bitwise_or", "iu", np.bitwise_or, _plain(tirx.bitwise_or)),
+        row("bitwise_xor", "iu", np.bitwise_xor, _plain(tirx.bitwise_xor)),
+        integers("left_shift", np.left_shift, partial(shift, left=True)),
+        integers("right_shift", np.right_shift, partial(shift, left=False)),
+    ]
+
+
+_WHERE = Elementwise(
+    "where",
+    3,
+    NUMBERS + "b",
+    _numpy(np.where),
+    _plain(tirx.Select),
+    relax="where",
+    text="where(condition, x, y)",
+    conditions=1,
+    moves=True,
+)
+
+ELEMENTWISE_OPERATORS: dict[str, Elementwise] = {
+    row.name: row for row in (*_unary_rows(), *_binary_rows(), _WHERE)
+}
