@@ -31,7 +31,8 @@ from bench.suite import available_threads, console, header
 from gtco.errors import GtcoError
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import load_onnx
-from gtco.graph.fusion import Cost, Partition, fuse, partition
+from gtco.graph.dpof import Cost
+from gtco.graph.fusion import Partition, fuse, partition
 from gtco.graph.graph import Graph
 from gtco.graph.greedy import fuse_greedy
 from gtco.graph.layout import channels_last

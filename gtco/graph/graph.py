@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 import networkx
@@ -188,26 +187,17 @@ class Graph:
         return self
 
     def _sort(self) -> None:
-        """Kahn's algorithm, smallest old position first: an order that is already right stays as it
-        is."""
+        """Smallest old position first: an order that is already right stays as it is. A cycle is a
+        ``NetworkXUnfeasible``."""
         position = {output: index for index, output in enumerate(self.operators)}
-        missing = {
-            op.output: len({i for i in op.inputs if i in position})
-            for op in self.operators.values()
-        }
-        ready = [position[output] for output, count in missing.items() if count == 0]
-        heapify(ready)
-        names = list(self.operators)
-        order: dict[str, Operator] = {}
-        while ready:
-            output = names[heappop(ready)]
-            order[output] = self.operators[output]
-            for user in self._users.get(output, ()):
-                missing[user] -= 1
-                if missing[user] == 0:
-                    heappush(ready, position[user])
-        assert len(order) == len(names), f"cycle through {sorted(set(names) - set(order))[:5]}"
-        self.operators = order
+        if all(
+            position.get(source, -1) < here
+            for here, op in enumerate(self.operators.values())
+            for source in op.inputs
+        ):
+            return
+        order = networkx.lexicographical_topological_sort(self.dag(), key=position.__getitem__)
+        self.operators = {output: self.operators[output] for output in order}
 
     def _register(self, op: Operator) -> None:
         for source in op.inputs:

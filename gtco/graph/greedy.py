@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from gtco.graph.fusion import Cost, Partition, Pricer
+from gtco.graph.dpof import Cost, Pricer
+from gtco.graph.fusion import Partition
 from gtco.graph.graph import Graph
 from gtco.tensor.operators import COMPLEX, ELEMENTWISE, INJECTIVE, OPAQUE, REDUCTION, pattern
 from gtco.tensor.stage import Operator, make_stage
