@@ -139,10 +139,7 @@ class GridSample:
         tasks = ceil(self.units / config["rows"])
         taps = self.corners**2
         loaded, beside = self.gathers
-        image, grid = (
-            vectors(self.stage, ancestors(self.stage, x), lanes) if x in self.stage.producers else 0.0
-            for x in self.op.inputs
-        )
+        image, grid = (vectors(self.stage, ancestors(self.stage, x), lanes) for x in self.op.inputs)
         a_vector = taps * (2.5 + image + loaded * GATHER * lanes)
         a_vector += 1 + epilogue_vectors(self.tail, lanes) + beside * GATHER * lanes
         a_point = (LOCATING + 2 * grid + 2 * GATHER * lanes) / lanes + POINT
