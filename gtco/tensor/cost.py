@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 
 from gtco.tensor import scalar
 from gtco.tensor.arithmetic import LIBM
-from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of
+from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of, operands
 from gtco.tensor.expression import Epilogue
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
@@ -33,8 +34,8 @@ MOVEMENT = {
 
 # By the kind of TIR node, or the operator that is called; whatever is missing is an error.
 _FREE = (
-    "SeqStmt DeclBuffer BufferStore Bind Var TensorLoad Broadcast FloatImm IntImm StringImm Not "
-    "tirx.reinterpret copysign"  # copysign of constants alone
+    "SeqStmt AllocBuffer DeclBuffer BufferStore Bind Var TensorLoad Broadcast FloatImm IntImm "
+    "StringImm Not tirx.reinterpret copysign"  # copysign of constants alone
 ).split()
 _ONE = (
     "Add Sub Mul Max Min Select Cast EQ NE LT LE GT GE BitwiseAnd BitwiseOr BitwiseXor BitwiseNot "
@@ -119,16 +120,12 @@ def _nodes(body: Any) -> list[Any]:
         if hash(node) in found:
             continue
         found[hash(node)] = node
-        match type(node).__name__:
-            case "TensorLoad" | "Var" | "Broadcast" | "FloatImm" | "IntImm" | "StringImm":
-                continue
-            case "SeqStmt":
-                left += list(node.seq)
-            case "Call":
-                left += [x for x in node.args if isinstance(x, tirx.Expr)]
-            case _:
-                fields = ("a", "b", "value", "condition", "true_value", "false_value")
-                left += [getattr(node, f) for f in fields if hasattr(node, f)]
+        if isinstance(node, tirx.SeqStmt):
+            left += list(node.seq)
+        elif isinstance(node, tirx.Bind | tirx.BufferStore):
+            left.append(node.value)
+        elif isinstance(node, tvm.ir.Expr):
+            left += [x for x in operands(node) if isinstance(x, tvm.ir.Expr)]
     return list(found.values())
 
 

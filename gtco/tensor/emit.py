@@ -42,7 +42,7 @@ def lanes_of(x: Expr) -> int:
     return int(lanes) if lanes else 1
 
 
-def _operands(x: Expr) -> Sequence[Expr]:
+def operands(x: Expr) -> Sequence[Expr]:
     """The values that a value is computed from; none for what is read from memory."""
     match x:
         case tvm.ir.Call():
@@ -189,7 +189,7 @@ class Emitter:
         """Nodes of the expression tree, with bound variables written out; what is read is one."""
         if isinstance(value, tirx.Var):
             return self._nodes.get(value, 1)
-        return 1 + sum(map(self._count, _operands(value)))
+        return 1 + sum(map(self._count, operands(value)))
 
     def _bound(self, value: Expr, name: str) -> Expr:
         if str(value.ty).startswith("bool"):  # TVM binds no vectors of them
