@@ -11,6 +11,7 @@ BENCHMARKS = {
     "check_models": "the whole family: does it compile, is it right, how fast, by which kernels",
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
     "memory_bound": "normalisation, softmax, gates and movement beside a plain copy of their bytes",
+    "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }
 

@@ -68,6 +68,10 @@ def every_stage() -> list[Stage]:
             **attrs,
         ),
         single("conv2d", image, weight, out=T((1, 8, 9, 40)), padding=around, groups=1, **attrs),
+        chain(
+            {"x": image, "w": weight},
+            ("conv2d", "x w", "y", T((1, 8, 9, 40)), dict(padding=around, groups=1, **attrs)),
+        ),
         single("attention", heads, heads, heads, T((17, 17)), out=heads, scale=0.25),
         make_stage([one], {**types, "c": one.type}, []),
         single("layer_norm", x, T((40,)), T((40,)), out=x, epsilon=1e-5),

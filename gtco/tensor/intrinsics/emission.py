@@ -20,13 +20,15 @@ def fma_tile(
     first: Expr = True,
     step: Callable[[Expr], None] = lambda k: None,
     passes: int = 1,
+    runs: Expr = 1,
 ) -> None:
     """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself where ``load`` gives it.
 
     ``a(i, k)`` is a scalar of A; ``b(k, j)`` the vector of B that starts at column j; ``store(i, j,
     vector)`` and ``load(i, j)`` write and read C by vectors. With ``load``, C counts from zero
     where ``first`` holds. ``step(k)`` emits what else a step of k does, as a prefetch. ``passes``
-    runs over k more than once, which only a measurement wants.
+    runs over k more than once, which only a measurement wants. With ``runs``, k is that many loops
+    of ``depth`` steps, one behind the other: what is given a k may divide it by ``depth``.
     """
     lanes = tile.lanes
     acc = em.registers(tile.rows * tile.columns)
@@ -49,7 +51,8 @@ def fma_tile(
         clear()
     else:
         em.branch(first, clear, resume)
-    with em.loop(passes, "pass"), em.loop(depth, "k") as k:
+    with em.loop(passes, "pass"), em.loop(runs, "run") as run, em.loop(depth, "k") as position:
+        k = em.index(run * depth + position)
         step(k)
         vectors = [em.let(b(k, j * lanes), "b") for j in range(tile.vectors)]
         for i in range(tile.rows):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gtco.target import Target
 from gtco.tensor.sketch import (
     attention,
+    convolution,
     depthwise,
     dot,
     elementwise,
@@ -26,6 +27,7 @@ Failed = Callable[[str, Exception], None]
 
 RULES: tuple[Rule, ...] = (
     gemm.match,
+    convolution.match,
     dot.match,
     attention.match,
     depthwise.match,

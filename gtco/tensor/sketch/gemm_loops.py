@@ -14,6 +14,7 @@ from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.pack import pack_columns, pack_rows
+from gtco.tensor.sketch.tile_store import TileStore
 from gtco.tensor.space import Config
 
 if TYPE_CHECKING:
@@ -140,7 +141,19 @@ class GemmLoops:
             )
         )
         with em.when(kb == self.kblocks - 1 if self.kblocks > 1 else True):
-            self.write(tile, batch, first_panel + panel, start, height)
+            view = self.view
+            store = TileStore(
+                em,
+                self.sketch.tail,
+                self.reader,
+                self.args.output,
+                self.tile,
+                view.n,
+                shape.heights,
+                self.sketch.stores_columns,
+                lambda m, n: view.c_index(batch, m, n),
+            )
+            store.write(tile, first_panel + panel, start, height)
 
     def micro_kernel(
         self,
@@ -232,55 +245,3 @@ class GemmLoops:
             return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
         base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
         return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
-
-    def write(self, tile: Array, batch: Expr, panel: Expr, start: Expr, height: Expr) -> None:
-        """Epilogue and store of a finished tile; the last panel may be narrower."""
-        columns = self.tile.columns
-        tail = self.view.n % columns
-        store = self.write_columns if self.sketch.stores_columns else self.write_rows
-
-        def cut(width: int) -> Callable[[], None]:
-            return lambda: store(tile, batch, panel * columns, start, height, width)
-
-        if tail == 0:
-            cut(columns)()
-        elif self.shape.panels == 1:
-            cut(tail)()
-        else:
-            self.em.branch(panel < self.shape.panels - 1, cut(columns), cut(tail))
-
-    def write_rows(
-        self, tile: Array, batch: Expr, column: Expr, start: Expr, height: Expr, width: int
-    ) -> None:
-        """Row by row, vectors along n."""
-        em, lanes = self.em, self.tile.lanes
-        with em.loop(height, "row") as i:
-            m = em.let_index(start + i, "m")
-            for j in range(0, width, lanes):
-                with em.vector(min(lanes, width - j)) as v:
-                    self.element(tile, batch, i, j + v, m, column + j + v)
-
-    def write_columns(
-        self, tile: Array, batch: Expr, column: Expr, start: Expr, height: Expr, width: int
-    ) -> None:
-        """Column by column, vectors along m, where neighbours in m are neighbours in the output."""
-        em = self.em
-
-        def body(rows: int) -> Callable[[], None]:
-            def emit() -> None:
-                with em.loop(width, "column") as j, em.vector(rows) as v:
-                    self.element(tile, batch, v, j, start + v, column + j)
-
-            return emit
-
-        heights = self.shape.heights
-        if len(heights) == 1:
-            body(heights[0])()
-        else:
-            em.branch(height == heights[0], body(heights[0]), body(heights[1]))
-
-    def element(self, tile: Array, batch: Expr, i: Expr, j: Expr, m: Expr, n: Expr) -> None:
-        value = self.em.load(tile, [i, j])
-        index = self.view.c_index(batch, m, n)
-        result, where = self.sketch.tail.value(self.reader, index, value)
-        self.em.store(self.args.output, where, result)

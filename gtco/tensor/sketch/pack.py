@@ -87,7 +87,7 @@ def pack_rows(
     with em.loop(rows, "r") as r:
         m = em.let_index(row0 + r, "m")
         if full:
-            _copy_run(
+            copy_run(
                 em,
                 kc,
                 lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
@@ -98,7 +98,7 @@ def pack_rows(
             last = ceil(view.k / kc) - 1
             for width, condition in ((kc, kb < last), (view.k - last * kc, kb >= last)):
                 with em.when(condition):
-                    _copy_run(
+                    copy_run(
                         em,
                         width,
                         lambda k: reader.value(
@@ -108,7 +108,7 @@ def pack_rows(
                     )
 
 
-def _copy_run(
+def copy_run(
     em: Emitter,
     length: int,
     read: Callable[[Expr], Expr],
@@ -121,7 +121,7 @@ def _copy_run(
     """
     if breaks:
         for begin, end in itertools.pairwise([0, *breaks, length]):
-            _copy_run(
+            copy_run(
                 em,
                 end - begin,
                 lambda k, begin=begin: read(begin + k),  # type: ignore[misc]
@@ -189,7 +189,7 @@ def _pack_conv(
                 row, column = (em.let_index(x, "x") for x in view.source(batch, pixel, kh, kw))
 
                 def copy(r: Expr = r, g: Expr = g, row: Expr = row, column: Expr = column) -> None:
-                    _copy_run(
+                    copy_run(
                         em,
                         group,
                         lambda c: reader.value(
@@ -200,7 +200,7 @@ def _pack_conv(
                     )
 
                 def zero(r: Expr = r, g: Expr = g) -> None:
-                    _copy_run(
+                    copy_run(
                         em,
                         group,
                         lambda c: tirx.const(0, "float32"),

@@ -1,0 +1,272 @@
+"""Sketch rule for convolutions whose windows overlap, structure SSRSRS: a task copies the input
+rows that it needs once, zeros around them, and the micro-kernel reads every window there.
+
+::
+
+    for task in groups x images x groups of output rows x column chunks:   # parallel
+      copy input rows with their borders to scratch (prologue)             # once, not kh * kw times
+      for panel of nr columns in the task's columns:
+        for block of taps, whose B stays in L1 or L2:
+          for output row, block of mr (or mr - 1) neighbouring pixels of it:
+            for run of taps:                                               # its A is one stretch
+              tile[mr, nr] (+)= scratch[pixels, run] x B[run, nr]          # micro-kernel
+            on the last block of taps: epilogue(tile) -> output
+
+Beside the ``gemm`` sketch, which copies each input element for every tap that it is under, packing
+is cheaper by the kernel's size and the rows stay in L2. Tiles end where an output row ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.target import Target
+from gtco.tensor.emit import kernel
+from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch.contraction import ConvView, TransposedView
+from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
+from gtco.tensor.sketch.gemm import Gemm
+from gtco.tensor.sketch.pack import RUN_COST
+from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Layer,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+    packed_types,
+)
+from gtco.tensor.stage import Stage
+
+ALIGN = 16  # floats: pixels of the scratch are padded by as many where they would share cache sets
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
+DEPTHS = (128, 1024)  # of a block of taps: at least, at most
+CALL_COST = 32.0  # vector instructions in the time that a mispredicted branch, a loop's last, takes
+LEAST_STEPS = 2  # of a run: shorter ones would be mostly overhead
+
+
+def match(stage: Stage, target: Target) -> Convolution | None:
+    """A convolution that ``gemm`` takes, with constant weights and windows that overlap."""
+    anchors = [op for op in stage.operators if op.kind == "conv2d"]
+    if len(anchors) != 1:
+        return None
+    op = anchors[0]
+    if any(isinstance(d, str) for d in stage.types[op.inputs[1]].shape):
+        return None
+    kernel_shape = [int(d) for d in stage.types[op.inputs[1]].shape[2:]]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, op["dilation"], strict=True)]
+    if op.inputs[1] not in stage.constants or prod(kernel_shape) == 1:
+        return None
+    if all(span <= stride for span, stride in zip(spans, op["strides"], strict=True)):
+        return None
+    product = gemm.match(stage, target)
+    if product is None or not isinstance(product.view, ConvView):
+        return None
+    assert not isinstance(product.view, TransposedView)
+    found = Convolution(product)
+    return found if found.row_options else None
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included.
+
+    Channels last it is [row, pixel, channel], ``pixel`` floats a pixel; channels first [channel,
+    row, pixel]. k is cut into ``runs`` of ``depth`` steps, along each of which a window is one
+    stretch of it, elements ``step`` apart.
+    """
+
+    rows: int
+    width: int
+    pixel: int
+    channels: int
+    runs: int
+    depth: int
+    step: int
+
+    @property
+    def floats(self) -> int:
+        planes = self.channels if self.pixel == 1 else 1
+        return planes * self.rows * self.width * self.pixel
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution on a CPU; see the module's text for the loops. ``product`` is the same stage as
+    the ``gemm`` sketch sees it.
+    """
+
+    product: Gemm
+
+    name = "convolution"
+    structure = "SSRSRS"
+
+    @property
+    def stage(self) -> Stage:
+        return self.product.stage
+
+    @property
+    def target(self) -> Target:
+        return self.product.target
+
+    @property
+    def view(self) -> ConvView:
+        view = self.product.view
+        assert isinstance(view, ConvView)
+        return view
+
+    # the space ------------------------------------------------------------------------------------
+    @cached_property
+    def line(self) -> Gemm:
+        """The product of one output row: what tiles are cut from."""
+        return replace(self.product, view=replace(self.view, m=self.view.result[2], batch=1))
+
+    @cached_property
+    def row_options(self) -> tuple[int, ...]:
+        """Output rows of a task whose input rows fit half of L2, which panels and results share, or
+        three quarters where that is one row; none where not even that does.
+        """
+        capacity = self.target.level("L2").capacity
+        height = self.view.result[1]
+        sizes = [(r, 4 * self.halo(r).floats) for r in ROWS if r <= height]
+        if self.halo(1).depth < LEAST_STEPS or sizes[0][1] > capacity * 3 // 4:
+            return ()
+        return tuple(r for r, size in sizes if r == 1 or size <= capacity // 2)
+
+    def halo(self, rows: int) -> Halo:
+        """The scratch that ``rows`` output rows need."""
+        v = self.view
+        (kh, kw), (sh, sw), (dh, dw) = v.kernel, v.op["strides"], v.op["dilation"]
+        height = (rows - 1) * sh + (kh - 1) * dh + 1
+        width = (v.result[2] - 1) * sw + (kw - 1) * dw + 1
+        if v.channels_first:
+            return Halo(height, width, 1, v.channels, v.channels * kh, kw, dw)
+        if v.channels % 256 == 0:
+            return Halo(height, width, v.channels + ALIGN, v.channels, kh * kw, v.channels, 1)
+        if dw > 1:
+            return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
+        return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
+
+    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+        v, cores = self.view, self.target.cores
+        if "tile" not in chosen:
+            return Decision("tile", tuple(t.name for t in self.line.tiles()))
+        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        if "rows" not in chosen:
+            return Decision("rows", self.row_options)
+        if "chunks_n" not in chosen:
+            return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), cores)[:3])
+        if "kc" not in chosen:
+            return Decision("kc", self.depth_options)
+        if "prefetch" not in chosen:
+            panels = ceil(ceil(v.n / tile.columns) / int(chosen["chunks_n"]))
+            follows = panels * v.k > int(chosen["kc"])  # is there anything behind the first block?
+            return Decision("prefetch", ("next", "none") if follows else ("none",))
+        return None
+
+    @cached_property
+    def depth_options(self) -> tuple[int, ...]:
+        """Steps of k in a block of taps: whole runs, and all of k."""
+        halo = self.halo(1)
+        least, most = DEPTHS
+        sizes = [halo.depth * r for r in range(1, halo.runs) if halo.runs % r == 0]
+        fitting = [size for size in sizes if least <= size <= most] or sizes[:1]
+        return tuple(sorted({*fitting[:1], *fitting[-1:], self.view.k}))
+
+    def shape(self, config: Config) -> TaskShape:
+        """How one output row is cut."""
+        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        return task_shape(self.line.view, tile, 1, config["chunks_n"])
+
+    def row_groups(self, config: Config) -> int:
+        return ceil(self.view.result[1] / config["rows"])
+
+    def tasks(self, config: Config) -> int:
+        images = self.view.result[0]
+        return self.view.batch * images * self.row_groups(config) * self.shape(config).chunks_n
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, shape, halo = self.view, self.shape(config), self.halo(config["rows"])
+        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
+        tasks, groups = self.tasks(config), self.row_groups(config)
+        rows = v.result[1] / groups  # of a task, on average
+        height = v.result[2] / shape.blocks
+        held = rows * shape.blocks
+        scratch = 4.0 * halo.floats
+        panels = shape.task_panels
+        window = (height - 1) * v.op["strides"][1] * halo.channels + kc / v.kernel[0]
+        a_tile = 4.0 * min(window * v.kernel[0] / kblocks, height * kc)
+        b_panel, c_tile = 4.0 * kc * columns, 4.0 * height * columns
+        tiles = Stream(c_tile, 4.0 * held * tile.rows * columns)
+        partial = (tiles,) if kblocks > 1 else ()
+        micro = Layer(
+            held, (Stream(a_tile, scratch), Stream(b_panel, b_panel + a_tile), *partial), partial
+        )
+        weights = Stream(b_panel, 4.0 * v.k * v.n * v.batch)
+        panel = Layer(panels * kblocks, (weights,), overlapped=config["prefetch"] == "next")
+        image = 4.0 * prod(v.a_shape)
+        new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
+        written = 4.0 * rows * v.result[2] * panels * columns
+        cores = min(self.target.cores, tasks)
+        task = Layer(  # while one core copies, others compute
+            ceil(tasks / cores),
+            (Stream(new, image), Stream(scratch - new, 2 * scratch)),
+            (Stream(scratch, scratch), Stream(written, 4.0 * v.batch * v.m * v.n)),
+            cores,
+        )
+        lanes = self.target.lanes
+        spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
+        calls = tasks * panels * held * kblocks
+        runs = tasks * panels * held * halo.runs
+        return Workload(
+            f"fma:{ceil(height)}x{tile.vectors}",
+            height * tile.vectors * kc,
+            (micro, panel, task),
+            v.flops,
+            (
+                ("vector", v.batch * v.m * v.n / lanes * (spill + self.product.tail_vectors)),
+                ("vector", tasks * self.copies(halo)),
+                ("vector", RUN_COST * runs + CALL_COST * calls),
+            ),
+        )
+
+    def copies(self, halo: Halo) -> float:
+        """Vector instructions that filling the scratch takes."""
+        each, lanes = 2 + self.product.head_vectors, self.target.lanes
+        lines = halo.rows * (halo.channels if self.view.channels_first else halo.width)
+        length = halo.width if self.view.channels_first else halo.channels
+        return lines * (RUN_COST + each * ceil(length / lanes))
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that the best config depends on; stages with other epilogues share it."""
+        v, op = self.view, self.view.op
+        return (
+            self.name,
+            v.a_shape,
+            v.b_shape,
+            v.result,
+            v.channels_first,
+            op["strides"],
+            op["dilation"],
+            self.product.head_vectors,
+        )
+
+    # the program ----------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = ConvolutionLoops(self, config)
+        packings = {self.view.op.inputs[1]: self.view.packing(loops.tile.columns)}
+        types = packed_types(self.stage, packings)
+        function = kernel(
+            symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
+        )
+        return Program(function, self.tasks(config), loops.workspace, packings)
