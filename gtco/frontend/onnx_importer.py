@@ -178,6 +178,26 @@ def _tile(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return None if repeats is None else builder.emit(relax.op.tile(inputs[0], repeats.tolist()))
 
 
+def _clip(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """As an operator, as ``_pad``. A bound that is left out or NaN bounds nothing."""
+    x, low, high = _padded(inputs, 3)
+    if low is None and high is None:
+        low, high = (attrs.get(name) for name in ("min", "max"))
+    for bound, choose in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        known = _constant(bound) if isinstance(bound, relax.Expr) else bound
+        if bound is None or (known is not None and numpy.isnan(known).all()):
+            continue
+        if known is not None:
+            bound = relax.const(numpy.asarray(known).reshape(()), x.ty.dtype)
+        elif "float" in str(x.ty.dtype):
+            anything = relax.const(
+                -numpy.inf if choose is relax.op.maximum else numpy.inf, x.ty.dtype
+            )
+            bound = relax.op.where(relax.op.isnan(bound), anything, bound)
+        x = builder.emit(choose(x, bound))
+    return x
+
+
 def _expand(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """A result without elements, which TVM refuses: an exporter writes slices of no rows so."""
     wanted = _constant(inputs[1])
@@ -323,6 +343,7 @@ OVERRIDES: dict[str, Override] = {
     "Einsum": _einsum,
     "Pad": _pad,
     "Tile": _tile,
+    "Clip": _clip,
     "Expand": _expand,
     "ScatterND": _scatter,
     "ScatterElements": _scatter,
