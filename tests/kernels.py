@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gtco.codegen.llvm import object_code
+from gtco.codegen.load import load
 from gtco.target import V4, Target, detect, target
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.reference import evaluate
@@ -68,7 +65,6 @@ class Built:
     tasks: int
     workspace: int
     packings: Mapping[str, Packing]
-    folder: Any
 
     def __call__(self, *arrays: np.ndarray, unaligned: bool = False) -> np.ndarray:
         """Run all tasks, in two halves (in reverse order) where there are several; checks the
@@ -104,24 +100,11 @@ class Built:
         )
 
 
-def link(functions: Sequence[Any], machine: Target) -> tuple[Any, Any]:
-    """The kernels in a shared library, opened; the folder that holds it lives as long as the second
-    value.
-    """
-    folder = tempfile.TemporaryDirectory(prefix="gtco-test-")
-    path = Path(folder.name)
-    (path / "k.o").write_bytes(object_code(functions, machine))
-    subprocess.run(
-        ["gcc", "-shared", "-o", str(path / "k.so"), str(path / "k.o"), "-lm"], check=True
-    )
-    return ctypes.CDLL(str(path / "k.so")), folder
-
-
 def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     """The sketch's program for this config, linked and callable."""
     program = sketch.build(config, "kernel_under_test")
     assert isinstance(program, Program), f"rejected: {program.reason}"
-    library, folder = link([program.function], machine)
+    library = load([program.function], machine)
     stage = sketch.stage
     return Built(
         library,
@@ -131,7 +114,6 @@ def build(sketch: Sketch, config: Config, machine: Target) -> Built:
         program.tasks,
         program.workspace,
         program.packings,
-        folder,
     )
 
 
@@ -161,8 +143,8 @@ def elementwise_kernel(
                     )
 
     program = kernel("kernel_under_test", {"x": types[0]}, types[1], 0, machine.lanes, body)
-    library, folder = link([program], machine)
-    return Built(library, "kernel_under_test", (("x", types[0]),), types[1], 1, 0, {}, folder)
+    library = load([program], machine)
+    return Built(library, "kernel_under_test", (("x", types[0]),), types[1], 1, 0, {})
 
 
 def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) -> np.ndarray:

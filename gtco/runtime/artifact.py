@@ -9,16 +9,12 @@ reaches data in its library only within 2 GB.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import shutil
-import signal
 import struct
-import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +27,7 @@ from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, sea
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
+from gtco.toolchain import run_compiler
 
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
@@ -217,11 +214,11 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
     for number, code in enumerate(artifact.kernels.values()):
         objects.append(f"kernels_{number}.o")
         (folder / objects[-1]).write_bytes(code)
-    _compile([compiler, "-c", "data.s", "-o", "data.o"], folder)
+    run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
     sources = [str(CSRC / source) for source in SOURCES]
-    _compile(
+    run_compiler(
         [
             compiler,
             *COMPILE_FLAGS,
@@ -341,40 +338,3 @@ def _note(kind: int, size: int) -> list[str]:
         '.asciz "gtco"',
         ".balign 4",
     ]
-
-
-def _compile(command: list[str], folder: Path) -> None:
-    """Runs the C compiler in ``folder``, its own temporary files included. Whatever ends this, no
-    process of the compiler stays."""
-    # restore_signals=False: a limit on file sizes is then a message of the compiler, not its death.
-    # A session of its own: gcc's children can then be ended with it.
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        restore_signals=False,
-        start_new_session=True,
-    )
-    try:
-        _, said = process.communicate()
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    if process.returncode == 0:
-        return
-    if "No space left on device" in said or "Disk quota exceeded" in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if "File too large" in said:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    tail = "\n".join(said.strip().splitlines()[-20:])
-    raise BuildError(
-        f"the C compiler failed (exit status {process.returncode}) while linking the model: "
-        f"{' '.join(command[:3])} ...\n{tail}"
-    )

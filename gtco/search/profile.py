@@ -14,8 +14,6 @@ import ctypes
 import hashlib
 import json
 import os
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +25,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from gtco.codegen.llvm import object_code
-from gtco.errors import BuildError
-from gtco.options import c_compiler, cache_folder
+from gtco.codegen.load import load
+from gtco.options import cache_folder
 from gtco.search.level0 import Level0
 from gtco.target import Target, cpu_identity, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
@@ -118,13 +115,13 @@ def measure(target: Target | None = None) -> Level0:
     functions = [_tile_kernel(t) for t in tiles] + [
         _read_kernel(name, size, target) for name, size in sizes.items()
     ]
-    with _library(functions, target) as library:
-        _sustained([_tile_call(library, tiles[0])], WARM_SECONDS)
-        rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
-        bandwidths = {
-            name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
-            for name, size in sizes.items()
-        }
+    library = load(functions, target)
+    _sustained([_tile_call(library, tiles[0])], WARM_SECONDS)
+    rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
+    bandwidths = {
+        name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
+        for name, size in sizes.items()
+    }
     return _table(target, rates, bandwidths)
 
 
@@ -136,10 +133,10 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
     chains = 24 if target.registers >= 32 else 12
     steps = 500_000  # some milliseconds a call
     flops = 2.0 * steps * chains * target.lanes
-    with _library([_peak_kernel(chains, steps, target.lanes)], target) as library:
-        calls = [_call(library.peak, x, x) for x in _operands(threads, chains * target.lanes)]
-        _sustained(calls, WARM_SECONDS)
-        return flops * max(_sustained(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS))
+    library = load([_peak_kernel(chains, steps, target.lanes)], target)
+    calls = [_call(library.peak, x, x) for x in _operands(threads, chains * target.lanes)]
+    _sustained(calls, WARM_SECONDS)
+    return flops * max(_sustained(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS))
 
 
 # kernels ------------------------------------------------------------------------------------------
@@ -202,29 +199,6 @@ def _peak_kernel(chains: int, steps: int, lanes: int) -> Any:
 
 
 # timing -------------------------------------------------------------------------------------------
-class _library:
-    """Kernels linked into a library and loaded, for the time of a ``with``."""
-
-    def __init__(self, functions: Sequence[Any], target: Target) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="gtco-profile-")
-        base = Path(self.folder.name)
-        (base / "kernels.o").write_bytes(object_code(functions, target))
-        command = [c_compiler(), "-shared", "-o", str(base / "kernels.so"), str(base / "kernels.o")]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise BuildError(
-                f"cannot link the profiling kernels with {command[0]}: {error}"
-            ) from error
-        self.library = ctypes.CDLL(str(base / "kernels.so"))
-
-    def __enter__(self) -> Any:
-        return self.library
-
-    def __exit__(self, *_: object) -> None:
-        self.folder.cleanup()
-
-
 def _call(function: Any, *buffers: np.ndarray, repeats: int = 1) -> Callable[[], None]:
     """A call of a kernel without workspace; the arrays live as long as it does."""
     arguments = (

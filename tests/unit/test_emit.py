@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from tvm import tirx
 
+from gtco.codegen.load import load
 from gtco.tensor import vector_math
 from gtco.tensor.arithmetic import cast
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.stage import TensorType
 from gtco.tensor.vector_math import constant
-from tests.kernels import Built, elementwise_kernel, link, runnable, targets
+from tests.kernels import Built, elementwise_kernel, runnable, targets
 
 
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
@@ -93,7 +94,7 @@ def test_a_long_chain_of_what_all_lanes_share_stays_one_value() -> None:
             em.store(args.output, [lane], mine)
 
     made = kernel("shared", {"x": types}, types, 0, machine.lanes, body)
-    library, folder = link([made], machine)
+    library = load([made], machine)
     x = np.arange(machine.lanes, dtype=np.float32)
-    built = Built(library, "shared", (("x", types),), types, 1, 0, {}, folder)
+    built = Built(library, "shared", (("x", types),), types, 1, 0, {})
     np.testing.assert_array_equal(built(x), x + 3)

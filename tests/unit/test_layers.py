@@ -31,6 +31,7 @@ LEVELS = {
     "target": 1,
     "cores": 1,
     "options": 1,
+    "toolchain": 1,
     "errors": 1,
     "nested": 1,
     "version": 1,

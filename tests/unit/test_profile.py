@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.llvm import object_code
+from gtco.codegen.load import load
 from gtco.search import profile
 from gtco.search.level0 import Level0
 from gtco.target import Target, detect, target
@@ -207,10 +208,10 @@ def test_the_peak_kernel_does_all_the_work_it_is_credited_with(chains: int) -> N
     for _ in range(steps):
         wanted = wanted * factor + factor
     kernel = profile._peak_kernel(chains, steps, machine.lanes)
-    with profile._library([kernel], machine) as library:
-        given, out = profile._aligned(x.size), profile._aligned(x.size)
-        given[:] = x
-        profile._call(library.peak, given, out)()
+    library = load([kernel], machine)
+    given, out = profile._aligned(x.size), profile._aligned(x.size)
+    given[:] = x
+    profile._call(library.peak, given, out)()
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
@@ -280,8 +281,8 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     # A tenth to ten times a micro-kernel's rate on each thread: units are right, on any machine.
     machine = detect()
     tile = micro_kernels(machine)[-1]
-    with profile._library([profile._tile_kernel(tile)], machine) as library:
-        rate = 2 * machine.lanes * profile._tile_rate(library, tile)
+    library = load([profile._tile_kernel(tile)], machine)
+    rate = 2 * machine.lanes * profile._tile_rate(library, tile)
     assert 0.1 < profile.measure_peak(1) / rate < 10
     assert 0.1 < profile.measure_peak(2) / rate < 20
 

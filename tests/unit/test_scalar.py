@@ -7,12 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gtco.codegen.load import load
 from gtco.tensor import scalar
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType, make_attrs
-from tests.kernels import Built, assert_close, fresh_seed, link, runnable, targets
+from tests.kernels import Built, assert_close, fresh_seed, runnable, targets
 
 SIZE = 192
 FLOATS, INTEGERS, CONDITIONS = (
@@ -52,10 +53,8 @@ def run(op: Operator, arrays: list[np.ndarray], name: str, vectors: str) -> np.n
                 bound = [em.let(em.load(x, at)) for x in inputs]
                 em.store(args.output, at, scalar.apply(em, op, bound, dtypes))
 
-    library, folder = link(
-        [kernel("kernel_under_test", types, op.type, 0, machine.lanes, body)], machine
-    )
-    built = Built(library, "kernel_under_test", tuple(types.items()), op.type, 1, 0, {}, folder)
+    library = load([kernel("kernel_under_test", types, op.type, 0, machine.lanes, body)], machine)
+    built = Built(library, "kernel_under_test", tuple(types.items()), op.type, 1, 0, {})
     return built(*arrays)
 
 

@@ -15,9 +15,11 @@ from functools import partial
 from math import prod
 
 from gtco.target import Target
-from gtco.tensor import relax_bridge
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Reader, readable
+from gtco.tensor.relax_bridge import lower_module
+from gtco.tensor.relax_calls import BridgeError
+from gtco.tensor.relax_spellings import module_of
 from gtco.tensor.sampling import sampled
 from gtco.tensor.sketch.streaming import is_static
 from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
@@ -84,15 +86,15 @@ class Fallback:
         op = stage.output
         order = [names.index(x) for x in op.inputs]
         try:
-            function, workspace, tasks = relax_bridge.lower_module(
-                relax_bridge.module_of(stage),
+            function, workspace, tasks = lower_module(
+                module_of(stage),
                 symbol,
                 list(types.values()),
                 order,
                 op.type,
                 op.get("result", -1),
             )
-        except relax_bridge.BridgeError as error:
+        except BridgeError as error:
             return Rejection(f"{op.get('op', op.kind)}: {error}")
         return Program(function, tasks, workspace, {})
 

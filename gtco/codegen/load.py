@@ -1,0 +1,32 @@
+"""Kernels as functions of this process, to be timed or tested."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gtco.codegen.llvm import object_code
+from gtco.errors import BuildError
+from gtco.options import c_compiler
+from gtco.target import Target
+from gtco.toolchain import run_compiler
+
+
+def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:
+    """The kernels compiled, linked and opened: attributes by their symbols. No file stays.
+
+    Raises :class:`BuildError` where the C compiler is missing or fails, or a file cannot be
+    written.
+    """
+    with tempfile.TemporaryDirectory(prefix="gtco-kernels-") as name:
+        folder = Path(name)
+        command = [c_compiler(), "-shared", "-o", "kernels.so", "kernels.o", "-lm"]
+        try:
+            (folder / "kernels.o").write_bytes(object_code(functions, target))
+            run_compiler(command, folder)
+            return ctypes.CDLL(str(folder / "kernels.so"))
+        except OSError as error:
+            raise BuildError(f"cannot link kernels in {folder}: {error}") from error
