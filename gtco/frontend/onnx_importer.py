@@ -152,11 +152,9 @@ def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """A constant border as an operator: TVM's importer writes loops at once, which only the
-    fallback can compile."""
+    """As an operator: TVM's importer writes loops at once, which only the fallback can compile."""
     x, pads, value, axes = _padded(inputs, 4)
-    if _text(attrs.get("mode", b"constant")) != "constant":
-        return None
+    mode = _text(attrs.get("mode", b"constant"))
     widths = numpy.asarray(attrs["pads"]) if pads is None else _constant(pads)
     border = numpy.asarray(attrs.get("value", 0.0)) if value is None else _constant(value)
     rank = len(_shape(x))
@@ -169,7 +167,8 @@ def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     for place, axis in enumerate(which.tolist()):
         full[2 * (axis % rank)] = int(widths[place])
         full[2 * (axis % rank) + 1] = int(widths[place + len(which)])
-    return builder.emit(relax.op.nn.pad(x, full, pad_value=border.reshape(()).item()))
+    mode = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
+    return builder.emit(relax.op.nn.pad(x, full, mode, border.reshape(()).item()))
 
 
 def _tile(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:

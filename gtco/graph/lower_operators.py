@@ -217,17 +217,55 @@ def _repeat(lowering: Lowering, call: relax.Call) -> str:
 
 def _pad(lowering: Lowering, call: relax.Call) -> Any:
     widths = integers(call.attrs.pad_width)
-    if str(call.attrs.pad_mode) != "constant":
+    mode = str(call.attrs.pad_mode)
+    if mode not in ("constant", *_REPEATED) or any(width < 0 for width in widths):
         return None
-    if any(width < 0 for width in widths):
-        return None
+    x = lowering.value(call.args[0])
+    if mode != "constant":
+        for axis, around in enumerate(zip(widths[0::2], widths[1::2], strict=True)):
+            x = _pad_repeating(lowering, x, axis, around, _REPEATED[mode])
+        return x
     return lowering.emit(
         "pad",
-        (lowering.value(call.args[0]),),
+        (x,),
         before=widths[0::2],
         after=widths[1::2],
         value=float(call.attrs.pad_value),
     )
+
+
+_REPEATED: dict[str, Any] = {
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}  # numpy's
+
+
+def _pad_repeating(
+    lowering: Lowering, x: str, axis: int, around: tuple[int, int], mode: Any
+) -> str:
+    """A border of the tensor's own elements: its positions fall into runs, each a slice (backwards
+    where it is a reflection, one element many times at an edge)."""
+    shape = lowering.type(x).shape
+    if not any(around):
+        return x
+    places = numpy.pad(numpy.arange(int(shape[axis])), around, mode=mode).tolist()
+    parts: list[str] = []
+    begin = 0
+    while begin < len(places):
+        step = places[begin + 1] - places[begin] if begin + 1 < len(places) else 1
+        step = step if step in (-1, 0, 1) else 1
+        end = begin + 1
+        while end < len(places) and places[end] - places[end - 1] == step:
+            end += 1
+        count = end - begin
+        part = _take_slice(lowering, x, axis, places[begin], count if step else 1, step or 1)
+        if not step:
+            kind = TensorType((*shape[:axis], count, *shape[axis + 1 :]), lowering.type(x).dtype)
+            part = lowering.emit("broadcast", (part,), kind)
+        parts.append(part)
+        begin = end
+    return parts[0] if len(parts) == 1 else lowering.emit("concat", tuple(parts), axis=axis)
 
 
 # -- constants -------------------------------------------------------------------------------------

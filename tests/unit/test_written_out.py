@@ -1,4 +1,4 @@
-"""Resize, Col2Im and Attention as the importer writes them out, against ONNX Runtime.
+"""Resize, Pad, Col2Im and Attention as the importer writes them out, against ONNX Runtime.
 
 The graphs are evaluated with numpy: what a kernel makes of them is other tests' business.
 """
@@ -61,6 +61,32 @@ def check(model: onnx.ModelProto, inputs: Arrays, tolerance: float = 2e-5) -> li
         finite = theirs[np.isfinite(theirs)]
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(finite).max())
     return got
+
+
+# -- Pad -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), mode=st.sampled_from(["reflect", "edge", "wrap"]))
+def test_pad_repeats_elements_as_movement(data, mode):
+    """By slices alone: no operator that the fallback would compile."""
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    widths = [(data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))) for n in shape]
+    if mode == "edge" and data.draw(st.booleans()):
+        widths[-1] = (7, 3)
+    pads = np.array([w[0] for w in widths] + [w[1] for w in widths], np.int64)
+    model = node_model(
+        "Pad",
+        {"x": np.zeros(shape, np.float32)},
+        {"pads": pads},
+        ["x", "pads"],
+        1,
+        mode=mode,
+    )
+    x = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+    check(model, {"x": x})
+    kinds = {op.kind for op in lower(load_onnx(model, simplify=False)).operators.values()}
+    assert kinds <= {"slice", "broadcast", "concat", "identity"}
 
 
 # -- Resize ----------------------------------------------------------------------------------------
