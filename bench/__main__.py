@@ -10,7 +10,7 @@ BENCHMARKS = {
     "readme": "the README's table, from what end_to_end wrote",
     "check_models": "the whole family: does it compile, is it right, how fast, by which kernels",
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
-    "memory_bound": "normalisation, softmax, gates and movement beside a plain copy of their bytes",
+    "memory_bound": "normalisation, softmax, gates and movement beside the machine's limits",
     "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }

@@ -76,17 +76,24 @@ def open_onnxruntime_optimizer(job: Job) -> System:
 def _open_onnxruntime(job: Job, path: str) -> System:
     import onnxruntime as ort
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = int(job["threads"])
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 3
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime_session(path, int(job["threads"]))
     feed = load_inputs(job)
     return System(
         ort.__version__, lambda: session.run(None, feed), lambda: list(session.run(None, feed))
     )
+
+
+def onnxruntime_session(model: str | bytes, threads: int) -> Any:
+    """An ONNX Runtime session of a model's path or bytes, all graph optimisations on."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def open_openvino(job: Job) -> System:
