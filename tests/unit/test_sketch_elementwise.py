@@ -10,6 +10,7 @@ import pytest
 
 from gtco.target import target
 from gtco.tensor.sketch import elementwise
+from gtco.tensor.sketch.interleaving import Interleaving
 from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
@@ -375,7 +376,7 @@ def test_blocks_turned_in_registers(
     )
     sketch = elementwise.match(made, machine)
     assert sketch is not None
-    assert sketch.tiling is not None and sketch.tiling.turned == ("x",)
+    assert sketch.blocks is not None and sketch.blocks.turned == ("x",)
     inputs = random_inputs(made, fresh_seed())
     for config in some_configs(sketch):
         got = build(sketch, config, machine)(*inputs, unaligned=True)
@@ -398,7 +399,124 @@ def test_a_permute_of_tokens_to_an_image_is_turned(name: str) -> None:
         [],
     )
     sketch = elementwise.match(made, machine)
-    assert sketch is not None and sketch.tiling is not None
+    assert sketch is not None and sketch.blocks is not None
     (x,) = random_inputs(made, fresh_seed())
     got = build(sketch, some_configs(sketch)[0], machine)(x)
     np.testing.assert_array_equal(got, reference(made, [x], precise=False))
+
+
+def image_last(channels: int, height: int = 37, width: int = 23) -> Stage:
+    """The channels of an image made last."""
+    shape = (1, height, width, channels)
+    return stage(
+        [op("permute", "x", "t", shape, axes=(0, 2, 3, 1)), op("relu", "t", "y", shape)],
+        x=(1, channels, height, width),
+    )
+
+
+def pixel_shuffle(r: int) -> Stage:
+    return stage(
+        [
+            op("reshape", "x", "a", (2, r, r, 5, 19)),
+            op("permute", "a", "b", (2, 5, r, 19, r), axes=(0, 3, 1, 4, 2)),
+            op("reshape", "b", "y", (2, 5 * r, 19 * r)),
+        ],
+        x=(2 * r * r, 5, 19),
+    )
+
+
+def pixel_unshuffle(r: int) -> Stage:
+    return stage(
+        [
+            op("reshape", "x", "a", (4, 9, r, 19, r)),
+            op("permute", "a", "b", (4, r, r, 9, 19), axes=(0, 2, 4, 1, 3)),
+            op("reshape", "b", "y", (4 * r * r, 9, 19)),
+        ],
+        x=(4, 9 * r, 19 * r),
+    )
+
+
+def channel_shuffle(groups: int, channels: int) -> Stage:
+    return stage(
+        [
+            op("reshape", "x", "a", (5, 7, groups, channels)),
+            op("permute", "a", "b", (5, 7, channels, groups), axes=(0, 1, 3, 2)),
+            op("reshape", "b", "y", (5, 7, channels * groups)),
+        ],
+        x=(5, 7, channels * groups),
+    )
+
+
+def rotary_pairs(tokens: int, width: int) -> Stage:
+    """Rotary embedding of neighbouring elements: x cos + (-x1, x0, -x3, x2, ...) sin."""
+    pairs, half = (3, tokens, width // 2, 2), (3, tokens, width // 2, 1)
+    whole, ones = (3, tokens, width), (1, 1, 1, 1)
+    return stage(
+        [
+            op("reshape", "x", "v", pairs),
+            op("slice", "v", "b", half, begin=(0, 0, 0, 1), strides=ones),
+            op("slice", "v", "a", half, begin=(0, 0, 0, 0), strides=ones),
+            op("negative", "b", "m", half),
+            op("concat", "m a", "t", pairs, axis=3),
+            op("reshape", "t", "r", whole),
+            op("multiply", "x c", "p", whole),
+            op("multiply", "r s", "q", whole),
+            op("add", "p q", "y", whole),
+        ],
+        x=whole,
+        c=(tokens, width),
+        s=(tokens, width),
+    )
+
+
+def every(step: int, count: int) -> Stage:
+    """Every ``step``-th column, the last one of the tensor among them."""
+    return stage(
+        [op("slice", "x", "y", (5, count), begin=(0, step - 1), strides=(1, step))],
+        x=(5, count * step),
+    )
+
+
+WOVEN = {
+    **{f"image_{n}": lambda n=n: image_last(n) for n in (2, 3, 5, 6)},
+    "large_image": lambda: image_last(3, 112, 112),
+    **{f"pixel_shuffle_{r}": lambda r=r: pixel_shuffle(r) for r in (2, 3, 4)},
+    **{f"pixel_unshuffle_{r}": lambda r=r: pixel_unshuffle(r) for r in (2, 3)},
+    "channel_shuffle": lambda: channel_shuffle(2, 32),
+    "odd_channel_shuffle": lambda: channel_shuffle(3, 17),
+    "channel_shuffle_8": lambda: channel_shuffle(8, 12),
+    "rotary_pairs": lambda: rotary_pairs(19, 26),
+    "every_2": lambda: every(2, 21),
+    "every_8": lambda: every(8, 21),
+    "few": lambda: every(2, 9),
+}
+
+
+@pytest.mark.parametrize("case", WOVEN)
+@pytest.mark.parametrize("name", targets())
+def test_neighbours_from_several_places_are_woven(name: str, case: str) -> None:
+    """By shuffles; no load reaches behind its input, which the last column shows."""
+    machine = runnable(name)
+    made: Stage = WOVEN[case]()
+    sketch = elementwise.match(made, machine)
+    assert sketch is not None and isinstance(sketch.blocks, Interleaving)
+    inputs = random_inputs(made, fresh_seed())
+    wanted = reference(made, inputs)
+    for config in some_configs(sketch)[-2:]:
+        assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, 1e-6)
+
+
+def test_what_does_not_run_evenly_is_not_woven() -> None:
+    machine = target("x86-64-v4")
+    for made in (every(9, 40), concat_last(), image_last(8, 64, 64), heads()):
+        sketch = elementwise.match(made, machine)
+        assert sketch is not None
+        assert not isinstance(sketch.blocks, Interleaving) or sketch.blocks.phases == 8
+
+
+def test_weaving_and_picking_are_priced_by_their_shuffles() -> None:
+    machine = target("x86-64-v4")
+    for made, most in ((image_last(3), 3.0), (pixel_shuffle(4), 3.0), (every(2, 64), 4.0)):
+        sketch = elementwise.match(made, machine)
+        assert sketch is not None and isinstance(sketch.blocks, Interleaving)
+        assert 0 < sketch.blocks.shuffles < most

@@ -83,6 +83,20 @@ def test_a_mean_far_from_zero(name: str) -> None:
     )
     (x,) = random_inputs(made, fresh_seed())
     x = (x + np.float32(1e4)).astype(np.float32)
+    check(made, name, [x], 1e-5)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("far", [1e6, -1e18])
+def test_a_first_row_far_from_the_others(name: str, far: float) -> None:
+    """All is taken about the first row: the variance must keep its digits also then, the mean those
+    that a normalisation can see.
+    """
+    made = make_stage(
+        [op("moments", "x", "y", (1, 1, 2, 33))], {"x": TensorType((1, 1, 203, 33))}, []
+    )
+    (x,) = random_inputs(made, fresh_seed())
+    x[0, 0, 0, ::3] = far
     check(made, name, [x], 1e-4)
 
 

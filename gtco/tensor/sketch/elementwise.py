@@ -9,14 +9,14 @@
             output[row, j] = expression
 
 Where inputs run along another axis than the output, :mod:`gtco.tensor.sketch.transposing` has the
-loops.
+loops; where neighbours come from a few places in turn, :mod:`gtco.tensor.sketch.interleaving`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil, prod
 
@@ -27,6 +27,7 @@ from gtco.tensor import scalar
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Reader, readable
 from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.sketch.interleaving import Interleaving, emit_interleaved, interleaving
 from gtco.tensor.sketch.streaming import (
     GATHER,
     TASK_ELEMENTS,
@@ -91,6 +92,8 @@ class Grid:
     def length(self) -> int:
         return prod(self.inner) // self.pieces
 
+    work = length  # elements of one unit
+
     @property
     def units(self) -> int:
         return prod(self.outer) * self.pieces
@@ -109,20 +112,21 @@ class Elementwise:
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
-            units, work = (
-                (self.tiling.units, self.tiling.work)
-                if self.tiling is not None
-                else (self.grid.units, self.grid.length)
-            )
-            return Decision("rows", rows_per_task(units, work, self.target.cores))
+            units = self.blocks or self.grid
+            return Decision("rows", rows_per_task(units.units, units.work, self.target.cores))
         return None
 
     @cached_property
-    def tiling(self) -> Tiling | None:
-        """The blocks to be turned, where the stage transposes."""
+    def blocks(self) -> Tiling | Interleaving | None:
+        """The blocks to be turned where the stage transposes, or woven where neighbours come from a
+        few places; None where vectors run along the last axis, or lanes are gathered.
+        """
         if self.grid.regular or not vectorizable(self.stage):
             return None
-        return tiling(self.stage, self.target.lanes)
+        turned = tiling(self.stage, self.target.lanes)
+        if turned is not None or not (self.gathers or self.grid.length < self.target.lanes):
+            return turned
+        return interleaving(self.stage, self.target.lanes)
 
     @cached_property
     def grid(self) -> Grid:
@@ -218,14 +222,18 @@ class Elementwise:
 
     def workload(self, config: Config) -> Workload:
         lanes = self.target.lanes
-        if self.tiling is not None:
-            tasks = ceil(self.tiling.units / config["rows"])
-            turning = (lanes.bit_length() + 1) * len(self.tiling.turned)
-            return streaming_workload(self.stage, self.target, tasks, 1.0 + turning)
+        if self.blocks is not None:
+            tasks = ceil(self.blocks.units / config["rows"])
+            moved = (
+                (lanes.bit_length() + 1) * len(self.blocks.turned)
+                if isinstance(self.blocks, Tiling)
+                else self.blocks.shuffles
+            )
+            return streaming_workload(self.stage, self.target, tasks, 1.0 + moved)
         tasks = ceil(self.grid.units / config["rows"])
-        return streaming_workload(
-            self.stage, self.target, tasks, 1.0 + self.gathers * GATHER * lanes
-        )
+        short = lanes / min(lanes, self.grid.length)  # vectors in the place of a whole one
+        passes = short + self.gathers * GATHER * lanes
+        return streaming_workload(self.stage, self.target, tasks, passes)
 
     @cached_property
     def gathers(self) -> int:
@@ -241,23 +249,19 @@ class Elementwise:
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         types = {i.name: i.type for i in self.stage.inputs}
-        if self.tiling is not None:
-            return self.turned(config["rows"], symbol, self.tiling)
-        plan = _Plan(self, config["rows"])
-        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, plan.emit)
-        return Program(function, plan.tasks, 0, {})
-
-    def turned(self, rows: int, symbol: str, grid: Tiling) -> Program:
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol,
-            types,
-            self.stage.output.type,
-            0,
-            self.target.lanes,
-            lambda em, args: emit_tiles(em, args, self.stage, grid, rows),
-        )
-        return Program(function, ceil(grid.units / rows), 0, {})
+        grid, rows = self.blocks, config["rows"]
+        body: Callable[[Emitter, KernelArguments], None]
+        if isinstance(grid, Tiling):
+            body = partial(emit_tiles, stage=self.stage, grid=grid, per_task=rows)
+            tasks = ceil(grid.units / rows)
+        elif grid is not None:
+            body = partial(emit_interleaved, stage=self.stage, grid=grid, per_task=rows)
+            tasks = ceil(grid.units / rows)
+        else:
+            plan = _Plan(self, rows)
+            body, tasks = plan.emit, plan.tasks
+        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
+        return Program(function, tasks, 0, {})
 
 
 class _Plan:

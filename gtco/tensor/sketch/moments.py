@@ -1,10 +1,12 @@
 """Sketch rules for the two halves of a normalisation that is split over tasks, structures SRS.
 
-``moments``, of a part of the positions, mean first, then the deviations about it from cache::
+``moments``, of a part of the positions, which are read once::
 
     for task in outer index x chunks of columns:  # parallel
-      mean[column] = sum over r of prologue(r, column) / R
-      variance[column] = sum over r of (prologue(r, column) - mean[column])^2 / R
+      for block of rows r:                        # in registers
+        m, q = mean of the block, squared deviations from m
+        mean[column], squares[column] = merged with (m, q)
+      variance[column] = squares[column] / R
 
 ``merged_moments``, of all parts (of one size) and of a group's columns; it reads little::
 
@@ -82,6 +84,11 @@ class Moments:
     def units(self) -> int:
         return prod(self.shape[:-2]) * self.chunks
 
+    @property
+    def block(self) -> int:
+        """Rows that registers hold of one vector of columns."""
+        return min(self.shape[-2], self.target.registers // 4)
+
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" in chosen:
             return None
@@ -90,7 +97,7 @@ class Moments:
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
-        return streaming_workload(self.stage, self.target, tasks, 3.0)
+        return streaming_workload(self.stage, self.target, tasks, 4.0)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         def body(em: Emitter, args: KernelArguments) -> None:
@@ -118,30 +125,65 @@ class Moments:
         first: Expr,
         width: int,
     ) -> None:
-        axis, share = len(self.shape) - 2, tirx.const(1.0 / self.shape[-2], "float32")
-        chunk = ColumnChunk(em, self.shape, [axis], [*outer, 0, 0], first, width)
-        x = self.op.inputs[0]
-        mean = chunk.fold(lambda index, begin, lane: reader.value(x, index), add, 0.0)
+        chunk = ColumnChunk(em, self.shape, [len(self.shape) - 2], [*outer, 0, 0], first, width)
+        # all but the output is about the first row: a mean far from zero costs no digits
+        origin, mean, squares = (em.registers(width) for _ in range(3))
 
-        def finish_mean(begin: int, lane: Expr) -> None:
-            value = em.let(em.load(mean, [begin + lane]) * share)
-            em.store(mean, [begin + lane], value)
-            em.store(args.output, [*outer, 0, first + begin + lane], value)
+        def read(r: Expr, begin: int, lane: Expr) -> Expr:
+            return reader.value(self.op.inputs[0], chunk.at(r, begin, lane))
 
-        chunk.each(finish_mean)
+        def start(begin: int, lane: Expr) -> None:
+            em.store(origin, [begin + lane], read(0, begin, lane))
+            for held in (mean, squares):
+                em.store(held, [begin + lane], tirx.const(0.0, "float32"))
 
-        def square(index: list[Expr], begin: int, lane: Expr) -> Expr:
-            d = em.let(reader.value(x, index) - em.load(mean, [begin + lane]), "d")
-            return d * d
+        def merge(r: Expr, count: int, share: Expr, weight: Expr) -> None:
+            """``count`` rows from ``r`` on, ``share`` of all so far; ``weight`` of the squared
+            distance of the means (Chan, Golub and LeVeque, 1983).
+            """
 
-        squares = chunk.fold(square, add, 0.0)
-        chunk.each(
-            lambda begin, lane: em.store(
-                args.output,
-                [*outer, 1, first + begin + lane],
-                em.load(squares, [begin + lane]) * share,
-            )
-        )
+            def one(begin: int, lane: Expr) -> None:
+                at = [begin + lane]
+                zero = em.load(origin, at)
+                values = [em.let(read(r + k, begin, lane) - zero) for k in range(count)]
+                middle = em.let(_sum(em, values) * tirx.const(1.0 / count, "float32"), "m")
+                away = [em.let(x - middle, "d") for x in values]
+                inside = _sum(em, [d * d for d in away])
+                distance = em.let(middle - em.load(mean, at), "d")
+                apart = distance * distance * weight
+                em.store(squares, at, em.load(squares, at) + inside + apart)
+                em.store(mean, at, em.load(mean, at) + distance * share)
+
+            chunk.each(one)
+
+        rows, block = self.shape[-2], self.block
+        chunk.each(start)
+        with em.loop(rows // block, "block") as n:
+            number = tirx.Cast("float32", n) if not isinstance(n, int) else tirx.const(n, "float32")
+            share = em.let(tirx.const(1.0, "float32") / (number + tirx.const(1.0, "float32")))
+            whole = tirx.const(block, "float32")
+            merge(n * block, block, share, em.let(whole - whole * share))
+        rest = rows % block
+        if rest:
+            shares = rest / rows, rest * (rows - rest) / rows
+            merge(rows - rest, rest, *(tirx.const(s, "float32") for s in shares))
+
+        def finish(begin: int, lane: Expr) -> None:
+            at = [begin + lane]
+            middle = em.load(origin, at) + em.load(mean, at)
+            em.store(args.output, [*outer, 0, first + begin + lane], middle)
+            variance = em.load(squares, at) * tirx.const(1.0 / rows, "float32")
+            em.store(args.output, [*outer, 1, first + begin + lane], variance)
+
+        chunk.each(finish)
+
+
+def _sum(em: Emitter, values: list[Expr]) -> Expr:
+    """By halves: short chains."""
+    if len(values) == 1:
+        return values[0]
+    half = len(values) // 2
+    return em.let(_sum(em, values[:half]) + _sum(em, values[half:]), "s")
 
 
 @dataclass(frozen=True)

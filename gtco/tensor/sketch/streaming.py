@@ -123,7 +123,9 @@ def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
 def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) -> Iterator[Expr]:
     """The loops over a kernel's tasks and the rows of each; yields the row."""
     tasks = ceil(rows / per_task)
-    with em.range(args.begin, args.end, "task") as task:
+    # bounds that TVM's own analysis sees too: without, its constants may outgrow 32 bits
+    begin, end = (em.let(tirx.max(tirx.min(x, tasks), 0), "t") for x in (args.begin, args.end))
+    with em.range(begin, end, "task") as task:
         bind_range(em, task, 0, tasks)
         if per_task == 1:
             yield task
@@ -139,6 +141,36 @@ def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) 
             row = em.let(first + local, "row")
             bind_range(em, row, 0, rows)
             yield row
+
+
+def chunks_of(extent: int, size: int) -> int:
+    """Chunks of ``size`` positions of ``extent``; the last one takes what is left over."""
+    return max(1, extent // size)
+
+
+def chunk_span(em: Emitter, chunk: Expr, extent: int, size: int) -> tuple[Expr, Expr]:
+    """Begin and length of a chunk of :func:`chunks_of`."""
+    chunks = chunks_of(extent, size)
+    if chunks == 1:
+        return 0, extent
+    begin = em.let_index(chunk * size, "begin")
+    rest = extent - (chunks - 1) * size
+    return begin, em.let_index(tirx.Select(chunk < chunks - 1, size, rest), "length")
+
+
+def blocks_of(span: tuple[Expr, Expr], lanes: int) -> Expr:
+    """Blocks of ``lanes`` positions that cover a span."""
+    return (span[1] + (lanes - 1)) // lanes
+
+
+def whole_block(
+    em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int
+) -> Expr:
+    """Where a block of a span begins: early enough to be whole."""
+    begin, length = span
+    start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")
+    bind_range(em, start, 0, extent - lanes + 1)
+    return start
 
 
 def bind_range(em: Emitter, var: Any, low: int, extent: int) -> None:

@@ -25,12 +25,16 @@ from gtco.tensor.expression import Reader
 from gtco.tensor.sketch.streaming import (
     Probe,
     bind_range,
+    blocks_of,
+    chunk_span,
+    chunks_of,
     depends_on,
     shape_of,
     split_flat,
     strides,
     tasks_of_rows,
     unflatten,
+    whole_block,
 )
 from gtco.tensor.stage import Stage
 from gtco.tensor.transpose import transpose
@@ -58,7 +62,7 @@ class Tiling:
     @property
     def chunks(self) -> tuple[int, int]:
         """How many of t and of j; the last of either takes what is left over."""
-        t, j = (max(1, n // CHUNK) for n in self.extents)
+        t, j = (chunks_of(n, CHUNK) for n in self.extents)
         return t, j
 
     @property
@@ -158,35 +162,13 @@ def emit_tiles(
     reader = _TileReader(stage, em, args.inputs)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
         *rest, t_chunk, j_chunk = unflatten(em, unit, grid.outer)
-        t_span = _span(em, t_chunk, grid.extents[0])
-        j_span = _span(em, j_chunk, grid.extents[1])
-        with em.range(0, _blocks(t_span, lanes), "tb") as tb:
-            t = _start(em, tb, t_span, lanes, grid.extents[0])
-            with em.range(0, _blocks(j_span, lanes), "jb") as jb:
-                j = _start(em, jb, j_span, lanes, grid.extents[1])
+        t_span = chunk_span(em, t_chunk, grid.extents[0], CHUNK)
+        j_span = chunk_span(em, j_chunk, grid.extents[1], CHUNK)
+        with em.range(0, blocks_of(t_span, lanes), "tb") as tb:
+            t = whole_block(em, tb, t_span, lanes, grid.extents[0])
+            with em.range(0, blocks_of(j_span, lanes), "jb") as jb:
+                j = whole_block(em, jb, j_span, lanes, grid.extents[1])
                 _block(em, args, reader, grid, rest, t, j)
-
-
-def _span(em: Emitter, chunk: Expr, extent: int) -> tuple[Expr, Expr]:
-    """Begin and length of a chunk."""
-    chunks = max(1, extent // CHUNK)
-    if chunks == 1:
-        return 0, extent
-    begin = em.let_index(chunk * CHUNK, "begin")
-    rest = extent - (chunks - 1) * CHUNK
-    return begin, em.let_index(tirx.Select(chunk < chunks - 1, CHUNK, rest), "length")
-
-
-def _blocks(span: tuple[Expr, Expr], lanes: int) -> Expr:
-    return (span[1] + (lanes - 1)) // lanes
-
-
-def _start(em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int) -> Expr:
-    """Where a block begins: early enough to be whole."""
-    begin, length = span
-    start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")
-    bind_range(em, start, 0, extent - lanes + 1)
-    return start
 
 
 def _block(

@@ -1,0 +1,230 @@
+"""Element-wise stages whose neighbours in the output are strangers in the inputs, a few positions
+apart: woven from vectors by shuffles instead of lanes gathered one by one.
+
+Pixel shuffles, an image's 3 channels made last, channel shuffles, rotary embeddings of pairs. Every
+``phases``-th position of a row runs evenly through every input, by steps of at most REACH::
+
+    for task in other axes x chunks of i:             # parallel
+      for block of lanes of i:
+        for phase r:                                  # inputs by steps: loaded whole, picked
+          vector[r] = expression at positions phases * i + r
+        output[phases * i ...] = the phases' vectors, woven
+
+The last block of a chunk begins early enough to be whole, so that it overlaps the one before: a
+chunk belongs to one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.sym import detect_linear_equation
+
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.expression import Reader
+from gtco.tensor.sketch.streaming import (
+    Probe,
+    bind_range,
+    blocks_of,
+    chunk_span,
+    chunks_of,
+    depends_on,
+    shape_of,
+    split_flat,
+    strides,
+    tasks_of_rows,
+    unflatten,
+    whole_block,
+)
+from gtco.tensor.stage import Stage
+from gtco.tensor.transpose import pick, weave
+
+REACH = 8  # the longest step, and most phases: more shuffles than that are no better than gathering
+CHUNK = 1024  # positions of a task's chunk, at least
+
+
+@dataclass(frozen=True)
+class Interleaving:
+    """Rows are the axes of the output's ``shape`` from ``cut`` on; ``steps`` are those of the loads
+    of each phase that are no vectors.
+    """
+
+    shape: tuple[int, ...]
+    cut: int
+    steps: tuple[tuple[int, ...], ...]
+
+    @property
+    def phases(self) -> int:
+        return len(self.steps)
+
+    @property
+    def extent(self) -> int:
+        """Positions of one phase in a row."""
+        return prod(self.shape[self.cut :]) // self.phases
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What units count: the axes before the row, then its chunks."""
+        return (*self.shape[: self.cut], chunks_of(self.extent, CHUNK))
+
+    @property
+    def units(self) -> int:
+        return prod(self.outer)
+
+    @property
+    def work(self) -> int:
+        """Elements of one unit."""
+        return prod(self.shape) // self.units
+
+    @cached_property
+    def shuffles(self) -> float:
+        """Vector instructions that weaving and picking take for one vector of the output."""
+        even = (self.phases & -self.phases).bit_length() - 1  # halvings
+        weaving = even + (self.phases >> even) - 1
+        picking = sum(2 * s - 1 for phase in self.steps for s in phase) / self.phases
+        return weaving + picking
+
+    def index(self, rest: Sequence[Expr], i: Expr, phase: int) -> list[Expr]:
+        """The output's index at position ``i`` of a phase, ``rest`` along the axes before."""
+        return [*rest, *split_flat(i * self.phases + phase, self.shape[self.cut :])]
+
+
+def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
+    """The fewest phases in the longest rows that make every load a vector or a few; else None."""
+    shape = shape_of(stage, stage.output.output)
+    if any(op.kind == "gather" for op in stage.operators) or any(
+        t.dtype not in ("float32", "int32") for t in stage.types.values()
+    ):
+        return None
+    for phases in range(1, REACH + 1):
+        for cut in range(len(shape)):
+            extent, rest = divmod(prod(shape[cut:]), phases)
+            if rest or 2 * extent < lanes:
+                continue
+            steps: list[tuple[int, ...]] = []
+            for phase in range(phases):
+                found = _steps(stage, lanes, Interleaving(shape, cut, ((),) * phases), phase)
+                if found is None:
+                    break
+                steps.append(found)
+            if len(steps) == phases:
+                return Interleaving(shape, cut, tuple(steps))
+    return None
+
+
+def _steps(stage: Stage, lanes: int, grid: Interleaving, phase: int) -> tuple[int, ...] | None:
+    """The phase's steps over 1 through its inputs, where all are even and short."""
+    probe = Probe(stage, Emitter(lanes), {})
+    i, *rest = (tirx.Var("i", "int32") for _ in range(grid.cut + 1))
+    bind_range(probe.emitter, i, 0, grid.extent)
+    for axis, extent in zip(rest, grid.shape, strict=False):
+        bind_range(probe.emitter, axis, 0, extent)
+    probe.value(stage.output.output, grid.index(rest, i, phase))
+    found = strides(probe, i)
+    if any(s is None or not 0 <= s <= REACH for s in found):
+        return None
+    if any(depends_on(c, i) for c in probe.conditions):
+        return None
+    return tuple(s for s in found if s is not None and s > 1)
+
+
+@dataclass
+class _SteppedReader(Reader):
+    """Reads what was picked beforehand where a load goes by steps of the ``lane``; ``picked`` holds
+    tensor, step, the position of the first lane, and the values.
+    """
+
+    picked: list[tuple[str, int, Expr, Array]] = field(default_factory=list)
+    lane: Any = None
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        em = self.emitter
+        found = _step(em.index(self.inputs[tensor].flat(index)), self.lane)
+        for name, step, first, values in self.picked:
+            if (name, step) == (tensor, found[0]) and _is_zero(em.index(first - found[1])):
+                return em.load(values, [self.lane])
+        return super().load(tensor, index)
+
+
+def _step(flat: Expr, var: Any) -> tuple[int | None, Expr]:
+    """How far apart neighbours along ``var`` lie, and where the first is."""
+    parts: Any = () if isinstance(flat, int) else detect_linear_equation(flat, [var])
+    return (int(parts[0]), parts[1]) if len(parts) == 2 else (None, flat)
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+def emit_interleaved(
+    em: Emitter, args: KernelArguments, stage: Stage, grid: Interleaving, per_task: int
+) -> None:
+    """The whole kernel's loops, ``per_task`` units a task."""
+    reader = _SteppedReader(stage, em, args.inputs)
+    lanes = min(em.lanes, grid.extent)
+    with tasks_of_rows(em, args, grid.units, per_task) as unit:
+        *rest, chunk = unflatten(em, unit, grid.outer)
+        span = chunk_span(em, chunk, grid.extent, CHUNK)
+        with em.range(0, blocks_of(span, lanes), "block") as block:
+            i = whole_block(em, block, span, lanes, grid.extent)
+            _block(em, args, reader, grid, rest, i, lanes)
+
+
+def _block(
+    em: Emitter,
+    args: KernelArguments,
+    reader: _SteppedReader,
+    grid: Interleaving,
+    rest: list[Expr],
+    i: Expr,
+    lanes: int,
+) -> None:
+    """``lanes`` positions of every phase, from ``i`` on."""
+    output = reader.stage.output
+    vectors = []
+    for phase in range(grid.phases):
+        if grid.steps[phase]:
+            reader.picked = _picked(em, args, reader.stage, grid, rest, i, phase, lanes)
+        values = em.registers(lanes, output.type.dtype)
+        with em.vector(lanes) as reader.lane:
+            index = grid.index(rest, i + reader.lane, phase)
+            em.store(values, [reader.lane], reader.value(output.output, index))
+        vectors.append(em.let(em.load_vector(values, [0], lanes), "phase"))
+    flat: Expr = 0
+    for extent, at in zip(grid.shape[: grid.cut], rest, strict=True):
+        flat = flat * extent + at
+    flat = flat * (grid.extent * grid.phases) + i * grid.phases
+    whole = Array(args.output.buffer, (output.type.size,), output.type.dtype)
+    for k, vector in enumerate(weave(em, vectors)):
+        em.store_vector(whole, [flat + k * lanes], vector, lanes)
+
+
+def _picked(
+    em: Emitter,
+    args: KernelArguments,
+    stage: Stage,
+    grid: Interleaving,
+    rest: list[Expr],
+    i: Expr,
+    phase: int,
+    lanes: int,
+) -> list[tuple[str, int, Expr, Array]]:
+    """The phase's loads by steps, of ``lanes`` positions from ``i`` on, as :class:`_SteppedReader`
+    finds them.
+    """
+    probe, lane = Probe(stage, em, {}), tirx.Var("lane", "int32")
+    em.bind(lane, lanes)
+    probe.value(stage.output.output, grid.index(rest, i + lane, phase))
+    found = []
+    for name, flat in probe.loads:
+        step, first = _step(flat, lane)
+        if step is not None and step > 1:
+            values = em.registers(lanes, args.inputs[name].dtype)
+            em.store_vector(values, [0], pick(em, args.inputs[name], first, step, lanes), lanes)
+            found.append((name, step, first, values))
+    return found
