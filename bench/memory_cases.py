@@ -1,4 +1,4 @@
-"""The cases of ``python -m bench memory_bound``: what is between the products of vision transformers.
+"""The cases of ``python -m bench memory_bound``: what lies between a vision transformer's products.
 
 Sizes are those of ViT-B, Swin-T, SegFormer, SAM and ConvNeXt: some lie in L2, some only in L3.
 """
