@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from bench.memory_bound import least, measure, model, onnxruntime_seconds
+import gtco
+from bench.single import Stages, fastest, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
 from gtco.search.profile import measure_peak
 
@@ -151,7 +152,7 @@ def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def openvino_seconds(made: onnx.ModelProto, threads: int, rounds: int) -> float:
+def openvino_seconds(made: onnx.ModelProto, threads: int) -> float:
     import openvino
 
     settings = {
@@ -164,7 +165,7 @@ def openvino_seconds(made: onnx.ModelProto, threads: int, rounds: int) -> float:
     compiled = core.compile_model(core.read_model(made.SerializeToString()), "CPU", settings)
     request = compiled.create_infer_request()
     arrays = [np.ones(list(i.shape), np.float32) for i in compiled.inputs]
-    return least(lambda: request.infer(arrays, share_inputs=True, share_outputs=True), rounds)
+    return fastest(lambda: request.infer(arrays, share_inputs=True, share_outputs=True))
 
 
 def arrays_of(made: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -174,16 +175,22 @@ def arrays_of(made: onnx.ModelProto) -> dict[str, np.ndarray]:
     }
 
 
-def run(case: Conv | Product, threads: int, rounds: int) -> dict[str, Any]:
+def gtco_stages(made: onnx.ModelProto, threads: int) -> Stages:
+    with gtco.compile_model(made, threads=threads).model as runtime:
+        return profiled(runtime, arrays_of(made))
+
+
+def run(case: Conv | Product, threads: int) -> dict[str, Any]:
     """Seconds of each system with the spelling that suits it, and gtco's kernels."""
     models = case.models()
-    ours = min((measure(m, threads, peers=False) for m in models), key=lambda r: r["seconds"])
+    every = [[(operators, t) for operators, _, t in gtco_stages(m, threads)] for m in models]
+    kernels = min(every, key=lambda stages: sum(t for _, t in stages))
     return {
         "flops": case.flops,
-        "seconds": ours["seconds"],
-        "kernels": [["+".join(operators), seconds] for operators, seconds in ours["stages"]],
+        "seconds": sum(t for _, t in kernels),
+        "kernels": kernels,
         "onnxruntime": min(onnxruntime_seconds(m, arrays_of(m), threads)[0] for m in models),
-        "openvino": min(openvino_seconds(m, threads, rounds) for m in models),
+        "openvino": min(openvino_seconds(m, threads) for m in models),
     }
 
 
@@ -191,9 +198,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
     parser.add_argument("--threads", type=int, default=available_threads())
-    parser.add_argument(
-        "--rounds", type=int, default=60, help="calls of OpenVINO; the least counts"
-    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
@@ -205,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'case':32}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'ORT':>7}{'OV':>7}  kernels")
     results = {}
     for name, case in chosen.items():
-        r = results[name] = run(case, args.threads, args.rounds)
+        r = results[name] = run(case, args.threads)
         rate = r["flops"] / r["seconds"]
         print(
             f"{name:32}{r['seconds'] * 1e6:10.1f}{rate / 1e9:9.1f}{rate / peak:8.0%}"
@@ -217,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     worst = sorted(ratios, key=ratios.__getitem__)[:WORST]
     print("Least ahead of the better peer: " + ", ".join(f"{n} {ratios[n]:.2f}" for n in worst))
     if args.json:
-        write_report(args.json, args.threads, args.rounds, {"peak": peak, "cases": results})
+        write_report(args.json, args.threads, 1, {"peak": peak, "cases": results})
     return 0
 
 

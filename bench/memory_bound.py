@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 
 import gtco
 from bench import limits
 from bench.limits import Limits
 from bench.memory_cases import CASES
-from bench.peers import onnxruntime_session
+from bench.single import Stages, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
 from gtco.cli.arguments import positive
 from gtco.cli.run import make_inputs
 from gtco.compiler import compile_to_file
 from gtco.errors import GtcoError
 
-SECONDS = 0.2  # that each system runs a case for; the fastest run counts
-LEAST_RUNS = 20
 WANTED = 0.8  # of the limit
 PRICE = 2.0  # times that a prediction may be off
 AGREES = 1e-4  # of the largest magnitude, the largest difference from ONNX Runtime
@@ -58,8 +53,7 @@ DIVIDES = frozenset({"Div", "Sigmoid"})
 
 @dataclass(frozen=True)
 class Row:
-    """One case, in seconds and bytes; ``by`` names what bounds it. ``stages``: operators, predicted
-    and measured seconds of each.
+    """One case, in seconds and bytes; ``by`` names what bounds it.
     """
 
     name: str
@@ -69,7 +63,7 @@ class Row:
     seconds: float
     onnxruntime: float
     difference: float
-    stages: tuple[tuple[str, float, float], ...] = field(default=())
+    stages: Stages
 
     @property
     def share(self) -> float:
@@ -98,15 +92,6 @@ HEADING = (
     f"{'case':36}{'MB':>6} {'by':13}{'limit us':>8}{'us':>8}{'of limit':>9}{'predicted':>10}"
     f"{'ORT us':>9}{'ratio':>7}  kernels"
 )
-
-
-def model(inputs: str, nodes: str, output: str) -> onnx.ModelProto:
-    """The case as ONNX; every statement on a line of its own."""
-    body = "\n".join(line.strip() for line in nodes.splitlines())
-    text = f'<ir_version: 10, opset_import: ["": 21]>\ncase ({inputs}) => ({output}) {{\n{body}\n}}'
-    made = onnx.parser.parse_model(text)
-    onnx.checker.check_model(made)
-    return made
 
 
 def arithmetic(made: onnx.ModelProto, lanes: int) -> tuple[float, float]:
@@ -139,9 +124,7 @@ def measure(name: str, made: onnx.ModelProto, built: Path, found: Limits, barrie
     """One case: timed, compared, and held against its limit."""
     with gtco.load(built, threads=found.threads) as runtime:
         arrays = make_inputs(runtime.inputs, {}, seed=0)
-        rounds = repeat(lambda: runtime.profile(**arrays, repeat=1))
-        stages = min(rounds, key=sum)
-        steps = runtime.stages
+        stages = profiled(runtime, arrays)
         got = runtime.run(arrays)["y"]
     peer, wanted = onnxruntime_seconds(made, arrays, found.threads)
     scale = max(float(np.abs(wanted).max()), 1e-30)
@@ -159,48 +142,17 @@ def measure(name: str, made: onnx.ModelProto, built: Path, found: Limits, barrie
         nbytes,
         by,
         barrier + max(memory, units),
-        sum(stages),
+        sum(stage[2] for stage in stages),
         peer,
         float(np.abs(got.astype(np.float64) - wanted).max()) / scale,
-        tuple(
-            ("+".join(step["operators"]), float(step["predicted_seconds"]), t)
-            for step, t in zip(steps, stages, strict=True)
-        ),
+        stages,
     )
-
-
-def repeat(call: Callable[[], Any]) -> list[Any]:
-    """What ``call`` returns, again and again for SECONDS."""
-    found: list[Any] = []
-    end = time.perf_counter() + SECONDS
-    while len(found) < LEAST_RUNS or time.perf_counter() < end:
-        found.append(call())
-    return found
-
-
-def onnxruntime_seconds(
-    made: onnx.ModelProto, arrays: dict[str, np.ndarray], threads: int
-) -> tuple[float, np.ndarray]:
-    """ONNX Runtime's fastest run, with inputs and the output bound beforehand, and its output."""
-    session = onnxruntime_session(made.SerializeToString(), threads)
-    binding = session.io_binding()
-    for name, array in arrays.items():
-        binding.bind_cpu_input(name, array)
-    binding.bind_output("y", "cpu")
-
-    def once() -> float:
-        start = time.perf_counter()
-        session.run_with_iobinding(binding)
-        return time.perf_counter() - start
-
-    return min(repeat(once)), binding.copy_outputs_to_cpu()[0]
 
 
 def barrier_seconds(built: Path, threads: int) -> float:
     """What a stage costs that does next to nothing."""
     with gtco.load(built, threads=threads) as runtime:
-        x = np.ones(1, np.float32)
-        return float(min(sum(p) for p in repeat(lambda: runtime.profile(x, repeat=1))))
+        return profiled(runtime, {"x": np.ones(1, np.float32)})[0][2]
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
