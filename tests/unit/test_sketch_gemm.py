@@ -258,6 +258,36 @@ def test_layer_norm_in_front(m: int, k: int, name: str) -> None:
     check(stage, name, 4)
 
 
+@pytest.mark.parametrize("name", ["x-x", "residual", "turned residual"])
+def test_a_layer_norm_that_not_only_a_reads_stays_in_front(name: str) -> None:
+    """A task knows the statistics of its own rows of A; B's rows and those of what is added behind
+    the product are others.
+    """
+    shape = (12, 12)
+    ops = [
+        op("layer_norm", ("x", "gamma", "beta"), "n", shape, epsilon=1e-6),
+        op("permute", ("n",), "t", shape, axes=(1, 0)),
+    ]
+    if name == "x-x":
+        ops.append(op("matmul", ("n", "t"), "y", shape))
+    else:
+        other = "t" if name == "turned residual" else "n"
+        ops = ops[: 2 if other == "t" else 1]
+        ops += [op("matmul", ("n", "w"), "c", shape), op("add", ("c", other), "y", shape)]
+    types = {"x": T(shape), "gamma": T((12,)), "beta": T((12,)), "w": T(shape)}
+    assert gemm.match(make_stage(ops, types, ["w"]), runnable("x86-64-v3")) is None
+
+
+def test_an_operand_made_of_a_scalar() -> None:
+    ops = [
+        op("sum", ("x",), "s", (), axes=(0,), keepdims=False),
+        op("reshape", ("s",), "r", (1, 1)),
+        op("matmul", ("r", "w"), "y", (1, 20)),
+    ]
+    stage = make_stage(ops, {"x": T((7,)), "w": T((1, 20))}, ["w"])
+    assert gemm.match(stage, runnable("x86-64-v3")) is None  # a sum is no prologue
+
+
 @pytest.mark.parametrize("name", targets())
 def test_concatenated_channels(name: str) -> None:
     """SegFormer's head: a 1x1 convolution of concatenated feature maps."""

@@ -70,7 +70,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     view = contraction(stage, op)
     if view is None:
         return None
-    norm = norm_prologue.find(stage, op.inputs[0])
+    norm = norm_prologue.find(stage, op)
     if norm is not None and not (isinstance(view, MatmulView) and view.folded):
         return None
     known = frozenset([norm.output] if norm else [])

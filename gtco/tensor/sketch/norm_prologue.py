@@ -19,17 +19,31 @@ from gtco.tensor.fold import add, fold
 from gtco.tensor.stage import Operator, Stage
 
 
-def find(stage: Stage, operand: str) -> Operator | None:
-    """The layer_norm that makes ``operand``, row for row: only reshapes lie between."""
-    op = stage.producers.get(operand)
+def find(stage: Stage, contraction: Operator) -> Operator | None:
+    """The layer_norm that makes the contraction's A, row for row: only reshapes lie between.
+
+    Nothing else may read it: a task knows the statistics of its own rows of A alone.
+    """
+    tensor = contraction.inputs[0]
+    op = stage.producers.get(tensor)
     while op is not None and op.kind in ("reshape", "identity"):
-        if stage.types[op.inputs[0]].shape[-1] != op.type.shape[-1]:
+        if stage.types[op.inputs[0]].shape[-1:] != op.type.shape[-1:]:
             return None
-        op = stage.producers.get(op.inputs[0])
+        tensor = op.inputs[0]
+        op = stage.producers.get(tensor)
     if op is None or op.kind != "layer_norm" or not prologue_readable(stage, op.inputs):
         return None
-    others = [o for o in ancestors(stage, operand) if o.kind == "layer_norm"]
-    return op if len(others) == 1 else None
+    others = [o for o in ancestors(stage, contraction.inputs[0]) if o.kind == "layer_norm"]
+    return op if len(others) == 1 and not _read_beside(stage, op, contraction) else None
+
+
+def _read_beside(stage: Stage, norm: Operator, contraction: Operator) -> bool:
+    """Does the stage's output depend on the norm also by another way than A?"""
+    names = {stage.output.output}
+    for op in reversed(stage.operators):
+        if op.output in names and op is not norm:
+            names.update(op.inputs[1:] if op is contraction else op.inputs)
+    return norm.output in names
 
 
 def statistics(
