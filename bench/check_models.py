@@ -5,7 +5,8 @@
 
 For every model of ``models.family``, exported by each of torch's exporters:
 
-- agreement with ONNX Runtime (``gtco.verification``: random and adversarial inputs),
+- agreement with ONNX Runtime (``gtco.verification``: random and adversarial inputs); where they
+  differ, with PyTorch in float64,
 - the ratio to the better of ONNX Runtime and OpenVINO (above 1, gtco is faster), timed as all
   benchmarks here are (``bench.harness``),
 - the share of time in stages that no sketch took, by operator,
@@ -132,7 +133,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
         status.update(f"{stem}: verify")
         from models.family import find
 
-        seen = examine(model, library, options.threads, only_random=find(name).ranked)
+        seen = examine(model, library, options.threads, find(name).ranked, name)
         failure = f"no answer: {seen.error}" if seen.error else None
         if seen.disagrees:
             failure = f"disagrees: {seen.disagrees}"
@@ -237,6 +238,10 @@ def summary(rows: Sequence[Row], output: Console) -> None:
     section(
         f"under {SLOW} of the better peer",
         [f"{name(r)}: {r.ratio:.2f}" for r in sorted(slow, key=lambda r: r.ratio or 0.0)],
+    )
+    section(
+        "right in float64, where ONNX Runtime is not",
+        [f"{name(r)}: {r.examination.judged}" for r in rows if r.examination.judged],
     )
     section("peers that failed", [f"{name(r)}: {n}: {e}" for r in rows for n, e in r.errors])
     section("notes", [f"{name(r)}: {note}" for r in rows for note in r.notes])

@@ -43,7 +43,7 @@ class Cone:
         self.given = [0 if -1 in stage else sum(1 << m for m in stage) for stage in given]
         self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op))
         self.allowed: dict[int, bool] = {}
-        self.notes: list[str] = []
+        self.cuts: set[str] = set()  # what limits left out, in words
 
     def stages(self) -> list[Members]:
         """All of them, or where there are too many those of a descent."""
@@ -60,7 +60,7 @@ class Cone:
         yield inside
         if inside.bit_count() >= self.limit:
             if any(self._fits(n, inside) for n in range(below)):
-                self._note(f"stages are limited to {self.limit} operators")
+                self.cuts.add(f"stages are limited to {self.limit} operators")
             return
         for n in range(below - 1, -1, -1):
             if self._fits(n, inside):
@@ -81,7 +81,7 @@ class Cone:
     def _descend(self) -> list[int]:
         """The greedy stages, which take in whatever fits, nearest first, and what descents from
         the best of them and from the sink alone meet; at most ``most``."""
-        self._note(
+        self.cuts.add(
             f"more than {self.most} stages are possible; a descent weighed as many at most, "
             "so the partition may not be the optimum"
         )
@@ -126,13 +126,6 @@ class Cone:
             for grown in dict.fromkeys((inside | change | self.given[n], inside | change)):
                 if grown.bit_count() <= self.limit and self._anchored(grown & self.anchors):
                     yield grown
-
-    def _note(self, text: str) -> None:
-        sink = self.ops[-1]
-        self.notes.append(
-            f"{sink.kind} '{sink.name or sink.output}' ({sink.type}), "
-            f"cone of {len(self.ops)} operators: {text}"
-        )
 
 
 def _members(inside: int) -> Members:

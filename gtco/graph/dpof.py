@@ -112,7 +112,7 @@ class Search:
         self.cones: dict[str, list[Members]] = {}
         self.prices: dict[str, dict[Members, float]] = {}
         self.transitions = 0
-        self.notes: dict[str, None] = {}
+        self.cuts: dict[str, list[str]] = {}  # what limits left out, and under which sinks
 
     def select_schedule(self) -> list[Stage]:
         """Lines 5-14: fill dp and action, then read the stages off the action table."""
@@ -134,6 +134,19 @@ class Search:
             chosen.append(members)
             stack.extend(c for m in members for c in self.below[m] if c not in set(members))
         return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One a kind of cut, with the first sink that it befell."""
+        return tuple(
+            f"fusion search: {cut}; at {sinks[0]}"
+            + (f" and {len(sinks) - 1} more" if len(sinks) > 1 else "")
+            for cut, sinks in self.cuts.items()
+        )
+
+    def _named(self, sink: int, count: int) -> str:
+        op = self.ops[sink]
+        return f"{op.kind} '{op.name or op.output}' ({op.type}), a cone of {count} operators"
 
     def _stage(self, members: Sequence[int]) -> Stage:
         return make_stage(
@@ -171,7 +184,8 @@ class Search:
                 self.max_candidates,
             )
             self.cones[whole.key] = local.stages()
-            self.notes |= dict.fromkeys(local.notes)
+            for cut in sorted(local.cuts):
+                self.cuts.setdefault(cut, []).append(self._named(sink, len(cone)))
         candidates = self.cones[whole.key]
         best: tuple[float, int, int] = (math.inf, 0, len(candidates))
         chosen: Members = (len(cone) - 1,)

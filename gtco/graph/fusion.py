@@ -84,7 +84,7 @@ def partition(
         unique=len({stage.key for stage in stages}),
         elapsed=time.perf_counter() - start,
         cost_elapsed=pricer.elapsed - cost_elapsed,
-        notes=tuple(search.notes),
+        notes=search.notes,
     )
 
 

@@ -9,10 +9,11 @@ import pytest
 from torch import nn
 
 import bench.check_models as check_models
+import gtco
 import models.family as family
 from bench.build import Build
 from bench.check_models import Row, line, main
-from bench.examine import Examination, by_operator, examine
+from bench.examine import Examination, by_operator, examine, right_in_float64
 from bench.harness import Comparison, Measurement
 from gtco.errors import OptionError
 from models.export import export_onnx
@@ -45,7 +46,9 @@ def faked(monkeypatch, tmp_path):
         error = "UnsupportedError: no such operator" if "broken" in model.name else None
         return Build(str(library), 9.0, 0, phases=PHASES, stages=7, error=error)
 
-    def examined(model: Path, library: Path, threads: int, only_random: bool) -> Examination:
+    def examined(
+        model: Path, library: Path, threads: int, only_random: bool, name: str
+    ) -> Examination:
         reason = "y on random inputs: off by 1" if "wrong" in model.name else None
         return Examination(1e-6, reason, (("grid_sample", 0.2), ("sort", 0.05)))
 
@@ -130,6 +133,12 @@ def test_the_whole_way_and_a_library_of_other_weights(monkeypatch, tmp_path):
     export_onnx(family.find("tiny").create(seed=1), tensors, other, exporter="torchscript")
     seen = examine(other, tmp_path / "tiny-dynamo.so", 2)
     assert seen.error is None and seen.disagrees and "off by" in seen.disagrees
+    with gtco.load(tmp_path / "tiny-dynamo.so") as library:
+        right = right_in_float64(library, "tiny")
+        assert {case for case, _ in right} >= {"random", "spike", "large"}
+        create = family.Member.create
+        monkeypatch.setattr(family.Member, "create", lambda self: create(self, seed=1))
+        assert "random" not in {case for case, _ in right_in_float64(library, "tiny")}
     assert "No such file" in (examine(other, tmp_path / "none.so", 2).error or "")
 
 
