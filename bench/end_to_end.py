@@ -32,13 +32,8 @@ from bench.workload import check_peers
 from gtco.cli.arguments import positive
 from gtco.errors import GtcoError
 
-FIVE = (
-    "vit-ti-16",
-    "vit-s-16",
-    "vit-base-16",
-    "dinov2-s-14",
-    "swin-t",
-)  # the geometric mean is over these
+# the geometric mean is over these
+FIVE = ("vit-ti-16", "vit-s-16", "vit-base-16", "dinov2-s-14", "swin-t")
 MODELS = (*FIVE, "detr-resnet50-e6", "setr-naive-base", "segformer-b0")
 
 
@@ -56,10 +51,8 @@ def main(argv: Sequence[str]) -> int:
                 )
             )
             show(results[-1], output)
-            if options.json:
-                write_json(
-                    options.json, results, options.threads, options.rounds
-                )  # after each: a long run keeps what it has
+            if options.json:  # after each: a long run keeps what it has
+                write_json(options.json, results, options.threads, options.rounds)
     except GtcoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

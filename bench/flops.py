@@ -67,9 +67,8 @@ def _flops(node: onnx.NodeProto, shapes: dict[str, Shape]) -> float:
         return 2.0 * _product(out) * _product((first[0 if attributes.get("transA") else 1],))
     if node.op_type == "Conv":  # weight [O, I/groups, kernel...]
         return 2.0 * _product(out) * _product(second[1:])
-    if (
-        node.op_type == "ConvTranspose"
-    ):  # weight [I, O/groups, kernel...]: every input element meets it once
+    # weight [I, O/groups, kernel...]: every input element meets it once
+    if node.op_type == "ConvTranspose":
         return 2.0 * _product(first) * _product(second[1:])
     if node.op_type == "Einsum":
         return 2.0 * _einsum(attributes["equation"].decode(), first, second)

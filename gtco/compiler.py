@@ -385,9 +385,8 @@ def _is_onnx(model: Any) -> bool:
     if type(model).__name__ == "ExportedProgram" or callable(getattr(model, "parameters", None)):
         return False
     raise ModelError(
-        f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or "
-        "ModelProto, a torch nn.Module "
-        "with example_inputs, or a torch ExportedProgram"
+        f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, "
+        "a torch nn.Module with example_inputs, or a torch ExportedProgram"
     )
 
 

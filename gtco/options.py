@@ -1,11 +1,10 @@
 """What the environment may set; the only module that reads it.
 
-===================
-==================================================================================== GTCO_CACHE
-folder of the machine's measured table (default ``~/.cache/gtco``) GTCO_NUM_THREADS    threads of a
-compiled model, read by the C runtime when it opens CC                  the C compiler that builds
-artifacts (default ``gcc``, then ``cc``, then ``clang``) ===================
-====================================================================================
+================  ===================================================================
+GTCO_CACHE        folder of the machine's measured table (default ``~/.cache/gtco``)
+GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
+CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``)
+================  ===================================================================
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ from gtco.errors import BuildError
 class CompileOptions:
     """How to compile.
 
-    ``target``: ``native`` or a name of ``gtco.target.TARGETS``; ``threads``: of the compiled model,
-    0 for all allowed cores; ``shapes``: values of symbolic dimensions;
-    ``simplify``/``simplify_timeout``: onnxsim and its seconds; ``workers``: processes that generate
-    code, 0 for one per core; ``dump``: folder for one readable file a phase; ``verify``: compare
-    with the source model; ``strict``: what gtco would work around (a rewrite, a sketch or a build
-    that fails) is an error instead of a note.
+    - ``target``: ``native`` or a name of ``gtco.target.TARGETS``
+    - ``threads``: of the compiled model, 0 for all allowed cores
+    - ``shapes``: values of symbolic dimensions
+    - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
+    - ``workers``: processes that generate code, 0 for one per core
+    - ``dump``: folder for one readable file a phase
+    - ``verify``: compare with the source model
+    - ``strict``: what gtco would work around (a rewrite, a sketch or a build that fails) is an
+      error instead of a note
     """
 
     target: str = "native"

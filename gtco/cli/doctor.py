@@ -20,6 +20,7 @@ from gtco.errors import GtcoError
 from gtco.target import Target, cpu_name, detect
 from gtco.version import __version__
 
+# with the version that setup.py pins; a test holds the two together
 NEEDED = {
     "apache-tvm": "0.27.0.post1",
     "apache-tvm-ffi": "0.1.14.post1",
@@ -28,7 +29,7 @@ NEEDED = {
     "onnxsim": "",
     "networkx": "",
     "rich": "",
-}  # with the version that setup.py pins; a test holds the two together
+}
 OPTIONAL = {
     "onnxruntime": "gtco compile --verify and gtco bench",
     "torch": "compiling PyTorch models",

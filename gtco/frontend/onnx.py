@@ -133,8 +133,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     except google.protobuf.message.DecodeError as error:
         raise ModelError(
             f"{label} is not an ONNX model, or is cut short ({len(source)} bytes do not parse): "
-            "export it "
-            "again, or check that the copy or download was complete"
+            "export it again, or check that the copy or download was complete"
         ) from error
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError(f"{label} is not an ONNX model: it holds no graph ({len(source)} bytes)")
@@ -165,8 +164,7 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
         if not value.type.HasField("tensor_type"):
             raise UnsupportedError(
                 f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
-                "compiles "
-                "models of tensors alone"
+                "compiles models of tensors alone"
             )
         if value.type.tensor_type.elem_type not in _DTYPES:
             number = value.type.tensor_type.elem_type

@@ -1,10 +1,14 @@
-"""TVM's ONNX importer with the node remembered for messages, and right where TVM 0.27 is silently
-wrong.
+"""TVM's ONNX importer, which remembers the node for messages and is right where TVM 0.27 is
+silently wrong.
 
-What is put right or refused here was found with ONNX's own backend tests: LayerNormalization's
-second and third output, Pow of two types, Dropout's mask and training mode, IsInf's two flags,
-Constant's scalar forms, ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize,
-and tensors without elements. Attention and Col2Im are not TVM's at all.
+ONNX's own backend tests showed what has to be put right or refused:
+
+- LayerNormalization's second and third output, Pow of two types
+- Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
+- ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
+- tensors without elements
+
+Attention and Col2Im are not TVM's at all.
 """
 
 from __future__ import annotations
@@ -79,8 +83,7 @@ def _constant(tensor: Any) -> numpy.ndarray | None:
 
 
 def _layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """The mean and the inverse deviation where the node gives them out; TVM has zeros in their "
-    "place."""
+    """The mean and the inverse deviation where the node gives them out: TVM's are zeros."""
     if _outputs(attrs) == 1:
         return None
     x = inputs[0]

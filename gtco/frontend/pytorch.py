@@ -87,8 +87,7 @@ def load_pytorch(
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it "
-            "yourself with "
-            "torch.onnx.export and give gtco the file"
+            "yourself with torch.onnx.export and give gtco the file"
         ) from error
     return import_skeleton(
         skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
@@ -140,8 +139,8 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str]
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Make its "
-            "forward free of "
-            "control flow that depends on data, and give example_inputs as it is called"
+            "forward free of control flow that depends on data, and give example_inputs as it is "
+            "called"
         ) from error
     finally:
         for module in training:

@@ -100,8 +100,7 @@ def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> 
     if source is None:
         raise ModelError(
             f"initializer '{name}' is in the file '{location}' beside the model, but the model was "
-            "given as "
-            "bytes or as a ModelProto: give the path of the .onnx file instead"
+            "given as bytes or as a ModelProto: give the path of the .onnx file instead"
         )
     path = _external_file(location, source, name)
     if tensor.data_type not in _MAPPED:

@@ -30,8 +30,8 @@ with one sink (wide trees of element-wise operators, the rotary embeddings in fr
 attention). Where there are more than ``max_candidates``, as many are weighed at most, found by
 descent: from the best of the greedy stages, an operator is taken in (with its readers, and with or
 without the stage it had been given so far) or left out (with what it reads) while that lessens the
-total. Every such cut is named in ``Partition.notes``.
-The bounds count stages, not seconds, so the same model always gives the same partition.
+total. Every such cut is named in ``Partition.notes``. The bounds count stages, not seconds, so the
+same model always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
 a sink by the key of its *cone*, the operators that could ever share a stage with it. Many are not

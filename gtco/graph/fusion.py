@@ -61,11 +61,11 @@ def partition(
     """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
 
     ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage, and is
-    at least ``floor`` of each of its operators. Stages
-    have at most ``max_operators`` operators; where one sink has more than ``max_candidates``
-    possible stages, a descent picks those that are weighed. Both limits report themselves in
-    ``notes`` when they cut anything. Raises UnsupportedError where no partition has a finite cost,
-    naming the operators that no kernel can do.
+    at least ``floor`` of each of its operators. Stages have at most ``max_operators`` operators;
+    where one sink has more than ``max_candidates`` possible stages, a descent picks those that are
+    weighed. Both limits report themselves in ``notes`` when they cut anything. Raises
+    UnsupportedError where no partition has a finite cost, naming the operators that no kernel can
+    do.
     """
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)

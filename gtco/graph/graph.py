@@ -231,9 +231,7 @@ class Graph:
                 f"{where}: {len(op.inputs)} inputs"
             )
             given = tuple(key for key, _ in op.attrs if key not in info.optional)
-            assert tuple(sorted(info.attrs)) == given, (
-                f"{where}: attributes {op.attrs}"
-            )
+            assert tuple(sorted(info.attrs)) == given, f"{where}: attributes {op.attrs}"
             for source in op.inputs:
                 assert source in known, f"{where}: reads {source}, which nothing before it makes"
             inferred = infer_type(
@@ -272,9 +270,8 @@ class Graph:
                 values[s] if s in values else _widen(self.constants[s], dtype) for s in op.inputs
             ]
             values[op.output] = evaluate_operator(op, *arrays, dtype=dtype)
-            for source in set(
-                op.inputs
-            ):  # what nobody reads any more goes, so that large models fit
+            # what nobody reads any more goes, so that large models fit
+            for source in set(op.inputs):
                 remaining[source] -= 1
                 if remaining[source] == 0 and source not in self.outputs:
                     values.pop(source, None)

@@ -7,12 +7,12 @@ read from here too, so nothing of the library runs to describe it.
 
 gtco's notes, in a PT_NOTE segment under the name "gtco":
 
-=========  ======================================================================================
-``ID``     version of the ABI (4 bytes), padding (4), id of the compile (32)
+============  ===================================================================================
+``ID``        version of the ABI (4 bytes), padding (4), id of the compile (32)
 ``CONTENTS``  where the metadata is, from this field on (8), its bytes (8); the same of the weights
-           (zeros where they are in a file of their own); SHA-256 of what is loaded, weights and
-           this field left out (32)
-=========  ======================================================================================
+              (zeros where they are in a file of their own); SHA-256 of what is loaded, weights and
+              this field left out (32)
+============  ===================================================================================
 """
 
 from __future__ import annotations

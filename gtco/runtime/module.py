@@ -63,9 +63,8 @@ def _open(path: Path, threads: int) -> tuple[Library, int]:
 def _release(library: Library, handle: int, folder: Path | None, owner: int) -> None:
     library.close(handle)
     library.unload()
-    if (
-        folder is not None and os.getpid() == owner
-    ):  # a forked child lets go of its copy, not of the file
+    # a forked child lets go of its copy, not of the file
+    if folder is not None and os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 

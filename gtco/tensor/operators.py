@@ -148,8 +148,7 @@ OPERATORS: dict[str, OperatorInfo] = {
         (0, 1 << 30),
         ("module", "op", "result"),
         "a Relax module in TVM's JSON whose function 'main' takes the inputs; 'op' names it for "
-        "people; "
-        "'result' picks a field where it returns a tuple (-1: no tuple)",
+        "people; 'result' picks a field where it returns a tuple (-1: no tuple)",
     ),
 }
 

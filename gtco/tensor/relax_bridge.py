@@ -167,12 +167,9 @@ class _Merger:
         for parameter, tensor in zip(function.params, call.arguments, strict=True):
             if not tirx.is_buffer_var(parameter):
                 raise BridgeError(f"a kernel with the scalar parameter '{parameter}'")
-            if isinstance(
-                parameter.elem_offset, tirx.Var
-            ):  # te.extern's buffers may be views; ours never are
-                bound.append(
-                    tirx.Bind(parameter.elem_offset, tirx.const(0, str(parameter.elem_offset.ty)))
-                )
+            offset = parameter.elem_offset
+            if isinstance(offset, tirx.Var):  # te.extern's buffers may be views; ours never are
+                bound.append(tirx.Bind(offset, tirx.const(0, str(offset.ty))))
             bound.append(tirx.DeclBuffer(parameter, data=self.address(tensor)))
         return [*bound, self.placed(function.body)]
 

@@ -201,9 +201,8 @@ def test_sizes_types_and_calls_that_cannot_be(damage: Callable[[onnx.ModelProto]
     assert isinstance(caught.value, ModelError | ShapeError) or "99" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["relu", "x", "Relu", "test", "g"]
-)  # node's name, tensor's name, operator, producer, graph
+# node's name, tensor's name, operator, producer, graph
+@pytest.mark.parametrize("name", ["relu", "x", "Relu", "test", "g"])
 def test_text_that_is_not_utf8_is_said(name: str) -> None:
     """protobuf gives it as it is, and Python dies of it at the first look."""
     data = model().SerializeToString()

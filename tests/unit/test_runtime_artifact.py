@@ -145,10 +145,8 @@ def test_weights_beside_the_library(tmp_path: Path, kernels: bytes) -> None:
     with load(path) as model:
         check(model(*example_inputs()), *example_inputs())
     write_artifact(small_artifact(kernels), path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "m.h",
-        "m.so",
-    ]  # the old file is of no use
+    # the old file is of no use
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.h", "m.so"]
 
 
 def test_no_compiler(tmp_path: Path, kernels: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

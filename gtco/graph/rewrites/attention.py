@@ -2,18 +2,20 @@
 and reshape led to it.
 
 before: matmul(softmax((matmul(q, permute(k)) * c + b) + m), v)
-after:  attention(q, k, v, b + m), scale c
+after:  attention(q, k, v, b + m) {scale=c}
+
 before: matmul(softmax(where(mask, matmul(q, permute(k)), low)), v)
-after:  attention(q, k, v, where(mask, 0, low)), hidden low
+after:  attention(q, k, v, where(mask, 0, low)) {hidden=low}
+
 before: matmul(where(isnan(p), 0, p), v), p = softmax(...)
-after:  attention(...), guarded
+after:  attention(...) {guarded}
 
 A row whose every key is hidden, NaN and infinities come out as before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -33,17 +35,18 @@ _MOVEMENT = ("reshape", "permute", "slice", "broadcast")
 
 @dataclass(frozen=True)
 class _Scores:
-    """scale * (the tensor being looked at), then ``terms`` from the last to the first, in the shape
-    that softmax sees: that times a factor is added, or where a condition does not hold (hides: does
-    hold), ``hidden`` stands instead.
+    """What stands between the tensor being looked at and the softmax.
+
+    The tensor is multiplied by ``scale``; then come ``terms``, from the last to the first, in the
+    shape that softmax sees. (t, factor): t times the factor is added. (condition, hides):
+    ``hidden`` stands where the condition does not hold, or with ``hides`` where it holds.
+    ``path`` are the reshapes in between, outermost first.
     """
 
     scale: float = 1.0
     terms: tuple[tuple[str, float] | tuple[str, bool], ...] = ()
     hidden: float | None = None
-    path: tuple[Operator, ...] = field(
-        default=()
-    )  # reshapes between the tensor and the softmax, outermost first
+    path: tuple[Operator, ...] = ()
 
 
 def attention(graph: Graph) -> Graph:

@@ -78,10 +78,8 @@ def _add(graph: Graph, op: Operator) -> str | None:
 
 
 def _multiply(graph: Graph, op: Operator) -> str | None:
-    for index in (
-        0,
-        1,
-    ):  # multiply(x, divide(1, sqrt(y))) is met as multiply(x, rsqrt(y)) by _divide
+    # multiply(x, divide(1, sqrt(y))) is met as multiply(x, rsqrt(y)) by _divide
+    for index in (0, 1):
         if scalar(graph, op.inputs[index]) == -1.0 and graph.types[op.inputs[1 - index]] == op.type:
             return graph.add("negative", (op.inputs[1 - index],), op.type, name=op.name)
     return _with_neutral(graph, op, 1.0, numpy.multiply)

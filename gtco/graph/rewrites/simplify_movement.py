@@ -5,7 +5,6 @@ before: reshape(reshape(x))                         after: reshape(x)
 before: permute(permute(x))                         after: permute(x), or x
 before: reshape(permute(x)), only units change      after: permute(reshape(x))
 before: reshape(permute(reshape(x))), axes split    after: permute(reshape(x))
-reshape
 """
 
 from __future__ import annotations
@@ -62,9 +61,8 @@ def _split_before_permute(graph: Graph, permute: Operator, op: Operator) -> str 
     groups = axis_groups(tuple(map(int, permute.type.shape)), tuple(map(int, op.type.shape)))
     if any(len(left) != 1 for left, _ in groups):
         return None
-    parts = {
-        permute["axes"][left[0]]: right for left, right in groups
-    }  # axis of x -> axes of the output
+    # axis of x -> axes of the output
+    parts = {permute["axes"][left[0]]: right for left, right in groups}
     order = [axis for source in sorted(parts) for axis in parts[source]]
     shape = tuple(op.type.shape[axis] for axis in order)
     x = graph.add("reshape", permute.inputs, TensorType(shape, op.type.dtype), name=op.name)
@@ -80,9 +78,8 @@ def _units_before_permute(graph: Graph, permute: Operator, op: Operator) -> str:
     """reshape(permute(x)) that only moves axes of size 1: each takes its final place before the
     permute."""
     shape = graph.types[permute.inputs[0]].shape
-    order = [
-        axis for axis in permute["axes"] if shape[axis] != 1
-    ]  # full axes of x, in the output's order
+    # full axes of x, in the output's order
+    order = [axis for axis in permute["axes"] if shape[axis] != 1]
     rank = len(op.type.shape)
     places = [i for i in range(rank) if op.type.shape[i] != 1]  # of full axes, before as after
     at = dict(zip(sorted(order), places, strict=True))  # axis of x -> its place before the permute

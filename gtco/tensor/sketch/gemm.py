@@ -168,9 +168,8 @@ class Gemm:
             if tile.rows > self.view.m or (tile.vectors - 1) * tile.lanes >= self.view.n:
                 continue
             blocks = ceil(self.view.m / tile.rows)
-            best.setdefault(
-                (tile.vectors, blocks), tile
-            )  # tallest first; equal block counts are the same program
+            # tallest first; equal block counts are the same program
+            best.setdefault((tile.vectors, blocks), tile)
         chosen = [
             t
             for t in best.values()

@@ -171,9 +171,8 @@ def workload(
     inputs = g.group[0]
     loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # and a shuffle an input
     vectors = outputs * (prod(g.kernel) * inputs + loads + cost.epilogue_vectors(tail, lanes) + 1)
-    vectors += (
-        BLOCK_COST * g.output[2] / columns
-    )  # wide chunks stream, narrow ones hop from pixel to pixel
+    # wide chunks stream, narrow ones hop from pixel to pixel
+    vectors += BLOCK_COST * g.output[2] / columns
     image = 4.0 * prod(g.source)
     window_rows = 4.0 * g.source[2] * chunk * (g.kernel[0] + 1)
     step = 4.0 * g.source[2] * chunk * g.strides[0]
