@@ -105,7 +105,7 @@ def by_operator(
 
 
 def main(argv: list[str]) -> int:
-    from gtco.cli.run import make_inputs
+    from gtco.cli.run_command import make_inputs
     from gtco.errors import VerificationError
     from gtco.runtime.module import load
     from gtco.verification import verify

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.generate import Choice, Generated
+from gtco.codegen.generate import Generated, Pick
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
@@ -70,7 +70,7 @@ def assemble(
     )
 
 
-def describe(stage: Stage, choice: Choice) -> dict[str, Any]:
+def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
     """What ``gtco inspect`` shows of a stage."""
     named = [op.name for op in stage.operators if op.name]
     return {

@@ -300,11 +300,11 @@ class _Compilation:
 
     def policy(self, machine: Target) -> AnalyticPolicy:
         from gtco.search.analytic import AnalyticPolicy
-        from gtco.search.profile import level0
+        from gtco.search.profile import machine_table
 
         if machine.name != "native":
             return AnalyticPolicy(machine, self.options.threads)
-        table = level0(machine)
+        table = machine_table(machine)
         return AnalyticPolicy(
             replace(table.target, cores=machine.cores), self.options.threads, table
         )

@@ -47,8 +47,8 @@ def run_compiler(command: Sequence[str], folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if "File too large" in said:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    tail = "\n".join(said.strip().splitlines()[-20:])
+    ending = "\n".join(said.strip().splitlines()[-20:])
     raise BuildError(
         f"the C compiler failed (exit status {process.returncode}) while linking kernels: "
-        f"{' '.join(command[:3])} ...\n{tail}"
+        f"{' '.join(command[:3])} ...\n{ending}"
     )

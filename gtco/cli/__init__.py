@@ -14,11 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from gtco.cli import bench, compile, doctor, inspect, run
+from gtco.cli import (
+    bench_command,
+    compile_command,
+    doctor_command,
+    inspect_command,
+    run_command,
+)
 from gtco.errors import GtcoError, guarded
 from gtco.version import __version__
 
-COMMANDS = (compile, run, inspect, bench, doctor)  # each has add(commands) and main(options)
+# each has add(commands) and main(options)
+COMMANDS = (compile_command, run_command, inspect_command, bench_command, doctor_command)
 
 
 def parser() -> argparse.ArgumentParser:

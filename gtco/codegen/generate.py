@@ -16,7 +16,7 @@ from gtco.tensor.space import Config, Sketch
 from gtco.tensor.stage import Stage, make_stage
 
 
-class Choice(Protocol):
+class Pick(Protocol):
     """What a policy picked for a stage: a sketch, its config, and the seconds it predicts."""
 
     @property
@@ -30,7 +30,7 @@ class Choice(Protocol):
 
 
 # A stage and the names of sketches that are out of the question for it.
-Choose = Callable[[Stage, Collection[str]], Choice | None]
+Choose = Callable[[Stage, Collection[str]], Pick | None]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Generated:
 
     stages: list[Stage]
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
+    choices: dict[str, Pick] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 

@@ -24,7 +24,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
-from gtco.frontend.resize import Axis, Method, plan, resize
+from gtco.frontend.resize import Axis, Method, resize, resized_axes
 
 Attributes = Mapping[str, Any]
 Override = Callable[[Any, Sequence[Any], Attributes], Any]
@@ -237,7 +237,7 @@ def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         raise Refused("its region of interest is known only at run time: make it a constant")
     axes = attrs.get("axes")
     policy = _text(attrs.get("keep_aspect_ratio_policy", b"stretch"))
-    wanted = plan(_shape(x), roi, scales, sizes, axes, policy)
+    wanted = resized_axes(_shape(x), roi, scales, sizes, axes, policy)
     if axes is None and policy == "stretch" and _is_resize2d(wanted, method):
         return None
     return resize(builder, x, wanted, method)
@@ -251,7 +251,7 @@ def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
         raise Refused("its scales are known only at run time: make them constants")
     mode = _text(attrs.get("mode", b"nearest"))
     method = Method(mode if mode == "nearest" else "linear", "asymmetric", "floor")
-    return resize(builder, x, plan(_shape(x), None, scales, None, None), method)
+    return resize(builder, x, resized_axes(_shape(x), None, scales, None, None), method)
 
 
 def _is_resize2d(axes: Mapping[int, Axis], method: Method) -> bool:

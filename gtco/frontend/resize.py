@@ -75,7 +75,7 @@ class Method:
         )
 
 
-def plan(
+def resized_axes(
     shape: Sequence[int],
     roi: numpy.ndarray | None,
     scales: numpy.ndarray | None,

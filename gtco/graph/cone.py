@@ -16,10 +16,12 @@ Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sin
 class Cone:
     """All stages with one sink inside its cone, as positions in the cone.
 
-    Whoever is in a stage has all its readers there, so the paths from the sink to an operator are
-    the same in every stage that holds it, and the tables have passed them when the cone was made.
-    What is left to check is which anchors stand together. Sets are bit masks. ``given``: the stage
-    that each operator but the sink is the sink of so far, -1 for who is not in this cone.
+    An operator of a stage has all its readers there. So the paths from the sink to it are the same
+    in every stage that holds it, and the tables have passed them when the cone was made. What is
+    left to check is which anchors stand together.
+
+    Sets are bit masks. ``given`` is, for each operator but the sink, the stage that it has been the
+    sink of so far; -1 stands for an operator outside of this cone.
     """
 
     def __init__(
@@ -79,8 +81,11 @@ class Cone:
         return self.allowed[anchors]
 
     def _descend(self) -> list[int]:
-        """The greedy stages, which take in whatever fits, nearest first, and what descents from
-        the best of them and from the sink alone meet; at most ``most``."""
+        """The greedy stages and those that two descents meet; at most ``most``.
+
+        A greedy stage takes in whatever fits, nearest first. The descents begin at the best greedy
+        stage and at the sink alone.
+        """
         self.cuts.add(
             f"more than {self.most} stages are possible; a descent weighed as many at most, "
             "so the partition may not be the optimum"
@@ -110,8 +115,11 @@ class Cone:
         return list(weighed)
 
     def _neighbours(self, inside: int) -> Iterator[int]:
-        """The stages that one operator more, with its readers, alone or with its own stage, or one
-        less, with what it reads, makes of a stage; nearest to the sink first."""
+        """The stages that are one step away, nearest to the sink first.
+
+        A step takes one operator in, with its readers, alone or with its own stage; or leaves one
+        out, with what it reads.
+        """
         for n in range(len(self.ops) - 2, -1, -1):
             change = 1 << n
             if inside >> n & 1:

@@ -39,8 +39,8 @@ _SPATIAL = frozenset(
     ["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "resize2d", "grid_sample"]
 )
 
-# A plan to have a tensor permuted: elements that must really be moved, and how to build it.
-Plan = tuple[int, Callable[[], str]]
+# A way to have a tensor permuted: elements that must really be moved, and how to build it.
+Way = tuple[int, Callable[[], str]]
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -56,7 +56,7 @@ def channels_last(graph: Graph) -> Graph:
 
 
 def moved_elements(graph: Graph) -> int:
-    """Elements that the graph's permutations move, those that only move axes of size 1 aside."""
+    """Elements that the graph's permutations move; moving axes of size 1 alone moves none."""
     return sum(_size(op.type.shape) for op in permutes(graph))
 
 
@@ -82,7 +82,7 @@ class _Pass:
         self.down: set[str] = set()
         self.folded: dict[tuple[str, Axes], str] = {}
         self.current = ""  # the permutation that is being pulled: no substitute for itself
-        self.built: dict[tuple[str, Axes], str] = {}  # by the plan in hand: x + x pulls x once
+        self.built: dict[tuple[str, Axes], str] = {}  # by the way in hand: x + x pulls x once
 
     # -- conversion --------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class _Pass:
         moves = 0 if moves_nothing(graph.types[source].shape, op["axes"]) else _size(op.type.shape)
         self.current = op.output
         self.built.clear()
-        moved, build = self._plan(source, op["axes"])
+        moved, build = self._way(source, op["axes"])
         self.current = ""
         composes = maker is not None and maker.kind == "permute"
         # One that sinks is not pulled back up, or it would go to and fro across a pad.
@@ -168,7 +168,7 @@ class _Pass:
 
     # -- pull: what does it take to have a tensor permuted? ----------------------------------------
 
-    def _plan(self, tensor: str, axes: Axes) -> Plan:
+    def _way(self, tensor: str, axes: Axes) -> Way:
         """The cheapest way found to have ``permute(tensor, axes)``."""
         graph = self.graph
         shape = graph.types[tensor].shape
@@ -178,7 +178,7 @@ class _Pass:
             return 0, lambda: self._fold(tensor, axes, len(axes))
         maker = graph.producer(tensor)
         if maker is not None and maker.kind == "permute":
-            return self._plan(maker.inputs[0], compose(maker["axes"], axes))
+            return self._way(maker.inputs[0], compose(maker["axes"], axes))
         for reader in graph.consumers(tensor):
             if self.current in graph.outputs:  # would need a copy under the output's name
                 break
@@ -190,7 +190,7 @@ class _Pass:
             kind = TensorType(target, graph.types[tensor].dtype)
             return 0, self._once(tensor, axes, lambda: graph.add("reshape", [tensor], kind))
         plain = _size(shape)
-        other = self._plan_above(maker, axes) if maker is not None else None
+        other = self._way_above(maker, axes) if maker is not None else None
         if other is not None and other[0] < plain:
             return other[0], self._once(tensor, axes, other[1])
         return plain, self._once(tensor, axes, lambda: graph.add("permute", [tensor], axes=axes))
@@ -203,7 +203,7 @@ class _Pass:
 
         return made
 
-    def _plan_above(self, maker: Operator, axes: Axes) -> Plan | None:
+    def _way_above(self, maker: Operator, axes: Axes) -> Way | None:
         """The permutation pulled above the operator that makes the tensor."""
         graph = self.graph
         dtype = maker.type.dtype
@@ -214,13 +214,13 @@ class _Pass:
             swapped = across_reshape(target.shape, invert(axes), graph.types[source].shape)
             if swapped is None:
                 return None
-            moved, build = self._plan(source, invert(swapped[1]))
+            moved, build = self._way(source, invert(swapped[1]))
             return moved, lambda: graph.add("reshape", [build()], target, name=maker.name)
         if graph.only_user(maker.output) is None:
             return None
-        return self._plan_op(maker, axes)
+        return self._way_op(maker, axes)
 
-    def _plan_op(self, op: Operator, axes: Axes) -> Plan | None:
+    def _way_op(self, op: Operator, axes: Axes) -> Way | None:
         """``permute(op(...), axes)`` as ``op`` on permuted inputs."""
         graph = self.graph
         passed = through(op, axes)
@@ -228,7 +228,7 @@ class _Pass:
             return None
         attrs, which = passed
         plans = [
-            self._plan_operand(name, axes) if wanted else (0, _give(name))
+            self._way_operand(name, axes) if wanted else (0, _give(name))
             for name, wanted in zip(op.inputs, which, strict=True)
         ]
         target = TensorType(permuted(op.type.shape, axes), op.type.dtype)
@@ -241,12 +241,12 @@ class _Pass:
 
         return sum(moved for moved, _ in plans), build
 
-    def _plan_operand(self, name: str, axes: Axes) -> Plan:
+    def _way_operand(self, name: str, axes: Axes) -> Way:
         """An input of an element-wise operator, leading axes of size 1 added where it has fewer."""
         graph = self.graph
         shape, rank = graph.types[name].shape, len(axes)
         if not shape or len(shape) == rank:
-            return self._plan(name, axes) if shape else (0, _give(name))
+            return self._way(name, axes) if shape else (0, _give(name))
         if graph.is_constant(name):
             return 0, lambda: self._fold(name, axes, rank)
         full = (1,) * (rank - len(shape)) + shape
@@ -301,10 +301,10 @@ class _Pass:
             yield graph.add(user.kind, [source], name=user.name, **dict(attrs)), rest
         elif len(axes) == len(user.type.shape):
             self.built.clear()
-            plan = self._plan_op(user, invert(axes))
+            way = self._way_op(user, invert(axes))
             # Small operands (a gate, a bias computed at run time) may be permuted instead.
-            if plan is not None and 4 * plan[0] <= _size(op.type.shape):
-                yield plan[1](), axes
+            if way is not None and 4 * way[0] <= _size(op.type.shape):
+                yield way[1](), axes
 
 
 def _permute(output: str, kind: TensorType, source: str, axes: Axes, name: str = "") -> Operator:

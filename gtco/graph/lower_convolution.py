@@ -169,8 +169,8 @@ def _transposed(
     output_padding: tuple[int, ...],
     groups: int,
 ) -> str:
-    """conv_transpose2d, its output computed to whole strides (the kernel makes all rows of a stride
-    alike) and cut to the size wanted."""
+    """conv_transpose2d. The kernel makes all rows of a stride alike, so its output is computed to
+    whole strides and cut to the size wanted."""
     missing = [-int(size) % s for size, s in zip(made.shape[2:], strides, strict=True)]
     if made.dtype != "float32" or lowering.array(weight) is None:
         missing = [0, 0]  # the fallback computes these, and takes less output_padding

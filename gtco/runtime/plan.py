@@ -82,8 +82,9 @@ def round_up(value: int, unit: int = ALIGNMENT) -> int:
 
 
 def plan_arena(lifetimes: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
-    """Places tensors in the arena: ``(nbytes, first_step, last_step)``, both steps inclusive, →
-    offsets and total bytes.
+    """The offset of each tensor in the arena, and the arena's bytes.
+
+    A tensor is ``(nbytes, first_step, last_step)``, both steps inclusive.
 
     Greedy by size, best fit: the largest tensor first, each into the smallest gap between the
     tensors placed before it that live at the same time (Pisarchyk and Lee, "Efficient Memory

@@ -47,7 +47,7 @@ VERSION = 4  # of the cached file
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
 
-def level0(target: Target) -> Level0:
+def machine_table(target: Target) -> Level0:
     """This machine's table: the cached one, or a new measurement that is then cached."""
     table = cached(target)
     if table is None:

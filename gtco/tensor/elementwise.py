@@ -353,3 +353,5 @@ _WHERE = Elementwise(
 ELEMENTWISE_OPERATORS: dict[str, Elementwise] = {
     row.name: row for row in (*_unary_rows(), *_binary_rows(), _WHERE)
 }
+UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)
+BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # of two operands or three

@@ -78,8 +78,8 @@ def broadcast_index(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
     """The index into an operand of ``shape`` that numpy's broadcasting reads for ``index`` of the
     result.
     """
-    tail = list(index)[len(index) - len(shape) :]
-    return [0 if extent == 1 else i for extent, i in zip(shape, tail, strict=True)]
+    trailing = list(index)[len(index) - len(shape) :]
+    return [0 if extent == 1 else i for extent, i in zip(shape, trailing, strict=True)]
 
 
 @dataclass

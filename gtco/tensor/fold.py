@@ -32,11 +32,11 @@ def fold(
     lanes = em.lanes
     chains = min(ACCUMULATORS, length // lanes)
     acc = em.registers(max(chains, 1) * lanes)
-    tail = em.registers(lanes) if length % lanes else None
+    odd = em.registers(lanes) if length % lanes else None
     for c in range(chains):
         em.store_vector(acc, [c * lanes], em.splat(start))
-    if tail is not None:
-        em.store_vector(tail, [0], em.splat(start))
+    if odd is not None:
+        em.store_vector(odd, [0], em.splat(start))
 
     def into(register: Array, at: int, begin: Expr, width: int) -> None:
         with em.vector(width) as lane:
@@ -50,16 +50,16 @@ def fold(
                 into(acc, c * lanes, (group * chains + c) * lanes, lanes)
         for c in range(rest):
             into(acc, c * lanes, (groups * chains + c) * lanes, lanes)
-        if tail is not None:
-            into(tail, 0, length // lanes * lanes, length % lanes)
+        if odd is not None:
+            into(odd, 0, length // lanes * lanes, length % lanes)
 
     if over is None:
         row()
     else:
         over(lambda _: row())
     vectors = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
-    if tail is not None:
-        vectors.append(em.load_vector(tail, [0]))
+    if odd is not None:
+        vectors.append(em.load_vector(odd, [0]))
     while len(vectors) > 1:
         pairs = [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
         vectors = [em.let(combine(*pair)) if len(pair) == 2 else pair[0] for pair in pairs]

@@ -169,8 +169,8 @@ def erf(em: Emitter, x: Expr) -> Expr:
     x = em.let(x, "x")
     u, a = em.let(x * x, "u"), em.let(absolute(x), "a")
     small = horner(u, ERF_SMALL) * x + x
-    tail = exp_nonpositive(em, horner(em.let(clamp(a, -inf, 4.0), "a"), ERFC_LOG))
-    large = with_sign(constant(x, 1.0) - tail, x)
+    complement = exp_nonpositive(em, horner(em.let(clamp(a, -inf, 4.0), "a"), ERFC_LOG))
+    large = with_sign(constant(x, 1.0) - complement, x)
     # NaN counts as small: exp_nonpositive may lose it
     return em.let(tirx.Select(a >= constant(x, 1.0), large, small), "erf")
 

@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from gtco import cli
-from gtco.cli import doctor
+from gtco.cli import doctor_command
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_missing_and_wrong_packages_say_how_to_get_them(monkeypatch, capsys):
 
 def test_no_c_compiler_and_no_optional_package(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert not doctor.compiler_check().ok and "gcc" in doctor.compiler_check().fix
+    assert not doctor_command.compiler_check().ok and "gcc" in doctor_command.compiler_check().fix
     assert cli.main(["doctor", "--no-peak"]) == 1
     assert "gtco cannot compile here" in capsys.readouterr().out
 
@@ -64,18 +64,18 @@ def test_a_peak_that_cannot_be_measured_is_said_and_no_obstacle(monkeypatch, cap
 
 
 def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    monkeypatch.setattr(doctor, "allowed_cores", lambda: 2)
-    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    (cores,) = (check for check in doctor.machine_checks(True) if check.name == "cores")
+    monkeypatch.setattr(doctor_command, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(doctor_command, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(doctor_command.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    (cores,) = (check for check in doctor_command.machine_checks(True) if check.name == "cores")
     assert cores.found == "2 threads by default, of 4 CPUs allowed and a cgroup quota of 1.5"
-    (peak,) = (check for check in doctor.machine_checks(True) if check.name == "peak")
+    (peak,) = (check for check in doctor_command.machine_checks(True) if check.name == "peak")
     assert peak.found.startswith("200 GFLOP/s fp32, sustained by 2 threads together")
 
 
 def test_whether_level_0_is_measured(peak, monkeypatch, tmp_path):
     def found():
-        return next(c.found for c in doctor.machine_checks(False) if c.name == "level 0")
+        return next(c.found for c in doctor_command.machine_checks(False) if c.name == "level 0")
 
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     assert "not measured yet" in found()

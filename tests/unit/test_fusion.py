@@ -110,7 +110,7 @@ def brute_force(graph: Graph, cost) -> float:
         keys = [tuple(sorted(block)) for block in blocks_of]
         if all(key in blocks for key in keys):
             condensed = networkx.quotient_graph(dag, [{names[m] for m in key} for key in keys])
-            assert networkx.is_directed_acyclic_graph(condensed)  # claim 1 of fusion.py
+            assert networkx.is_directed_acyclic_graph(condensed)  # claim 1 of dpof.py
             best = min(best, sum(blocks[key] for key in keys))
     return best
 

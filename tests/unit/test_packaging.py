@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 import setuptools
 
-from gtco.cli.doctor import NEEDED
+from gtco.cli.doctor_command import NEEDED
 from gtco.version import __version__
 
 

@@ -49,8 +49,8 @@ def files(folder: Path) -> list[Path]:
 
 def test_measured_once(measured: list[Target], tmp_path: Path) -> None:
     assert profile.cached(MACHINE) is None and not measured
-    first = profile.level0(MACHINE)
-    assert profile.level0(MACHINE) == first == profile.cached(MACHINE)
+    first = profile.machine_table(MACHINE)
+    assert profile.machine_table(MACHINE) == first == profile.cached(MACHINE)
     assert measured == [MACHINE] and first == made_up(MACHINE, 1)
     (path,) = files(tmp_path)
     assert MACHINE.mcpu in path.name and path.suffix == ".json"
@@ -58,7 +58,7 @@ def test_measured_once(measured: list[Target], tmp_path: Path) -> None:
 
 def test_another_target_is_measured_for_itself(measured: list[Target], tmp_path: Path) -> None:
     other = target("x86-64-v4")
-    assert profile.level0(MACHINE) != profile.level0(other)
+    assert profile.machine_table(MACHINE) != profile.machine_table(other)
     assert measured == [MACHINE, other] and len(files(tmp_path)) == 2
 
 
@@ -76,10 +76,10 @@ CHANGES = {
 def test_another_setting_is_measured_for_itself(
     measured: list[Target], tmp_path: Path, change: str
 ) -> None:
-    assert profile.level0(MACHINE) != profile.level0(CHANGES[change])
+    assert profile.machine_table(MACHINE) != profile.machine_table(CHANGES[change])
     assert len(measured) == 2 and len(files(tmp_path)) == 2
-    profile.level0(MACHINE)
-    profile.level0(CHANGES[change])
+    profile.machine_table(MACHINE)
+    profile.machine_table(CHANGES[change])
     assert len(measured) == 2, "both are kept"
 
 
@@ -87,10 +87,10 @@ def test_another_setting_is_measured_for_itself(
 def test_another_cpu_is_measured_for_itself(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    profile.level0(MACHINE)
+    profile.machine_table(MACHINE)
     other = {**profile.cpu_identity(), what: "another"}
     monkeypatch.setattr(profile, "cpu_identity", lambda: other)
-    profile.level0(MACHINE)
+    profile.machine_table(MACHINE)
     assert len(measured) == 2
 
 
@@ -100,13 +100,13 @@ def test_other_versions_measure_for_themselves(
     for name, value in (("VERSION", -1), ("__version__", "0.0"), ("tvm", MACHINE)):
         with monkeypatch.context() as patched:
             before = len(measured)
-            profile.level0(MACHINE)
+            profile.machine_table(MACHINE)
             assert len(measured) == max(before, 1)
             if name == "tvm":
                 patched.setattr(profile.tvm, "__version__", "0.0")
             else:
                 patched.setattr(profile, name, value)
-            profile.level0(MACHINE)
+            profile.machine_table(MACHINE)
             assert len(measured) == max(before, 1) + 1
 
 
@@ -118,19 +118,19 @@ NONSENSE = [math.nan, math.inf, -math.inf, 0, -1.0, 1e-3, 1e20, "fast", None, Tr
 def test_a_value_that_cannot_be_is_measured_again(
     measured: list[Target], tmp_path: Path, table: str, value: object
 ) -> None:
-    profile.level0(MACHINE)
+    profile.machine_table(MACHINE)
     (path,) = files(tmp_path)
     data = json.loads(path.read_text())
     data[table][min(data[table])] = value
     path.write_text(json.dumps(data))
     assert profile.cached(MACHINE) is None
-    assert profile.level0(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
+    assert profile.machine_table(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
 
 
 @pytest.mark.parametrize("table", ["rates", "bandwidths"])
 def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, table: str) -> None:
     for change in ("more", "less"):
-        profile.level0(MACHINE)
+        profile.machine_table(MACHINE)
         (path,) = files(tmp_path)
         data = json.loads(path.read_text())
         if change == "more":
@@ -143,12 +143,12 @@ def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, tab
 
 def test_a_file_under_the_name_of_another(measured: list[Target], tmp_path: Path) -> None:
     """What counts is what the file says that it was measured under."""
-    profile.level0(MACHINE)
+    profile.machine_table(MACHINE)
     (path,) = files(tmp_path)
     other = CHANGES["cores"]
     profile._path(other).write_bytes(path.read_bytes())
     assert profile.cached(other) is None
-    profile.level0(other)
+    profile.machine_table(other)
     assert measured == [MACHINE, other] and profile.cached(other) == made_up(other, 2)
 
 
@@ -159,7 +159,7 @@ def test_a_file_under_the_name_of_another(measured: list[Target], tmp_path: Path
 def test_a_damaged_file_is_measured_again(
     measured: list[Target], tmp_path: Path, damage: str
 ) -> None:
-    profile.level0(MACHINE)
+    profile.machine_table(MACHINE)
     (path,) = files(tmp_path)
     whole = path.read_text()
     spoilt = {
@@ -168,9 +168,9 @@ def test_a_damaged_file_is_measured_again(
         "key": json.dumps({**json.loads(whole), "key": None}),
     }
     path.write_text(spoilt.get(damage, damage))
-    again = profile.level0(MACHINE)
+    again = profile.machine_table(MACHINE)
     assert len(measured) == 2 and again == made_up(MACHINE, 2)
-    assert profile.level0(MACHINE) == again and len(measured) == 2, "and kept anew"
+    assert profile.machine_table(MACHINE) == again and len(measured) == 2, "and kept anew"
     assert files(tmp_path) == [path]
 
 
@@ -180,8 +180,8 @@ def test_a_cache_that_cannot_be_written(
     """Measured at each compile, but no error: the table is what matters."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "file" / "cache"))
-    assert profile.level0(MACHINE) == made_up(MACHINE, 1)
-    assert profile.level0(MACHINE) and len(measured) == 2
+    assert profile.machine_table(MACHINE) == made_up(MACHINE, 1)
+    assert profile.machine_table(MACHINE) and len(measured) == 2
 
 
 def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(profile, "REPEATS", 100)
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     machine = detect()
-    table = profile.level0(machine)
+    table = profile.machine_table(machine)
     assert profile.cached(machine) == table
     assert {f"fma:{t.name}" for t in micro_kernels(machine)} == table.table.keys()
     assert all(1e7 < rate < 1e11 for rate in table.table.values())

@@ -9,7 +9,8 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule
-from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.elementwise import BROADCASTING
+from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
@@ -31,11 +32,7 @@ def fold_constants(graph: Graph) -> Graph:
     such a view only feeds an element-wise operator, the narrow constant takes its place.
     """
     graph = apply_rule(graph, OPERATORS, _fold)
-    graph = apply_rule(
-        graph,
-        {k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs[1] > 1},
-        _narrow,
-    )
+    graph = apply_rule(graph, BROADCASTING, _narrow)
     return _intern(graph)
 
 

@@ -24,23 +24,23 @@ def _concat(graph: Graph, op: Operator) -> str | None:
     if len(op.inputs) != 2:
         return None
     axis = op["axis"]
-    tail, head = made_by(graph, op.inputs[0], "slice"), made_by(graph, op.inputs[1], "slice")
+    back, front = made_by(graph, op.inputs[0], "slice"), made_by(graph, op.inputs[1], "slice")
     if (
-        tail is None
-        or head is None
-        or tail.inputs != head.inputs
-        or graph.types[tail.inputs[0]] != op.type
+        back is None
+        or front is None
+        or back.inputs != front.inputs
+        or graph.types[back.inputs[0]] != op.type
     ):
         return None
-    if any(s != 1 for s in (*tail["strides"], *head["strides"])) or any(head["begin"]):
+    if any(s != 1 for s in (*back["strides"], *front["strides"])) or any(front["begin"]):
         return None
-    start = tail["begin"][axis]
-    if start != head.type.shape[axis] or any(b for i, b in enumerate(tail["begin"]) if i != axis):
+    start = back["begin"][axis]
+    if start != front.type.shape[axis] or any(b for i, b in enumerate(back["begin"]) if i != axis):
         return None
     shifts = [
         int(op.type.shape[axis]) - start if i == axis else 0 for i in range(len(op.type.shape))
     ]
-    return graph.add("roll", tail.inputs, name=op.name, shifts=shifts)
+    return graph.add("roll", back.inputs, name=op.name, shifts=shifts)
 
 
 def _gather(graph: Graph, op: Operator) -> str | None:

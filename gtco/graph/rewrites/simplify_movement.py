@@ -14,10 +14,9 @@ from gtco.graph.infer import broadcast_shapes
 from gtco.graph.rewrites.apply import apply_rule, made_by
 from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.graph.rewrites.sink_reshapes import sink_reshapes
-from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.elementwise import BROADCASTING
 from gtco.tensor.stage import Dim, Operator, TensorType
 
-_BINARY = frozenset(k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs[1] > 1)
 _ROUNDS = 20
 
 
@@ -143,7 +142,7 @@ def _broadcast(graph: Graph, op: Operator) -> str | None:
     if graph.types[op.inputs[0]] == op.type:
         return op.inputs[0]
     user = graph.only_user(op.output)
-    if user is not None and user.kind in _BINARY:  # numpy broadcasts there anyway
+    if user is not None and user.kind in BROADCASTING:  # numpy broadcasts there anyway
         shapes = [graph.types[op.inputs[0] if t == op.output else t].shape for t in user.inputs]
         if broadcast_shapes(*shapes) == user.type.shape:
             return op.inputs[0]

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by
-from gtco.tensor.operators import ELEMENTWISE, OPERATORS
+from gtco.tensor.elementwise import BROADCASTING, UNARY
 from gtco.tensor.stage import Operator, TensorType
-
-_UNARY = frozenset(
-    k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs == (1, 1)
-)
-_BINARY = frozenset(k for k, i in OPERATORS.items() if i.pattern == ELEMENTWISE and i.inputs[1] > 1)
 
 
 def sink_reshapes(graph: Graph) -> Graph:
     """One round of every rule; ``simplify_movement`` repeats it with the reshapes merged in
     between."""
-    graph = apply_rule(graph, _UNARY | {"layer_norm", "rms_norm", "softmax"}, _sink_below_rows)
-    graph = apply_rule(graph, _BINARY, _sink_below_binary)
+    graph = apply_rule(graph, UNARY | {"layer_norm", "rms_norm", "softmax"}, _sink_below_rows)
+    graph = apply_rule(graph, BROADCASTING, _sink_below_binary)
     graph = apply_rule(graph, {"matmul"}, _sink_below_matmul)
     return apply_rule(graph, {"reshape"}, _rise_above_matmul)
 
@@ -41,7 +36,7 @@ def _sink_below_rows(graph: Graph, op: Operator) -> str | None:
     reshape keeps."""
     if op.output in graph.outputs:
         return None
-    if op.kind in _UNARY:
+    if op.kind in UNARY:
         inner = made_by(graph, op.inputs[0], "reshape")
         inner = inner if inner is not None and graph.only_user(op.inputs[0]) else None
     else:
@@ -142,7 +137,7 @@ def _rise_above_matmul(graph: Graph, op: Operator) -> str | None:
         if inner.kind == "matmul":
             break
         vector = inner.kind in ("add", "multiply") and _last_axis_constant(graph, inner.inputs[1])
-        if not vector and inner.kind not in _UNARY:
+        if not vector and inner.kind not in UNARY:
             return None
         chain.append(inner)
         tensor = inner.inputs[0]

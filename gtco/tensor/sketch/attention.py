@@ -242,7 +242,7 @@ class _Plan:
     def pack_keys(self, batch: list[Expr]) -> None:
         """keys[p, d, l] = K[p * lanes + l, d], by blocks transposed in registers; zero beyond n."""
         em, lanes = self.em, self.lanes
-        tail = self.n % lanes
+        rest = self.n % lanes
 
         def block(p: Expr, d0: Expr, width: int, present: int) -> None:
             cell = em.registers(lanes * lanes)
@@ -270,8 +270,8 @@ class _Plan:
         if full:
             with em.loop(full, "p") as p:
                 panel(p, lanes)
-        if tail:
-            panel(full, tail)
+        if rest:
+            panel(full, rest)
 
     def pack_values(self, batch: list[Expr]) -> None:
         em, lanes = self.em, self.lanes

@@ -5,7 +5,7 @@
     for task in chunks of rows:                  # parallel; a row: the axes one loop can cover
       for row in the task's rows:
         for segment of the row:                  # between them the source changes (concat, pad)
-          for block of lanes, then the odd tail: # vectors
+          for block of lanes, then the rest:     # vectors
             output[row, j] = expression
 
 Where inputs run along another axis than the output, :mod:`gtco.tensor.sketch.transposing` has the

@@ -279,7 +279,7 @@ def pack_columns(
     em = reader.emitter
     columns = packed.shape[2]
     depth = kc if view.k % kc == 0 else em.let_index(tirx.min(kc, view.k - kb * kc), "depth")
-    last, tail = ceil(view.n / columns) - 1, view.n % columns
+    last, rest = ceil(view.n / columns) - 1, view.n % columns
 
     def fill(p: Expr, width: int) -> None:
         with em.loop(depth, "k") as k:
@@ -298,7 +298,7 @@ def pack_columns(
                         em.store(packed, [p, k, j + lanes + lane], tirx.const(0, "float32"))
 
     with em.loop(panels, "p") as p:
-        if tail == 0:
+        if rest == 0:
             fill(p, columns)
         else:
-            em.branch(first_panel + p < last, lambda: fill(p, columns), lambda: fill(p, tail))
+            em.branch(first_panel + p < last, lambda: fill(p, columns), lambda: fill(p, rest))

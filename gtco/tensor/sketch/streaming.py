@@ -112,11 +112,11 @@ def divisor_below(n: int, most: int) -> int:
 
 def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
     """(begin, count, lanes) of the vectors that cover ``length`` positions: whole ones, then the
-    odd tail as one.
+    rest as one.
     """
-    whole, tail = divmod(length, lanes)
+    whole, rest = divmod(length, lanes)
     runs = [(0, whole, lanes)] if whole else []
-    return [*runs, (whole * lanes, 1, tail)] if tail else runs
+    return [*runs, (whole * lanes, 1, rest)] if rest else runs
 
 
 @contextmanager

@@ -31,18 +31,18 @@ class TileStore:
     def write(self, tile: Array, panel: Expr, start: Expr, height: Expr) -> None:
         """The tile of ``height`` rows from ``start`` and of a panel's columns."""
         columns = self.tile.columns
-        tail, panels = self.n % columns, ceil(self.n / columns)
+        rest, panels = self.n % columns, ceil(self.n / columns)
         store = self._columns if self.by_columns else self._rows
 
         def cut(width: int) -> Callable[[], None]:
             return lambda: store(tile, panel * columns, start, height, width)
 
-        if tail == 0:
+        if rest == 0:
             cut(columns)()
         elif panels == 1:
-            cut(tail)()
+            cut(rest)()
         else:
-            self.em.branch(panel < panels - 1, cut(columns), cut(tail))
+            self.em.branch(panel < panels - 1, cut(columns), cut(rest))
 
     def _rows(self, tile: Array, column: Expr, start: Expr, height: Expr, width: int) -> None:
         """Row by row, vectors along n."""

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout
-from gtco.cli.run import make_inputs
+from gtco.cli.run_command import make_inputs
 from gtco.errors import GtcoError
 
 REPEAT = 20  # calls that a stage's measured time is the median of

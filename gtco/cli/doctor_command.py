@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from gtco.cli.console import stdout
-from gtco.cli.inspect import measured_peak
+from gtco.cli.inspect_command import measured_peak
 from gtco.cores import allowed_cores, cpu_quota
 from gtco.errors import GtcoError
 from gtco.target import Target, cpu_name, detect
