@@ -6,7 +6,8 @@ one row, beside ONNX Runtime and OpenVINO.
 Each case is one layer with its bias and ReLU. Inside a model, a layer's input and output lie as its
 engine likes them, so a case is spelled twice, channels first and channels last (with transposes
 that an engine of that layout drops), and each system counts with the spelling that suits it; a stem
-reads the image as models are given it, channels first. "% of peak" is of what all threads sustain.
+reads the image as models are given it, channels first, in both. "% of peak" is of what all threads
+sustain.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Conv:
         return 2.0 * height * width * self.outputs * taps
 
     def models(self) -> list[onnx.ModelProto]:
-        """The layer, channels first; and channels last, unless it is a stem."""
+        """The layer, channels first and channels last; of a stem, its output alone."""
         c, n, k, s, (h, w), (oh, ow) = (
             self.channels,
             self.outputs,
@@ -69,11 +70,12 @@ class Conv:
             f"v = {conv}(x, w, b)\n y = Relu(v)",
             f"float[1,{n},{oh},{ow}] y",
         )
+        image, enter = f"float[1,{h},{w},{c}] x", "t = Transpose<perm=[0,3,1,2]>(x)"
         if self.stem:
-            return [with_constants(first)]
+            image, enter = f"float[1,{c},{h},{w}] x", "t = Identity(x)"
         last = model(
-            f"float[1,{h},{w},{c}] x, {weights}",
-            f"""t = Transpose<perm=[0,3,1,2]>(x)
+            f"{image}, {weights}",
+            f"""{enter}
             u = {conv}(t, w, b)
             v = Relu(u)
             y = Transpose<perm=[0,2,3,1]>(v)""",
