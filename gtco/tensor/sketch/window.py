@@ -4,7 +4,7 @@ convolution and pooling, structure SSRS.
 Channels last (vectors run along channels)::
 
     for task in images x channel chunks x output rows:        # parallel
-      for block of output columns, then the odd ones:         # those at the borders one by one
+      for block of output columns, then the odd ones:         # those at the borders with fewer taps
         for vector of channels in the chunk:
           accumulators[column] = start                        # in registers
           for kh whose input row exists:
@@ -135,7 +135,7 @@ def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Choice]) -> 
     last = g.layout == "NHWC"
     if "columns" not in chosen:
         begin, end = g.interior
-        most = max(1, end - begin)
+        most = g.output[2] if last else max(1, end - begin)
         options = (2, 4, 6, 8) if last else (1, 2)
         return Decision("columns", tuple(sorted({min(o, most if last else o) for o in options})))
     if "channels" not in chosen:
@@ -230,8 +230,10 @@ class WindowPlan:
         em, g = self.em, self.g
         begin, end = g.interior
         everything = list(range(g.kernel[1]))
-        for x in range(begin):
-            self.block(n, y, x, 1, g.taps(x), start, extent, c0, width)
+        if end - begin < self.columns:  # not one block: every column by its own taps
+            self.border(n, y, 0, g.output[2], start, extent, c0, width)
+            return
+        self.border(n, y, 0, begin, start, extent, c0, width)
         blocks, rest = divmod(end - begin, self.columns)
         if blocks:
             with em.loop(blocks, "block") as block:
@@ -239,37 +241,51 @@ class WindowPlan:
                     n,
                     y,
                     begin + block * self.columns,
-                    self.columns,
-                    everything,
+                    [everything] * self.columns,
                     start,
                     extent,
                     c0,
                     width,
                 )
         if rest:
-            self.block(n, y, end - rest, rest, everything, start, extent, c0, width)
-        for x in range(end, g.output[2]):
-            self.block(n, y, x, 1, g.taps(x), start, extent, c0, width)
+            self.block(n, y, end - rest, [everything] * rest, start, extent, c0, width)
+        self.border(n, y, end, g.output[2], start, extent, c0, width)
+
+    def border(
+        self,
+        n: Expr,
+        y: Expr,
+        begin: int,
+        end: int,
+        start: Expr,
+        extent: Expr,
+        c0: Expr,
+        width: int,
+    ) -> None:
+        """Output columns [begin, end), some of whose taps lie outside the image, in blocks too."""
+        for x in range(begin, end, self.columns):
+            taps = [self.g.taps(o) for o in range(x, min(x + self.columns, end))]
+            self.block(n, y, x, taps, start, extent, c0, width)
 
     def block(
         self,
         n: Expr,
         y: Expr,
         x: Expr,
-        columns: int,
-        taps: Sequence[int],
+        own: Sequence[Sequence[int]],
         start: Expr,
         extent: Expr,
         c0: Expr,
         width: int,
     ) -> None:
-        """``columns`` neighbouring outputs of ``width`` channels from ``c0``."""
+        """Neighbouring outputs of ``width`` channels from ``c0``, each with its ``own`` taps."""
         em, g = self.em, self.g
+        columns, taps = len(own), sorted({kw for each in own for kw in each})
         serves: dict[
             int, list[tuple[int, int]]
         ] = {}  # input column of the block -> (output column, kw)
-        for o in range(columns):
-            for kw in taps:
+        for o, each in enumerate(own):
+            for kw in each:
                 serves.setdefault(o * g.strides[1] + kw * g.dilation[1], []).append((o, kw))
         left = em.let_index(x * g.strides[1] - g.padding[1], "left")
         top = em.let_index(y * g.strides[0] - g.padding[0], "top")
