@@ -25,8 +25,16 @@ def op(kind: str, inputs: tuple[str, ...], output: str, type_: TensorType, **att
     return Operator(kind, inputs, output, type_, make_attrs(**attrs))
 
 
-def check(stage: Stage, name: str, most: int | None = 2, rule: Rule = gemm.match) -> None:
-    """The stage under ``most`` random configs; under all of them where it is None."""
+def check(
+    stage: Stage,
+    name: str,
+    most: int | None = 2,
+    rule: Rule = gemm.match,
+    choice: tuple[str, object] | None = None,
+) -> None:
+    """The stage under ``most`` random configs, of those with ``choice`` where one is given; under
+    all of them where it is None.
+    """
     machine = runnable(name)
     sketch = rule(stage, machine)
     assert sketch is not None
@@ -35,7 +43,8 @@ def check(stage: Stage, name: str, most: int | None = 2, rule: Rule = gemm.match
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
     want = reference(stage, arrays)
-    found = list(configs(sketch))
+    found = [c for c in configs(sketch) if choice is None or choice in c.choices]
+    assert found
     chosen = found if most is None else random.Random(seed).sample(found, min(most, len(found)))
     for config in chosen:
         got = build(sketch, config, machine)(*arrays)
@@ -287,3 +296,28 @@ def test_a_transposed_convolution_with_variable_weights_goes_to_the_fallback(lay
     machine = runnable("x86-64-v3")
     assert gemm.match(stage, machine) is None
     check(stage, "x86-64-v3", 1, fallback.match)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(
+    ("a", "b"), [((5, 1, 21), (5, 21, 48)), ((2, 3, 40), (40, 64)), ((1, 3, 600), (600, 32))]
+)
+def test_columns_of_an_input_are_read_where_they_lie(a: tuple, b: tuple, name: str) -> None:
+    """A product with few rows uses each element of B too seldom to copy it first."""
+    stage = product(a, b, constant=False)
+    sketch = gemm.match(stage, runnable(name))
+    assert sketch is not None and sketch.direct_columns == b[-1]
+    check(stage, name, 4, choice=("b", "direct"))
+
+
+def test_columns_that_lie_elsewhere_are_copied() -> None:
+    """Behind a transpose neighbours in n are not neighbours in memory; exp must be computed."""
+    machine = runnable("x86-64-v3")
+    out, x = T((3, 16)), {"a": T((3, 20)), "b": T((16, 20)), "e": T((20, 16))}
+    turned = op("permute", ("b",), "t", T((20, 16)), axes=(1, 0))
+    computed = op("exp", ("e",), "t", T((20, 16)))
+    for before in (turned, computed):
+        stage = make_stage([before, op("matmul", ("a", "t"), "y", out)], x, [])
+        sketch = gemm.match(stage, machine)
+        assert sketch is not None and sketch.direct_columns is None
+        assert all("b" not in dict(c.choices) for c in configs(sketch))

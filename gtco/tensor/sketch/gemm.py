@@ -120,6 +120,26 @@ class Gemm:
         return _direct(self.stage, self.view)
 
     @cached_property
+    def direct_columns(self) -> int | None:
+        """The row stride, in elements, where rows of a B that is computed lie in an input as they
+        are: a vector of it can be read in place.
+        """
+        if self.constant_b or isinstance(self.view, ConvView):
+            return None
+        return _direct(self.stage, self.view, columns=True)
+
+    def reads_columns(self, tile: FmaTile) -> bool:
+        """May panels of B be read in place? They are whole, and one block of rows uses them: where
+        more do, a copy pays, since rows of B far apart share cache sets.
+        """
+        if self.view.n % tile.columns or self.view.m > tile.rows:
+            return False
+        return self.direct_columns is not None
+
+    def packs_columns(self, config: Config) -> bool:
+        return not self.constant_b and dict(config.choices).get("b") != "direct"
+
+    @cached_property
     def stores_columns(self) -> bool:
         """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
         probe = Emitter(1)
@@ -151,6 +171,8 @@ class Gemm:
             return Decision(
                 "a", ("direct", "packed") if self.direct_rows is not None else ("packed",)
             )
+        if "b" not in chosen and self.reads_columns(tile):
+            return Decision("b", ("direct", "packed"))
         if "kc" not in chosen:
             return Decision("kc", self.depth_options())
         if "mc" not in chosen and (options := self.height_options(chosen)):
@@ -257,7 +279,7 @@ class Gemm:
             each = row_vectors(v, 2 + self.head_vectors, lanes)
             each += NORM_VECTORS * v.k / lanes if self.norm else 0
             extra.append(("vector", each * shape.tasks * shape.task_rows))
-        if not self.constant_b:
+        if self.packs_columns(config):
             extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(
             f"fma:{ceil(height)}x{tile.vectors}",
@@ -290,6 +312,7 @@ class Gemm:
             v.k,
             v.b_shape,
             self.direct_rows,
+            self.direct_columns,
             self.constant_b,
             self.depth_unit,
             self.head_vectors,
@@ -315,17 +338,20 @@ class Gemm:
         return Program(function, loops.shape.tasks, loops.workspace, packings)
 
 
-def _direct(stage: Stage, view: Contraction) -> int | None:
-    op = stage.producers.get(view.op.inputs[0])
+def _direct(stage: Stage, view: Contraction, columns: bool = False) -> int | None:
+    """The row stride of A, or of B (``columns``), where it lies in an input as it is."""
+    tensor = view.op.inputs[1 if columns else 0]
+    op = stage.producers.get(tensor)
     while op is not None:
         if op.kind not in ("reshape", "identity", "slice", "permute"):
             return None
         op = stage.producers.get(op.inputs[0])
     em = Emitter(1)
     m, k, b = (tirx.Var(x, "int32") for x in "mkb")
-    for var, extent in ((m, view.m), (k, view.k), (b, view.batch)):
+    for var, extent in ((m, view.n if columns else view.m), (k, view.k), (b, view.batch)):
         em.bind(var, extent)
     probe = Probe(stage, em, {})
-    probe.value(view.op.inputs[0], view.a_index(b, m, k))
-    found = linear_rows(probe.loads[0][1], m, k)
+    probe.value(tensor, view.b_index(b, k, m) if columns else view.a_index(b, m, k))
+    place = probe.loads[0][1]
+    found = linear_rows(place, k, m) if columns else linear_rows(place, m, k)
     return found[1] if found else None

@@ -44,7 +44,8 @@ class GemmLoops:
         padded_rows = -(-self.shape.task_rows // ALIGN) * ALIGN
         size_n = 2 * padded_rows if sketch.norm else 0
         self.scale_at = self.offset_n + padded_rows
-        size_b = 0 if sketch.constant_b else self.shape.task_panels * self.kc * self.tile.columns
+        self.packed_b = sketch.packs_columns(config)
+        size_b = self.shape.task_panels * self.kc * self.tile.columns if self.packed_b else 0
         tile_size = self.tile.rows * self.tile.columns
         tiles = self.held * self.shape.task_panels if self.kblocks > 1 else 1
         self.offset_b = self.offset_n + size_n
@@ -90,7 +91,7 @@ class GemmLoops:
                     height = em.let_index(shape.first_row(here + count) - start, "rows")
                     packed = args.scratch((shape.rows(self.held), self.lda), 0)
                     pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc)
-                if not self.sketch.constant_b:
+                if self.packed_b:
                     panel_buffer = args.scratch(
                         (shape.task_panels, self.kc, self.tile.columns), self.offset_b
                     )
@@ -243,5 +244,13 @@ class GemmLoops:
             array = self.args.inputs[self.view.op.inputs[1]]
             base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
             return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
+        if not self.packed_b:
+            stride = self.sketch.direct_columns or 0
+            origin = self.reader.value(
+                self.view.op.inputs[1],
+                self.view.b_index(batch, kb * self.kc, (first_panel + panel) * columns),
+            )
+            at = em.let_index(origin.indices[0], "b_rows")
+            return lambda k, j: origin.source[em.ramp(at + k * stride + j)]
         base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
         return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
