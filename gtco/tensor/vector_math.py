@@ -106,6 +106,14 @@ def exp(em: Emitter, x: Expr) -> Expr:
     return em.let(value * _power_of_two(n - half), "e")
 
 
+def exp_within(em: Emitter, x: Expr) -> Expr:
+    """exp of ``x`` clamped to -87 <= x <= 88, where 2^n is one number; at most 1 ulp."""
+    x = em.let(clamp(x, -87.0, 88.0), "x")
+    r, shifted = _reduced(em, x, BIASED_ROUND)
+    power = from_bits(tirx.shift_left(shifted, constant(shifted, 23)))
+    return em.let(horner(r, EXP_6) * power, "e")
+
+
 def _power_of_two(n: Expr) -> Expr:
     return from_bits(tirx.shift_left(n, constant(n, 23)) + constant(n, ONE_BITS))
 
@@ -180,7 +188,7 @@ def tanh(em: Emitter, x: Expr) -> Expr:
     x = em.let(x, "x")
     u, a = em.let(x * x, "u"), em.let(absolute(x), "a")
     small = horner(u, TANH_SMALL) * (u * x) + x
-    big = exp(em, a + a) + constant(x, 1.0)
+    big = exp_within(em, a + a) + constant(x, 1.0)
     large = with_sign(constant(x, 1.0) - constant(x, 2.0) / big, x)
     return em.let(tirx.Select(a < constant(x, 0.625), small, large), "tanh")
 
@@ -215,9 +223,11 @@ def gelu(em: Emitter, x: Expr) -> Expr:
 
 
 def sigmoid(em: Emitter, x: Expr) -> Expr:
-    """1 / (1 + exp(-x)): at most 3 ulp above -87, and 0 where exp(-x) overflows (below -88.7)."""
+    """1 / (1 + exp(-x)): at most 3 ulp above -87, and 0 below -88, where it is a denormal."""
     x = em.let(x, "x")
-    return em.let(constant(x, 1.0) / (exp(em, constant(x, 0.0) - x) + constant(x, 1.0)), "sigmoid")
+    e = exp_within(em, constant(x, 0.0) - x)
+    value = constant(x, 1.0) / (e + constant(x, 1.0))
+    return em.let(tirx.Select(x < constant(x, -88.0), constant(x, 0.0), value), "sigmoid")
 
 
 def silu(em: Emitter, x: Expr) -> Expr:
