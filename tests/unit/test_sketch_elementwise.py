@@ -8,10 +8,11 @@ from math import prod
 import numpy as np
 import pytest
 
+from gtco.codegen.llvm import lower
 from gtco.target import target
 from gtco.tensor.sketch import elementwise
 from gtco.tensor.sketch.interleaving import Interleaving
-from gtco.tensor.space import configs
+from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
@@ -486,6 +487,7 @@ WOVEN = {
     "odd_channel_shuffle": lambda: channel_shuffle(3, 17),
     "channel_shuffle_8": lambda: channel_shuffle(8, 12),
     "rotary_pairs": lambda: rotary_pairs(19, 26),
+    "rotary_pairs_of_64": lambda: rotary_pairs(5, 64),
     "every_2": lambda: every(2, 21),
     "every_8": lambda: every(8, 21),
     "few": lambda: every(2, 9),
@@ -504,6 +506,17 @@ def test_neighbours_from_several_places_are_woven(name: str, case: str) -> None:
     wanted = reference(made, inputs)
     for config in some_configs(sketch)[-2:]:
         assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, 1e-6)
+
+
+def test_woven_loads_are_vectors() -> None:
+    """Also where a row has several axes and a block begins anywhere in it."""
+    machine = target("x86-64-v4")
+    sketch = elementwise.match(rotary_pairs(5, 64), machine)
+    assert sketch is not None
+    program = sketch.build(some_configs(sketch)[0], "k")
+    assert isinstance(program, Program)
+    lowered = str(lower([program.function], machine))
+    assert "Shuffle" in lowered and "T.Div(T.Ramp" not in lowered and "% T.Broadcast" not in lowered
 
 
 def test_what_does_not_run_evenly_is_not_woven() -> None:

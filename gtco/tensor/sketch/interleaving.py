@@ -135,26 +135,30 @@ def _steps(stage: Stage, lanes: int, grid: Interleaving, phase: int) -> tuple[in
 
 @dataclass
 class _SteppedReader(Reader):
-    """Reads what was picked beforehand where a load goes by steps of the ``lane``; ``picked`` holds
-    tensor, step, the position of the first lane, and the values.
+    """Reads at positions ``first + [0, lanes)`` of a phase. The index maps are followed at ``at``,
+    one variable that no code has: a sum of two is not always seen to run evenly. ``picked`` holds
+    tensor, step, where position 0 lies, and the values of loads by steps.
     """
 
+    at: Any = None
+    first: Expr = 0
+    lane: Expr = 0
     picked: list[tuple[str, int, Expr, Array]] = field(default_factory=list)
-    lane: Any = None
 
     def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
-        em = self.emitter
-        found = _step(em.index(self.inputs[tensor].flat(index)), self.lane)
-        for name, step, first, values in self.picked:
-            if (name, step) == (tensor, found[0]) and _is_zero(em.index(first - found[1])):
+        em, array = self.emitter, self.inputs[tensor]
+        step, origin = _step(em.index(array.flat(index)), self.at)
+        for name, known, start, values in self.picked:
+            if (name, known) == (tensor, step) and _is_zero(em.index(start - origin)):
                 return em.load(values, [self.lane])
-        return super().load(tensor, index)
+        return array.buffer[em.index(origin + (self.first + self.lane) * step)]
 
 
-def _step(flat: Expr, var: Any) -> tuple[int | None, Expr]:
+def _step(flat: Expr, var: Any) -> tuple[int, Expr]:
     """How far apart neighbours along ``var`` lie, and where the first is."""
-    parts: Any = () if isinstance(flat, int) else detect_linear_equation(flat, [var])
-    return (int(parts[0]), parts[1]) if len(parts) == 2 else (None, flat)
+    parts: Any = (0, flat) if isinstance(flat, int) else detect_linear_equation(flat, [var])
+    assert len(parts) == 2, f"{flat} is not even, though it was"
+    return int(parts[0]), parts[1]
 
 
 def _is_zero(value: Expr) -> bool:
@@ -186,13 +190,14 @@ def _block(
 ) -> None:
     """``lanes`` positions of every phase, from ``i`` on."""
     output = reader.stage.output
+    reader.at, reader.first = tirx.Var("at", "int32"), i
+    em.bind(reader.at, grid.extent)
     vectors = []
     for phase in range(grid.phases):
-        if grid.steps[phase]:
-            reader.picked = _picked(em, args, reader.stage, grid, rest, i, phase, lanes)
+        index = grid.index(rest, reader.at, phase)
+        reader.picked = _picked(reader, index, lanes) if grid.steps[phase] else []
         values = em.registers(lanes, output.type.dtype)
         with em.vector(lanes) as reader.lane:
-            index = grid.index(rest, i + reader.lane, phase)
             em.store(values, [reader.lane], reader.value(output.output, index))
         vectors.append(em.let(em.load_vector(values, [0], lanes), "phase"))
     flat: Expr = 0
@@ -205,26 +210,19 @@ def _block(
 
 
 def _picked(
-    em: Emitter,
-    args: KernelArguments,
-    stage: Stage,
-    grid: Interleaving,
-    rest: list[Expr],
-    i: Expr,
-    phase: int,
-    lanes: int,
+    reader: _SteppedReader, index: list[Expr], lanes: int
 ) -> list[tuple[str, int, Expr, Array]]:
-    """The phase's loads by steps, of ``lanes`` positions from ``i`` on, as :class:`_SteppedReader`
-    finds them.
-    """
-    probe, lane = Probe(stage, em, {}), tirx.Var("lane", "int32")
-    em.bind(lane, lanes)
-    probe.value(stage.output.output, grid.index(rest, i + lane, phase))
+    """The loads by steps for ``lanes`` positions of the output's ``index``."""
+    em = reader.emitter
+    probe = Probe(reader.stage, em, {})
+    probe.value(reader.stage.output.output, index)
     found = []
     for name, flat in probe.loads:
-        step, first = _step(flat, lane)
-        if step is not None and step > 1:
-            values = em.registers(lanes, args.inputs[name].dtype)
-            em.store_vector(values, [0], pick(em, args.inputs[name], first, step, lanes), lanes)
-            found.append((name, step, first, values))
+        step, origin = _step(flat, reader.at)
+        if step > 1:
+            array = reader.inputs[name]
+            values = em.registers(lanes, array.dtype)
+            vector = pick(em, array, origin + reader.first * step, step, lanes)
+            em.store_vector(values, [0], vector, lanes)
+            found.append((name, step, origin, values))
     return found
