@@ -11,6 +11,7 @@ from tvm import relax
 from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers
 from gtco.graph.lower_context import result_type as _type
 from gtco.graph.lower_convolution import CONVOLUTION_RULES
+from gtco.tensor.stage import TensorType
 
 # -- pooling, resizing -----------------------------------------------------------------------------
 
@@ -33,6 +34,35 @@ def _pool(kind: str) -> Rule:
         else:
             attrs["count_include_pad"] = bool(a.count_include_pad)
         return lowering.emit(kind, (lowering.value(call.args[0]),), _type(call), **attrs)
+
+    return rule
+
+
+def _pool1d(kind: str) -> Rule:
+    """As two-dimensional pooling of images one row high."""
+
+    def rule(lowering: Lowering, call: relax.Call) -> Any:
+        a = call.attrs
+        if a.layout != "NCW" or a.out_layout not in ("", "NCW"):
+            return None
+        left, right = integers(a.padding)
+        attrs: dict[str, Any] = {
+            "kernel": (1, *integers(a.pool_size)),
+            "strides": (1, *integers(a.strides)),
+            "padding": (0, left, 0, right),
+            "layout": "NCHW",
+        }
+        if kind == "max_pool2d":
+            attrs["dilation"] = (1, *integers(a.dilation))
+        elif any(d != 1 for d in integers(a.dilation)):
+            return None
+        else:
+            attrs["count_include_pad"] = bool(a.count_include_pad)
+        made, x = _type(call), lowering.value(call.args[0])
+        n, c, w = lowering.type(x).shape
+        x = lowering.reshape(x, (n, c, 1, w))
+        flat = TensorType((*made.shape[:2], 1, made.shape[2]), made.dtype)
+        return lowering.reshape(lowering.emit(kind, (x,), flat, **attrs), made.shape)
 
     return rule
 
@@ -256,6 +286,8 @@ def _attention(lowering: Lowering, call: relax.Call) -> Any:
 
 LAYER_RULES: dict[str, Rule] = {
     **CONVOLUTION_RULES,
+    "nn.max_pool1d": _pool1d("max_pool2d"),
+    "nn.avg_pool1d": _pool1d("avg_pool2d"),
     "nn.max_pool2d": _pool("max_pool2d"),
     "nn.avg_pool2d": _pool("avg_pool2d"),
     "nn.adaptive_avg_pool2d": _adaptive_avg_pool2d,

@@ -1,8 +1,8 @@
 """What each Relax operator becomes: element-wise, data movement, reductions and products.
 
 A rule takes the lowering and the call and gives the value, or None where this use of the operator
-has no canonical form (it then travels as ``relax``). Image operators, normalisations and attention
-are in ``lower_layers``.
+has no canonical form (it then travels as ``relax``). Slices, borders and repetitions are in
+``lower_movement``; image operators, normalisations and attention in ``lower_layers``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy
 from tvm import relax
 
-from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers, tensor_type
+from gtco.graph.lower_context import Lowering, NoRule, Rule, integer, integers
 from gtco.graph.lower_context import result_type as _type
 from gtco.graph.lower_einsum import einsum
 from gtco.graph.lower_layers import LAYER_RULES
+from gtco.graph.lower_movement import MOVEMENT_RULES
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
-from gtco.tensor.stage import TensorType
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
 
@@ -56,6 +56,15 @@ def _clip(lowering: Lowering, call: relax.Call) -> str:
 def _square(lowering: Lowering, call: relax.Call) -> str:
     x = lowering.value(call.args[0])
     return lowering.emit("multiply", (x, x), _type(call))
+
+
+def _is_finite(lowering: Lowering, call: relax.Call) -> Any:
+    x = lowering.value(call.args[0])
+    dtype = lowering.type(x).dtype
+    if dtype not in ("float32", "float64"):
+        return None
+    infinity = lowering.constant(numpy.inf, dtype)
+    return lowering.emit("less", (lowering.emit("abs", (x,)), infinity))
 
 
 def _softplus(lowering: Lowering, call: relax.Call) -> Any:
@@ -120,54 +129,6 @@ def _stack(lowering: Lowering, call: relax.Call) -> str:
     )
 
 
-def _take_slice(
-    lowering: Lowering, x: str, axis: int, begin: int, count: int, stride: int = 1
-) -> str:
-    known = lowering.type(x)
-    rank = len(known.shape)
-    shape = (*known.shape[:axis], count, *known.shape[axis + 1 :])
-    return lowering.emit(
-        "slice",
-        (x,),
-        TensorType(shape, known.dtype),
-        begin=[begin if i == axis else 0 for i in range(rank)],
-        strides=[stride if i == axis else 1 for i in range(rank)],
-    )
-
-
-def _split(lowering: Lowering, call: relax.Call) -> tuple[str, ...]:
-    x = lowering.value(call.args[0])
-    axis = integer(call.attrs.axis) % len(lowering.type(x).shape)
-    parts: list[str] = []
-    begin = 0
-    for field in call.ty.fields:
-        count = int(tensor_type(field, "split").shape[axis])
-        parts.append(_take_slice(lowering, x, axis, begin, count))
-        begin += count
-    return tuple(parts)
-
-
-def _strided_slice(lowering: Lowering, call: relax.Call) -> str:
-    x = lowering.value(call.args[0])
-    shape = lowering.type(x).shape
-    axes, begins = lowering.value(call.args[1]), lowering.value(call.args[2])
-    strides = lowering.value(call.args[4]) if len(call.args) > 4 else (1,) * len(axes)
-    begin, stride = [0] * len(shape), [1] * len(shape)
-    for axis, first, step in zip(axes, begins, strides, strict=True):
-        size = int(shape[axis])
-        first = first + size if first < 0 else first
-        begin[axis] = min(max(first, 0), size if step > 0 else size - 1)
-        stride[axis] = int(step)
-    return lowering.emit("slice", (x,), _type(call), begin=begin, strides=stride)
-
-
-def _flip(lowering: Lowering, call: relax.Call) -> str:
-    x = lowering.value(call.args[0])
-    shape = lowering.type(x).shape
-    axis = integer(call.attrs.axis) % len(shape)
-    return _take_slice(lowering, x, axis, int(shape[axis]) - 1, int(shape[axis]), -1)
-
-
 def _gather(lowering: Lowering, call: relax.Call) -> str:
     x = lowering.value(call.args[0])
     axis = call.attrs.axis
@@ -182,90 +143,6 @@ def _index_tensor(lowering: Lowering, call: relax.Call) -> Any:
     if len(indices) != 1 or lowering.type(indices[0]).dtype == "bool":
         return None
     return lowering.emit("gather", (lowering.value(call.args[0]), indices[0]), axis=0)
-
-
-def _repeat_to(lowering: Lowering, x: str, repeats: list[int], inner: bool) -> str:
-    """Each axis ``repeats`` times: the whole axis over (tile) or each element (repeat,
-    ``inner``)."""
-    known = lowering.type(x)
-    shape = (1,) * (len(repeats) - len(known.shape)) + tuple(map(int, known.shape))
-    pairs = [(d, r) if inner else (r, d) for d, r in zip(shape, repeats, strict=True)]
-    apart = [(d, 1) if inner else (1, d) for d in shape]
-    x = lowering.reshape(x, tuple(d for pair in apart for d in pair))
-    x = lowering.emit(
-        "broadcast", (x,), TensorType(tuple(d for pair in pairs for d in pair), known.dtype)
-    )
-    return lowering.reshape(x, tuple(a * b for a, b in pairs))
-
-
-def _tile(lowering: Lowering, call: relax.Call) -> str:
-    x = lowering.value(call.args[0])
-    repeats = list(integers(call.attrs.repeats))
-    repeats = [1] * (len(lowering.type(x).shape) - len(repeats)) + repeats
-    return _repeat_to(lowering, x, repeats, inner=False)
-
-
-def _repeat(lowering: Lowering, call: relax.Call) -> str:
-    x = lowering.value(call.args[0])
-    if call.attrs.axis is None:
-        x = lowering.reshape(x, (prod(map(int, lowering.type(x).shape)),))
-    rank = len(lowering.type(x).shape)
-    axis = 0 if call.attrs.axis is None else integer(call.attrs.axis) % rank
-    repeats = [integer(call.attrs.repeats) if i == axis else 1 for i in range(rank)]
-    return _repeat_to(lowering, x, repeats, inner=True)
-
-
-def _pad(lowering: Lowering, call: relax.Call) -> Any:
-    widths = integers(call.attrs.pad_width)
-    mode = str(call.attrs.pad_mode)
-    if mode not in ("constant", *_REPEATED) or any(width < 0 for width in widths):
-        return None
-    x = lowering.value(call.args[0])
-    if mode != "constant":
-        for axis, around in enumerate(zip(widths[0::2], widths[1::2], strict=True)):
-            x = _pad_repeating(lowering, x, axis, around, _REPEATED[mode])
-        return x
-    return lowering.emit(
-        "pad",
-        (x,),
-        before=widths[0::2],
-        after=widths[1::2],
-        value=float(call.attrs.pad_value),
-    )
-
-
-_REPEATED: dict[str, Any] = {
-    "reflect": "reflect",
-    "replicate": "edge",
-    "circular": "wrap",
-}  # numpy's
-
-
-def _pad_repeating(
-    lowering: Lowering, x: str, axis: int, around: tuple[int, int], mode: Any
-) -> str:
-    """A border of the tensor's own elements: its positions fall into runs, each a slice (backwards
-    where it is a reflection, one element many times at an edge)."""
-    shape = lowering.type(x).shape
-    if not any(around):
-        return x
-    places = numpy.pad(numpy.arange(int(shape[axis])), around, mode=mode).tolist()
-    parts: list[str] = []
-    begin = 0
-    while begin < len(places):
-        step = places[begin + 1] - places[begin] if begin + 1 < len(places) else 1
-        step = step if step in (-1, 0, 1) else 1
-        end = begin + 1
-        while end < len(places) and places[end] - places[end - 1] == step:
-            end += 1
-        count = end - begin
-        part = _take_slice(lowering, x, axis, places[begin], count if step else 1, step or 1)
-        if not step:
-            kind = TensorType((*shape[:axis], count, *shape[axis + 1 :]), lowering.type(x).dtype)
-            part = lowering.emit("broadcast", (part,), kind)
-        parts.append(part)
-        begin = end
-    return parts[0] if len(parts) == 1 else lowering.emit("concat", tuple(parts), axis=axis)
 
 
 # -- constants -------------------------------------------------------------------------------------
@@ -377,6 +254,7 @@ RULES: dict[str, Rule] = {
     **{row.relax: _plain(row.name) for row in ELEMENTWISE_OPERATORS.values() if row.relax},
     "clip": _clip,
     "square": _square,
+    "isfinite": _is_finite,
     "nn.softplus": _softplus,
     "nn.leakyrelu": _leaky_relu,
     "matmul": _matmul,
@@ -390,14 +268,8 @@ RULES: dict[str, Rule] = {
     "broadcast_to": _broadcast,
     "concat": _concat,
     "stack": _stack,
-    "split": _split,
-    "strided_slice": _strided_slice,
-    "flip": _flip,
     "take": _gather,
     "index_tensor": _index_tensor,
-    "tile": _tile,
-    "repeat": _repeat,
-    "nn.pad": _pad,
     "full": _full,
     "full_like": _full,
     "zeros": lambda lowering, call: _filled(lowering, call, 0),
@@ -421,5 +293,6 @@ RULES: dict[str, Rule] = {
     "std": _std,
     "nn.softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
+    **MOVEMENT_RULES,
     **LAYER_RULES,
 }

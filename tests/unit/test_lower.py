@@ -321,6 +321,66 @@ def test_a_constant_border_is_the_canonical_pad(inputs, opset, border) -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.parametrize("given", [("low", "high"), ("low", ""), ("", "high"), ("nan", "high")])
+def test_a_clip_is_canonical(given) -> None:
+    """Bounds that are scalars, left out, or NaN, which ONNX Runtime takes for none."""
+    bounds = {"low": np.float32(-0.5), "high": np.float32(0.75), "nan": np.float32(np.nan)}
+    used = {name: value for name, value in bounds.items() if name in given}
+    graph, found, wanted = lowered([helper.make_node("Clip", ["x", *given], ["y"])], used, (3, 7))
+    assert [op.kind for op in graph.operators.values()] == ["clip"]
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+def test_a_clip_of_attributes_and_behind_a_relu() -> None:
+    clip = helper.make_node("Clip", ["r"], ["y"], max=0.5)
+    graph, found, wanted = lowered([helper.make_node("Relu", ["x"], ["r"]), clip], {}, (3, 7), 6)
+    (op,) = graph.operators.values()
+    assert (op.kind, op["min"], op["max"]) == ("clip", 0.0, 0.5)
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+def test_a_clip_of_integers_keeps_its_bounds() -> None:
+    """2^24 + 1 is no float32."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Clip", ["i", "low"], ["j"]),
+        helper.make_node("Sub", ["j", "low"], ["k"]),
+        helper.make_node("Cast", ["k"], ["y"], to=TensorProto.FLOAT),
+    ]
+    graph, found, wanted = lowered(nodes, {"low": np.int64(2**24 + 1)}, (4,))
+    assert "relax" not in graph.histogram()
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
+@pytest.mark.parametrize("kind", ["AveragePool", "MaxPool"])
+def test_pooling_of_one_axis_is_canonical(kind) -> None:
+    node = helper.make_node(kind, ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 0])
+    graph, found, wanted = lowered([node], {}, (2, 3, 10))
+    assert "relax" not in graph.histogram()
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-6)
+
+
+def test_rows_picked_by_repeated_indices_are_gathered() -> None:
+    """As RT-DETR takes its queries: the row's number, known at run time, repeated along the row."""
+    nodes = [
+        helper.make_node("TopK", ["x", "three"], ["values", "top"], axis=1),
+        helper.make_node("Slice", ["top", "begin", "end", "last"], ["some"]),
+        helper.make_node("Tile", ["some", "times"], ["index"]),
+        helper.make_node("GatherElements", ["x", "index"], ["y"], axis=1),
+    ]
+    constants = {
+        "three": np.array([3]),
+        "begin": np.array([2]),
+        "end": np.array([3]),
+        "last": np.array([-1]),
+        "times": np.array([1, 1, 6]),
+    }
+    graph, found, wanted = lowered(nodes, constants, (1, 5, 6))
+    assert graph.histogram()["gather"] == 1
+    assert "gather_elements" not in [op.get("op") for op in graph.operators.values()]
+    np.testing.assert_array_equal(found[0], wanted[0])
+
+
 def test_a_tile_is_canonical() -> None:
     graph, found, wanted = lowered(
         [helper.make_node("Tile", ["x", "r"], ["y"])], {"r": np.array([2, 3])}, (4, 5)

@@ -116,11 +116,39 @@ def _out_of_range(value: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray, prod
     return bool(over.any() or (product and under.any()))
 
 
-def _maximum(graph: Graph, op: Operator) -> str | None:
+def _bounded(graph: Graph, op: Operator) -> tuple[str, float] | None:
+    """The operand and the constant that bounds it; None for a NaN, for integers (which a float
+    bound may not hold) and for constants of many values."""
     pair = with_constant(graph, op)
-    if pair is not None and scalar(graph, pair[1]) == 0.0 and graph.types[pair[0]] == op.type:
-        return graph.add("relu", (pair[0],), op.type, name=op.name)
-    return None
+    bound = scalar(graph, pair[1]) if pair is not None else None
+    if pair is None or bound is None or math.isnan(bound) or graph.types[pair[0]] != op.type:
+        return None
+    return (pair[0], bound) if op.type.dtype in ("float32", "float64") else None
+
+
+def _maximum(graph: Graph, op: Operator) -> str | None:
+    found = _bounded(graph, op)
+    if found is None:
+        return None
+    x, low = found
+    if low == 0.0:
+        return graph.add("relu", (x,), op.type, name=op.name)
+    return graph.add("clip", (x,), op.type, name=op.name, min=low, max=math.inf)
+
+
+def _minimum(graph: Graph, op: Operator) -> str | None:
+    """Behind a lower bound both are one clip."""
+    found = _bounded(graph, op)
+    if found is None:
+        return None
+    x, high = found
+    maker = graph.producer(x)
+    low = -math.inf
+    if maker is not None and maker.kind == "relu":
+        (x,), low = maker.inputs, 0.0
+    elif maker is not None and maker.kind == "clip" and maker["max"] == math.inf:
+        (x,), low = maker.inputs, maker["min"]
+    return graph.add("clip", (x,), op.type, name=op.name, min=low, max=high)
 
 
 def _clip(graph: Graph, op: Operator) -> str | None:
@@ -146,6 +174,7 @@ _RULES = {
     "add": _add,
     "multiply": _multiply,
     "maximum": _maximum,
+    "minimum": _minimum,
     "clip": _clip,
     "where": _where,
 }
