@@ -10,7 +10,7 @@ import onnx
 from tests.random.__main__ import search
 from tests.random.builder import model_of
 from tests.random.draw import OPSETS, draw
-from tests.random.engine import Wanted, difference, wanted
+from tests.random.engine import TOLERANCE, Wanted, difference, wanted
 from tests.random.shrink import shrink
 
 SEED, COUNT = 0, 180
@@ -32,7 +32,7 @@ def test_a_seed_is_a_graph() -> None:
 
 def test_every_difference_is_seen() -> None:
     value = np.array([1.0, np.nan, np.inf, -3.0], np.float32)
-    want = Wanted(value, value)
+    want = Wanted(value, (value,))
     assert difference(value, want, True) == ""
     for at, other in ((0, 1.01), (0, np.nan), (1, 0.0), (2, -np.inf), (2, 3e38), (3, np.inf)):
         wrong = value.copy()
@@ -40,7 +40,7 @@ def test_every_difference_is_seen() -> None:
         assert difference(wrong, want, True), (at, other)
     assert difference(value.astype(np.float64), want, True)
     assert difference(value[:3], want, True)
-    one = Wanted(np.float32(np.nan), np.float32(np.nan))
+    one = Wanted(np.float32(np.nan), (np.float32(np.nan),))
     assert difference(np.float32(np.nan), one, True) == ""
     assert difference(np.float32(0), one, True)
 
@@ -56,3 +56,47 @@ def test_shrinking_keeps_what_fails() -> None:
     model, feeds = shrink(model_of([graph]), graph.feeds, fails)
     assert len(graph.nodes) > 1
     assert [n.op_type for n in model.graph.node] == ["Softmax"] and len(feeds) == 1
+
+
+def graph_of(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
+
+
+def test_what_may_fall_either_way_is_held_to_no_more() -> None:
+    """Roundings of ties, differences of what is equal, comparisons of what is equal, and scores
+    that a mask of -3e4 leaves three digits of: their values are an engine's own.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+    tie = "agraph (float[4,8] x) => (float[4,8] y) { %s }"
+    for body, feed, other in (
+        ("a = Mul(x, x) r = Round(a) y = Neg(r)", np.full_like(x, 0.5**0.5), -1.0),
+        ("a = Mul(x, x) b = Mul(x, x) y = Sub(a, b)", x, 3e-8),
+    ):
+        want = wanted(graph_of(tie % body), {"x": feed})["y"]
+        value = np.full_like(x, other)
+        assert (want.value != value).any() and difference(value, want, True) == "", body
+        assert difference(value + 300, want, True), body
+    compared = (
+        "agraph (float[4,8] x) => (bool[4,8] y) { a = Mul(x, x) b = Mul(x, x) y = Less(a, b) }"
+    )
+    want = wanted(graph_of(compared), {"x": x})["y"]
+    assert difference(~want.value, want, True) == ""
+    low = "<float low = {-3e4}> { a = Mul(x, x) b = Add(a, low) y = Softmax <axis = 1> (b) }"
+    want = wanted(graph_of(f"agraph (float[4,8] x) => (float[4,8] y) {low}"), {"x": x})["y"]
+    exact = np.exp(x.astype(np.float64) ** 2)
+    exact /= exact.sum(1, keepdims=True)
+    assert np.abs(want.value - exact).max() > TOLERANCE
+    assert difference(exact.astype(np.float32), want, True) == ""
+
+
+def test_what_float32_absorbs_is_held_to() -> None:
+    """A row wholly masked by -1e9 or finfo.min is the mean: every engine rounds the scores away."""
+    x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    for low in ("-1e9", "-3.4028234663852886e38"):
+        body = "{ a = Mul(x, x) b = Add(a, low) y = Softmax <axis = 1> (b) }"
+        text = f"agraph (float[4,8] x) => (float[4,8] y) <float low = {{{low}}}> {body}"
+        want = wanted(graph_of(text), {"x": x})["y"]
+        np.testing.assert_allclose(want.value, 1 / 8, rtol=1e-6)
+        assert difference(want.value, want, True) == ""
+        assert difference(want.value * np.float32(1.001), want, True)

@@ -187,6 +187,14 @@ def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.Mon
     assert lower(imported).check()
 
 
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_onnxsim_leaves_a_softmax_over_one_element(kind: str) -> None:
+    """It is NaN where that element is no number: no constant."""
+    proto = model([helper.make_node(kind, ["x"], ["y"], axis=0)])
+    graph = lower(load_onnx(proto)).check()
+    assert [op.kind.replace("_", "") for op in graph.operators.values()] == [kind.lower()]
+
+
 def test_names_that_need_cleaning_keep_their_spelling() -> None:
     proto = model([helper.make_node("Relu", ["x.1/in put"], ["0"])])
     proto.graph.input[0].name = "x.1/in put"
