@@ -169,16 +169,17 @@ def integers(rng: np.random.Generator, spec: Spec, range_: Range) -> Array:
 def nudged(
     inputs: Mapping[str, Array], masks: Sequence[str], rng: np.random.Generator, by: float
 ) -> dict[str, Array]:
-    """The inputs with every float moved by about ``by`` of its magnitude and the mean magnitude;
-    masks, infinities and integers stay."""
+    """The inputs with every float moved by about ``by`` of its magnitude and the root of the mean
+    square (a spike among zeros moves the zeros too); masks, infinities and integers stay."""
     result = dict(inputs)
     for name, value in inputs.items():
         if name in masks or not is_float(value.dtype):
             continue
         x = value.astype(np.float64)
         finite = np.isfinite(x)
-        mean = float(np.abs(x[finite]).mean()) if finite.any() else 0.0
-        step = by * np.maximum(np.abs(x), mean or 1.0) * rng.uniform(-1, 1, x.shape)
+        usual = float(np.sqrt(np.square(x[finite]).mean())) if finite.any() else 0.0
+        usual = usual if 0 < usual < np.inf else 1.0
+        step = by * np.maximum(np.abs(x), usual) * rng.uniform(-1, 1, x.shape)
         result[name] = np.where(finite, x + step, x).astype(value.dtype)
     return result
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from gtco.errors import VerificationError
 from gtco.verification import Role, cases, compare, onnx_roles, verify
+from gtco.verification.cases import nudged
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,19 @@ def test_what_the_reference_cannot_hold_either_is_unstable_and_no_failure():
     overflowed = np.where(one, np.inf, expected)
     assert off(overflowed, expected).failure
     assert off(overflowed, expected, noise=one).failure is None
+
+
+def test_zeros_around_a_spike_are_nudged_as_zeros_alone_are():
+    """MaskFormer's GroupNorm of a nearly constant image: it is the zeros that decide how far off
+    the reference itself is, and the mean of a spike among them is next to nothing."""
+    spike = np.zeros((1, 3, 64, 64), np.float32)
+    spike[0, 0, 9, 9] = 100.0
+    moved = nudged({"x": spike}, [], np.random.default_rng(0), 2.0**-20)["x"]
+    step = np.abs(moved[spike == 0])
+    assert step.max() > 0.5 * 2.0**-20 * np.sqrt(np.square(spike).mean())
+    zeros = np.zeros_like(spike)
+    alone = nudged({"x": zeros}, [], np.random.default_rng(0), 2.0**-20)["x"]
+    assert 0.5 * 2.0**-20 < np.abs(alone).max() <= 2.0**-20
 
 
 def test_integers_are_equal_or_wrong():
