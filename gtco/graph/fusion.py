@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gtco.graph.dpof import Cost, Floor, Pricer, Search
@@ -95,7 +97,11 @@ def fuse(graph: Graph, cost: Cost, floor: Floor = no_floor) -> tuple[Graph, Part
     Copies that no kernel took in are taken back, and the rest partitioned anew, until every copy
     that is left saves something. Counters and times are those of all rounds together.
     """
-    pricer = Pricer(cost)
+    with _uncollected():
+        return _fuse(graph, Pricer(cost), floor)
+
+
+def _fuse(graph: Graph, pricer: Pricer, floor: Floor) -> tuple[Graph, Partition]:
     best, rounds = (graph, partition(graph, pricer, floor)), []
     rounds.append(best[1])
     keep: set[str] = set()
@@ -119,3 +125,17 @@ def fuse(graph: Graph, cost: Cost, floor: Floor = no_floor) -> tuple[Graph, Part
         },
     )
     return best[0], total
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection. The search makes values by the million and no cycles of them;
+    collections, which walk all of TVM and the model to find nothing, were half of its time.
+    """
+    wanted = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if wanted:
+            gc.enable()

@@ -9,18 +9,23 @@ that holds the working set.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, inf, prod
+from typing import TypeVar
+
+import numpy as np
 
 from gtco.errors import describe
 from gtco.search.level0 import Level0
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Choice, Config, Sketch, Stream, Workload, configs
+from gtco.tensor.space import Choice, Config, Decision, Sketch, Stream, Workload
 from gtco.tensor.stage import Operator, Stage, TensorType
+
+T = TypeVar("T", float, np.ndarray)
 
 LAUNCH = 1.0e-6  # seconds: the barrier between two stages
 TILES_KEPT = 6  # level-0 candidates that go on to the levels above
@@ -39,6 +44,19 @@ class Choosing:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of all sketches of one signature, with what these share of the price, an array
+    over the candidates each: seconds of the ``loops``, ``counts`` of every kind of extra work, and
+    in ``shares`` the seconds that a second of extra work adds.
+    """
+
+    configs: tuple[Config, ...]
+    loops: np.ndarray
+    counts: tuple[np.ndarray, ...]
+    shares: np.ndarray
+
+
 @dataclass
 class AnalyticPolicy:
     """Picks the config of least predicted time for a stage on ``threads`` cores of ``target``."""
@@ -47,7 +65,7 @@ class AnalyticPolicy:
     threads: int = 0
     level0: Level0 | None = None
     _stages: dict[str, tuple[Choosing, ...]] = field(default_factory=dict, repr=False)
-    _configs: dict[object, tuple[Config, float]] = field(default_factory=dict, repr=False)
+    _shared: dict[object, Candidates] = field(default_factory=dict, repr=False)
     _failures: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +138,11 @@ class AnalyticPolicy:
         return {level.name: level for level in self.target.memory}
 
     @cached_property
+    def _usable(self) -> tuple[tuple[float, MemoryLevel], ...]:
+        """Each level of memory with the bytes that a working set may count on there."""
+        return tuple((USABLE * level.capacity, level) for level in self.target.memory)
+
+    @cached_property
     def _fastest(self) -> float:
         """Vector FMAs a second of one core, by the fastest micro-kernel of any shape or without."""
         assert self.level0 is not None
@@ -129,72 +152,99 @@ class AnalyticPolicy:
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""
-        return [choice.config for choice in self.ranked(sketch)[:n]]
-
-    def ranked(self, sketch: Sketch) -> list[Choosing]:
-        """Every candidate with its predicted time, best first."""
-        priced = [
-            Choosing(sketch, c, self.seconds(sketch.workload(c))) for c in self.candidates(sketch)
-        ]
-        return sorted(priced, key=lambda c: c.seconds)
+        found, seconds = self.compared(sketch)
+        return [found[i] for i in np.argsort(seconds, kind="stable")[:n]]
 
     def _best(self, sketch: Sketch) -> Choosing:
+        found, seconds = self.compared(sketch)
+        config = found[int(np.argmin(seconds))]
+        return Choosing(sketch, config, self.seconds(sketch.workload(config)))
+
+    def compared(self, sketch: Sketch) -> tuple[tuple[Config, ...], np.ndarray]:
+        """Every candidate, and their predicted seconds without what is the same for all. The fusion
+        search asks for hundreds of stages around one contraction: what these share is worked out
+        once a signature.
+        """
         signature = getattr(sketch, "signature", None)
-        if signature is not None and signature in self._configs:
-            config, _ = self._configs[signature]
-            return Choosing(sketch, config, self.seconds(sketch.workload(config)))
-        best = self.ranked(sketch)[0]
-        if signature is not None:
-            self._configs[signature] = best.config, best.seconds
-        return best
+        shared = self._shared.get(signature)
+        if signature is None or shared is None:
+            shared = self._worked_out(sketch)
+            if signature is not None:
+                self._shared[signature] = shared
+        # the units are the sketch's own, and the same for every config
+        extra = sketch.workload(shared.configs[0]).extra
+        pieces = [(x.kernel, n, x.units) for x, n in zip(extra, shared.counts, strict=True)]
+        return shared.configs, self._whole(shared.loops, shared.shares, pieces)
+
+    def _worked_out(self, sketch: Sketch) -> Candidates:
+        found = tuple(self.candidates(sketch))
+        works = [sketch.workload(config) for config in found]
+        loops, shares = zip(*map(self._loops, works), strict=True)
+        counts = zip(*((piece.count for piece in work.extra) for work in works), strict=True)
+        return Candidates(
+            found, np.array(loops), tuple(np.array(c, float) for c in counts), np.array(shares)
+        )
 
     def candidates(self, sketch: Sketch) -> Iterator[Config]:
-        """Algorithm 2: the first decision is the lowest level; its best few go on, each with its
+        """Algorithm 2: of the micro-kernels, the lowest level, the best few go on, each with its
         multiples above.
         """
-        first = sketch.next_decision({})
-        if first is None or first.name != "tile":
-            yield from configs(sketch)
-            return
-        for tile in sorted(first.options, key=lambda t: -self._tile_rate(sketch, str(t)))[
-            :TILES_KEPT
-        ]:
-            yield from self._extend(sketch, {"tile": tile})
+        yield from self._extend(sketch, {}, 16 * self.threads)
 
-    def _extend(self, sketch: Sketch, chosen: Mapping[str, Choice]) -> Iterator[Config]:
+    def _extend(self, sketch: Sketch, chosen: dict[str, Choice], tasks: int) -> Iterator[Config]:
+        """The candidates that begin with ``chosen`` and have ``tasks`` tasks at most."""
         decision = sketch.next_decision(chosen)
         if decision is None:
             yield Config(sketch.name, tuple(chosen.items()))
             return
-        options = decision.options
-        if decision.name.startswith(
-            "chunks"
-        ):  # more tasks than that only cost packing and hand-outs
-            most = (
-                16
-                * self.threads
-                // prod(int(v) for name, v in chosen.items() if name.startswith("chunks"))
-            )
-            options = tuple(o for o in options if int(o) <= most) or options[:1]
-        for option in options:
-            yield from self._extend(sketch, {**chosen, decision.name: option})
+        parallel = decision.role == "parallel"
+        for option in self._worthwhile(decision, tasks):
+            left = tasks // int(option) if parallel else tasks
+            yield from self._extend(sketch, {**chosen, decision.name: option}, left)
 
-    def _tile_rate(self, sketch: Sketch, name: str) -> float:
-        """Useful vector operations a second: the table's rate, less what rounding columns up to the
-        tile wastes.
+    def _worthwhile(self, decision: Decision, tasks: int) -> tuple[Choice, ...]:
+        """The options that can be the best by this policy's own model."""
+        options = decision.options
+        match decision.role:
+            case "micro-kernel":
+                ordered = sorted(options, key=lambda o: -self._rate(str(o), decision.extent))
+                return tuple(ordered[:TILES_KEPT])
+            case "parallel":  # more tasks than that only cost packing and hand-outs
+                return tuple(o for o in options if int(o) <= tasks) or options[:1]
+            case "overlap":  # never costs by equation 5
+                return options[:1]
+        return options
+
+    def _rate(self, name: str, extent: int | None) -> float:
+        """Useful vector operations a second of a micro-kernel: the table's rate, less what rounding
+        the extent up to its columns wastes.
         """
         assert self.level0 is not None
         tile = FmaTile.parse(name, self.target.lanes)
-        columns = getattr(getattr(sketch, "view", None), "n", tile.columns)
-        return (
-            self.level0.rate(f"fma:{name}")
-            * columns
-            / (ceil(columns / tile.columns) * tile.columns)
-        )
+        columns = extent or tile.columns
+        covered = ceil(columns / tile.columns) * tile.columns
+        return self.level0.rate(f"fma:{name}") * columns / covered
 
     # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:
         """T_runtime (eq. 8)."""
+        extra = [(piece.kernel, piece.count, piece.units) for piece in (*work.extra, *work.fixed)]
+        return self._whole(*self._loops(work), extra)
+
+    def _whole(self, loops: T, share: T, extra: Iterable[tuple[str, T, float]]) -> T:
+        """Seconds of the loops and of what is done beside them; of one workload, or of arrays of
+        them.
+        """
+        assert self.level0 is not None
+        beside = 0.0 * share
+        for kernel, count, units in extra:
+            beside = beside + count * units / self.level0.rate(kernel)
+        return LAUNCH + loops + beside * share
+
+    def _loops(self, work: Workload) -> tuple[float, float]:
+        """Seconds of the loops, and those that each second of extra work adds: all tasks share it,
+        and the core with most of them is waited for.
+        """
         assert self.level0 is not None
         time = work.work / self.level0.rate(work.kernel)  # eq. 3, from the table
         tasks = prod(layer.parallel for layer in work.layers)
@@ -202,8 +252,9 @@ class AnalyticPolicy:
         for layer in work.layers:
             load = store = latency = 0.0
             for stream in layer.loads:
-                load += self.transfer(stream, cores)
-                latency = max(latency, self.source(stream).latency)
+                source = self.source(stream)
+                load += self._transfer(stream, source, cores)
+                latency = max(latency, source.latency)
             for stream in layer.stores:
                 store += self.transfer(stream, cores)
             first = load + latency  # eq. 2
@@ -211,17 +262,15 @@ class AnalyticPolicy:
             step = max(load, time) + (1 - hidden) * min(load, time)
             time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
             time *= ceil(layer.parallel / self.threads) if layer.parallel > 1 else 1  # eq. 6, 7
-        balance = ceil(tasks / self.threads) * cores / tasks if tasks else 1
-        extra = (
-            sum(units / self.level0.rate(kernel) for kernel, units in work.extra) / cores * balance
-        )
-        return LAUNCH + time + extra
+        return time, ceil(tasks / self.threads) / tasks if tasks else 1.0
 
     def transfer(self, stream: Stream, cores: int) -> float:
         """T_load or T_store (eq. 2) of one iteration, of one core."""
+        return self._transfer(stream, self.source(stream), cores)
+
+    def _transfer(self, stream: Stream, level: MemoryLevel, cores: int) -> float:
         if not stream.nbytes:
             return 0.0
-        level = self.source(stream)
         share = cores if level.name == "DRAM" else 1
         sequential = stream.nbytes * share / level.bandwidth
         if not stream.chains:
@@ -232,7 +281,8 @@ class AnalyticPolicy:
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
             return self._levels[stream.memory]
-        for memory in self.target.memory:
-            if stream.resident <= USABLE * memory.capacity:
+        resident = stream.resident
+        for usable, memory in self._usable:
+            if resident <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")

@@ -8,7 +8,6 @@ measures this machine's table once and caches it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,10 +25,13 @@ class Level0:
     def rate(self, kernel: str) -> float:
         """Vector operations a second of one core."""
         known = self.table.get(kernel)
-        return known if known is not None else default_rate(self.target, kernel)
+        if known is None:
+            known = self.table[kernel] = default_rate(self.target, kernel)
+        return known
 
     @cached_property
-    def table(self) -> Mapping[str, float]:
+    def table(self) -> dict[str, float]:
+        """The rates, to which those by the formula come as they are asked for."""
         return dict(self.rates)
 
 

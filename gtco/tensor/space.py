@@ -3,28 +3,44 @@
 A sketch is a stage with a chosen loop structure; what the structure leaves open is an ordered list
 of named decisions (GTCO Section IV-D; the order is what a tuner mutates, an analyzer enumerates and
 a language model reads). A policy picks a :class:`Config`; ``build`` turns it into a program or a
-:class:`Rejection`.
+:class:`Rejection`. A decision's role says what it is for, and is all that a policy may go by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from gtco.tensor.stage import Stage, TensorType
 
 Choice = int | str
+# What a decision is for:
+# - micro-kernel: the row of the register level's table that the innermost loops are made of;
+# - parallel: numbers of chunks that a loop is cut into, each a task or a share of one;
+# - grain: how much of the output one task makes, the same question asked the other way round;
+# - registers: results that are summed up side by side;
+# - operand: where an operand is read from;
+# - block: extents of a loop that stay in a cache;
+# - overlap: whether memory is asked ahead of its use, the overlapping option first.
+Role = Literal["micro-kernel", "parallel", "grain", "registers", "operand", "block", "overlap"]
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One named choice and its options, given the choices before it."""
+    """One named choice, what it is for and its options, given the choices before it.
+
+    ``extent``, of a micro-kernel: the columns that its copies are laid over side by side, where
+    they may cover more than there are.
+    """
 
     name: str
+    role: Role
     options: tuple[Choice, ...]
+    extent: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,13 +51,14 @@ class Config:
     choices: tuple[tuple[str, Choice], ...] = ()
 
     def __getitem__(self, name: str) -> Any:
-        for known, choice in self.choices:
-            if known == name:
-                return choice
-        raise KeyError(name)
+        return self.by_name[name]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Choice]:
+        return dict(self.choices)
 
     def to_json(self) -> dict[str, Any]:
-        return {"sketch": self.sketch, **dict(self.choices)}
+        return {"sketch": self.sketch, **self.by_name}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Config:
@@ -130,21 +147,35 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """Level-0 work beside the loops, over all tasks: ``count`` pieces (rows that are packed,
+    vectors that are stored) of ``units`` each.
+    """
+
+    kernel: str
+    count: float
+    units: float = 1.0
+
+
+@dataclass(frozen=True)
 class Workload:
     """What the analytic policy prices: level 0 by its kind and size, the levels above as layers,
     inner to outer.
 
     ``kernel`` is a row of the level-0 table: ``fma:6x4`` (the micro-kernel of 6 rows and 4 vectors)
     or ``vector`` (one vector operation); ``work`` is how many units of it one iteration of the
-    innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds,
-    over all tasks, as (kernel, units). ``flops`` is what the stage is counted for.
+    innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds.
+    ``fixed`` is more of it that no choice changes, as an epilogue: priced, and left out where
+    configs are compared, so that stages around one contraction share their best. ``flops`` is what
+    the stage is counted for.
     """
 
     kernel: str
     work: float
     layers: tuple[Layer, ...]
     flops: float
-    extra: tuple[tuple[str, float], ...] = ()
+    extra: tuple[Extra, ...] = ()
+    fixed: tuple[Extra, ...] = ()
 
 
 class Sketch(Protocol):

@@ -6,14 +6,14 @@ from dataclasses import replace
 from math import ceil, inf, prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtco.search.analytic import HIDDEN, LAUNCH, LINE, TILES_KEPT, AnalyticPolicy
 from gtco.search.level0 import Level0, default_rate
 from gtco.target import MemoryLevel, Target, target
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Layer, Stream, Workload, configs
+from gtco.tensor.space import Config, Extra, Layer, Stream, Workload, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
 MEMORY = (
@@ -97,7 +97,7 @@ def test_a_partial_wave_takes_as_long_as_a_whole_one(tasks: int, threads: int, w
 
 
 def test_extra_work_is_spread_over_the_cores() -> None:
-    more = (("unit", 40.0),)  # 20 seconds of one core
+    more = (Extra("unit", 10.0, 4.0),)  # 20 seconds of one core
     assert seconds(Layer(1, parallel=4), threads=4, extra=more) == pytest.approx(3.0 + 20 / 4)
     # five tasks on four cores: two waves, in which one core has 2 / 5 of the work
     uneven = seconds(Layer(1, parallel=5), threads=4, extra=more)
@@ -173,6 +173,85 @@ def test_the_choice_is_the_cheapest_candidate(m: int, k: int, n: int, threads: i
     assert len(proposed) == min(5, len(found)) and proposed[0] == best.config
     ordered = [chooser.seconds(best.sketch.workload(c)) for c in proposed]
     assert ordered == sorted(ordered)
+
+
+# Operators before A and behind C, by kind; "concat" and "slice" read A in other ways.
+PROLOGUES = ((), ("relu",), ("gelu",), ("exp", "relu"), ("layer_norm",), ("concat",), ("slice",))
+EPILOGUES = ((), ("relu",), ("gelu", "exp"))
+
+
+def around(m: int, k: int, n: int, before: tuple[str, ...], behind: tuple[str, ...]) -> Stage:
+    """A product of m x k and k x n between other operators, B constant."""
+    types = {"w": TensorType((k, n)), "g": TensorType((k,)), "h": TensorType((k,))}
+    ops: list[Operator] = []
+
+    def then(kind: str, inputs: tuple[str, ...], shape: tuple[int, ...], **attrs: object) -> str:
+        ops.append(Operator(kind, inputs, f"t{len(ops)}", TensorType(shape), make_attrs(**attrs)))
+        return ops[-1].output
+
+    last = "x"
+    types["x"] = TensorType((m, k))
+    for kind in before:
+        if kind == "layer_norm":
+            last = then(kind, (last, "g", "h"), (m, k), epsilon=1e-5)
+        elif kind == "concat":
+            types["x"], types["y"] = TensorType((m, k // 2)), TensorType((m, k - k // 2))
+            last = then(kind, (last, "y"), (m, k), axis=1)
+        elif kind == "slice":
+            types["x"] = TensorType((m, 2 * k))
+            last = then(kind, (last,), (m, k), begin=(0, k), strides=(1, 1))
+        else:
+            last = then(kind, (last,), (m, k))
+    last = then("matmul", (last, "w"), (m, n))
+    for kind in behind:
+        last = then(kind, (last,), (m, n))
+    return make_stage(ops, types, ["w"])
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    sizes=st.tuples(st.integers(1, 300), st.integers(2, 700), st.integers(1, 200)),
+    threads=st.sampled_from([1, 2, 6]),
+    asked=st.lists(
+        st.tuples(st.sampled_from(PROLOGUES), st.sampled_from(EPILOGUES)), min_size=2, max_size=3
+    ),
+)
+def test_what_stages_share_of_a_ranking_changes_no_price(
+    sizes: tuple[int, int, int], threads: int, asked: list[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    """One policy ranks stages around the same product: each gets the config that the full price of
+    every candidate, epilogue apart, gives it, whichever was asked for before.
+    """
+    chooser = AnalyticPolicy(target("x86-64-v4"), threads)
+    for before, behind in asked:
+        stage = around(*sizes, before, behind)
+        for sketch in sketches(stage, chooser.target):
+            found, compared = chooser.compared(sketch)
+            alone = [
+                chooser.seconds(replace(sketch.workload(c), fixed=()))
+                for c in chooser.candidates(sketch)
+            ]
+            assert list(found) == list(chooser.candidates(sketch)) and list(compared) == alone
+            assert set(found) <= set(configs(sketch))
+        best = chooser.choose(stage)
+        assert best is not None
+        assert best.seconds == chooser.seconds(best.sketch.workload(best.config))
+        assert chooser.propose(best.sketch, 1) == [best.config]
+
+
+@pytest.mark.parametrize("before", PROLOGUES)
+@pytest.mark.parametrize(("m", "k", "n"), [(197, 768, 64), (49, 1500, 33), (1, 64, 7)])
+def test_overlapping_never_costs(m: int, k: int, n: int, before: tuple[str, ...]) -> None:
+    """By equation 5, so the policy looks at no other option."""
+    chooser = AnalyticPolicy(target("x86-64-v4"), 2)
+    for sketch in sketches(around(m, k, n, before, ()), chooser.target):
+        price = {c: chooser.seconds(sketch.workload(c)) for c in configs(sketch)}
+        for config, seconds in price.items():
+            chosen: dict[str, int | str] = {}
+            while decision := sketch.next_decision(chosen):
+                first = decision.options[0] if decision.role == "overlap" else None
+                chosen[decision.name] = first or config[decision.name]
+            assert price[Config(sketch.name, tuple(chosen.items()))] <= seconds
 
 
 def test_a_large_product_uses_every_thread() -> None:

@@ -133,9 +133,9 @@ class Triangle:
 
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "a" not in chosen:
-            return Decision("a", (1, 2, 3))
+            return Decision("a", "block", (1, 2, 3))
         if "b" not in chosen:
-            return Decision("b", tuple(range(int(chosen["a"]))))
+            return Decision("b", "block", tuple(range(int(chosen["a"]))))
         return None
 
 

@@ -41,7 +41,17 @@ from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch.tiling import chunk_options
-from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Extra,
+    Layer,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+)
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.transpose import transpose
 
@@ -98,10 +108,10 @@ class Attention:
                 if tile.rows <= m and (tile.vectors - 1) * tile.lanes < e:
                     best.setdefault((tile.vectors, ceil(m / tile.rows)), tile)
             good = [t for t in best.values() if t.rows * t.vectors >= 8]
-            return Decision("tile", tuple(t.name for t in good or best.values()))
+            return Decision("tile", "micro-kernel", tuple(t.name for t in good or best.values()))
         if "chunks_m" not in chosen:
             blocks = ceil(m / FmaTile.parse(str(chosen["tile"]), 1).rows)
-            return Decision("chunks_m", chunk_options(blocks, self.target.cores))
+            return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
         return None
 
     def workload(self, config: Config) -> Workload:
@@ -118,24 +128,29 @@ class Attention:
             (Stream(4.0 * height * e, 4.0 * m * e),),
         )
         task = Layer(1, (Stream(operands, 4.0 * b * n * (d + e)),), (), b * chunks)
-        bias = keys * 3 if len(self.op.inputs) > 3 else 0
-        extra = (
-            ("vector", 3.0 * b * chunks * keys * (d + e)),
-            ("vector", b * m * (keys * 18.0 + bias + 40)),
-            ("vector", b * m * values * (3.0 + epilogue_vectors(self.tail, lanes))),
-        )
         return Workload(
             f"fma:{ceil(height)}x{min(tile.vectors, values)}",
             height * (keys * d + values * n),
             (block, task),
             self.flops,
-            extra,
+            self.extra(chunks),
+            (Extra("vector", b * m * values, 3.0 + epilogue_vectors(self.tail, lanes)),),
+        )
+
+    def extra(self, chunks: int) -> tuple[Extra, ...]:
+        """Packing of K and V, softmax."""
+        b, m, n, d, e = self.extents
+        keys = ceil(n / self.target.lanes)
+        bias = keys * 3 if len(self.op.inputs) > 3 else 0
+        return (
+            Extra("vector", 3.0 * b * chunks * keys * (d + e)),
+            Extra("vector", b * m, keys * 18.0 + bias + 40),
         )
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the best config depends on."""
-        return ("attention", *self.extents, len(self.op.inputs))
+        """All that the space and the loops' price depend on."""
+        return (self.name, *self.extents)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config)

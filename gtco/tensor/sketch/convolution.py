@@ -36,6 +36,7 @@ from gtco.tensor.space import (
     Choice,
     Config,
     Decision,
+    Extra,
     Layer,
     Program,
     Rejection,
@@ -157,18 +158,22 @@ class Convolution:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         v, cores = self.view, self.target.cores
         if "tile" not in chosen:
-            return Decision("tile", tuple(t.name for t in self.line.tiles()))
+            return Decision(
+                "tile", "micro-kernel", tuple(t.name for t in self.line.tiles()), v.n
+            )
         tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
         if "rows" not in chosen:
-            return Decision("rows", self.row_options)
+            return Decision("rows", "grain", self.row_options)
         if "chunks_n" not in chosen:
-            return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), cores)[:3])
+            options = chunk_options(ceil(v.n / tile.columns), cores)[:3]
+            return Decision("chunks_n", "parallel", options)
         if "kc" not in chosen:
-            return Decision("kc", self.depth_options)
+            return Decision("kc", "block", self.depth_options)
         if "prefetch" not in chosen:
             panels = ceil(ceil(v.n / tile.columns) / int(chosen["chunks_n"]))
             follows = panels * v.k > int(chosen["kc"])  # is there anything behind the first block?
-            return Decision("prefetch", ("next", "none") if follows else ("none",))
+            ahead = ("next", "none") if follows else ("none",)
+            return Decision("prefetch", "overlap", ahead)
         return None
 
     @cached_property
@@ -233,10 +238,11 @@ class Convolution:
             (micro, panel, task),
             v.flops,
             (
-                ("vector", v.batch * v.m * v.n / lanes * (spill + self.product.tail_vectors)),
-                ("vector", tasks * self.copies(halo)),
-                ("vector", RUN_COST * runs + CALL_COST * calls),
+                Extra("vector", v.batch * v.m * v.n / lanes * spill),
+                Extra("vector", tasks * self.copies(halo)),
+                Extra("vector", RUN_COST * runs + CALL_COST * calls),
             ),
+            (Extra("vector", v.batch * v.m * v.n / lanes, self.product.tail_vectors),),
         )
 
     def copies(self, halo: Halo) -> float:
@@ -248,7 +254,7 @@ class Convolution:
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """All that the best config depends on; stages with other epilogues share it."""
+        """All that the space and the price without the epilogue depend on."""
         v, op = self.view, self.view.op
         return (
             self.name,

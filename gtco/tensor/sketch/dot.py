@@ -84,7 +84,7 @@ class Dot:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "chunks_m" not in chosen:
             blocks = ceil(self.view.m / self.tile.rows)
-            return Decision("chunks_m", chunk_options(blocks, self.target.cores))
+            return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
         return None
 
     def shape(self, config: Config) -> TaskShape:

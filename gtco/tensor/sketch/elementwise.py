@@ -113,7 +113,8 @@ class Elementwise:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
             units = self.blocks or self.grid
-            return Decision("rows", rows_per_task(units.units, units.work, self.target.cores))
+            options = rows_per_task(units.units, units.work, self.target.cores)
+            return Decision("rows", "grain", options)
         return None
 
     @cached_property

@@ -47,6 +47,7 @@ from gtco.tensor.space import (
     Choice,
     Config,
     Decision,
+    Extra,
     Layer,
     Program,
     Rejection,
@@ -161,24 +162,28 @@ class Gemm:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
-            return Decision("tile", tuple(t.name for t in self.tiles()))
+            return Decision("tile", "micro-kernel", tuple(t.name for t in self.tiles()), v.n)
         tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
         if "chunks_m" not in chosen:
-            return Decision("chunks_m", chunk_options(ceil(v.m / tile.rows), self.target.cores))
-        if "chunks_n" not in chosen:
-            return Decision("chunks_n", chunk_options(ceil(v.n / tile.columns), self.target.cores))
-        if "a" not in chosen:
             return Decision(
-                "a", ("direct", "packed") if self.direct_rows is not None else ("packed",)
+                "chunks_m", "parallel", chunk_options(ceil(v.m / tile.rows), self.target.cores)
             )
+        if "chunks_n" not in chosen:
+            return Decision(
+                "chunks_n", "parallel", chunk_options(ceil(v.n / tile.columns), self.target.cores)
+            )
+        if "a" not in chosen:
+            where = ("packed",) if self.direct_rows is None else ("direct", "packed")
+            return Decision("a", "operand", where)
         if "b" not in chosen and self.reads_columns(tile):
-            return Decision("b", ("direct", "packed"))
+            return Decision("b", "operand", ("direct", "packed"))
         if "kc" not in chosen:
-            return Decision("kc", self.depth_options())
+            return Decision("kc", "block", self.depth_options)
         if "mc" not in chosen and (options := self.height_options(chosen)):
-            return Decision("mc", options)
+            return Decision("mc", "block", options)
         if "prefetch" not in chosen:
-            return Decision("prefetch", ("next", "none") if self.constant_b else ("none",))
+            ahead = ("next", "none") if self.constant_b else ("none",)
+            return Decision("prefetch", "overlap", ahead)
         return None
 
     def tiles(self) -> list[FmaTile]:
@@ -199,6 +204,7 @@ class Gemm:
         ]
         return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
 
+    @cached_property
     def depth_options(self) -> tuple[int, ...]:
         """Block sizes of k: multiples of what packing copies in one run, and all of k."""
         k, unit = self.view.k, self.depth_unit
@@ -272,22 +278,33 @@ class Gemm:
         block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
         written = 4.0 * shape.task_rows * panels * columns
         task = Layer(1, (), (Stream(written, 4.0 * v.batch * v.m * v.n),), shape.tasks)
-        lanes = self.target.lanes
-        spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
-        extra = [("vector", v.batch * v.m * v.n / lanes * (spill + self.tail_vectors))]
-        if config["a"] == "packed":
-            each = row_vectors(v, 2 + self.head_vectors, lanes)
-            each += NORM_VECTORS * v.k / lanes if self.norm else 0
-            extra.append(("vector", each * shape.tasks * shape.task_rows))
-        if self.packs_columns(config):
-            extra.append(("vector", 2.0 * shape.tasks * v.k * panels * columns / lanes))
         return Workload(
             f"fma:{ceil(height)}x{tile.vectors}",
             height * tile.vectors * kc,
             (micro, panel, block, task),
             v.flops,
-            tuple(extra),
+            self.extra(config),
+            (Extra("vector", v.batch * v.m * v.n / self.target.lanes, self.tail_vectors),),
         )
+
+    def extra(self, config: Config) -> tuple[Extra, ...]:
+        """Vectors between registers, tile and output, and packing with the prologue."""
+        v, shape, lanes = self.view, self.shape(config), self.target.lanes
+        stored = v.batch * v.m * v.n / lanes
+        packed, copied = config["a"] == "packed", self.packs_columns(config)
+        columns = shape.task_panels * FmaTile.parse(config["tile"], lanes).columns
+        return (
+            Extra("vector", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
+            Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
+            Extra("vector", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
+        )
+
+    @cached_property
+    def packing_vectors(self) -> float:
+        """Vector instructions that packing one row of A takes, with its prologue."""
+        lanes = self.target.lanes
+        each = row_vectors(self.view, 2 + self.head_vectors, lanes)
+        return each + (NORM_VECTORS * self.view.k / lanes if self.norm else 0)
 
     @cached_property
     def head_vectors(self) -> float:
@@ -302,21 +319,20 @@ class Gemm:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the best config depends on; stages with other epilogues share it."""
+        """All that the space and the loops' price depend on; prologue and epilogue are units of
+        extra work.
+        """
         v = self.view
         return (
-            type(v).__name__,
+            self.name,
             v.batch,
             v.m,
             v.n,
             v.k,
-            v.b_shape,
             self.direct_rows,
             self.direct_columns,
             self.constant_b,
-            self.depth_unit,
-            self.head_vectors,
-            self.norm is not None,
+            self.depth_options,
         )
 
     def shape(self, config: Config) -> TaskShape:

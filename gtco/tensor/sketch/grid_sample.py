@@ -130,7 +130,7 @@ class GridSample:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
             work = self.size * max(self.output[3] * self.corners**2, self.target.lanes)
-            return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+            return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
         return None
 
     def workload(self, config: Config) -> Workload:

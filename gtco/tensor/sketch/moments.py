@@ -93,7 +93,7 @@ class Moments:
         if "rows" in chosen:
             return None
         work = self.shape[-2] * self.chunk
-        return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+        return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
@@ -237,7 +237,7 @@ class MergedMoments:
         if "rows" in chosen:
             return None
         work = self.shape[1] * 2 * self.width
-        return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+        return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])

@@ -129,7 +129,7 @@ class Resize:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
             work = prod(self.output) // self.units * self.taps**2
-            return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+            return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
         return None
 
     def workload(self, config: Config) -> Workload:

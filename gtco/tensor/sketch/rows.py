@@ -181,7 +181,7 @@ class Rows:
     def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
         if "rows" not in chosen:
             work = prod(self.shape) // self.units
-            return Decision("rows", rows_per_task(self.units, work, self.target.cores))
+            return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
         return None
 
     def workload(self, config: Config) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import ceil
 
 from tvm import tirx
@@ -28,7 +29,7 @@ class TaskShape:
     chunks_n: int
     tasks: int
 
-    @property
+    @cached_property
     def task_rows(self) -> int:
         """Most rows that a task has."""
         return self.rows(self.task_blocks)
@@ -55,9 +56,16 @@ class TaskShape:
 
 
 def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -> TaskShape:
-    blocks = ceil(view.m / tile.rows)
-    height, taller = divmod(view.m, blocks)
-    panels = ceil(view.n / tile.columns)
+    return _task_shape(view.batch, view.m, view.n, tile.rows, tile.columns, chunks_m, chunks_n)
+
+
+@lru_cache(maxsize=4096)  # a ranking asks for each cut many times
+def _task_shape(
+    batch: int, m: int, n: int, rows: int, columns: int, chunks_m: int, chunks_n: int
+) -> TaskShape:
+    blocks = ceil(m / rows)
+    height, taller = divmod(m, blocks)
+    panels = ceil(n / columns)
     task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
     chunks_m, chunks_n = ceil(blocks / task_blocks), ceil(panels / task_panels)
     return TaskShape(
@@ -69,7 +77,7 @@ def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -
         task_panels,
         chunks_m,
         chunks_n,
-        view.batch * chunks_m * chunks_n,
+        batch * chunks_m * chunks_n,
     )
 
 

@@ -137,17 +137,19 @@ def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Choice]) -> 
         begin, end = g.interior
         most = g.output[2] if last else max(1, end - begin)
         options = (2, 4, 6, 8) if last else (1, 2)
-        return Decision("columns", tuple(sorted({min(o, most if last else o) for o in options})))
+        wide = tuple(sorted({min(o, most if last else o) for o in options}))
+        return Decision("columns", "registers", wide)
     if "channels" not in chosen:
         c = g.output[3]
         if not last:
-            return Decision("channels", (1,))
-        return Decision("channels", tuple(sorted({min(c, target.lanes * k) for k in (4, 8, 16)})))
+            return Decision("channels", "grain", (1,))
+        pieces = tuple(sorted({min(c, target.lanes * k) for k in (4, 8, 16)}))
+        return Decision("channels", "grain", pieces)
     if "rows" not in chosen:
         chunk = int(chosen["channels"])
         units = rows_count(g, chunk)
         row = g.output[2] * chunk * prod(g.kernel)
-        return Decision("rows", rows_per_task(units, row, target.cores))
+        return Decision("rows", "grain", rows_per_task(units, row, target.cores))
     return None
 
 
