@@ -8,7 +8,7 @@ from gtco.codegen.llvm import lower, object_code
 from gtco.errors import describe
 from gtco.target import Target
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Packing, Rejection
+from gtco.tensor.space import Config, Packing, Rejection, check
 from gtco.tensor.stage import Stage
 
 
@@ -53,7 +53,7 @@ def build(job: Job) -> Kernel | Failure:
     if sketch is None:
         reason = f"no sketch '{job.config.sketch}' for {job.stage.label}"
         return Failure(job.symbol, "; ".join([reason, *map(describe, errors)]))
-    program = sketch.build(job.config, job.symbol)
+    program = check(sketch, job.config) or sketch.build(job.config, job.symbol)
     if isinstance(program, Rejection):
         return Failure(job.symbol, program.reason)
     text = lower([program.function], job.target).script() if job.text else ""

@@ -216,6 +216,29 @@ def configs(sketch: Sketch, chosen: Mapping[str, Choice] | None = None) -> Itera
         yield from configs(sketch, {**chosen, decision.name: option})
 
 
+def check(sketch: Sketch, config: Config) -> Rejection | None:
+    """Why the config is no point of the sketch's space; None where it is one. Whoever wrote it (an
+    old record, a mutation), its choices must be the options of the decisions, in their order.
+    """
+    if config.sketch != sketch.name:
+        return Rejection(f"it is a config of '{config.sketch}', the sketch is '{sketch.name}'")
+    chosen: dict[str, Choice] = {}
+    for name, choice in config.choices:
+        decision = sketch.next_decision(chosen)
+        if decision is None:
+            return Rejection(f"'{name}' is given, and nothing is left to decide")
+        if decision.name != name:
+            return Rejection(f"'{name}' is given where '{decision.name}' is to be decided")
+        # True is 1 to Python, and no option
+        if not any(type(o) is type(choice) and o == choice for o in decision.options):
+            options = ", ".join(map(str, decision.options))
+            return Rejection(f"{name}={choice!r} is none of the options {options}")
+        chosen[name] = choice
+    if (left := sketch.next_decision(chosen)) is not None:
+        return Rejection(f"'{left.name}' is left open")
+    return None
+
+
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
     """Types of a stage's inputs as its kernel sees them."""
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -14,9 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gtco.codegen.build import Failure, Job, build
 from gtco.target import target
 from gtco.tensor.sketch import gemm
-from gtco.tensor.space import Choice, Config, Decision, Packing, Program, configs, packed_types
+from gtco.tensor.space import (
+    Choice,
+    Config,
+    Decision,
+    Packing,
+    Program,
+    Rejection,
+    check,
+    configs,
+    packed_types,
+)
 from gtco.tensor.stage import (
     Operator,
     Stage,
@@ -144,6 +155,51 @@ def test_configs_in_the_order_of_the_decisions() -> None:
     assert found == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
     rest = [c["b"] for c in configs(Triangle(), {"a": 3})]  # type: ignore[arg-type]
     assert rest == [0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 4) | st.booleans()), max_size=3))
+def test_check_knows_exactly_the_configs_of_the_space(choices: list[tuple[str, Choice]]) -> None:
+    config = Config("triangle", tuple(choices))
+    inside = any(c.choices == config.choices for c in configs(Triangle()))  # type: ignore[arg-type]
+    inside &= not any(isinstance(choice, bool) for _, choice in choices)
+    assert (check(Triangle(), config) is None) == inside  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sketch", "choices", "reason"),
+    [
+        ("square", {"a": 1, "b": 0}, "config of 'square'"),
+        ("triangle", {}, "'a' is left open"),
+        ("triangle", {"a": 2}, "'b' is left open"),
+        ("triangle", {"b": 0, "a": 2}, "'b' is given where 'a' is to be decided"),
+        ("triangle", {"a": 2, "b": 2}, "b=2 is none of the options 0, 1"),
+        ("triangle", {"a": 2, "b": 1, "c": 0}, "nothing is left to decide"),
+    ],
+)
+def test_a_rejection_says_why(sketch: str, choices: dict[str, Choice], reason: str) -> None:
+    found = check(Triangle(), Config(sketch, tuple(choices.items())))  # type: ignore[arg-type]
+    assert isinstance(found, Rejection) and reason in found.reason
+
+
+def test_no_config_outside_the_space_is_built() -> None:
+    """Rows of A that pass through a GELU lie nowhere: reading them in place would use a stride of
+    0.
+    """
+    types = {"x": TensorType((5, 16)), "w": TensorType((16, 24))}
+    gelu = Operator("gelu", ("x",), "h", types["x"])
+    product = Operator("matmul", ("h", "w"), "y", TensorType((5, 24)))
+    stage = make_stage([gelu, product], types, ["w"])
+    machine = target("x86-64-v3")
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    legal = next(configs(sketch))
+    illegal = replace(
+        legal, choices=tuple((k, "direct" if k == "a" else v) for k, v in legal.choices)
+    )
+    assert legal["a"] == "packed" and check(sketch, legal) is None
+    answer = build(Job("kernel", stage, illegal, machine))
+    assert isinstance(answer, Failure) and "a='direct' is none of the options" in answer.reason
+    assert not isinstance(build(Job("kernel", stage, legal, machine)), Failure)
 
 
 def test_symbolic_sizes_have_no_bytes() -> None:
