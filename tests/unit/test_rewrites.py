@@ -404,6 +404,25 @@ def test_gather_of_a_range_is_a_slice_and_of_anything_else_stays() -> None:
     same(build(take([-1, 0, 2])), {"gather": 1})
 
 
+def test_a_stack_that_is_flattened_at_once_is_a_concatenation() -> None:
+    """As deformable attention puts its levels together; behind the next axis it is none."""
+
+    def stacked(one: tuple[int, ...], axis: int) -> Callable[[Graph, str], str]:
+        def body(g: Graph, x: str) -> str:
+            made = (g.add(kind, (x,)) for kind in ("tanh", "exp", "sin"))
+            parts = [g.add("reshape", (y,), TensorType(one)) for y in made]
+            y = g.add("concat", parts, axis=axis)
+            y = g.add("reshape", (y,), TensorType((2, 5, 24)))
+            return g.add("sum", (y,), axes=(2,), keepdims=False)
+
+        return body
+
+    each = {"tanh": 1, "exp": 1, "sin": 1, "concat": 1, "sum": 1}
+    same(build(stacked((2, 5, 1, 8), 2)), each)
+    same(build(stacked((2, 1, 5, 1, 1, 8), 4)), each)
+    same(build(stacked((2, 5, 8, 1), 3)), {**each, "reshape": 4})
+
+
 def test_movement_that_undoes_itself_goes() -> None:
     def body(g: Graph, x: str) -> str:
         y = g.add("permute", (x,), axes=(2, 0, 1))

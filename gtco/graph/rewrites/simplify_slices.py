@@ -4,6 +4,8 @@ before: slice(permute(x)), slice(reshape(x))    after: permute(slice(x)), reshap
 before: slice(slice(x))                         after: slice(x)
 before: slice(concat(a, b)) inside b            after: slice(b)
 before: concat(slice(x, :k), slice(x, k:))      after: x
+before: reshape(concat(reshape(a), ...)), a     after: concat(a, ...) along the axis they make
+        stack whose axis joins the next one
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ def simplify_slices(graph: Graph) -> Graph:
         before = graph.operators
         graph = apply_rule(graph, {"slice"}, _slice)
         graph = apply_rule(graph, {"concat"}, _concat)
+        graph = apply_rule(graph, {"reshape"}, _joined_stack)
         if graph.operators == before:
             break
     return graph
@@ -139,6 +142,33 @@ def _concat(graph: Graph, op: Operator) -> str | None:
     if merged == list(op.inputs):
         return None
     return merged[0] if len(merged) == 1 else graph.add("concat", merged, name=op.name, axis=axis)
+
+
+def _joined_stack(graph: Graph, op: Operator) -> str | None:
+    """Tensors stacked along an axis that the reshape merges with those behind it: put one behind
+    the other along these at once, the layout is free to move a whole axis then."""
+    concat = made_by(graph, op.inputs[0], "concat")
+    if concat is None or graph.only_user(concat.output) is None or op.output in graph.outputs:
+        return None
+    if not all(made_by(graph, part, "reshape") for part in concat.inputs):
+        return None
+    axis, source, target = concat["axis"], _shape(graph, concat.output), _shape(graph, op.output)
+    if 0 in source:
+        return None
+    before = prod(source[:axis])
+    starts = [a for a, n in enumerate(target) if n != 1 and prod(target[:a]) == before]
+    ends = [e for e in range(axis + 2, len(source) + 1) if source[e - 1] != 1]
+    ends = [e for e in ends if starts and prod(source[axis:e]) == target[starts[0]]]
+    if not ends:
+        return None
+    joined, inner = starts[0], prod(source[axis + 1 : ends[0]])
+    parts = []
+    for part in concat.inputs:
+        shape = list(target)
+        shape[joined] = _shape(graph, part)[axis] * inner
+        kind = TensorType(tuple(shape), op.type.dtype)
+        parts.append(graph.add("reshape", (part,), kind, name=op.name))
+    return graph.add("concat", parts, name=concat.name, axis=joined)
 
 
 def _joined(graph: Graph, first: str, second: str, axis: int) -> str | None:
