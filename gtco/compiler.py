@@ -40,7 +40,7 @@ from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
-    from gtco.search.analytic import AnalyticPolicy
+    from gtco.search.policy import Policy
 
 LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 Progress = Callable[[str, float | None, str], None]
@@ -298,7 +298,7 @@ class _Compilation:
         self.dump("4-layout.txt", graph.dump())
         return graph
 
-    def policy(self, machine: Target) -> AnalyticPolicy:
+    def policy(self, machine: Target) -> Policy:
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.profile import machine_table
 
@@ -309,7 +309,7 @@ class _Compilation:
             replace(table.target, cores=machine.cores), self.options.threads, table
         )
 
-    def fuse(self, graph: Graph, policy: AnalyticPolicy) -> tuple[Graph, list[Stage]]:
+    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, list[Stage]]:
         """Graph -> stages at the least predicted cost; the graph with movement copied where it
         pays.
         """
@@ -329,7 +329,7 @@ class _Compilation:
         self.dump("5-stages.txt", "\n".join(lines))
         return graph, list(result.stages)
 
-    def generate(self, stages: list[Stage], policy: AnalyticPolicy, workers: Workers) -> Generated:
+    def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
         result = generate(
             stages,
@@ -349,7 +349,7 @@ class _Compilation:
         return result
 
     def link(
-        self, graph: Graph, generated: Generated, policy: AnalyticPolicy, folder: Path
+        self, graph: Graph, generated: Generated, policy: Policy, folder: Path
     ) -> Path:
         """Kernels, weights and the plan -> the library, in ``folder``."""
         artifact = assemble(

@@ -19,6 +19,7 @@ import numpy as np
 
 from gtco.errors import describe
 from gtco.search.level0 import Level0
+from gtco.search.policy import Choosing
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
@@ -33,15 +34,6 @@ USABLE = 0.75  # share of a cache that one working set may count on
 CERTAIN = 0.9  # share of the least time for products that a floor may count on
 LINE = 64  # bytes of a cache line
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
-
-
-@dataclass(frozen=True)
-class Choosing:
-    """A sketch, the config picked for it and its predicted seconds."""
-
-    sketch: Sketch
-    config: Config
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ class AnalyticPolicy:
 
         for sketch in sketches(stage, self.target, failed):
             try:
-                best = self._best(sketch)
+                best = self.best(sketch)
                 if not best.seconds >= 0:
                     raise ValueError(f"{best.seconds} predicted for {best.config.to_json()}")
             except Exception as error:
@@ -155,7 +147,8 @@ class AnalyticPolicy:
         found, seconds = self.compared(sketch)
         return [found[i] for i in np.argsort(seconds, kind="stable")[:n]]
 
-    def _best(self, sketch: Sketch) -> Choosing:
+    def best(self, sketch: Sketch) -> Choosing:
+        """The candidate of least predicted time."""
         found, seconds = self.compared(sketch)
         config = found[int(np.argmin(seconds))]
         return Choosing(sketch, config, self.seconds(sketch.workload(config)))

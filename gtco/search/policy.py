@@ -1,15 +1,56 @@
-"""What every policy offers: configs of a sketch, best first. It neither builds nor measures."""
+"""What the compiler asks of a policy: points in the spaces of stages. It neither builds nor
+measures, and nothing downstream knows who picked.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+from gtco.target import Target
 from gtco.tensor.space import Config, Sketch
+from gtco.tensor.stage import Operator, Stage, TensorType
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A sketch, the config picked for it and its predicted seconds."""
+
+    sketch: Sketch
+    config: Config
+    seconds: float
 
 
 class Policy(Protocol):
-    """Picks points in a sketch's space; all policies share the space."""
+    """Picks points in a sketch's space; all policies share the space. It goes by the roles of
+    decisions, not by their names or by who has them.
+    """
+
+    @property
+    def target(self) -> Target:
+        """The machine that kernels are picked for."""
+        ...
+
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Choosing | None:
+        """The best sketch and config; None where no sketch is left but those that ``without``
+        names.
+        """
+        ...
+
+    def predict(self, stage: Stage) -> float:
+        """Seconds of the stage as one kernel, which DPOF adds up; infinity where none can do it."""
+        ...
+
+    def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
+        """Seconds that no stage with this operator is predicted to take less than."""
+        ...
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """Up to ``n`` different configs, the most promising first."""
+        ...
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong inside sketches so far, in words."""
         ...
