@@ -323,6 +323,32 @@ def test_mask_from_integers() -> None:
     )
 
 
+def concat_alike(parts: int) -> Stage:
+    """Swin's patch merging: parts of one width, each from a place of its own."""
+    names = [f"s{k}" for k in range(parts)]
+    slices = [
+        op("slice", "x", name, (3, 24), begin=(k, 0), strides=(2, 1))
+        for k, name in enumerate(names)
+    ]
+    joined = op("concat", " ".join(names), "y", (3, 24 * parts), axis=1)
+    return stage([*slices, joined], x=(9, 24))
+
+
+@pytest.mark.parametrize("name", targets())
+def test_parts_of_one_width_are_vectors(name: str) -> None:
+    machine = runnable(name)
+    made = concat_alike(4)
+    sketch = elementwise.match(made, machine)
+    assert isinstance(sketch, elementwise.Elementwise)
+    assert [(s.begin, s.length, s.smooth) for s in sketch.segments] == [
+        (24 * k, 24, True) for k in range(4)
+    ]
+    inputs = random_inputs(made, fresh_seed())
+    for config in some_configs(sketch):
+        got = build(sketch, config, machine)(*inputs, unaligned=True)
+        np.testing.assert_array_equal(got, reference(made, inputs, precise=False))
+
+
 def test_rows_stay_one_run_where_they_can() -> None:
     machine = target("x86-64-v4")
     sketch = elementwise.Elementwise(small_axes(), machine)

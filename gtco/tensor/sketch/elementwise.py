@@ -188,25 +188,30 @@ class Elementwise:
                 cuts |= self.jumps([at * (extent - 1) // 2 for extent in outer], length)
         edges = [0, *sorted(cuts), length]
         lengths = [b - a for a, b in pairwise(edges)]
+        each = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
         if len(set(lengths)) == 1 and len(lengths) > 2:
-            found = [Segment(0, lengths[0], len(lengths))]
+            same = Segment(0, lengths[0], len(lengths))
+            # a concat's parts are told apart by their position: in one loop no part is known
+            if len(lengths) > MOST_SEGMENTS or self.smooth(outer, inner, same):
+                each = [same]
         elif len(lengths) > MOST_SEGMENTS:
-            found = [Segment(0, length)]
-        else:
-            found = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
-        return tuple(replace(s, smooth=self.smooth(outer, inner, s)) for s in found)
+            each = [Segment(0, length)]
+        return tuple(replace(s, smooth=self.smooth(outer, inner, s)) for s in each)
 
     def jumps(self, row: Sequence[int], length: int) -> set[int]:
-        """Positions of a row where some load's address does not go on as it did before."""
+        """Positions of a row where some load's address does not go on as it did before, or another
+        part of a concat begins.
+        """
         cuts: set[int] = set()
         before: list[tuple[str, Expr]] = []
+        parts: list[int] = []
         steps: list[int] | None = None
         for j in range(length):
             probe = Probe(self.stage, Emitter(1), {})
             probe.value(self.stage.output.output, [*row, j])
             now = probe.loads
             if j:
-                same = [t for t, _ in now] == [t for t, _ in before]
+                same = [t for t, _ in now] == [t for t, _ in before] and parts == probe.parts
                 delta = (
                     [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
                 )
@@ -214,7 +219,7 @@ class Elementwise:
                     cuts.add(j)
                     delta = None
                 steps = delta
-            before = now
+            before, parts = now, probe.parts
         return cuts
 
     def smooth(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> bool:

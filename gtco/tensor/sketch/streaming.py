@@ -186,6 +186,7 @@ class Probe(Reader):
 
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
     # what was followed already; holds the expressions, so that none gets another's id
     _seen: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
 
@@ -231,6 +232,7 @@ class Probe(Reader):
                     self.conditions.append(index[axis] >= start)
                 if self.known_bool(index[axis] < stop) is not True:
                     self.conditions.append(index[axis] < stop)
+                self.parts.append(start)
                 self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
             start = stop
         return 0
