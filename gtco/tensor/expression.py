@@ -164,7 +164,7 @@ class Reader:
                 self.emitter.known(index[axis] >= start) is True
                 and self.emitter.known(index[axis] < stop) is True
             )
-            choose, bound = self.conditional(x, index[axis])
+            choose, bound = self.conditional(op.inputs, index[axis])
             here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
             part = self.value(x, [*index[:axis], here, *index[axis + 1 :]])
             result = part if result is None else choose(index[axis] < stop, part, result)
@@ -175,7 +175,7 @@ class Reader:
         checked = [
             i for i, b, a in zip(inner, op["before"], op["after"], strict=True) if b > 0 or a > 0
         ]
-        choose, bound = self.conditional(op.inputs[0], *checked)
+        choose, bound = self.conditional(op.inputs[:1], *checked)
         inside: Expr = True
         for k, (b, a, n) in enumerate(zip(op["before"], op["after"], shape, strict=True)):
             i = inner[k]
@@ -194,10 +194,11 @@ class Reader:
         )
 
     def conditional(
-        self, tensor: str, *where: Expr
+        self, tensors: Sequence[str], *where: Expr
     ) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
-        """How to choose a value of ``tensor`` or another, and how to bound an index that may lie
-        outside it.
+        """How to choose between values of ``tensors`` (or a constant), and how to bound an index
+        that may lie outside of them. A choice evaluates both its sides where either is arithmetic,
+        so all tensors of a chain of choices are asked at once.
 
         Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values
         ahead of the choice: it is evaluated either way, at an index that is clamped into the
@@ -206,7 +207,7 @@ class Reader:
         statement would be its last lane's alone.
         """
         varies = any(self.emitter.varies(i) for i in where)
-        if tensor not in self.known and not varies and self._moves_only(tensor):
+        if not varies and all(t not in self.known and self._moves_only(t) for t in tensors):
             return T.if_then_else, lambda i, n: i
         return tirx.Select, lambda i, n: tirx.max(tirx.min(i, n - 1), 0)
 

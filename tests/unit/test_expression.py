@@ -197,3 +197,34 @@ def test_what_varies_from_lane_to_lane() -> None:
     kind = TensorType((4, 8))
     kernel("f", {"x": kind}, kind, 0, 8, body)
     assert seen == [(False, False, True, True, True, True), (False, False)]
+
+
+def test_a_choice_that_evaluates_both_sides_reads_inside_both() -> None:
+    """A concatenation of arithmetic and plain movement: the movement is read wherever the choice is
+    made, so its index must lie inside it everywhere (deformable-detr read before a tensor).
+    """
+    rows, width = (6, 4, 3), 8
+    operators = [
+        Operator("relu", ("a",), "r", TensorType((rows[0], width))),
+        Operator("relu", ("b",), "s", TensorType((rows[1], width))),
+        Operator(
+            "concat", ("r", "s", "c"), "y", TensorType((sum(rows), width)), make_attrs(axis=0)
+        ),
+    ]
+    types = {n: TensorType((k, width)) for n, k in zip("abc", rows, strict=True)}
+    stage = make_stage(operators, types, [])
+    seen: dict[str, tuple[int, int]] = {}
+
+    class Bounded(Reader):
+        def load(self, tensor: str, index: Any) -> Any:
+            known = self.emitter.analyzer.const_int_bound(index[0])
+            seen[tensor] = (known.min_value, known.max_value)
+            return super().load(tensor, index)
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        reader = Bounded(stage, em, args.inputs)
+        with em.loop(sum(rows), "i") as i, em.loop(width, "j") as j:
+            em.store(args.output, [i, j], reader.value("y", [i, j]))
+
+    kernel("k", types, stage.output.type, 0, 8, body)
+    assert seen == {n: (0, k - 1) for n, k in zip("abc", rows, strict=True)}
