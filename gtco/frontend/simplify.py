@@ -21,7 +21,12 @@ SKIPPED = ["fuse_attention", "eliminate_nop_softmax"]
 _CHILD = """
 import sys, onnx, onnxsim
 model = onnx.load_model_from_string(open(sys.argv[1], "rb").read())
-model, _ = onnxsim.simplify(model, skipped_optimizers=sys.argv[3:])
+count = None
+while count != len(model.graph.node):
+    count = len(model.graph.node)
+    model, _ = onnxsim.simplify(model, skipped_optimizers=sys.argv[3:])
+    if not any(node.op_type == "Shape" for node in model.graph.node):
+        break  # else one pass found shapes that another can fold
 open(sys.argv[2], "wb").write(model.SerializeToString())
 """
 

@@ -30,6 +30,7 @@ RANKED = ("rt-detr", "rt-detr-v2", "d-fine")
 # What an exporter of torch itself cannot do, and why.
 NOT_EXPORTED: Mapping[tuple[str, str], str] = {
     ("dinov2-registers", "torchscript"): "aten::_upsample_bicubic2d_aa is not supported",
+    ("dinov3", "torchscript"): "it miscounts no register tokens; ONNX Runtime refuses it",
     ("siglip2", "torchscript"): "aten::_upsample_bilinear2d_aa is not supported",
     ("mobilevitv2", "torchscript"): "col2im: an object is None",
     ("upernet-swin", "torchscript"): "adaptive pooling to a size that divides nothing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,30 @@ def test_onnxsim_out_of_time_or_failing_is_a_note(monkeypatch: pytest.MonkeyPatc
     imported = load_onnx(linear())
     assert "onnxsim failed (broken)" in imported.notes[0]
     lower(imported).check()
+
+
+def test_onnxsim_runs_until_it_folds_no_more_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SAM 2 pads by shapes behind an If: one pass folds the If, the next the shapes. Here a
+    stand-in for onnxsim folds one operator a pass."""
+    (tmp_path / "onnxsim.py").write_text(
+        "def simplify(model, skipped_optimizers):\n"
+        "    first = model.graph.node[0]\n"
+        "    if first.op_type == 'Identity':\n"
+        "        model.graph.node[1].input[0] = first.input[0]\n"
+        "        del model.graph.node[0]\n"
+        "    return model, True\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    names = ["x", "a", "b", "c"]
+    nodes = [helper.make_node("Identity", [a], [b]) for a, b in pairwise(names)]
+    shape = [helper.make_node("Shape", ["c"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=1)]
+    known, note = simplify.simplify(model([*nodes, *shape]), 60)
+    assert [n.op_type for n in known.graph.node] == ["Shape", "Cast"] and not note
+    relu = [helper.make_node("Relu", ["c"], ["y"])]
+    once, _ = simplify.simplify(model([*nodes, *relu]), 60)
+    assert [n.op_type for n in once.graph.node] == ["Identity", "Identity", "Relu"]
 
 
 def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.MonkeyPatch) -> None:
