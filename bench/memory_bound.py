@@ -28,7 +28,7 @@ from bench.memory_cases import CASES
 from bench.single import Stages, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
 from gtco.cli.arguments import positive
-from gtco.cli.run import make_inputs
+from gtco.cli.run_command import make_inputs
 from gtco.compiler import compile_to_file
 from gtco.errors import GtcoError
 

@@ -4,6 +4,7 @@ benchmarks.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -308,6 +309,7 @@ def test_benchmarks_are_listed_and_exist(capsys, root):
     out = capsys.readouterr().out
     for name in entry.BENCHMARKS:
         assert name in out and (root / "bench" / f"{name}.py").is_file()
+        assert callable(importlib.import_module(f"bench.{name}").main)
 
 
 def test_end_to_end_refuses_unknown_peers(capsys):

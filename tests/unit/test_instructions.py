@@ -81,6 +81,19 @@ def every_stage() -> list[Stage]:
         pooling("max_pool2d", 40, (9, 9), (3, 3), (2, 2), around),
         pooling("avg_pool2d", 40, (9, 9), (3, 3), (2, 2), around),
         resizing((5, 7), (10, 14)),
+        *(
+            single(
+                "grid_sample",
+                T((2, 5, 7, 40)),
+                T((2, 4, 6, 2)),
+                out=T((2, 4, 6, 40)),
+                method=method,
+                padding="zeros",
+                align_corners=False,
+                layout="NHWC",
+            )
+            for method in ("nearest", "linear")
+        ),
         resizing((5, 7), (10, 14), "nearest", layout="NCHW"),
         chain(
             {"x": x, "s": T((40,))},
