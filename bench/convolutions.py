@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 import gtco
+from bench.peers import openvino_settings
 from bench.single import Stages, fastest, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
 from gtco.search.profile import measure_peak
@@ -157,12 +158,7 @@ def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
 def openvino_seconds(made: onnx.ModelProto, threads: int) -> float:
     import openvino
 
-    settings = {
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": "f32",
-    }
+    settings = openvino_settings(threads)
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(made.SerializeToString()), "CPU", settings)
     request = compiled.create_infer_request()

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.generate import Generated, Pick
+from gtco.codegen.generate import Generated
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
 from gtco.target import Target
-from gtco.tensor.space import Packing
+from gtco.tensor.space import Packing, Pick
 from gtco.tensor.stage import Stage
 from gtco.version import __version__
 

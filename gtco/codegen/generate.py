@@ -6,28 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.errors import REPORT, BuildError, InternalError
 from gtco.target import Target
-from gtco.tensor.space import Config, Sketch
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, make_stage
-
-
-class Pick(Protocol):
-    """What a policy picked for a stage: a sketch, its config, and the seconds it predicts."""
-
-    @property
-    def sketch(self) -> Sketch: ...
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def seconds(self) -> float: ...
-
 
 # A stage and the names of sketches that are out of the question for it.
 Choose = Callable[[Stage, Collection[str]], Pick | None]

@@ -16,23 +16,30 @@ from gtco.tensor.stage import TensorType
 # -- pooling, resizing -----------------------------------------------------------------------------
 
 
+def _windows(kind: str, a: Any, lead: tuple[int, ...] = ()) -> dict[str, Any] | None:
+    """Attributes of a pooling, but for padding and layout; ``lead`` stands for axes that Relax's
+    operator lacks. None for a mean over dilated windows.
+    """
+    attrs: dict[str, Any] = {
+        "kernel": (*lead, *integers(a.pool_size)),
+        "strides": (*lead, *integers(a.strides)),
+    }
+    if kind == "max_pool2d":
+        return attrs | {"dilation": (*lead, *integers(a.dilation))}
+    if any(d != 1 for d in integers(a.dilation)):
+        return None
+    return attrs | {"count_include_pad": bool(a.count_include_pad)}
+
+
 def _pool(kind: str) -> Rule:
     def rule(lowering: Lowering, call: relax.Call) -> Any:
         a = call.attrs
         if a.layout not in ("NCHW", "NHWC") or a.out_layout not in ("", a.layout):
             return None
-        attrs: dict[str, Any] = {
-            "kernel": integers(a.pool_size),
-            "strides": integers(a.strides),
-            "padding": integers(a.padding),
-            "layout": str(a.layout),
-        }
-        if kind == "max_pool2d":
-            attrs["dilation"] = integers(a.dilation)
-        elif any(d != 1 for d in integers(a.dilation)):
+        attrs = _windows(kind, a)
+        if attrs is None:
             return None
-        else:
-            attrs["count_include_pad"] = bool(a.count_include_pad)
+        attrs |= {"padding": integers(a.padding), "layout": str(a.layout)}
         return lowering.emit(kind, (lowering.value(call.args[0]),), _type(call), **attrs)
 
     return rule
@@ -45,19 +52,11 @@ def _pool1d(kind: str) -> Rule:
         a = call.attrs
         if a.layout != "NCW" or a.out_layout not in ("", "NCW"):
             return None
-        left, right = integers(a.padding)
-        attrs: dict[str, Any] = {
-            "kernel": (1, *integers(a.pool_size)),
-            "strides": (1, *integers(a.strides)),
-            "padding": (0, left, 0, right),
-            "layout": "NCHW",
-        }
-        if kind == "max_pool2d":
-            attrs["dilation"] = (1, *integers(a.dilation))
-        elif any(d != 1 for d in integers(a.dilation)):
+        attrs = _windows(kind, a, (1,))
+        if attrs is None:
             return None
-        else:
-            attrs["count_include_pad"] = bool(a.count_include_pad)
+        left, right = integers(a.padding)
+        attrs |= {"padding": (0, left, 0, right), "layout": "NCHW"}
         made, x = _type(call), lowering.value(call.args[0])
         n, c, w = lowering.type(x).shape
         x = lowering.reshape(x, (n, c, 1, w))

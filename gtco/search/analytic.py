@@ -19,11 +19,10 @@ import numpy as np
 
 from gtco.errors import describe
 from gtco.search.level0 import Level0
-from gtco.search.policy import Choosing
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Choice, Config, Decision, Sketch, Stream, Workload
+from gtco.tensor.space import Choice, Config, Decision, Pick, Sketch, Stream, Workload
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 T = TypeVar("T", float, np.ndarray)
@@ -56,7 +55,7 @@ class AnalyticPolicy:
     target: Target
     threads: int = 0
     level0: Level0 | None = None
-    _stages: dict[str, tuple[Choosing, ...]] = field(default_factory=dict, repr=False)
+    _stages: dict[str, tuple[Pick, ...]] = field(default_factory=dict, repr=False)
     _shared: dict[object, Candidates] = field(default_factory=dict, repr=False)
     _failures: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
@@ -64,7 +63,7 @@ class AnalyticPolicy:
         self.threads = self.threads or self.target.cores
         self.level0 = self.level0 or Level0(self.target)
 
-    def choose(self, stage: Stage, without: Collection[str] = ()) -> Choosing | None:
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         """The best sketch and config, or None where no rule matches the stage; ``without`` names
         sketches that are out of the question.
         """
@@ -73,7 +72,7 @@ class AnalyticPolicy:
             self._stages[key] = tuple(sorted(self._options(stage), key=lambda c: c.seconds))
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
-    def _options(self, stage: Stage) -> Iterator[Choosing]:
+    def _options(self, stage: Stage) -> Iterator[Pick]:
         """Each sketch with its best config. A sketch that raises is passed over, and noted."""
 
         def failed(rule: str, error: Exception) -> None:
@@ -147,11 +146,11 @@ class AnalyticPolicy:
         found, seconds = self.compared(sketch)
         return [found[i] for i in np.argsort(seconds, kind="stable")[:n]]
 
-    def best(self, sketch: Sketch) -> Choosing:
+    def best(self, sketch: Sketch) -> Pick:
         """The candidate of least predicted time."""
         found, seconds = self.compared(sketch)
         config = found[int(np.argmin(seconds))]
-        return Choosing(sketch, config, self.seconds(sketch.workload(config)))
+        return Pick(sketch, config, self.seconds(sketch.workload(config)))
 
     def compared(self, sketch: Sketch) -> tuple[tuple[Config, ...], np.ndarray]:
         """Every candidate, and their predicted seconds without what is the same for all. The fusion

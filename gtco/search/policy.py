@@ -5,21 +5,11 @@ measures, and nothing downstream knows who picked.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from gtco.target import Target
-from gtco.tensor.space import Config, Sketch
+from gtco.tensor.space import Config, Pick, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
-
-
-@dataclass(frozen=True)
-class Choosing:
-    """A sketch, the config picked for it and its predicted seconds."""
-
-    sketch: Sketch
-    config: Config
-    seconds: float
 
 
 class Policy(Protocol):
@@ -32,7 +22,7 @@ class Policy(Protocol):
         """The machine that kernels are picked for."""
         ...
 
-    def choose(self, stage: Stage, without: Collection[str] = ()) -> Choosing | None:
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         """The best sketch and config; None where no sketch is left but those that ``without``
         names.
         """

@@ -205,6 +205,15 @@ class Sketch(Protocol):
     def build(self, config: Config, symbol: str) -> Program | Rejection: ...
 
 
+@dataclass(frozen=True)
+class Pick:
+    """What a policy picked for a stage: a sketch, its config and the seconds it predicts."""
+
+    sketch: Sketch
+    config: Config
+    seconds: float
+
+
 def configs(sketch: Sketch, chosen: Mapping[str, Choice] | None = None) -> Iterator[Config]:
     """Every config of a sketch, depth first in the order of its decisions."""
     chosen = chosen or {}

@@ -50,6 +50,16 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * ITEM_BYTES[self.dtype]
 
+    @cached_property
+    def static(self) -> bool:
+        """Is every dimension a number?"""
+        return all(isinstance(d, int) for d in self.shape)
+
+    @cached_property
+    def text(self) -> str:
+        """Shape and dtype in a stage's canonical JSON."""
+        return f"{_json(list(self.shape))},{_json(self.dtype)}"
+
     def __str__(self) -> str:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
 
@@ -177,7 +187,7 @@ class Stage:
         names = {i.name: f'"p{n}"' for n, i in enumerate(self.inputs)}
         names |= {op.output: f'"t{n}"' for n, op in enumerate(self.operators)}
         inputs = ",".join(
-            _json([f"p{n}", list(i.type.shape), i.type.dtype, i.constant])
+            f'["p{n}",{i.type.text},{_json(i.constant)}]'
             for n, i in enumerate(self.inputs)
         )
         operators = ",".join(

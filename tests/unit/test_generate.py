@@ -10,9 +10,8 @@ import pytest
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.generate import generate, split
 from gtco.errors import BuildError, InternalError
-from gtco.search.analytic import Choosing
 from gtco.target import target
-from gtco.tensor.space import Config
+from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 MACHINE = target("x86-64-v3")
@@ -34,9 +33,9 @@ class Sketch:
 def choose_from(*names: str) -> Any:
     """The first of these sketches that is not out of the question."""
 
-    def choose(stage: Stage, without: Collection[str]) -> Choosing | None:
+    def choose(stage: Stage, without: Collection[str]) -> Pick | None:
         left = [name for name in names if name not in without]
-        return Choosing(Sketch(), Config(left[0]), 1.0) if left else None  # type: ignore[arg-type]
+        return Pick(Sketch(), Config(left[0]), 1.0) if left else None  # type: ignore[arg-type]
 
     return choose
 

@@ -15,7 +15,7 @@ points a query from a value that has its channels last, has them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -161,18 +161,18 @@ class GridSample:
     @cached_property
     def gathers(self) -> tuple[int, int]:
         """Loads of the image, and loads and stores behind it, whose channels lie apart."""
-        found: list[int] = []
-        for extents in (self.source, self.output):
+        def apart(extents: Sequence[int], follow: Callable[[Probe, list[Expr]], None]) -> int:
             probe = Probe(self.stage, Emitter(self.target.lanes), {})
-            index = [tirx.Var(name, "int32") for name in "nyxc"]
+            index: list[Expr] = [tirx.Var(name, "int32") for name in "nyxc"]
             for var, extent in zip(index, extents, strict=True):
                 bind_range(probe.emitter, var, 0, extent)
-            if not found:
-                probe.value(self.op.inputs[0], index)
-            else:
-                probe_epilogue(probe, self.tail, index)
-            found.append(sum(s not in (0, 1) for s in strides(probe, index[3])))
-        return found[0], found[1]
+            follow(probe, index)
+            return sum(s not in (0, 1) for s in strides(probe, index[3]))
+
+        return (
+            apart(self.source, lambda probe, index: probe.value(self.op.inputs[0], index)),
+            apart(self.output, lambda probe, index: probe_epilogue(probe, self.tail, index)),
+        )
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         plan = _Plan(self, config["rows"])

@@ -31,7 +31,7 @@ TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
 
 
 def is_static(stage: Stage) -> bool:
-    return all(isinstance(d, int) for t in stage.types.values() for d in t.shape)
+    return all(t.static for t in stage.types.values())
 
 
 def vectorizable(stage: Stage) -> bool:
