@@ -199,7 +199,7 @@ class _Compilation:
                 imported = self.read()
                 say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
             with self.phase("simplify") as say:
-                graph = self.canonical(imported)
+                graph = self.canonical(imported, self.threads(machine))
                 say(f"{len(graph.operators)} operators")
             del imported
             with self.phase("fuse") as say:
@@ -275,7 +275,11 @@ class _Compilation:
             self.dump("1-relax.txt", imported.module.script())
         return imported
 
-    def canonical(self, imported: Any) -> Graph:
+    def threads(self, machine: Target) -> int:
+        """How many threads the model is compiled for."""
+        return self.options.threads or machine.cores
+
+    def canonical(self, imported: Any, threads: int) -> Graph:
         """Relax -> canonical graph, channels last."""
         from gtco.graph.layout import channels_last
         from gtco.graph.lower import lower
@@ -288,10 +292,9 @@ class _Compilation:
         graph = canonicalize(graph, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
         graph = canonicalize(channels_last(graph), failed=self.worked_around)
-        cores = self.options.threads or target(self.options.target).cores
 
         def split(graph: Graph) -> Graph:
-            return split_reductions(graph, cores)
+            return split_reductions(graph, threads)
 
         graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
         graph.check()
@@ -299,15 +302,16 @@ class _Compilation:
         return graph
 
     def policy(self, machine: Target) -> Policy:
+        """The policy, for a target with as many cores as the model is to have threads: the space
+        and the price of a stage go by that one number.
+        """
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.profile import machine_table
 
-        if machine.name != "native":
-            return AnalyticPolicy(machine, self.options.threads)
-        table = machine_table(machine)
-        return AnalyticPolicy(
-            replace(table.target, cores=machine.cores), self.options.threads, table
-        )
+        # what was measured is of the whole machine
+        rates = machine_table(machine) if machine.name == "native" else None
+        known = rates.target if rates else machine
+        return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
 
     def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, list[Stage]]:
         """Graph -> stages at the least predicted cost; the graph with movement copied where it

@@ -35,7 +35,8 @@ class Target:
     plain x86-64 that the code may use and that an artifact asks of the CPU that opens it, no more
     and no less (names as LLVM and csrc/cpu_features.def spell them); ``lanes`` float32 per vector;
     ``registers`` vector registers; ``fma_ports`` vector FMAs a cycle; ``frequency`` in Hz;
-    ``memory`` from L1 outward.
+    ``cores`` as many as code for it has threads, for which work is cut and priced; ``memory`` from
+    L1 outward.
     """
 
     name: str

@@ -96,7 +96,7 @@ def python_check() -> Check:
 
 
 def machine_checks(measure: bool) -> list[Check]:
-    """CPU, instruction set, cores, memory levels, the table of level 0 and the measured peak."""
+    """CPU, instruction set, cores, memory levels, the table of rates and the measured peak."""
     try:
         target = detect()
     except GtcoError as error:
@@ -113,7 +113,7 @@ def machine_checks(measure: bool) -> list[Check]:
         Check("instructions", " ".join(target.features)),
         Check("cores", cores),
         Check("caches", levels),
-        level0_check(target),
+        rates_check(target),
     ]
     if measure:
         peak, reason = measured_peak(allowed_cores())
@@ -130,7 +130,7 @@ def machine_checks(measure: bool) -> list[Check]:
     return checks
 
 
-def level0_check(target: Target) -> Check:
+def rates_check(target: Target) -> Check:
     """Whether this machine's micro-kernels have been measured, in circumstances that still hold."""
     from gtco.options import cache_folder
 
@@ -139,10 +139,11 @@ def level0_check(target: Target) -> Check:
 
         measured = cached(target) is not None
     except ImportError as error:
-        return Check("level 0", "not known", f"not known: {error}", needed=False)
+        return Check("kernel rates", "not known", f"not known: {error}", needed=False)
     if measured:
-        return Check("level 0", f"measured, kept in {cache_folder()}")
-    return Check("level 0", "not measured yet; the first compile for this machine takes seconds")
+        return Check("kernel rates", f"measured, kept in {cache_folder()}")
+    unknown = "not measured yet; the first compile for this machine takes seconds"
+    return Check("kernel rates", unknown)
 
 
 def package_checks() -> list[Check]:

@@ -1,7 +1,7 @@
 """The analytic policy: every stage's config from hardware limits and a recursive model, nothing
 measured (Helix, Section 5).
 
-Level 0 comes from a table (:mod:`gtco.search.level0`); the levels above follow equations 1 to 8.
+Level 0 comes from a table (:mod:`gtco.search.rates`); the levels above follow equations 1 to 8.
 Two readings of the paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since
 a last partial wave takes as long as a whole one, and eq. 2's bandwidth belongs to the memory level
 that holds the working set.
@@ -10,7 +10,7 @@ that holds the working set.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf, prod
 from typing import TypeVar
@@ -18,17 +18,17 @@ from typing import TypeVar
 import numpy as np
 
 from gtco.errors import describe
-from gtco.search.level0 import Level0
+from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Choice, Config, Decision, Pick, Sketch, Stream, Workload
+from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 T = TypeVar("T", float, np.ndarray)
 
 LAUNCH = 1.0e-6  # seconds: the barrier between two stages
-TILES_KEPT = 6  # level-0 candidates that go on to the levels above
+TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
 CERTAIN = 0.9  # share of the least time for products that a floor may count on
 LINE = 64  # bytes of a cache line
@@ -48,20 +48,17 @@ class Candidates:
     shares: np.ndarray
 
 
-@dataclass
 class AnalyticPolicy:
-    """Picks the config of least predicted time for a stage on ``threads`` cores of ``target``."""
+    """Picks the config of least predicted time for a stage on all ``target.cores``; ``rates`` are
+    those of the formula where none are given.
+    """
 
-    target: Target
-    threads: int = 0
-    level0: Level0 | None = None
-    _stages: dict[str, tuple[Pick, ...]] = field(default_factory=dict, repr=False)
-    _shared: dict[object, Candidates] = field(default_factory=dict, repr=False)
-    _failures: dict[str, list[str]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self.threads = self.threads or self.target.cores
-        self.level0 = self.level0 or Level0(self.target)
+    def __init__(self, target: Target, rates: RateTable | None = None) -> None:
+        self.target = target
+        self.rates = rates or RateTable(target)
+        self._stages: dict[str, tuple[Pick, ...]] = {}
+        self._shared: dict[object, Candidates] = {}
+        self._failures: dict[str, list[str]] = {}
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         """The best sketch and config, or None where no rule matches the stage; ``without`` names
@@ -122,7 +119,7 @@ class AnalyticPolicy:
         if op.kind == "attention":  # q k^T and its product with v
             products = float(op.type.size // int(op.type.shape[-1]))
             products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
-        return LAUNCH + CERTAIN * products / self.target.lanes / (self._fastest * self.threads)
+        return LAUNCH + CERTAIN * products / self.target.lanes / (self._fastest * self.target.cores)
 
     @cached_property
     def _levels(self) -> Mapping[str, MemoryLevel]:
@@ -136,10 +133,9 @@ class AnalyticPolicy:
     @cached_property
     def _fastest(self) -> float:
         """Vector FMAs a second of one core, by the fastest micro-kernel of any shape or without."""
-        assert self.level0 is not None
-        known = [rate for name, rate in self.level0.rates if name.startswith("fma:")]
+        known = [rate for name, rate in self.rates.measured if name.startswith("fma:")]
         names = ["vector", *(f"fma:{tile.name}" for tile in micro_kernels(self.target))]
-        return max([*known, *map(self.level0.rate, names)])
+        return max([*known, *map(self.rates.rate, names)])
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""
@@ -181,9 +177,9 @@ class AnalyticPolicy:
         """Algorithm 2: of the micro-kernels, the lowest level, the best few go on, each with its
         multiples above.
         """
-        yield from self._extend(sketch, {}, 16 * self.threads)
+        yield from self._extend(sketch, {}, 16 * self.target.cores)
 
-    def _extend(self, sketch: Sketch, chosen: dict[str, Choice], tasks: int) -> Iterator[Config]:
+    def _extend(self, sketch: Sketch, chosen: dict[str, Option], tasks: int) -> Iterator[Config]:
         """The candidates that begin with ``chosen`` and have ``tasks`` tasks at most."""
         decision = sketch.next_decision(chosen)
         if decision is None:
@@ -194,7 +190,7 @@ class AnalyticPolicy:
             left = tasks // int(option) if parallel else tasks
             yield from self._extend(sketch, {**chosen, decision.name: option}, left)
 
-    def _worthwhile(self, decision: Decision, tasks: int) -> tuple[Choice, ...]:
+    def _worthwhile(self, decision: Decision, tasks: int) -> tuple[Option, ...]:
         """The options that can be the best by this policy's own model."""
         options = decision.options
         match decision.role:
@@ -211,11 +207,10 @@ class AnalyticPolicy:
         """Useful vector operations a second of a micro-kernel: the table's rate, less what rounding
         the extent up to its columns wastes.
         """
-        assert self.level0 is not None
         tile = FmaTile.parse(name, self.target.lanes)
         columns = extent or tile.columns
         covered = ceil(columns / tile.columns) * tile.columns
-        return self.level0.rate(f"fma:{name}") * columns / covered
+        return self.rates.rate(f"fma:{name}") * columns / covered
 
     # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:
@@ -227,20 +222,19 @@ class AnalyticPolicy:
         """Seconds of the loops and of what is done beside them; of one workload, or of arrays of
         them.
         """
-        assert self.level0 is not None
         beside = 0.0 * share
         for kernel, count, units in extra:
-            beside = beside + count * units / self.level0.rate(kernel)
+            beside = beside + count * units / self.rates.rate(kernel)
         return LAUNCH + loops + beside * share
 
     def _loops(self, work: Workload) -> tuple[float, float]:
         """Seconds of the loops, and those that each second of extra work adds: all tasks share it,
         and the core with most of them is waited for.
         """
-        assert self.level0 is not None
-        time = work.work / self.level0.rate(work.kernel)  # eq. 3, from the table
+        time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
         tasks = prod(layer.parallel for layer in work.layers)
-        cores = min(self.threads, max(tasks, 1))
+        threads = self.target.cores
+        cores = min(threads, max(tasks, 1))
         for layer in work.layers:
             load = store = latency = 0.0
             for stream in layer.loads:
@@ -253,8 +247,8 @@ class AnalyticPolicy:
             hidden = HIDDEN if layer.overlapped else 0.0
             step = max(load, time) + (1 - hidden) * min(load, time)
             time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
-            time *= ceil(layer.parallel / self.threads) if layer.parallel > 1 else 1  # eq. 6, 7
-        return time, ceil(tasks / self.threads) / tasks if tasks else 1.0
+            time *= ceil(layer.parallel / threads) if layer.parallel > 1 else 1  # eq. 6, 7
+        return time, ceil(tasks / threads) / tasks if tasks else 1.0
 
     def transfer(self, stream: Stream, cores: int) -> float:
         """T_load or T_store (eq. 2) of one iteration, of one core."""

@@ -27,7 +27,7 @@ import tvm
 
 from gtco.codegen.load import load
 from gtco.options import cache_folder
-from gtco.search.level0 import Level0
+from gtco.search.rates import RateTable
 from gtco.target import Target, cpu_identity, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import fma_tile
@@ -47,7 +47,7 @@ VERSION = 4  # of the cached file
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
 
-def machine_table(target: Target) -> Level0:
+def machine_table(target: Target) -> RateTable:
     """This machine's table: the cached one, or a new measurement that is then cached."""
     table = cached(target)
     if table is None:
@@ -57,7 +57,7 @@ def machine_table(target: Target) -> Level0:
     return table
 
 
-def cached(target: Target) -> Level0 | None:
+def cached(target: Target) -> RateTable | None:
     """The cached table of this machine; None where there is none, or one that is damaged, was
     measured under other circumstances, or holds values that cannot be.
     """
@@ -98,14 +98,16 @@ def _key(target: Target) -> dict[str, Any]:
     }
 
 
-def _table(target: Target, rates: Mapping[str, float], bandwidths: Mapping[str, float]) -> Level0:
+def _table(
+    target: Target, rates: Mapping[str, float], bandwidths: Mapping[str, float]
+) -> RateTable:
     memory = tuple(replace(m, bandwidth=bandwidths[m.name]) for m in target.memory)
     frequency = max(rates.values()) / target.fma_ports
     measured = replace(target, memory=memory, frequency=frequency)
-    return Level0(measured, tuple(sorted(rates.items())))
+    return RateTable(measured, tuple(sorted(rates.items())))
 
 
-def measure(target: Target | None = None) -> Level0:
+def measure(target: Target | None = None) -> RateTable:
     """Rates of all micro-kernels and bandwidths of all memory levels, by running them (a few
     seconds).
     """
@@ -289,13 +291,13 @@ def _aligned(size: int) -> np.ndarray:
 def _path(target: Target) -> Path:
     """One file for every key, so that machines, or settings of one, may share the folder."""
     key = json.dumps(_key(target), sort_keys=True).encode()
-    return cache_folder() / f"level0-{target.mcpu}-{hashlib.sha256(key).hexdigest()[:16]}.json"
+    return cache_folder() / f"rates-{target.mcpu}-{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
-def _save(path: Path, table: Level0, key: Mapping[str, Any]) -> None:
+def _save(path: Path, table: RateTable, key: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     bandwidths = {m.name: m.bandwidth for m in table.target.memory}
-    text = json.dumps({"key": key, "rates": dict(table.rates), "bandwidths": bandwidths}, indent=1)
+    data = {"key": key, "rates": dict(table.measured), "bandwidths": bandwidths}
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_text(json.dumps(data, indent=1))
     temporary.replace(path)

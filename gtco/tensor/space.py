@@ -17,7 +17,7 @@ import numpy as np
 
 from gtco.tensor.stage import Stage, TensorType
 
-Choice = int | str
+Option = int | str
 # What a decision is for:
 # - micro-kernel: the row of the register level's table that the innermost loops are made of;
 # - parallel: numbers of chunks that a loop is cut into, each a task or a share of one;
@@ -39,7 +39,7 @@ class Decision:
 
     name: str
     role: Role
-    options: tuple[Choice, ...]
+    options: tuple[Option, ...]
     extent: int | None = None
 
 
@@ -48,13 +48,13 @@ class Config:
     """A sketch's name and a full set of choices, in the order they were made."""
 
     sketch: str
-    choices: tuple[tuple[str, Choice], ...] = ()
+    choices: tuple[tuple[str, Option], ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.by_name[name]
 
     @cached_property
-    def by_name(self) -> Mapping[str, Choice]:
+    def by_name(self) -> Mapping[str, Option]:
         return dict(self.choices)
 
     def to_json(self) -> dict[str, Any]:
@@ -162,9 +162,9 @@ class Workload:
     """What the analytic policy prices: level 0 by its kind and size, the levels above as layers,
     inner to outer.
 
-    ``kernel`` is a row of the level-0 table: ``fma:6x4`` (the micro-kernel of 6 rows and 4 vectors)
-    or ``vector`` (one vector operation); ``work`` is how many units of it one iteration of the
-    innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds.
+    ``kernel`` is a row of the table of rates: ``fma:6x4`` (the micro-kernel of 6 rows and 4
+    vectors) or ``vector`` (one vector operation); ``work`` is how many units of it one iteration of
+    the innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds.
     ``fixed`` is more of it that no choice changes, as an epilogue: priced, and left out where
     configs are compared, so that stages around one contraction share their best. ``flops`` is what
     the stage is counted for.
@@ -194,7 +194,7 @@ class Sketch(Protocol):
         """The loops as the papers write them, as ``SSRSRS``."""
         ...
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         """The first decision that ``chosen`` leaves open, with its options; None when it is
         complete.
         """
@@ -214,7 +214,7 @@ class Pick:
     seconds: float
 
 
-def configs(sketch: Sketch, chosen: Mapping[str, Choice] | None = None) -> Iterator[Config]:
+def configs(sketch: Sketch, chosen: Mapping[str, Option] | None = None) -> Iterator[Config]:
     """Every config of a sketch, depth first in the order of its decisions."""
     chosen = chosen or {}
     decision = sketch.next_decision(chosen)
@@ -231,7 +231,7 @@ def check(sketch: Sketch, config: Config) -> Rejection | None:
     """
     if config.sketch != sketch.name:
         return Rejection(f"it is a config of '{config.sketch}', the sketch is '{sketch.name}'")
-    chosen: dict[str, Choice] = {}
+    chosen: dict[str, Option] = {}
     for name, choice in config.choices:
         decision = sketch.next_decision(chosen)
         if decision is None:

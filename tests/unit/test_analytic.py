@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtco.search.analytic import HIDDEN, LAUNCH, LINE, TILES_KEPT, AnalyticPolicy
-from gtco.search.level0 import Level0, default_rate
+from gtco.search.rates import RateTable, default_rate
 from gtco.target import MemoryLevel, Target, target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Extra, Layer, Stream, Workload, configs
@@ -28,7 +28,11 @@ L1, L2, DRAM = Stream(50, 100), Stream(50, 5_000), Stream(50, 1 << 30)
 
 def policy(threads: int = 1) -> AnalyticPolicy:
     """``unit`` runs 2 operations a second."""
-    return AnalyticPolicy(TOY, threads, Level0(TOY, (("unit", 2.0),)))
+    return AnalyticPolicy(replace(TOY, cores=threads), RateTable(TOY, (("unit", 2.0),)))
+
+
+def on_cores(name: str, cores: int) -> AnalyticPolicy:
+    return AnalyticPolicy(replace(target(name), cores=cores))
 
 
 def seconds(*layers: Layer, work: float = 6.0, threads: int = 1, **more: object) -> float:
@@ -143,7 +147,7 @@ def test_default_rates() -> None:
     # one accumulator waits four cycles for itself
     assert default_rate(machine, "fma:1x1") == pytest.approx(0.98 * hertz / 4)
     assert default_rate(machine, "vector") == ports * hertz
-    table = Level0(machine, (("fma:1x1", 5.0),))
+    table = RateTable(machine, (("fma:1x1", 5.0),))
     assert table.rate("fma:1x1") == 5.0 and table.rate("fma:12x2") == pytest.approx(full)
 
 
@@ -156,8 +160,7 @@ def dense(m: int, k: int, n: int) -> Stage:
 @pytest.mark.parametrize("threads", [1, 2, 16])
 @pytest.mark.parametrize(("m", "k", "n"), [(197, 768, 3072), (1, 768, 1000), (197, 64, 64)])
 def test_the_choice_is_the_cheapest_candidate(m: int, k: int, n: int, threads: int) -> None:
-    machine = target("x86-64-v4")
-    chooser, stage = AnalyticPolicy(machine, threads), dense(m, k, n)
+    chooser, stage = on_cores("x86-64-v4", threads), dense(m, k, n)
     best = chooser.choose(stage)
     assert best is not None and best.sketch.name == "gemm"
     found = list(chooser.candidates(best.sketch))
@@ -222,7 +225,7 @@ def test_what_stages_share_of_a_ranking_changes_no_price(
     """One policy ranks stages around the same product: each gets the config that the full price of
     every candidate, epilogue apart, gives it, whichever was asked for before.
     """
-    chooser = AnalyticPolicy(target("x86-64-v4"), threads)
+    chooser = on_cores("x86-64-v4", threads)
     for before, behind in asked:
         stage = around(*sizes, before, behind)
         for sketch in sketches(stage, chooser.target):
@@ -243,7 +246,7 @@ def test_what_stages_share_of_a_ranking_changes_no_price(
 @pytest.mark.parametrize(("m", "k", "n"), [(197, 768, 64), (49, 1500, 33), (1, 64, 7)])
 def test_overlapping_never_costs(m: int, k: int, n: int, before: tuple[str, ...]) -> None:
     """By equation 5, so the policy looks at no other option."""
-    chooser = AnalyticPolicy(target("x86-64-v4"), 2)
+    chooser = on_cores("x86-64-v4", 2)
     for sketch in sketches(around(m, k, n, before, ()), chooser.target):
         price = {c: chooser.seconds(sketch.workload(c)) for c in configs(sketch)}
         for config, seconds in price.items():
@@ -255,17 +258,17 @@ def test_overlapping_never_costs(m: int, k: int, n: int, before: tuple[str, ...]
 
 
 def test_a_large_product_uses_every_thread() -> None:
-    machine, stage = target("x86-64-v4"), dense(512, 768, 3072)
-    times = [AnalyticPolicy(machine, threads).predict(stage) for threads in (1, 2, 4)]
+    stage = dense(512, 768, 3072)
+    times = [on_cores("x86-64-v4", threads).predict(stage) for threads in (1, 2, 4)]
     assert times[0] > 1.7 * times[1] > 2.9 * times[2]
-    best = AnalyticPolicy(machine, 4).choose(stage)
+    best = on_cores("x86-64-v4", 4).choose(stage)
     assert best is not None
     tasks = prod(layer.parallel for layer in best.sketch.workload(best.config).layers)
     assert tasks >= 4 and tasks / (4 * ceil(tasks / 4)) > 0.8  # and leaves none of them idle
 
 
 def test_predictions_grow_with_the_problem() -> None:
-    chooser = AnalyticPolicy(target("x86-64-v3"), 2)
+    chooser = on_cores("x86-64-v3", 2)
     for small, large in [((64, 64, 64), (128, 64, 64)), ((197, 768, 768), (197, 768, 3072))]:
         assert chooser.predict(dense(*small)) < chooser.predict(dense(*large))
     flops = 2 * 512 * 768 * 3072
@@ -279,7 +282,7 @@ def test_no_sketch_no_time() -> None:
     first = Operator("softmax", ("x",), "a", shape, axis)
     second = Operator("softmax", ("a",), "b", shape, axis)
     stage = make_stage([first, second], {"x": shape}, [])
-    chooser = AnalyticPolicy(target("x86-64-v3"), 1)
+    chooser = on_cores("x86-64-v3", 1)
     assert not sketches(stage, chooser.target)
     assert chooser.predict(stage) == inf and chooser.choose(stage) is None
     alone = make_stage([first], {"x": shape}, [])
@@ -289,16 +292,11 @@ def test_no_sketch_no_time() -> None:
     assert chooser.choose(alone, ["rows", "fallback"]) is None and not chooser.failures
 
 
-def test_threads_default_to_the_targets_cores() -> None:
-    assert AnalyticPolicy(TOY).threads == TOY.cores == 4
-    assert AnalyticPolicy(TOY, 3).threads == 3
-
-
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_no_stage_is_cheaper_than_the_floor_of_its_operators(name: str, threads: int) -> None:
     """What lets the fusion search leave a stage unpriced."""
-    chooser = AnalyticPolicy(target(name), threads)
+    chooser = on_cores(name, threads)
 
     def check(stage: Stage) -> None:
         floor = max(chooser.floor(op, stage.types) for op in stage.operators)

@@ -73,9 +73,10 @@ def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
     assert peak.found.startswith("200 GFLOP/s fp32, sustained by 2 threads together")
 
 
-def test_whether_level_0_is_measured(peak, monkeypatch, tmp_path):
+def test_whether_the_rates_are_measured(peak, monkeypatch, tmp_path):
     def found():
-        return next(c.found for c in doctor_command.machine_checks(False) if c.name == "level 0")
+        checks = doctor_command.machine_checks(False)
+        return next(check.found for check in checks if check.name == "kernel rates")
 
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     assert "not measured yet" in found()

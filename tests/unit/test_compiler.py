@@ -33,6 +33,10 @@ from gtco.errors import (
     UnsupportedError,
     VerificationError,
 )
+from gtco.options import CompileOptions
+from gtco.search import profile
+from gtco.search.rates import RateTable
+from gtco.target import Target, target
 
 RNG = np.random.default_rng(0)
 
@@ -90,6 +94,27 @@ def test_report_dump_and_progress(tmp_path: Path) -> None:
     texts = {"1-relax.txt", "2-lowered.txt", "3-canonical.txt", "4-layout.txt", "5-stages.txt"}
     assert dumped == texts | kernels
     assert all((tmp_path / "dump" / name).read_text().strip() for name in dumped)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("name", ["native", "x86-64-v3"])
+def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the model is compiled for cut its work and share it in the price; the rates are
+    those of the machine, measured once whatever a compile's threads.
+    """
+    asked: list[Target] = []
+
+    def table(machine: Target) -> RateTable:
+        asked.append(machine)
+        return RateTable(machine)
+
+    monkeypatch.setattr(profile, "machine_table", table)
+    machine = dataclasses.replace(target("x86-64-v3"), name=name, cores=5)
+    options = CompileOptions(threads=threads)
+    run = compiler._Compilation(None, Path("m.so"), None, options, compiler._silent)
+    policy = run.policy(machine)
+    assert policy.target == dataclasses.replace(machine, cores=threads or 5)
+    assert asked == [machine] * (name == "native")
 
 
 def test_module_and_exported_program() -> None:

@@ -110,7 +110,7 @@ def test_any_one_rule_may_fail(number: int, monkeypatch: pytest.MonkeyPatch) -> 
     rules = list(sketch.RULES)
     name, rules[number] = rules[number].__module__.rpartition(".")[2], raising
     monkeypatch.setattr(sketch, "RULES", tuple(rules))
-    policy = AnalyticPolicy(target("x86-64-v3"), 1)
+    policy = AnalyticPolicy(target("x86-64-v3"))
     square = TensorType((16, 16))
     for kind, attrs in {"matmul": {}, "softmax": {"axis": 1}, "silu": {}, "relax": {}}.items():
         inputs = ("x", "w") if kind == "matmul" else ("x",)

@@ -15,7 +15,7 @@ import pytest
 from gtco.codegen.llvm import object_code
 from gtco.codegen.load import load
 from gtco.search import profile
-from gtco.search.level0 import Level0
+from gtco.search.rates import RateTable
 from gtco.target import Target, detect, target
 from gtco.tensor.intrinsics.table import micro_kernels
 from tests.instructions import instructions
@@ -23,7 +23,7 @@ from tests.instructions import instructions
 MACHINE = target("x86-64-v3")
 
 
-def made_up(machine: Target, number: int) -> Level0:
+def made_up(machine: Target, number: int) -> RateTable:
     """A plausible table, another one for every number."""
     rates = {f"fma:{tile.name}": 1e9 + number for tile in micro_kernels(machine)}
     return profile._table(machine, rates, {m.name: 1e10 for m in machine.memory})
@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Target]:
     """The measurements made, each of them quick and made up; the cache is an empty folder."""
     calls: list[Target] = []
 
-    def measure(machine: Target) -> Level0:
+    def measure(machine: Target) -> RateTable:
         calls.append(machine)
         return made_up(machine, len(calls))
 
@@ -192,9 +192,10 @@ def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     machine = detect()
     table = profile.machine_table(machine)
     assert profile.cached(machine) == table
-    assert {f"fma:{t.name}" for t in micro_kernels(machine)} == table.table.keys()
-    assert all(1e7 < rate < 1e11 for rate in table.table.values())
-    assert max(table.table.values()) == pytest.approx(table.target.frequency * machine.fma_ports)
+    rates = dict(table.measured)
+    assert {f"fma:{t.name}" for t in micro_kernels(machine)} == rates.keys()
+    assert all(1e7 < rate < 1e11 for rate in rates.values())
+    assert max(rates.values()) == pytest.approx(table.target.frequency * machine.fma_ports)
     assert all(1e7 < level.bandwidth < 1e13 for level in table.target.memory)
     assert [m.capacity for m in table.target.memory] == [m.capacity for m in machine.memory]
 

@@ -18,9 +18,9 @@ from gtco.codegen.build import Failure, Job, build
 from gtco.target import target
 from gtco.tensor.sketch import gemm
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
+    Option,
     Packing,
     Program,
     Rejection,
@@ -142,7 +142,7 @@ class Triangle:
 
     name = "triangle"
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "a" not in chosen:
             return Decision("a", "block", (1, 2, 3))
         if "b" not in chosen:
@@ -158,7 +158,7 @@ def test_configs_in_the_order_of_the_decisions() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 4) | st.booleans()), max_size=3))
-def test_check_knows_exactly_the_configs_of_the_space(choices: list[tuple[str, Choice]]) -> None:
+def test_check_knows_exactly_the_configs_of_the_space(choices: list[tuple[str, Option]]) -> None:
     config = Config("triangle", tuple(choices))
     inside = any(c.choices == config.choices for c in configs(Triangle()))  # type: ignore[arg-type]
     inside &= not any(isinstance(choice, bool) for _, choice in choices)
@@ -176,7 +176,7 @@ def test_check_knows_exactly_the_configs_of_the_space(choices: list[tuple[str, C
         ("triangle", {"a": 2, "b": 1, "c": 0}, "nothing is left to decide"),
     ],
 )
-def test_a_rejection_says_why(sketch: str, choices: dict[str, Choice], reason: str) -> None:
+def test_a_rejection_says_why(sketch: str, choices: dict[str, Option], reason: str) -> None:
     found = check(Triangle(), Config(sketch, tuple(choices.items())))  # type: ignore[arg-type]
     assert isinstance(found, Rejection) and reason in found.reason
 

@@ -42,11 +42,11 @@ from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
     Extra,
     Layer,
+    Option,
     Program,
     Rejection,
     Stream,
@@ -100,7 +100,7 @@ class Attention:
         b, m, n, d, e = self.extents
         return 2.0 * b * m * n * (d + e)
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
             best: dict[tuple[int, int], FmaTile] = {}
@@ -153,12 +153,12 @@ class Attention:
         return (self.name, *self.extents)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = _Plan(self, config)
+        loops = AttentionLoops(self, config)
         types = {i.name: i.type for i in self.stage.inputs}
         function = kernel(
-            symbol, types, self.stage.output.type, plan.workspace, self.target.lanes, plan.emit
+            symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
         )
-        return Program(function, plan.tasks, plan.workspace, {})
+        return Program(function, loops.tasks, loops.workspace, {})
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
     return [(sum(sizes[:i]), s) for i, s in enumerate(sizes)]
 
 
-class _Plan:
+class AttentionLoops:
     """One config of one stage, being emitted."""
 
     def __init__(self, sketch: Attention, config: Config) -> None:

@@ -33,11 +33,11 @@ from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.pack import RUN_COST
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
     Extra,
     Layer,
+    Option,
     Program,
     Rejection,
     Stream,
@@ -155,7 +155,7 @@ class Convolution:
             return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
         return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v, cores = self.view, self.target.cores
         if "tile" not in chosen:
             return Decision(

@@ -17,9 +17,9 @@ from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
 from gtco.tensor.sketch import window
 from gtco.tensor.sketch.streaming import is_static, vectorizable
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
+    Option,
     Packing,
     Program,
     Rejection,
@@ -71,7 +71,7 @@ class Depthwise:
         kh, kw = self.stage.types[self.op.inputs[1]].shape[2:]
         return window.geometry(self.stage, self.op, (int(kh), int(kw)))
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return window.next_decision(self.geometry, self.target, chosen)
 
     def workload(self, config: Config) -> Workload:
@@ -90,12 +90,12 @@ class Depthwise:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         def body(em: Emitter, args: KernelArguments) -> None:
             reader = Reader(self.stage, em, args.inputs)
-            plan.emit(em, args, reader, Products(self, args, reader))
+            loops.emit(em, args, reader, Products(self, args, reader))
 
-        plan = window.WindowPlan(self.geometry, self.op.inputs[0], self.tail, config)
+        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
         types = packed_types(self.stage, self.packing)
         function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, plan.tasks, 0, self.packing)
+        return Program(function, loops.tasks, 0, self.packing)
 
 
 @dataclass(frozen=True)

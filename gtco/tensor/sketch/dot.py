@@ -29,10 +29,10 @@ from gtco.tensor.sketch.pack import pack_rows, row_vectors
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
     Layer,
+    Option,
     Packing,
     Program,
     Rejection,
@@ -81,7 +81,7 @@ class Dot:
         name = self.view.op.inputs[1]
         return {name: self.view.row_packing()} if name in self.stage.constants else {}
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "chunks_m" not in chosen:
             blocks = ceil(self.view.m / self.tile.rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))

@@ -47,7 +47,7 @@ from gtco.tensor.sketch.streaming import (
     vectorizable,
 )
 from gtco.tensor.sketch.transposing import Tiling, emit_tiles, tiling
-from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Stage
 
 MOST_SEGMENTS = 16  # more are not worth their code
@@ -110,7 +110,7 @@ class Elementwise:
     structure = "SS"
 
     # the space ------------------------------------------------------------------------------------
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
             units = self.blocks or self.grid
             options = rows_per_task(units.units, units.work, self.target.cores)
@@ -264,13 +264,13 @@ class Elementwise:
             body = partial(emit_interleaved, stage=self.stage, grid=grid, per_task=rows)
             tasks = ceil(grid.units / rows)
         else:
-            plan = _Plan(self, rows)
-            body, tasks = plan.emit, plan.tasks
+            loops = ElementwiseLoops(self, rows)
+            body, tasks = loops.emit, loops.tasks
         function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
         return Program(function, tasks, 0, {})
 
 
-class _Plan:
+class ElementwiseLoops:
     """One config of one stage, being emitted."""
 
     def __init__(self, sketch: Elementwise, rows: int) -> None:

@@ -22,7 +22,7 @@ from gtco.tensor.relax_calls import BridgeError
 from gtco.tensor.relax_spellings import module_of
 from gtco.tensor.sampling import sampled
 from gtco.tensor.sketch.streaming import is_static
-from gtco.tensor.space import Choice, Config, Decision, Layer, Program, Rejection, Stream, Workload
+from gtco.tensor.space import Config, Decision, Layer, Option, Program, Rejection, Stream, Workload
 from gtco.tensor.spatial import Source, pooled, resized
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -65,7 +65,7 @@ class Fallback:
     name = "fallback"
     structure = "scalar"
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return None
 
     def workload(self, config: Config) -> Workload:

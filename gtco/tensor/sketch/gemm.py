@@ -44,11 +44,11 @@ from gtco.tensor.sketch.pack import row_vectors, run_breaks, unit_stride
 from gtco.tensor.sketch.streaming import Probe
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
     Extra,
     Layer,
+    Option,
     Program,
     Rejection,
     Stream,
@@ -159,7 +159,7 @@ class Gemm:
 
         return self.view.n > 1 and probe.index(flat(m + 1) - flat(m)) == 1
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
             return Decision("tile", "micro-kernel", tuple(t.name for t in self.tiles()), v.n)
@@ -217,7 +217,7 @@ class Gemm:
                 options.add(min(k, ceil(k / blocks / unit) * unit))
         return tuple(sorted(options))
 
-    def height_options(self, chosen: Mapping[str, Choice]) -> tuple[int, ...]:
+    def height_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
         """Numbers of row blocks that are packed, or read panel after panel, at once: what fits a
         quarter and an eighth of L2, which the panels and the results share. None where a task's
         rows fit half of it, or are read once only.

@@ -44,10 +44,10 @@ from gtco.tensor.sketch.streaming import (
     vectorizable,
 )
 from gtco.tensor.space import (
-    Choice,
     Config,
     Decision,
     Layer,
+    Option,
     Program,
     Rejection,
     Stream,
@@ -127,7 +127,7 @@ class GridSample:
     def workspace(self) -> int:
         return 4 * self.tables * BLOCK
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
             work = self.size * max(self.output[3] * self.corners**2, self.target.lanes)
             return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
@@ -175,15 +175,15 @@ class GridSample:
         )
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = _Plan(self, config["rows"])
+        loops = GridSampleLoops(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
         function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
         )
         return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
 
 
-class _Plan:
+class GridSampleLoops:
     """One config of one stage, being emitted."""
 
     def __init__(self, sketch: GridSample, rows: int) -> None:

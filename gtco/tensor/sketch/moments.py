@@ -39,7 +39,7 @@ from gtco.tensor.sketch.streaming import (
     vector_runs,
     vectorizable,
 )
-from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
 BLOCK = 64  # channels of a merging task, at least, where there are so many
@@ -89,7 +89,7 @@ class Moments:
         """Rows that registers hold of one vector of columns."""
         return min(self.shape[-2], self.target.registers // 4)
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" in chosen:
             return None
         work = self.shape[-2] * self.chunk
@@ -233,7 +233,7 @@ class MergedMoments:
     def _padded(self) -> int:
         return -(-self.width // 16) * 16
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" in chosen:
             return None
         work = self.shape[1] * 2 * self.width

@@ -17,7 +17,7 @@ from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
 from gtco.tensor.sketch import window
 from gtco.tensor.sketch.streaming import is_static, vectorizable
-from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
 KINDS = ("max_pool2d", "avg_pool2d")
@@ -53,25 +53,25 @@ class Pool:
     def geometry(self) -> window.Geometry:
         return window.geometry(self.stage, self.op, self.op["kernel"])
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return window.next_decision(self.geometry, self.target, chosen)
 
     def workload(self, config: Config) -> Workload:
         return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = window.WindowPlan(self.geometry, self.op.inputs[0], self.tail, config)
+        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
         include = bool(self.op.get("count_include_pad", False))
         what: window.Taps = (
             Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
         )
 
         def body(em: Emitter, args: KernelArguments) -> None:
-            plan.emit(em, args, Reader(self.stage, em, args.inputs), what)
+            loops.emit(em, args, Reader(self.stage, em, args.inputs), what)
 
         types = {i.name: i.type for i in self.stage.inputs}
         function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, plan.tasks, 0, {})
+        return Program(function, loops.tasks, 0, {})
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from gtco.tensor.sketch.streaming import (
     vector_runs,
     vectorizable,
 )
-from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.spatial import nearest, taps
 from gtco.tensor.stage import Operator, Stage
 
@@ -126,7 +126,7 @@ class Resize:
             return self.columns.workspace
         return 4 * self.stride * self.taps * (1 if self.taps == 1 else 2)
 
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
             work = prod(self.output) // self.units * self.taps**2
             return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
@@ -139,15 +139,15 @@ class Resize:
         )
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = _Plan(self, config["rows"])
+        loops = ResizeLoops(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
         function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
         )
         return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
 
 
-class _Plan:
+class ResizeLoops:
     """One config of one stage, being emitted."""
 
     def __init__(self, sketch: Resize, rows: int) -> None:

@@ -27,7 +27,7 @@ from gtco.target import Target
 from gtco.tensor.emit import Emitter, Expr, kernel
 from gtco.tensor.expression import Epilogue, epilogue, prologue_readable
 from gtco.tensor.sketch.columns import CHUNK
-from gtco.tensor.sketch.rows_plan import REDUCTIONS, RowsPlan
+from gtco.tensor.sketch.rows_loops import REDUCTIONS, RowsLoops
 from gtco.tensor.sketch.streaming import (
     GATHER,
     Probe,
@@ -42,7 +42,7 @@ from gtco.tensor.sketch.streaming import (
     strides,
     vectorizable,
 )
-from gtco.tensor.space import Choice, Config, Decision, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
 NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
@@ -178,7 +178,7 @@ class Rows:
         return len(away) + sum(depends_on(c, i) for c in probe.conditions)
 
     # the space ------------------------------------------------------------------------------------
-    def next_decision(self, chosen: Mapping[str, Choice]) -> Decision | None:
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
             work = prod(self.shape) // self.units
             return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
@@ -206,9 +206,9 @@ class Rows:
         return 4 * -(-self.length // 16) * 16 if needs else 0
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        plan = RowsPlan(self, config["rows"])
+        loops = RowsLoops(self, config["rows"])
         types = {i.name: i.type for i in self.stage.inputs}
         function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, plan.emit
+            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
         )
         return Program(function, ceil(self.units / config["rows"]), self.workspace, {})

@@ -31,7 +31,7 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
-from gtco.tensor.space import Choice, Config, Decision, Layer, Stream, Workload
+from gtco.tensor.space import Config, Decision, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
@@ -128,7 +128,7 @@ class Taps(Protocol):
         ...
 
 
-def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Choice]) -> Decision | None:
+def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Option]) -> Decision | None:
     """columns: accumulators side by side; channels: the chunk that a task works on; rows: output
     rows of a task.
     """
@@ -187,7 +187,7 @@ def workload(
     return Workload("vector", vectors, (row, Layer(1, (), (), tasks)), flops)
 
 
-class WindowPlan:
+class WindowLoops:
     """One config of one windowed stage, being emitted."""
 
     def __init__(self, g: Geometry, source: str, tail: Epilogue, config: Config) -> None:

@@ -53,7 +53,7 @@ class Reduced(Protocol):
     def workspace(self) -> int: ...
 
 
-class RowsPlan:
+class RowsLoops:
     """One config of one stage, being emitted."""
 
     def __init__(self, sketch: Reduced, rows: int) -> None:

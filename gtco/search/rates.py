@@ -1,4 +1,4 @@
-"""The level-0 table: how fast each micro-kernel runs with its operands in L1, in vector operations
+"""The table of rates: how fast each micro-kernel runs with its operands in L1, in vector operations
 a second of one core.
 
 Helix (Section 5.2) profiles level 0 because out-of-order execution defies a formula, and models
@@ -16,23 +16,23 @@ from gtco.tensor.intrinsics.table import FMA_LATENCY, FmaTile
 
 
 @dataclass(frozen=True)
-class Level0:
-    """Rates by kernel name; names the table lacks get the default formula."""
+class RateTable:
+    """Measured rates by kernel name; names without one get the default formula."""
 
     target: Target
-    rates: tuple[tuple[str, float], ...] = ()
+    measured: tuple[tuple[str, float], ...] = ()
 
     def rate(self, kernel: str) -> float:
         """Vector operations a second of one core."""
-        known = self.table.get(kernel)
-        if known is None:
-            known = self.table[kernel] = default_rate(self.target, kernel)
-        return known
+        found = self._known.get(kernel)
+        if found is None:
+            found = self._known[kernel] = default_rate(self.target, kernel)
+        return found
 
     @cached_property
-    def table(self) -> dict[str, float]:
-        """The rates, to which those by the formula come as they are asked for."""
-        return dict(self.rates)
+    def _known(self) -> dict[str, float]:
+        """The measured rates, to which those by the formula come as they are asked for."""
+        return dict(self.measured)
 
 
 def default_rate(target: Target, kernel: str) -> float:
