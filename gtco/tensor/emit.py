@@ -21,7 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.sym import Analyzer
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 Expr = Any  # a TIR expression, or a Python number where TIR takes one
 Index = Sequence[Expr]
@@ -293,6 +293,13 @@ class KernelArguments:
         it aligned).
         """
         return Array(self.workspace.buffer, tuple(shape), "float32", offset)
+
+    def scratch_buffer(self, dtype: str) -> Any:
+        """The thread's workspace as a flat buffer of another dtype."""
+        if dtype == self.workspace.dtype:
+            return self.workspace.buffer
+        size = self.workspace.shape[0] * ITEM_BYTES["float32"] // ITEM_BYTES[dtype]
+        return T.decl_buffer((size,), _storage(dtype), data=self.workspace.buffer.data)
 
 
 def kernel(

@@ -40,6 +40,7 @@ from gtco.tensor.expression import (
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import (
     Config,
@@ -184,42 +185,28 @@ class AttentionLoops:
         self.tasks = self.batch * self.chunks
         self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
         rows = self.height + (self.taller > 0)
-        self.max_rows = rows
         self.ld_scores = self.key_vectors * lanes + (
             lanes if self.key_vectors * lanes % 256 == 0 else 0
         )
         self.ld_values = self.value_vectors * lanes
-        sizes = [
-            self.key_vectors * self.d * lanes,
-            self.n * self.ld_values,
-            rows * -(-self.d // 16) * 16,
-            rows * self.ld_scores,
-            rows * self.ld_values,
-            16 * ceil(rows / 16),
-        ]
-        offsets = [0]
-        for size in sizes:
-            offsets.append(offsets[-1] + -(-size // 16) * 16)
-        (
-            self.at_keys,
-            self.at_values,
-            self.at_query,
-            self.at_scores,
-            self.at_tile,
-            self.at_inverse,
-            end,
-        ) = offsets
-        self.workspace = 4 * end
+        self.scratch = Scratch(
+            (
+                Piece("keys", (self.key_vectors, self.d, lanes)),
+                Piece("values", (self.n, self.ld_values)),
+                Piece("query", (rows, -(-self.d // 16) * 16)),
+                Piece("scores", (rows, self.ld_scores)),
+                Piece("tile", (rows, self.ld_values)),
+                Piece("inverse", (16 * ceil(rows / 16),)),
+            )
+        )
+        self.workspace = self.scratch.nbytes
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         self.em, self.args = em, args
         self.reader = Reader(self.stage, em, args.inputs)
-        self.scores = args.scratch((self.max_rows, self.ld_scores), self.at_scores)
-        self.query = args.scratch((self.max_rows, -(-self.d // 16) * 16), self.at_query)
-        self.keys = args.scratch((self.key_vectors, self.d, self.lanes), self.at_keys)
-        self.values = args.scratch((self.n, self.ld_values), self.at_values)
-        self.tiles = args.scratch((self.max_rows, self.ld_values), self.at_tile)
-        self.inverse = args.scratch((self.max_rows,), self.at_inverse)
+        arrays = self.scratch.arrays(args)
+        self.keys, self.values, self.query = arrays["keys"], arrays["values"], arrays["query"]
+        self.scores, self.tiles, self.inverse = arrays["scores"], arrays["tile"], arrays["inverse"]
         with em.range(args.begin, args.end, "task") as task:
             em.bind(task, self.tasks)
             chunk = em.let_index(task % self.chunks, "chunk")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.expression import Reader
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.pack import pack_columns, pack_rows
 from gtco.tensor.sketch.tile_store import TileStore
@@ -20,7 +21,7 @@ from gtco.tensor.space import Config
 if TYPE_CHECKING:
     from gtco.tensor.sketch.gemm import Gemm
 
-ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
+ALIGN = 16  # rows of A lie at multiples of 16 floats (64 bytes)
 
 
 class GemmLoops:
@@ -37,26 +38,28 @@ class GemmLoops:
         # sets
         self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
         self.held = sketch.blocks_at_once(config)
-        rows = self.shape.rows(self.held)
-        size_a = rows * self.lda if self.packed_a else 0
-        # statistics of a normalising prologue, two floats a row
-        self.offset_n = -(-size_a // ALIGN) * ALIGN
-        padded_rows = -(-self.shape.task_rows // ALIGN) * ALIGN
-        size_n = 2 * padded_rows if sketch.norm else 0
-        self.scale_at = self.offset_n + padded_rows
         self.packed_b = sketch.packs_columns(config)
-        size_b = self.shape.task_panels * self.kc * self.tile.columns if self.packed_b else 0
-        tile_size = self.tile.rows * self.tile.columns
-        tiles = self.held * self.shape.task_panels if self.kblocks > 1 else 1
-        self.offset_b = self.offset_n + size_n
-        self.offset_c = self.offset_b + -(-size_b // ALIGN) * ALIGN
-        self.tile_size = tile_size
-        self.workspace = 4 * (self.offset_c + tiles * tile_size)
+        self.scratch = Scratch(tuple(self.pieces()))
+        self.workspace = self.scratch.nbytes
+
+    def pieces(self) -> Iterator[Piece]:
+        """What a thread keeps beside its registers."""
+        shape, columns = self.shape, self.tile.columns
+        if self.packed_a:
+            yield Piece("rows", (shape.rows(self.held), self.lda))
+        if self.sketch.norm is not None:  # its statistics
+            yield Piece("mean", (shape.task_rows,))
+            yield Piece("scale", (shape.task_rows,))
+        if self.packed_b:
+            yield Piece("panels", (shape.task_panels, self.kc, columns))
+        tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
+        yield Piece("tiles", (tiles, self.tile.rows, columns))
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         view, shape = self.view, self.shape
         self.em, self.args = em, args
         self.reader = Reader(self.stage, em, args.inputs)
+        self.arrays = self.scratch.arrays(args)
         with em.range(args.begin, args.end, "task") as task:
             em.bind(task, shape.tasks)
             chunk_n = em.let_index(task % shape.chunks_n, "chunk_n")
@@ -73,8 +76,7 @@ class GemmLoops:
             if (norm := self.sketch.norm) is not None:
                 row0 = em.let_index(shape.first_row(first_block), "row0")
                 rows = em.let_index(shape.first_row(first_block + blocks) - row0, "rows")
-                mean = args.scratch((shape.task_rows,), self.offset_n)
-                scale = args.scratch((shape.task_rows,), self.scale_at)
+                mean, scale = self.arrays["mean"], self.arrays["scale"]
                 norm_prologue.statistics(self.reader, norm, row0, rows, mean, scale)
                 self.reader.known[norm.output] = norm_prologue.normalised(
                     self.reader, norm, row0, mean, scale
@@ -89,15 +91,13 @@ class GemmLoops:
                 start = em.let_index(shape.first_row(here), "row0")
                 if self.packed_a:
                     height = em.let_index(shape.first_row(here + count) - start, "rows")
-                    packed = args.scratch((shape.rows(self.held), self.lda), 0)
+                    packed = self.arrays["rows"]
                     pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc)
                 if self.packed_b:
-                    panel_buffer = args.scratch(
-                        (shape.task_panels, self.kc, self.tile.columns), self.offset_b
-                    )
+                    into = self.arrays["panels"]
                     with em.when(part == 0 if self.kblocks == 1 else True):
                         pack_columns(
-                            self.reader, view, panel_buffer, batch, first_panel, panels, kb, self.kc
+                            self.reader, view, into, batch, first_panel, panels, kb, self.kc
                         )
                 with em.loop(panels, "panel") as panel, em.loop(count, "block") as block:
                     self.tile_program(batch, kb, first_panel, panel, here, block, start)
@@ -115,13 +115,10 @@ class GemmLoops:
         em, shape = self.em, self.shape
         this_block = em.let_index(first_block + block, "this_block")
         start = em.let_index(shape.first_row(this_block), "start")
-        where = (block * shape.task_panels + panel) * self.tile_size if self.kblocks > 1 else 0
-        tile = Array(
-            self.args.workspace.buffer,
-            (self.tile.rows, self.tile.columns),
-            "float32",
-            em.let_index(self.offset_c + where, "tile"),
-        )
+        tiles = self.arrays["tiles"]
+        which = block * shape.task_panels + panel if self.kblocks > 1 else 0
+        at = em.let_index(tiles.flat([which, 0, 0]), "tile")
+        tile = Array(tiles.buffer, tiles.shape[1:], tiles.dtype, at)
 
         def micro(rows: int) -> Callable[[], None]:
             return lambda: self.micro_kernel(
@@ -221,9 +218,9 @@ class GemmLoops:
     ) -> Callable[[int, Expr], Expr]:
         em = self.em
         if self.packed_a:
-            base = em.let_index((start - row0) * self.lda, "a_row")
-            packed = self.args.workspace.buffer
-            return lambda i, k: packed[em.index(base + i * self.lda + k)]
+            packed = self.arrays["rows"]
+            base = em.let_index(packed.flat([start - row0, 0]), "a_row")
+            return lambda i, k: packed.buffer[em.index(base + i * self.lda + k)]
         stride = self.sketch.direct_rows or 0
         origin = self.reader.value(
             self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc)
@@ -252,5 +249,6 @@ class GemmLoops:
             )
             at = em.let_index(origin.indices[0], "b_rows")
             return lambda k, j: origin.source[em.ramp(at + k * stride + j)]
-        base = em.let_index(self.offset_b + panel * (self.kc * columns), "b_panel")
-        return lambda k, j: self.args.workspace.buffer[em.ramp(base + k * columns + j)]
+        packed = self.arrays["panels"]
+        base = em.let_index(packed.flat([panel, 0, 0]), "b_panel")
+        return lambda k, j: packed.buffer[em.ramp(base + k * columns + j)]
