@@ -9,6 +9,11 @@ from gtco.errors import ShapeError
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Dim, TensorType
 
+def _product(dtype: str) -> str:
+    """The dtype of a contraction's output, by its operands'."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
 _SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm roll".split())
 
 
@@ -76,13 +81,13 @@ def infer_type(
         a, b = inputs[0].shape, inputs[1].shape
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             raise ShapeError(f"matmul of shapes {a} and {b}")
-        return TensorType((*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), inputs[0].dtype)
+        return TensorType((*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), _product(inputs[0].dtype))
     elif kind == "attention":
         q, k, v = (i.shape for i in inputs[:3])
         if q[-1] != k[-1] or k[-2] != v[-2]:
             raise ShapeError(f"attention of q {q}, k {k}, v {v}")
         return TensorType(
-            (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1]), inputs[0].dtype
+            (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1]), _product(inputs[0].dtype)
         )
     elif kind == "grid_sample":
         x, (h, w) = inputs[0].shape, inputs[1].shape[1:3]
@@ -119,7 +124,8 @@ def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> Tens
         space.append((int(size) + pad - (int(kernel) - 1) * dilation - 1) // stride + 1)
     channels = weight.shape[0]
     return TensorType(
-        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels), x.dtype
+        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
+        _product(x.dtype),
     )
 
 
@@ -139,5 +145,6 @@ def _conv_transpose2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any
     ]
     channels = int(weight.shape[1]) * attrs["groups"]
     return TensorType(
-        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels), x.dtype
+        (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
+        _product(x.dtype),
     )

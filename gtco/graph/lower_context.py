@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from gtco.graph.graph import Graph
+from gtco.tensor.operators import CONTRACTIONS
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 
@@ -67,7 +68,11 @@ class Lowering:
     def emit(
         self, kind: str, inputs: tuple[str, ...], type: TensorType | None = None, **attrs: Any
     ) -> str:
-        return self.graph.add(kind, inputs, type, name=self.label, **attrs)
+        made = self.graph.add(kind, inputs, type, name=self.label, **attrs)
+        known, first = self.type(made), self.type(inputs[0]).dtype if inputs else ""
+        if kind in CONTRACTIONS and known.dtype != first:  # Relax's products are of one dtype
+            return self.emit("cast", (made,), TensorType(known.shape, first))
+        return made
 
     def constant(self, value: Any, dtype: str) -> str:
         return self.graph.add_constant(numpy.asarray(value, dtype=dtype))

@@ -272,7 +272,7 @@ class Emitter:
         """A small private array; with constant indices LLVM keeps it in registers, else on the
         stack.
         """
-        buffer = T.alloc_buffer((size,), dtype, scope="local")
+        buffer = T.alloc_buffer((size,), _storage(dtype), scope="local")
         return Array(buffer, (size,), dtype)
 
 
@@ -344,7 +344,10 @@ def kernel(
 
 
 def _storage(dtype: str) -> str:
-    return dtype
+    """The dtype of TIR that elements lie in memory as: a bfloat16 is its bits, since TVM's own has
+    no vectors that LLVM's code generator takes (``gtco.tensor.bfloat16``).
+    """
+    return "uint16" if dtype == "bfloat16" else dtype
 
 
 def _array(pointer: Any, type_: TensorType, name: str) -> Array:

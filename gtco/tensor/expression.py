@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor import scalar
+from gtco.tensor.bfloat16 import literal
 from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
@@ -182,7 +183,7 @@ class Reader:
             for condition in ([i >= 0] if b else []) + ([i < n] if a else []):
                 known = self.emitter.known(condition)
                 if known is False:
-                    return tirx.const(op["value"], op.type.dtype)
+                    return literal(op["value"], op.type.dtype)
                 if known is None:
                     inside = condition if inside is True else tirx.all(inside, condition)
                     inner[k] = bound(i, n)
@@ -190,7 +191,7 @@ class Reader:
         return (
             value
             if inside is True
-            else choose(inside, value, tirx.const(op["value"], op.type.dtype))
+            else choose(inside, value, literal(op["value"], op.type.dtype))
         )
 
     def conditional(

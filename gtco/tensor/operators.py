@@ -22,6 +22,11 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 )
 
 
+# Of bfloat16 operands (the first two, of attention three) these give float32: sums are float32, and
+# only who stores the result could know that it may be rounded again.
+CONTRACTIONS = frozenset(["matmul", "conv2d", "conv_transpose2d", "attention"])
+
+
 @dataclass(frozen=True)
 class OperatorInfo:
     """Pattern, least and most inputs, attribute names, the meaning in one line, and names of
@@ -96,7 +101,8 @@ OPERATORS: dict[str, OperatorInfo] = {
         COMPLEX,
         (2, 2),
         (),
-        "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast",
+        "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast; of bfloat16 "
+        "tensors float32, as the other products are",
     ),
     "conv2d": OperatorInfo(
         COMPLEX,
@@ -117,7 +123,8 @@ OPERATORS: dict[str, OperatorInfo] = {
         (3, 4),
         ("scale",),
         "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
-        "bias broadcasts to [..., M, N]; a score whose bias equals 'hidden' is that bias, whatever "
+        "bias broadcasts to [..., M, N]; of bfloat16 q, k and v, the softmax is float32 and rounded "
+        "for its product with v; a score whose bias equals 'hidden' is that bias, whatever "
         "q and k are; 'guarded': NaN of the softmax counts as 0",
         ("guarded", "hidden"),
     ),

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
@@ -32,8 +33,9 @@ def evaluate(operator: Operator, *arrays: Array, dtype: str | None = None) -> Ar
     """The operator's output: shape and dtype exactly ``operator.type``'s.
 
     Where the type says float32 and the inputs are float64 the result stays float64 (a ``cast``
-    rounds, unless ``dtype`` names the dtype that stands for every float). Raises ``KeyError`` for a
-    kind without a meaning here.
+    rounds, unless ``dtype`` names the dtype that stands for every float but bfloat16). Contractions
+    of bfloat16 operands are computed in float64. Raises ``KeyError`` for a kind without a meaning
+    here.
     """
     attrs = dict(operator.attrs)
     with np.errstate(all="ignore"):
@@ -141,15 +143,33 @@ def _rms_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]
 
 
 def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+    """With bfloat16 q, k and v the softmax's numerators are rounded to it for the product with v,
+    and their sum is not.
+    """
+    half = arrays[2].dtype == ml_dtypes.bfloat16
+    arrays = _wide(arrays)
     q, k, v = arrays[:3]
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * of_dtype(q, attrs["scale"])
     if len(arrays) == 4:
         hidden = arrays[3] == of_dtype(arrays[3], attrs.get("hidden", np.nan))
         scores = np.where(hidden, arrays[3], scores + arrays[3])
-    weights = softmax(scores, -1)
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    numerators = e.astype(ml_dtypes.bfloat16).astype(e.dtype) if half else e
+    weights = numerators / e.sum(axis=-1, keepdims=True)
     if attrs.get("guarded"):
         weights = np.where(np.isnan(weights), of_dtype(weights, 0), weights)
     return np.matmul(weights, v)
+
+
+def _wide(arrays: Sequence[Array]) -> list[Array]:
+    """Operands of a contraction as it is computed: of bfloat16 ones, in float64."""
+    return [a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 else a for a in arrays]
+
+
+def _product(
+    function: Callable[..., Array],
+) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
+    return lambda operator, attrs, arrays: function(*_wide(arrays), **attrs)
 
 
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
@@ -188,7 +208,7 @@ def _machine(text: str) -> tuple[Any, tuple[str, ...]]:
 
 _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] = {
     "identity": lambda op, a, x: x[0],
-    "matmul": lambda op, a, x: np.matmul(x[0], x[1]),
+    "matmul": _product(np.matmul),
     "reshape": lambda op, a, x: x[0].reshape(_shape(op)),
     "permute": lambda op, a, x: x[0].transpose(a["axes"]),
     "slice": _slice,
@@ -210,8 +230,8 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "moments": _moments,
     "merged_moments": _merged_moments,
     "attention": _attention,
-    "conv2d": lambda op, a, x: conv2d(x[0], x[1], **a),
-    "conv_transpose2d": lambda op, a, x: conv_transpose2d(x[0], x[1], **a),
+    "conv2d": _product(conv2d),
+    "conv_transpose2d": _product(conv_transpose2d),
     "max_pool2d": lambda op, a, x: max_pool2d(x[0], _shape(op), **a),
     "avg_pool2d": lambda op, a, x: avg_pool2d(x[0], _shape(op), **a),
     "resize2d": lambda op, a, x: resize2d(x[0], _shape(op), **a),

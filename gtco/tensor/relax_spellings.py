@@ -10,6 +10,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.relax import op as R
 
+from gtco.tensor.operators import CONTRACTIONS
 from gtco.tensor.relax_calls import BridgeError
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -33,13 +34,27 @@ def module_of(stage: Stage) -> Any:
     ]
     with builder.function("main", parameters):
         with builder.dataflow():
-            made = spell(builder, op, parameters, types)
+            given, types = _widened(builder, op, parameters, types)
+            made = spell(builder, op, given, types)
             made = builder.emit(R.reshape(made, op.type.shape))
             if str(made.ty.dtype) != op.type.dtype:
                 made = builder.emit(R.astype(made, op.type.dtype))
             result = builder.emit_output(made)
         builder.emit_func_output(result)
     return builder.get()
+
+
+def _widened(
+    b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]
+) -> tuple[Sequence[Any], list[TensorType]]:
+    """Operands of a contraction in its output's dtype."""
+    if op.kind not in CONTRACTIONS:
+        return x, list(types)
+    dtype = op.type.dtype
+    given = [
+        v if t.dtype == dtype else b.emit(R.astype(v, dtype)) for v, t in zip(x, types, strict=True)
+    ]
+    return given, [TensorType(t.shape, dtype) for t in types]
 
 
 Spelling = Callable[[Any, Operator, Sequence[Any], Sequence[TensorType]], Any]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from gtco.tensor.arithmetic import nearest
+from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
 from gtco.tensor.spatial import Source, spatial_axes
 from gtco.tensor.stage import Operator, TensorType
@@ -102,7 +103,7 @@ def sampled(
 
     def axis(which: int, size: int) -> list[tuple[Expr, Expr | None]]:
         given = grid([n, index[h], index[w], which])
-        value = given if str(given.ty) == computed else tirx.Cast(computed, given)
+        value = convert(em, given, types[1].dtype, computed)
         return [(index_of(em, c.at), c.weight) for c in corners(em, op, value, size)]
 
     total: Expr = None
@@ -111,8 +112,8 @@ def sampled(
             where = list(index)
             where[h], where[w] = tirx.max(y, 0), tirx.max(x, 0)
             value = image(where)
-            value = value if dtype == computed else tirx.Cast(computed, value)
+            value = convert(em, value, dtype, computed)
             value = tirx.Select(tirx.And(y >= 0, x >= 0), value, constant(value, 0))
             term = value if wy is None else value * (wy * wx)
             total = term if total is None else total + term
-    return total if computed == op.type.dtype else tirx.Cast(op.type.dtype, total)
+    return convert(em, total, computed, op.type.dtype)

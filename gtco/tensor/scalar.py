@@ -1,8 +1,8 @@
 """The value of an element-wise operator as a scalar TIR expression; in a vectorized loop it becomes
 vector instructions.
 
-What each operator computes is its row in :mod:`gtco.tensor.elementwise`. float16 computes in
-float32; float64 calls libm a lane at a time.
+What each operator computes is its row in :mod:`gtco.tensor.elementwise`. float16 and bfloat16
+compute in float32; float64 calls libm a lane at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import tirx
 
-from gtco.tensor.arithmetic import cast, intrinsic
+from gtco.tensor.arithmetic import intrinsic
+from gtco.tensor.bfloat16 import convert
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.emit import Emitter, Expr
 from gtco.tensor.stage import Operator
@@ -29,9 +30,9 @@ def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]
     first, given = row.conditions, dtypes[row.conditions :]
     dtype = out if row.moves else _computed(_common(given)) if given else "bool"
     wanted = ["bool"] * first + [dtype] * len(given)
-    values = [cast(_unfolded(x), d, w) for x, d, w in zip(args, dtypes, wanted, strict=True)]
+    values = [convert(em, _unfolded(x), d, w) for x, d, w in zip(args, dtypes, wanted, strict=True)]
     value = row.emit(em, op, values, dtype)
-    return value if row.tests or row.moves else cast(value, dtype, out)
+    return value if row.tests or row.moves else convert(em, value, dtype, out)
 
 
 def _unfolded(x: Expr) -> Expr:

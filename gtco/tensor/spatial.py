@@ -15,6 +15,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
 from gtco.tensor.stage import Operator, TensorType
 
@@ -147,10 +148,10 @@ def resized(
         column: Expr = None
         for y, wy in ys:
             value = at(y, x)
-            term = (value if type_.dtype == computed else tirx.Cast(computed, value)) * wy
+            term = convert(em, value, type_.dtype, computed) * wy
             column = term if column is None else column + term
         total = column * wx if total is None else total + column * wx
-    return total if type_.dtype == computed else tirx.Cast(op.type.dtype, total)
+    return convert(em, total, computed, op.type.dtype)
 
 
 def window(
@@ -203,7 +204,8 @@ def pooled(
         for a, s, p in zip(axes, strides, padding[:2], strict=True)
     ]
     maximum = op.kind == "max_pool2d"
-    dtype = type_.dtype if maximum or type_.dtype == "float64" else "float32"
+    kept = (maximum and type_.dtype != "bfloat16") or type_.dtype == "float64"
+    dtype = type_.dtype if kept else "float32"
     total = em.registers(1, dtype)
     em.store(total, [0], lowest(dtype) if maximum else tirx.const(0, dtype))
     with em.loop(kernel[0], "kh") as kh, em.loop(kernel[1], "kw") as kw:
@@ -213,7 +215,7 @@ def pooled(
             where = list(index)
             where[axes[0]], where[axes[1]] = y, x
             value = source(where)
-            value = em.let(value if type_.dtype == dtype else tirx.Cast(dtype, value))
+            value = em.let(convert(em, value, type_.dtype, dtype))
             old = em.let(em.load(total, [0]))
             em.store(total, [0], larger(value, old, dtype) if maximum else old + value)
     result = em.load(total, [0])
@@ -226,4 +228,4 @@ def pooled(
         result = result / (
             tirx.const(count, dtype) if isinstance(count, int) else tirx.Cast(dtype, count)
         )
-    return result if dtype == op.type.dtype else tirx.Cast(op.type.dtype, result)
+    return convert(em, result, dtype, op.type.dtype)

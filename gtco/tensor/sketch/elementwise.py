@@ -58,7 +58,7 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
     """The stage where all its operators are readable and its shapes are known, else None."""
     if not is_static(stage) or not all(readable(op) for op in stage.operators):
         return None
-    if "bfloat16" in {t.dtype for t in stage.types.values()} or stage.output.type.size == 0:
+    if stage.output.type.size == 0:
         return None
     return Elementwise(stage, target)
 

@@ -38,7 +38,6 @@ def vectorizable(stage: Stage) -> bool:
     """May all element-wise operators of the stage stand in vectors?"""
     return all(
         scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs])
-        and op.type.dtype != "bfloat16"
         for op in stage.operators
         if pattern(op.kind) == ELEMENTWISE
     )

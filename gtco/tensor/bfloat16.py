@@ -1,0 +1,55 @@
+"""bfloat16 in kernels: a value is its 16 bits, a ``uint16``, and arithmetic runs in float32.
+
+TVM and LLVM have a type of that name, but TVM computes with it by rewriting whole kernels and its
+LLVM code generator dies of it. A bfloat16 is the upper half of a float32, so both ways are a few
+integer instructions, in vectors too; what multiplies bfloat16 reads the bits as they are.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from tvm import tirx
+
+from gtco.tensor.arithmetic import cast, is_nan
+from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.vector_math import bits, constant, from_bits
+
+BFLOAT16 = "bfloat16"
+QUIET = 0x0040  # the first bit of the fraction: what is left of a NaN must not read as infinity
+
+
+def widened(x: Expr) -> Expr:
+    """The float32 of a bfloat16's bits: exact, also of infinities and NaN."""
+    return from_bits(tirx.shift_left(cast(x, "uint16", "uint32"), constant(x, 16, "uint32")))
+
+
+def rounded(em: Emitter, x: Expr) -> Expr:
+    """The bits of the bfloat16 nearest to a float32, to even between two: beyond the largest it is
+    infinity, as IEEE 754 has it, and NaN stays NaN.
+    """
+    x = em.let(x)
+    word = em.let(bits(x), "bits")
+    one, sixteen = constant(word, 1), constant(word, 16)
+    odd = tirx.bitwise_and(tirx.shift_right(word, sixteen), one)
+    nearest = tirx.shift_right(word + (odd + constant(word, 0x7FFF)), sixteen)
+    nan = tirx.bitwise_or(tirx.shift_right(word, sixteen), constant(word, QUIET))
+    return cast(tirx.Select(is_nan(x), nan, nearest), "uint32", "uint16")
+
+
+def convert(em: Emitter, x: Expr, old: str, new: str) -> Expr:
+    """``x`` as another dtype, bfloat16 among them; what lies between it and others is float32."""
+    if old == new:
+        return x
+    if old == BFLOAT16:
+        return cast(widened(x), "float32", new)
+    if new == BFLOAT16:
+        return rounded(em, cast(x, old, "float32"))
+    return cast(x, old, new)
+
+
+def literal(value: float, dtype: str) -> Expr:
+    """A scalar constant as kernels hold values of ``dtype``."""
+    if dtype != BFLOAT16:
+        return tirx.const(value, dtype)
+    return tirx.const(int(np.asarray(value, ml_dtypes.bfloat16).view(np.uint16)), "uint16")
