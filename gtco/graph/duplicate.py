@@ -4,7 +4,8 @@
     after:  p = permute(qkv)     q = slice(p)     p' = permute(qkv)     k = slice(p')
 
 A stage keeps a tensor to itself, so DPOF cannot fuse what two stages read. Movement costs no
-arithmetic: read through its index map, it is free to repeat. Anything that computes is not copied.
+arithmetic: read through its index map, it is free to repeat. Anything that computes is not copied,
+nor is a cast to bfloat16, whose result is what is to be stored.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from gtco.tensor.stage import Operator, Stage
 MOVEMENT = frozenset("identity reshape permute slice broadcast cast".split())
 
 
+def copyable(op: Operator) -> bool:
+    """Is it movement that may be repeated for each reader?"""
+    return op.kind in MOVEMENT and not (op.kind == "cast" and op.type.dtype == "bfloat16")
+
+
 def duplicate_movement(graph: Graph, keep: Iterable[str] = ()) -> Graph:
     """Every operator of ``MOVEMENT`` with several readers gets a copy for each of them but the
     first; those named in ``keep`` and graph outputs, which are stored anyway, stay single.
@@ -26,7 +32,7 @@ def duplicate_movement(graph: Graph, keep: Iterable[str] = ()) -> Graph:
     graph = graph.copy()
     single = set(keep) | set(graph.outputs)
     for op in reversed(list(graph.operators.values())):
-        if op.kind not in MOVEMENT or op.output in single:
+        if not copyable(op) or op.output in single:
             continue
         for reader in graph.consumers(op.output)[1:]:
             copy = graph.put(

@@ -9,11 +9,6 @@ from gtco.errors import ShapeError
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Dim, TensorType
 
-def _product(dtype: str) -> str:
-    """The dtype of a contraction's output, by its operands'."""
-    return "float32" if dtype == "bfloat16" else dtype
-
-
 _SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm roll".split())
 
 
@@ -81,7 +76,8 @@ def infer_type(
         a, b = inputs[0].shape, inputs[1].shape
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             raise ShapeError(f"matmul of shapes {a} and {b}")
-        return TensorType((*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]), _product(inputs[0].dtype))
+        shape = (*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+        return TensorType(shape, _product(inputs[0].dtype))
     elif kind == "attention":
         q, k, v = (i.shape for i in inputs[:3])
         if q[-1] != k[-1] or k[-2] != v[-2]:
@@ -106,6 +102,11 @@ def infer_type(
     if declared is None:
         raise ValueError(f"the output type of '{kind}' does not follow from its inputs: give it")
     return declared
+
+
+def _product(dtype: str) -> str:
+    """The dtype of a contraction's output, by its operands'."""
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> TensorType:

@@ -123,8 +123,8 @@ OPERATORS: dict[str, OperatorInfo] = {
         (3, 4),
         ("scale",),
         "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
-        "bias broadcasts to [..., M, N]; of bfloat16 q, k and v, the softmax is float32 and rounded "
-        "for its product with v; a score whose bias equals 'hidden' is that bias, whatever "
+        "bias broadcasts to [..., M, N]; of bfloat16 q, k and v the softmax is float32 and "
+        "rounded for its product with v; a score whose bias equals 'hidden' is that bias, whatever "
         "q and k are; 'guarded': NaN of the softmax counts as 0",
         ("guarded", "hidden"),
     ),

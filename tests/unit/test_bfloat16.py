@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -42,8 +41,8 @@ def cast(arrays: np.ndarray, new: str, name: str, vectors: str) -> np.ndarray:
                 em.store(args.output, [at + lane], value)
 
     function = kernel("kernel_under_test", {"x": given}, op.type, 0, machine.lanes, body)
-    built = Built(load([function], machine), "kernel_under_test", (("x", given),), op.type, 1, 0, {})
-    return built(arrays)
+    library = load([function], machine)
+    return Built(library, "kernel_under_test", (("x", given),), op.type, 1, 0, {})(arrays)
 
 
 def every_bfloat16() -> np.ndarray:

@@ -1,0 +1,102 @@
+"""bfloat16 operands: what contractions read is rounded, and all else stays float32.
+
+    before: n = layer_norm(x)    y = matmul(n, W)
+    after:  n = layer_norm(x)    h = cast(n) {bfloat16}    y = matmul(h, W'), W' in bfloat16
+
+matmul, attention (q, k and v) and conv2d give float32 of bfloat16 operands: sums, softmax,
+normalisation, the residual stream, the model's inputs and outputs keep their precision.
+
+A tensor that contractions alone read lies in memory as bfloat16: the cast stands right behind what
+computes it, in front of the movement between, and once however many read it.
+
+    before: s = slice(q)    r = permute(s)               a = attention(r, ...)
+    after:  h = cast(q)     s = slice(h)    r = permute(s)    a = attention(r, ...)
+
+Which stage a cast joins, as the epilogue of the one before or the prologue of the one behind, is
+the fusion search's to find.
+"""
+
+from __future__ import annotations
+
+from gtco.graph.graph import Graph
+from gtco.tensor.sketch.depthwise import MOST_INPUTS
+from gtco.tensor.stage import Operator, TensorType
+
+NARROW = "bfloat16"
+# Movement, which passes bits as they are, and which of its inputs it moves.
+_FIRST = frozenset("identity reshape permute slice broadcast roll gather".split())
+_MOVES = _FIRST | {"concat", "pad"}
+
+
+def bfloat16_operands(graph: Graph) -> Graph:
+    """The graph with the float32 operands of its contractions rounded to bfloat16. Depthwise
+    convolutions, and those in groups as narrow, stay: they multiply vectors of channels, and are
+    bound by memory that is float32.
+    """
+    graph = graph.copy()
+    return _Narrowing(graph).run()
+
+
+def narrowed_operands(graph: Graph, op: Operator) -> tuple[int, ...]:
+    """Positions of the operands that bfloat16 is for; none where the operator stays as it is."""
+    if op.kind not in ("matmul", "attention", "conv2d") or op.type.dtype != "float32":
+        return ()
+    positions = (0, 1, 2) if op.kind == "attention" else (0, 1)
+    types = [graph.types[op.inputs[i]] for i in positions]
+    if any(t.dtype != "float32" for t in types):
+        return ()
+    if op.kind == "conv2d" and op["groups"] > 1 and int(types[1].shape[1]) <= MOST_INPUTS:
+        return ()
+    return positions
+
+
+class _Narrowing:
+    """A graph under the pass; ``half`` is a tensor's rounded twin."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.half: dict[str, str] = {}
+        self.positions = {o: narrowed_operands(graph, op) for o, op in graph.operators.items()}
+        self.alone: dict[str, bool] = {}
+        for output in reversed(list(graph.operators)):
+            self.alone[output] = self.read_by_contractions(output)
+
+    def run(self) -> Graph:
+        for output, op in list(self.graph.operators.items()):
+            narrow = self.positions[output]
+            if not narrow:
+                continue
+            inputs = [self.rounded(x) if i in narrow else x for i, x in enumerate(op.inputs)]
+            self.graph.put(Operator(op.kind, tuple(inputs), output, op.type, op.attrs, op.name))
+        return self.graph.prune()
+
+    def read_by_contractions(self, tensor: str) -> bool:
+        """Do contractions alone read it, through movement or at once? Asked of readers first."""
+        if tensor in self.graph.outputs:
+            return False
+        return all(
+            self.moved(op, tensor) and self.alone[op.output]
+            if op.kind in _MOVES
+            else all(i in self.positions[op.output] for i, x in enumerate(op.inputs) if x == tensor)
+            for op in self.graph.consumers(tensor)
+        )
+
+    def moved(self, op: Operator, tensor: str) -> bool:
+        """Does the movement move this input of its, and not read it as positions?"""
+        return op.kind not in _FIRST or tensor not in op.inputs[1:]
+
+    def rounded(self, tensor: str) -> str:
+        """``tensor`` in bfloat16: the movement that made it on rounded inputs, or a cast."""
+        if tensor in self.half:
+            return self.half[tensor]
+        graph, op = self.graph, self.graph.producer(tensor)
+        kind = TensorType(graph.types[tensor].shape, NARROW)
+        if op is not None and op.kind in _MOVES and self.alone[tensor]:
+            sources = op.inputs[:1] if op.kind in _FIRST else op.inputs
+            inputs = (*(self.rounded(x) for x in sources), *op.inputs[len(sources) :])
+            made = Operator(op.kind, inputs, graph.fresh(tensor), kind, op.attrs, op.name)
+        else:
+            name = op.name if op is not None else ""
+            made = Operator("cast", (tensor,), graph.fresh(f"{tensor}_bf16"), kind, (), name)
+        self.half[tensor] = graph.put(made)
+        return made.output

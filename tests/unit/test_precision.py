@@ -1,0 +1,157 @@
+"""Which operands the precision pass rounds to bfloat16, where it puts the casts, and that the
+values stay near those of the float32 graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gtco.graph.duplicate import duplicate_movement
+from gtco.graph.graph import Graph
+from gtco.graph.precision import bfloat16_operands
+from gtco.graph.rewrites.fold_constants import fold_constants
+from gtco.tensor.stage import TensorType
+from tests.unit.test_rewrites import build, weights
+
+CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
+
+
+def halved(graph: Graph) -> Graph:
+    """The pass with its constants folded; outputs keep their types, and their values nearly."""
+    after = fold_constants(bfloat16_operands(graph)).check()
+    assert [after.types[o] for o in after.outputs] == [graph.types[o] for o in graph.outputs]
+    rng = np.random.default_rng(5)
+    inputs = {
+        n: rng.standard_normal(tuple(map(int, graph.types[n].shape))).astype(graph.types[n].dtype)
+        for n in graph.inputs
+    }
+    before = graph.evaluate(inputs, dtype="float64")
+    errors = []
+    for name, value in after.evaluate(inputs, dtype="float64").items():
+        errors.append(np.abs(value - before[name]).max() / np.abs(before[name]).max())
+    assert max(errors) <= 2.0**-6  # a few roundings of 2^-9 each
+    assert (max(errors) > 0) == ("bfloat16" in {t.dtype for t in after.types.values()})
+    return after
+
+
+def of_dtype(graph: Graph, dtype: str) -> Counter[str]:
+    """Kinds of the operators that give this dtype."""
+    return Counter(op.kind for op in graph.operators.values() if op.type.dtype == dtype)
+
+
+def attention_block(g: Graph, x: str) -> str:
+    """x + projection(attention(layer_norm(x))), q, k and v as slices of one product."""
+    n, c, heads = 5, 8, 2
+    normal = g.add("layer_norm", (x, weights(g, c), weights(g, c)), epsilon=1e-5)
+    qkv = g.add("add", (g.add("matmul", (normal, weights(g, c, 3 * c))), weights(g, 3 * c)))
+    parts = []
+    for i in range(3):
+        part = g.add(
+            "slice", (qkv,), TensorType((2, n, c)), begin=(0, 0, i * c), strides=(1, 1, 1)
+        )
+        split = g.add("reshape", (part,), TensorType((2, n, heads, c // heads)))
+        parts.append(g.add("permute", (split,), axes=(0, 2, 1, 3)))
+    seen = g.add("attention", parts, scale=0.5)
+    flat = g.add("reshape", (g.add("permute", (seen,), axes=(0, 2, 1, 3)),), TensorType((2, n, c)))
+    return g.add("add", (x, g.add("matmul", (flat, weights(g, c, c)))))
+
+
+def test_a_block_of_a_transformer() -> None:
+    after = halved(build(attention_block))
+    half = of_dtype(after, "bfloat16")
+    # one cast each behind the norm, the biased q, k and v together, and the attention
+    assert half == {"cast": 3, "slice": 3, "reshape": 4, "permute": 4}
+    assert of_dtype(after, "float32") == {
+        "layer_norm": 1,
+        "matmul": 2,
+        "add": 2,
+        "attention": 1,
+        "identity": 1,
+    }
+    casts = [op for op in after.operators.values() if op.kind == "cast"]
+    sources = [after.producer(op.inputs[0]) for op in casts]
+    assert sorted(op.kind for op in sources if op) == ["add", "attention", "layer_norm"]
+    matrices = [v for v in after.constants.values() if v.ndim == 2]
+    assert {v.dtype.name for v in matrices} == {"bfloat16"}
+    vectors = [v for v in after.constants.values() if v.ndim == 1]
+    assert {v.dtype.name for v in vectors} == {"float32"}
+
+
+def test_casts_to_bfloat16_are_not_copied_for_their_readers() -> None:
+    """What several products read is stored rounded, once."""
+
+    def body(g: Graph, x: str) -> str:
+        n = g.add("relu", (x,))
+        return g.add(
+            "add", (g.add("matmul", (n, weights(g, 8, 4))), g.add("matmul", (n, weights(g, 8, 4))))
+        )
+
+    after = halved(build(body))
+    assert after.histogram()["cast"] == 1
+    assert duplicate_movement(after).histogram()["cast"] == 1
+
+
+def test_what_others_read_too_stays_float32() -> None:
+    def body(g: Graph, x: str) -> str:
+        turned = g.add("permute", (x,), axes=(0, 2, 1))
+        return g.add("add", (turned, g.add("matmul", (turned, weights(g, 5, 5)))))
+
+    after = halved(build(body))
+    assert of_dtype(after, "bfloat16") == {"cast": 1}
+    assert of_dtype(after, "float32")["permute"] == 1
+
+
+def test_an_output_that_a_product_reads_stays_float32() -> None:
+    graph = Graph(("x",), (), {"x": TensorType((4, 8))})
+    middle = graph.add("reshape", ("x",), TensorType((8, 4)))
+    graph.add("matmul", (middle, weights(graph, 4, 3)), output="y")
+    graph.outputs = (middle, "y")
+    after = halved(graph.prune().check())
+    assert of_dtype(after, "bfloat16") == {"cast": 1}
+
+
+def test_convolutions() -> None:
+    def body(g: Graph, x: str) -> str:
+        y = g.add("conv2d", (x, weights(g, 16, 8, 3, 3)), groups=1, **CONVOLUTION)
+        y = g.add("relu", (y,))
+        y = g.add("conv2d", (y, weights(g, 16, 1, 3, 3)), groups=16, **CONVOLUTION)  # depthwise
+        y = g.add("conv2d", (y, weights(g, 16, 4, 3, 3)), groups=4, **CONVOLUTION)  # as narrow
+        padded = g.add("pad", (y,), before=(0, 1, 1, 0), after=(0, 0, 0, 0), value=0.0)
+        wide = g.add("concat", (padded, padded), axis=3)
+        return g.add("conv2d", (wide, weights(g, 18, 16, 1, 1)), groups=2, **CONVOLUTION)
+
+    after = halved(build(body, (1, 6, 5, 8)))
+    assert of_dtype(after, "bfloat16") == {"cast": 2, "pad": 1, "concat": 1}
+    used = {
+        op["groups"]: after.types[op.inputs[1]].dtype
+        for op in after.operators.values()
+        if op.kind == "conv2d"
+    }
+    assert used == {1: "bfloat16", 16: "float32", 4: "float32", 2: "bfloat16"}
+
+
+def test_indices_of_a_gather_are_not_rounded() -> None:
+    def body(g: Graph, x: str) -> str:
+        rows = g.add_constant(np.array([4, 0, 2], np.int64))
+        return g.add("matmul", (g.add("gather", (x, rows), axis=1), weights(g, 8, 3)))
+
+    after = halved(build(body))
+    (gather,) = [op for op in after.operators.values() if op.kind == "gather"]
+    assert [after.types[i].dtype for i in gather.inputs] == ["bfloat16", "int64"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "float16"])
+def test_other_dtypes_are_left_alone(dtype: str) -> None:
+    graph = Graph(("x",), (), {"x": TensorType((4, 8), dtype)})
+    w = graph.add_constant(np.ones((8, 3), dtype))
+    graph.add("matmul", ("x", w), output="y")
+    graph.outputs = ("y",)
+    assert bfloat16_operands(graph.check()).dump() == graph.dump()
+
+
+def test_a_graph_without_contractions_is_left_alone() -> None:
+    graph = build(lambda g, x: g.add("softmax", (g.add("gelu", (x,)),), axis=2))
+    assert halved(graph).dump() == graph.dump()
