@@ -17,9 +17,9 @@ from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 
 from gtco.tensor import scalar
+from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.arithmetic import LIBM
 from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of, operands
-from gtco.tensor.expression import Epilogue
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
 DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput, on Zen 5 and about so elsewhere

@@ -18,14 +18,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
-from tvm.sym import Analyzer
 from tvm.tirx.script.builder import ir as T
 
+from gtco.tensor.analysis.indices import flatten
+from gtco.tensor.analysis.scope import Expr, Index, Scope
 from gtco.tensor.stage import ITEM_BYTES, TensorType
-
-Expr = Any  # a TIR expression, or a Python number where TIR takes one
-Index = Sequence[Expr]
-
 
 # TVM keeps a range's extent in 32 bits: one that is larger wraps, and decides conditions wrongly.
 INDEX_LIMIT = 2**31
@@ -68,18 +65,14 @@ class Array:
     offset: Expr = 0
 
     def flat(self, index: Index) -> Expr:
-        position: Expr = 0
-        for extent, i in zip(self.shape, index, strict=True):
-            position = position * extent + i
-        return position + self.offset
+        return flatten(index, self.shape) + self.offset
 
 
 @dataclass
-class Emitter:
+class Emitter(Scope):
     """State of one kernel under construction."""
 
     lanes: int
-    analyzer: Any = field(default_factory=Analyzer)
     _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
     _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around, and how many it has
     _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
@@ -96,7 +89,7 @@ class Emitter:
         with kind(0, extent) as var:
             IRBuilder.name(name, var)
             if isinstance(extent, int):
-                self.analyzer.bind(var, tvm.ir.Range(0, extent))
+                self.bind(var, extent)
             yield var
 
     @contextmanager
@@ -146,25 +139,7 @@ class Emitter:
             with T.Else():
                 otherwise()
 
-    def bind(self, var: Expr, extent: int) -> None:
-        """Let the simplifier know that 0 <= var < extent."""
-        self.analyzer.bind(var, tvm.ir.Range(0, extent))
-
-    def known(self, condition: Expr) -> bool | None:
-        """True or False where the loops' ranges decide the condition, else None."""
-        if isinstance(condition, bool):
-            return condition
-        value = self.analyzer.simplify(condition)
-        return bool(value.value) if isinstance(value, tirx.IntImm) else None
-
     # values ---------------------------------------------------------------------------------------
-    def index(self, value: Expr) -> Expr:
-        """The integer expression in its simplest form."""
-        if isinstance(value, int):
-            return value
-        simple = self.analyzer.simplify(value)
-        return int(simple.value) if isinstance(simple, tirx.IntImm) else simple
-
     def let(self, value: Expr, name: str = "x") -> Expr:
         """Evaluate once, use many times."""
         if isinstance(value, int | float) or isinstance(
@@ -215,7 +190,7 @@ class Emitter:
         var = self._bound(value, name)
         extent = bound.max_value + 1 - bound.min_value
         if bound.min_value > -INDEX_LIMIT and extent < INDEX_LIMIT:
-            self.analyzer.bind(var, tvm.ir.Range(bound.min_value, bound.max_value + 1))
+            self.bind(var, extent, bound.min_value)
         return var
 
     def load(self, array: Array, index: Index) -> Expr:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from gtco.tensor.analysis.window import geometry
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
 from gtco.tensor.stage import Operator, TensorType
@@ -154,13 +155,6 @@ def resized(
     return convert(em, total, computed, op.type.dtype)
 
 
-def window(
-    op: Operator,
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
-    """Kernel, strides, padding (top, left, bottom, right) and dilation of a pooling operator."""
-    return op["kernel"], op["strides"], op["padding"], op.get("dilation", (1, 1))
-
-
 def lowest(dtype: str) -> Any:
     """What a maximum starts from."""
     kind = np.dtype(dtype).kind
@@ -178,39 +172,25 @@ def larger(a: Expr, b: Expr, dtype: str) -> Expr:
     return tirx.Select(tirx.Or(a > b, tirx.Not(tirx.EQ(a, a))), a, b)
 
 
-def counted(
-    em: Emitter, start: Expr, kernel: int, size: int, before: int, after: int, include_pad: bool
-) -> Expr:
-    """How many positions of a window from ``start`` on an axis count in a mean."""
-    low, high = (-before, size + after) if include_pad else (0, size)
-    stop = (
-        tirx.min(start + kernel, high)
-        if em.known(start + kernel <= high) is not True
-        else start + kernel
-    )
-    first = tirx.max(start, low) if em.known(start >= low) is not True else start
-    return em.let_index(stop - first, "count")
-
-
 def pooled(
     em: Emitter, op: Operator, source: Source, type_: TensorType, index: Sequence[Expr]
 ) -> Expr:
     """One element of ``max_pool2d`` or ``avg_pool2d``."""
-    kernel, strides, padding, dilation = window(op)
+    g = geometry(op, type_.shape, op["kernel"])
     axes = spatial_axes(op["layout"])[:2]
-    sizes = [int(type_.shape[a]) for a in axes]
+    height, width = g.source[1:3]
     starts = [
         em.let_index(index[a] * s - p, "start")
-        for a, s, p in zip(axes, strides, padding[:2], strict=True)
+        for a, s, p in zip(axes, g.strides, g.padding[:2], strict=True)
     ]
     maximum = op.kind == "max_pool2d"
     kept = (maximum and type_.dtype != "bfloat16") or type_.dtype == "float64"
     dtype = type_.dtype if kept else "float32"
     total = em.registers(1, dtype)
     em.store(total, [0], lowest(dtype) if maximum else tirx.const(0, dtype))
-    with em.loop(kernel[0], "kh") as kh, em.loop(kernel[1], "kw") as kw:
-        y, x = (em.index(s + k * d) for s, k, d in zip(starts, (kh, kw), dilation, strict=True))
-        inside = tirx.all(y >= 0, y < sizes[0], x >= 0, x < sizes[1])
+    with em.loop(g.kernel[0], "kh") as kh, em.loop(g.kernel[1], "kw") as kw:
+        y, x = (em.index(s + k * d) for s, k, d in zip(starts, (kh, kw), g.dilation, strict=True))
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
         with em.when(inside):
             where = list(index)
             where[axes[0]], where[axes[1]] = y, x
@@ -220,11 +200,12 @@ def pooled(
             em.store(total, [0], larger(value, old, dtype) if maximum else old + value)
     result = em.load(total, [0])
     if not maximum:
-        counts = [
-            counted(em, s, k, n, b, a, bool(op["count_include_pad"]))
-            for s, k, n, b, a in zip(starts, kernel, sizes, padding[:2], padding[2:], strict=True)
-        ]
-        count = em.index(counts[0] * counts[1])
+        include = bool(op["count_include_pad"])
+        high, wide = (
+            em.let_index(g.counted(em, start, axis, include), "count")
+            for axis, start in enumerate(starts)
+        )
+        count = em.index(high * wide)
         result = result / (
             tirx.const(count, dtype) if isinstance(count, int) else tirx.Cast(dtype, count)
         )

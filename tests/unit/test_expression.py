@@ -10,17 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import tirx
 
+from gtco.tensor.analysis.chains import Epilogue, derived, epilogue, prologue_readable
+from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
-from gtco.tensor.expression import (
-    Epilogue,
-    Reader,
-    broadcast_index,
-    derived,
-    epilogue,
-    prologue_readable,
-    reshape_index,
-)
 from gtco.tensor.operators import REDUCTION, pattern
+from gtco.tensor.reader import Reader
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 

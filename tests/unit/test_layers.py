@@ -122,6 +122,44 @@ def test_the_rule_sees_what_it_forbids(tmp_path, monkeypatch, file, code, reason
     assert [text for text in violations(path) if reason in text]
 
 
+def emission(path: Path) -> list[str]:
+    """What a module of ``tensor/analysis`` imports that emits code: any of the tensor layer's but
+    its own and the values, and TVM's builders.
+    """
+    values = ("gtco.tensor.analysis", "gtco.tensor.operators", "gtco.tensor.stage")
+    packing = "gtco.tensor.space"  # how a constant is laid out is a value too
+    return [
+        f"{path.name}:{line} imports {module}"
+        for line, module in imports(path)
+        if (module.startswith("gtco.") and not module.startswith((*values, packing)))
+        or module.startswith(("tvm.script", "tvm.tirx.script"))
+    ]
+
+
+def test_analysis_emits_nothing():
+    files = sorted((ROOT / "gtco" / "tensor" / "analysis").glob("*.py"))
+    assert len(files) > 5
+    assert not [text for path in files for text in emission(path)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from gtco.tensor.emit import Emitter",
+        "from gtco.tensor.sketch import gemm",
+        "from ..reader import Reader",
+        "from tvm.tirx.script.builder import ir",
+        "from gtco.target import Target",
+    ],
+)
+def test_the_rule_sees_emission(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "gtco" / "tensor" / "analysis" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert emission(path)
+
+
 def test_only_options_reads_the_environment():
     """Reading means os.getenv, os.environ[...], .get and the like; giving a child process a copy is
     no reading.

@@ -23,7 +23,7 @@ import numpy
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
-from gtco.graph.rewrites.axis_groups import axis_groups
+from gtco.tensor.analysis.indices import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
 # What a mask's where() gives for hidden scores, at most.

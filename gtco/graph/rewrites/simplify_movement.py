@@ -12,8 +12,8 @@ from __future__ import annotations
 from gtco.graph.graph import Graph
 from gtco.graph.infer import broadcast_shapes
 from gtco.graph.rewrites.apply import apply_rule, made_by
-from gtco.graph.rewrites.axis_groups import axis_groups
 from gtco.graph.rewrites.sink_reshapes import sink_reshapes
+from gtco.tensor.analysis.indices import axis_groups
 from gtco.tensor.elementwise import BROADCASTING
 from gtco.tensor.stage import Dim, Operator, TensorType
 

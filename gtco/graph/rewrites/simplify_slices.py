@@ -14,7 +14,7 @@ from math import prod
 
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by
-from gtco.graph.rewrites.axis_groups import axis_groups
+from gtco.tensor.analysis.indices import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
 _ROUNDS = 10

@@ -26,20 +26,15 @@ from tvm.tirx.script.builder import ir as T
 
 from gtco.target import Target
 from gtco.tensor import vector_math
+from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
+from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import (
-    Epilogue,
-    Reader,
-    broadcast_index,
-    epilogue,
-    prologue_readable,
-    reshape_index,
-)
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import (
@@ -318,10 +313,8 @@ class AttentionLoops:
             for j in range(0, self.e, lanes):
                 with em.vector(min(lanes, self.e - j)) as v:
                     value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
-                    result, where = self.sketch.tail.value(
-                        self.reader, [*batch, start + i, j + v], value
-                    )
-                    em.store(self.args.output, where, result)
+                    where = [*batch, start + i, j + v]
+                    self.reader.finish(self.sketch.tail, where, value, self.args.output)
 
     def products(
         self,

@@ -24,10 +24,10 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
+from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.emit import kernel
 from gtco.tensor.intrinsics.table import FmaTile
 from gtco.tensor.sketch import gemm
-from gtco.tensor.sketch.contraction import ConvView, TransposedView
 from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.pack import RUN_COST

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx
 
+from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Reader
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile
-from gtco.tensor.sketch.pack import copy_run, run_breaks
+from gtco.tensor.reader import Reader
+from gtco.tensor.sketch.pack import copy_run
 from gtco.tensor.sketch.tile_store import TileStore
 from gtco.tensor.sketch.tiling import TaskShape
 from gtco.tensor.space import Config

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
-from gtco.tensor.sketch.streaming import is_static, vectorizable
+from gtco.tensor.sketch.streaming import vectorizable
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -67,9 +69,9 @@ class Depthwise:
     structure = "SSRS"
 
     @cached_property
-    def geometry(self) -> window.Geometry:
+    def geometry(self) -> Geometry:
         kh, kw = self.stage.types[self.op.inputs[1]].shape[2:]
-        return window.geometry(self.stage, self.op, (int(kh), int(kw)))
+        return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), (int(kh), int(kw)))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return window.next_decision(self.geometry, self.target, chosen)

@@ -19,12 +19,13 @@ from functools import cached_property
 from math import ceil
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import Epilogue, ancestors
+from gtco.tensor.analysis.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, ancestors
 from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import gemm
-from gtco.tensor.sketch.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.sketch.pack import pack_rows, row_vectors
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
@@ -230,5 +231,4 @@ class DotLoops:
             with em.vector(rows) as v:
                 index = view.c_index(batch, start + v, j)
                 value = em.let(em.load(sums, [j, v]))
-                result, where = self.sketch.tail.value(self.reader, index, value)
-                em.store(self.args.output, where, result)
+                self.reader.finish(self.sketch.tail, index, value, self.args.output)

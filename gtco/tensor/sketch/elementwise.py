@@ -20,27 +20,21 @@ from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil, prod
 
-from tvm import tirx
-
 from gtco.target import Target
 from gtco.tensor import scalar
+from gtco.tensor.analysis.chains import is_static, readable, shape_of
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Reader, readable
 from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.interleaving import Interleaving, emit_interleaved, interleaving
 from gtco.tensor.sketch.streaming import (
     GATHER,
     TASK_ELEMENTS,
-    Probe,
-    bind_range,
-    depends_on,
     divisor_below,
-    is_static,
     rows_per_task,
-    shape_of,
-    split_flat,
     streaming_workload,
-    strides,
     tasks_of_rows,
     unflatten,
     vector_runs,
@@ -155,26 +149,17 @@ class Elementwise:
     def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
         """Is every load contiguous or constant along the ``inner`` axes as one?"""
         probe, j = self.probed(outer, inner, Segment(0, prod(inner)))
-        return not any(depends_on(c, j) for c in probe.conditions) and set(strides(probe, j)) <= {
-            0,
-            1,
-        }
+        return not probe.decided_by(j) and not probe.apart(j)
 
     def probed(
         self, outer: Sequence[int], inner: Sequence[int], segment: Segment
     ) -> tuple[Probe, Expr]:
         """The access pattern of a segment's run, and the variable that counts its positions."""
-        probe = Probe(self.stage, Emitter(self.target.lanes), {})
-        j, k = tirx.Var("j", "int32"), tirx.Var("k", "int32")
-        bind_range(probe.emitter, j, 0, segment.length)
-        bind_range(probe.emitter, k, 0, segment.repeat)
-        index: list[Expr] = []
-        for extent in outer:
-            axis = tirx.Var("i", "int32")
-            bind_range(probe.emitter, axis, 0, extent)
-            index.append(axis)
+        probe = Probe(self.stage)
+        j, k = probe.scope.variables((segment.length, segment.repeat))
+        index = probe.scope.variables(outer)
         position = segment.begin + j + (k * segment.length if segment.repeat > 1 else 0)
-        probe.value(self.stage.output.output, [*index, *split_flat(position, inner)])
+        probe.follow(self.stage.output.output, [*index, *split_flat(position, inner)])
         return probe, j
 
     def cut(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
@@ -207,8 +192,8 @@ class Elementwise:
         parts: list[int] = []
         steps: list[int] | None = None
         for j in range(length):
-            probe = Probe(self.stage, Emitter(1), {})
-            probe.value(self.stage.output.output, [*row, j])
+            probe = Probe(self.stage)
+            probe.follow(self.stage.output.output, [*row, j])
             now = probe.loads
             if j:
                 same = [t for t, _ in now] == [t for t, _ in before] and parts == probe.parts
@@ -224,7 +209,7 @@ class Elementwise:
 
     def smooth(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> bool:
         probe, j = self.probed(outer, inner, segment)
-        return not any(depends_on(c, j) for c in probe.conditions)
+        return not probe.decided_by(j)
 
     def workload(self, config: Config) -> Workload:
         lanes = self.target.lanes
@@ -250,7 +235,7 @@ class Elementwise:
         if grid.regular:
             return 0
         probe, j = self.probed(grid.outer, grid.inner, Segment(0, grid.length))
-        return sum(s not in (0, 1) for s in strides(probe, j))
+        return probe.apart(j)
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:

@@ -15,13 +15,13 @@ from functools import partial
 from math import prod
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import is_static, readable
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Reader, readable
+from gtco.tensor.reader import Reader
 from gtco.tensor.relax_bridge import lower_module
 from gtco.tensor.relax_calls import BridgeError
 from gtco.tensor.relax_spellings import module_of
 from gtco.tensor.sampling import sampled
-from gtco.tensor.sketch.streaming import is_static
 from gtco.tensor.space import Config, Decision, Layer, Option, Program, Rejection, Stream, Workload
 from gtco.tensor.spatial import Source, pooled, resized
 from gtco.tensor.stage import Operator, Stage, TensorType

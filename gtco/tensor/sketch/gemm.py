@@ -22,26 +22,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from tvm import tirx
-
 from gtco.target import Target
-from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.emit import Emitter, Expr, kernel
-from gtco.tensor.expression import Epilogue, ancestors, epilogue, prologue_readable
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
-from gtco.tensor.sketch import norm_prologue
-from gtco.tensor.sketch.contraction import (
+from gtco.tensor.analysis.chains import Epilogue, ancestors, epilogue, prologue_readable
+from gtco.tensor.analysis.contraction import (
     CONTRACTIONS,
     Contraction,
     ConvView,
     MatmulView,
     TransposedView,
     contraction,
-    linear_rows,
 )
+from gtco.tensor.analysis.placement import (
+    column_stride,
+    row_stride,
+    run_breaks,
+    stores_columns,
+    unit_stride,
+)
+from gtco.tensor.cost import epilogue_vectors, vectors
+from gtco.tensor.emit import kernel
+from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
-from gtco.tensor.sketch.pack import row_vectors, run_breaks, unit_stride
-from gtco.tensor.sketch.streaming import Probe
+from gtco.tensor.sketch.pack import row_vectors
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
     Config,
@@ -118,7 +121,7 @@ class Gemm:
             return None
         if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
             return None
-        return _direct(self.stage, self.view)
+        return row_stride(self.stage, self.view)
 
     @cached_property
     def direct_columns(self) -> int | None:
@@ -127,7 +130,7 @@ class Gemm:
         """
         if self.constant_b or isinstance(self.view, ConvView):
             return None
-        return _direct(self.stage, self.view, columns=True)
+        return column_stride(self.stage, self.view)
 
     def reads_columns(self, tile: FmaTile) -> bool:
         """May panels of B be read in place? They are whole, and one block of rows uses them: where
@@ -143,21 +146,7 @@ class Gemm:
     @cached_property
     def stores_columns(self) -> bool:
         """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
-        probe = Emitter(1)
-        b, m, n = (tirx.Var(x, "int32") for x in "bmn")
-        for var, extent in ((b, self.view.batch), (m, self.view.m), (n, self.view.n)):
-            probe.bind(var, extent)
-        shape = tuple(int(d) for d in self.stage.output.type.shape)
-
-        def flat(row: Expr) -> Expr:
-            position: Expr = 0
-            for extent, i in zip(
-                shape, self.tail.forward(self.view.c_index(b, row, n)), strict=True
-            ):
-                position = position * extent + i
-            return probe.index(position)
-
-        return self.view.n > 1 and probe.index(flat(m + 1) - flat(m)) == 1
+        return stores_columns(self.view, self.tail)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
@@ -352,22 +341,3 @@ class Gemm:
             symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
         )
         return Program(function, loops.shape.tasks, loops.workspace, packings)
-
-
-def _direct(stage: Stage, view: Contraction, columns: bool = False) -> int | None:
-    """The row stride of A, or of B (``columns``), where it lies in an input as it is."""
-    tensor = view.op.inputs[1 if columns else 0]
-    op = stage.producers.get(tensor)
-    while op is not None:
-        if op.kind not in ("reshape", "identity", "slice", "permute"):
-            return None
-        op = stage.producers.get(op.inputs[0])
-    em = Emitter(1)
-    m, k, b = (tirx.Var(x, "int32") for x in "mkb")
-    for var, extent in ((m, view.n if columns else view.m), (k, view.k), (b, view.batch)):
-        em.bind(var, extent)
-    probe = Probe(stage, em, {})
-    probe.value(tensor, view.b_index(b, k, m) if columns else view.a_index(b, m, k))
-    place = probe.loads[0][1]
-    found = linear_rows(place, k, m) if columns else linear_rows(place, m, k)
-    return found[1] if found else None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Reader
 from gtco.tensor.intrinsics.emission import fma_tile
 from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.pack import pack_columns, pack_rows

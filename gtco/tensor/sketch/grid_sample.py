@@ -15,7 +15,7 @@ points a query from a value that has its channels last, has them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
@@ -23,21 +23,24 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    epilogue,
+    is_static,
+    prologue_readable,
+    shape_of,
+)
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, ancestors, epilogue, prologue_readable
+from gtco.tensor.reader import Reader
 from gtco.tensor.sampling import CORNERS, corners, index_of
 from gtco.tensor.sketch.streaming import (
     GATHER,
-    Probe,
-    bind_range,
     divisor_below,
-    is_static,
-    probe_epilogue,
     rows_per_task,
-    shape_of,
-    split_flat,
-    strides,
     tasks_of_rows,
     unflatten,
     vector_runs,
@@ -161,18 +164,12 @@ class GridSample:
     @cached_property
     def gathers(self) -> tuple[int, int]:
         """Loads of the image, and loads and stores behind it, whose channels lie apart."""
-        def apart(extents: Sequence[int], follow: Callable[[Probe, list[Expr]], None]) -> int:
-            probe = Probe(self.stage, Emitter(self.target.lanes), {})
-            index: list[Expr] = [tirx.Var(name, "int32") for name in "nyxc"]
-            for var, extent in zip(index, extents, strict=True):
-                bind_range(probe.emitter, var, 0, extent)
-            follow(probe, index)
-            return sum(s not in (0, 1) for s in strides(probe, index[3]))
-
-        return (
-            apart(self.source, lambda probe, index: probe.value(self.op.inputs[0], index)),
-            apart(self.output, lambda probe, index: probe_epilogue(probe, self.tail, index)),
-        )
+        image, result = Probe(self.stage), Probe(self.stage)
+        at = image.scope.variables(self.source)
+        image.follow(self.op.inputs[0], at)
+        put = result.scope.variables(self.output)
+        result.through(self.tail, put)
+        return image.apart(at[3]), result.apart(put[3])
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = GridSampleLoops(self, config["rows"])
@@ -245,8 +242,7 @@ class GridSampleLoops:
                     term = value if weight is None else value * weight
                     total = term if total is None else total + term
                 value = em.let(total, "value")
-                result, where = sketch.tail.value(self.reader, [n, y, x, c], value)
-                em.store(self.args.output, where, result)
+                self.reader.finish(sketch.tail, [n, y, x, c], value, self.args.output)
 
     def kept(self, j: Expr) -> list[tuple[Expr, Expr, Expr | None, Expr | None]]:
         """The corners of the block's point ``j``: row, column, whether they lie in the image (None
@@ -257,7 +253,7 @@ class GridSampleLoops:
         found = [index_of(em, em.load(self.table, [k, j])) for k in range(2 * taps)]
         cut = [em.let(tirx.max(at, 0), "at") if zeros else at for at in found]
         for k, at in enumerate(cut):
-            bind_range(em, at, 0, sketch.source[1 + k // taps])
+            em.bind(at, sketch.source[1 + k // taps])
         result = []
         for a in range(taps):
             for b in range(taps):

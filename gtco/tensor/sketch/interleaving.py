@@ -25,18 +25,15 @@ from typing import Any
 from tvm import tirx
 from tvm.sym import detect_linear_equation
 
+from gtco.tensor.analysis.chains import shape_of
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Reader
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.streaming import (
-    Probe,
-    bind_range,
     blocks_of,
     chunk_span,
     chunks_of,
-    depends_on,
-    shape_of,
-    split_flat,
-    strides,
     tasks_of_rows,
     unflatten,
     whole_block,
@@ -108,7 +105,7 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
                 continue
             steps: list[tuple[int, ...]] = []
             for phase in range(phases):
-                found = _steps(stage, lanes, Interleaving(shape, cut, ((),) * phases), phase)
+                found = _steps(stage, Interleaving(shape, cut, ((),) * phases), phase)
                 if found is None:
                     break
                 steps.append(found)
@@ -117,18 +114,13 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
     return None
 
 
-def _steps(stage: Stage, lanes: int, grid: Interleaving, phase: int) -> tuple[int, ...] | None:
+def _steps(stage: Stage, grid: Interleaving, phase: int) -> tuple[int, ...] | None:
     """The phase's steps over 1 through its inputs, where all are even and short."""
-    probe = Probe(stage, Emitter(lanes), {})
-    i, *rest = (tirx.Var("i", "int32") for _ in range(grid.cut + 1))
-    bind_range(probe.emitter, i, 0, grid.extent)
-    for axis, extent in zip(rest, grid.shape, strict=False):
-        bind_range(probe.emitter, axis, 0, extent)
-    probe.value(stage.output.output, grid.index(rest, i, phase))
-    found = strides(probe, i)
-    if any(s is None or not 0 <= s <= REACH for s in found):
-        return None
-    if any(depends_on(c, i) for c in probe.conditions):
+    probe = Probe(stage)
+    i, *rest = probe.scope.variables((grid.extent, *grid.shape[: grid.cut]))
+    probe.follow(stage.output.output, grid.index(rest, i, phase))
+    found = probe.strides(i)
+    if any(s is None or not 0 <= s <= REACH for s in found) or probe.decided_by(i):
         return None
     return tuple(s for s in found if s is not None and s > 1)
 
@@ -214,8 +206,8 @@ def _picked(
 ) -> list[tuple[str, int, Expr, Array]]:
     """The loads by steps for ``lanes`` positions of the output's ``index``."""
     em = reader.emitter
-    probe = Probe(reader.stage, em, {})
-    probe.value(reader.stage.output.output, index)
+    probe = Probe(reader.stage, em)
+    probe.follow(reader.stage.output.output, index)
     found = []
     for name, flat in probe.loads:
         step, origin = _step(flat, reader.at)

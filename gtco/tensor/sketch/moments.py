@@ -25,14 +25,13 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import is_static, prologue_readable, shape_of
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Reader, prologue_readable
 from gtco.tensor.fold import add, fold
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
 from gtco.tensor.sketch.streaming import (
-    is_static,
     rows_per_task,
-    shape_of,
     streaming_workload,
     tasks_of_rows,
     unflatten,

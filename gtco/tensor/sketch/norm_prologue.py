@@ -13,9 +13,11 @@ from math import prod
 
 from tvm import tirx
 
+from gtco.tensor.analysis.chains import ancestors, prologue_readable
+from gtco.tensor.analysis.indices import reshape_index
 from gtco.tensor.emit import Array, Expr
-from gtco.tensor.expression import Reader, ancestors, prologue_readable, reshape_index
 from gtco.tensor.fold import add, fold
+from gtco.tensor.reader import Reader
 from gtco.tensor.stage import Operator, Stage
 
 

@@ -5,53 +5,15 @@ columns of B.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 
 from tvm import tirx
 
+from gtco.tensor.analysis.contraction import Contraction, ConvView
+from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit import Array, Emitter, Expr
-from gtco.tensor.expression import Reader, ancestors
-from gtco.tensor.sketch.contraction import Contraction, ConvView
-from gtco.tensor.sketch.streaming import Probe
-from gtco.tensor.stage import Stage
-
-
-def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
-    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in
-    memory?
-
-    Of several tensors that the input is computed from, as before a gate, the largest decides.
-    """
-    em = Emitter(1)
-    names = ("image", "row", "kw", "c")
-    extents = (view.result[0], *view.image, view.groups * view.channels)
-    index = {name: tirx.Var(name, "int32") for name in names}
-    for name, extent in zip(names, extents, strict=True):
-        em.bind(index[name], extent)
-
-    def flat(at: Mapping[str, Expr]) -> Expr | None:
-        probe = Probe(stage, em, {})
-        probe.value(view.op.inputs[0], view.place(*(at[name] for name in names)))
-        loads = [(stage.types[tensor].size, place) for tensor, place in probe.loads if tensor]
-        return max(loads, key=lambda load: load[0])[1] if loads else None
-
-    here, there = flat(index), flat(index | {axis: index[axis] + 1})
-    return here is not None and there is not None and em.index(there - here) == 1
-
-
-def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
-    """Where a run of k passes from one part of a concatenation to the next."""
-    width = view.groups * view.channels if isinstance(view, ConvView) else view.k
-    if isinstance(view, ConvView) and view.groups > 1:  # a run is a part of the channels
-        return ()
-    for op in ancestors(stage, view.op.inputs[0]):
-        shape = op.type.shape
-        if op.kind == "concat" and op["axis"] == len(shape) - 1 and shape[-1] == width:
-            ends = itertools.accumulate(int(stage.types[x].shape[-1]) for x in op.inputs)
-            return tuple(end for end in ends if end < width)
-    return ()
-
+from gtco.tensor.reader import Reader
 
 RUN_COST = 3.0  # vector instructions that starting a run of neighbours takes: its place, its border
 

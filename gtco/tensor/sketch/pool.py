@@ -12,11 +12,13 @@ from math import inf
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
-from gtco.tensor.sketch.streaming import is_static, vectorizable
+from gtco.tensor.sketch.streaming import vectorizable
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -50,8 +52,8 @@ class Pool:
     structure = "SSRS"
 
     @cached_property
-    def geometry(self) -> window.Geometry:
-        return window.geometry(self.stage, self.op, self.op["kernel"])
+    def geometry(self) -> Geometry:
+        return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), self.op["kernel"])
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return window.next_decision(self.geometry, self.target, chosen)
@@ -97,7 +99,7 @@ class Mean:
     it.
     """
 
-    geometry: window.Geometry
+    geometry: Geometry
     include: bool
     start: float = 0.0
 
@@ -108,20 +110,12 @@ class Mean:
         return total + x
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr:
-        count = em.index(self.counted(em, y, 0) * self.counted(em, x, 1))
+        g = self.geometry
+        high, wide = (
+            g.counted(em, em.index(i * g.strides[a] - g.padding[a]), a, self.include)
+            for a, i in enumerate((y, x))
+        )
+        count = em.index(high * wide)
         if isinstance(count, int):
             return tirx.const(1.0 / count, "float32")
         return em.let(tirx.const(1.0, "float32") / tirx.Cast("float32", count), "share")
-
-    def counted(self, em: Emitter, i: Expr, axis: int) -> Expr:
-        """Positions that count in the window of output row or column ``i``."""
-        g = self.geometry
-        before, after = (g.padding[axis], g.padding[axis + 2]) if self.include else (0, 0)
-        low, high = -before, g.source[1 + axis] + after
-        start = em.index(i * g.strides[axis] - g.padding[axis])
-        stop = em.index(start + g.kernel[axis])
-        if em.known(start >= low) is not True:
-            start = tirx.max(start, low)
-        if em.known(stop <= high) is not True:
-            stop = tirx.min(stop, high)
-        return stop - start

@@ -22,14 +22,12 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
 from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.expression import Epilogue, Reader, epilogue, prologue_readable
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.resize_columns import Columns, fits
 from gtco.tensor.sketch.streaming import (
-    bind_range,
-    is_static,
     rows_per_task,
-    shape_of,
     streaming_workload,
     tasks_of_rows,
     unflatten,
@@ -199,7 +197,7 @@ class ResizeLoops:
         result: list[Tap] = []
         for t in range(sketch.taps):
             at = em.let(tirx.Cast("int32", em.load(self.table, [t, x])), "at")
-            bind_range(em, at, 0, sketch.source[2])
+            em.bind(at, sketch.source[2])
             weight = (
                 None if sketch.taps == 1 else em.let(em.load(self.table, [sketch.taps + t, x]), "w")
             )
@@ -256,5 +254,5 @@ class ResizeLoops:
 
     def finish(self, n: Expr, y: Expr, x: Expr, c: Expr, total: Expr) -> None:
         value = self.em.let(total, "value")
-        result, where = self.sketch.tail.value(self.reader, self.sketch.place(n, y, x, c), value)
-        self.em.store(self.args.output, where, result)
+        place = self.sketch.place(n, y, x, c)
+        self.reader.finish(self.sketch.tail, place, value, self.args.output)

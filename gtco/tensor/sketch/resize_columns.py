@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.sketch.streaming import bind_range, vector_runs
+from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.spatial import TAPS, located, nearest
 from gtco.tensor.stage import Operator
 
@@ -99,7 +99,7 @@ class Columns:
             # the last vector overlaps the one before it rather than being shorter
             x0 = em.let_index(tirx.min(block * lanes, self.out - lanes), "x0")
             base = em.let(tirx.Cast("int32", em.load(table, [0, x0])), "base")
-            bind_range(em, base, -1, self.size + 1)
+            em.bind(base, self.size + 1, -1)
             columns = tirx.Cast(f"int32x{lanes}", em.load_vector(table, [0, x0]))
             order = em.let(columns - tirx.Broadcast(base, lanes), "order")
             total: Expr = None

@@ -21,27 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from tvm import tirx
-
 from gtco.target import Target
-from gtco.tensor.emit import Emitter, Expr, kernel
-from gtco.tensor.expression import Epilogue, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.emit import kernel
 from gtco.tensor.sketch.columns import CHUNK
 from gtco.tensor.sketch.rows_loops import REDUCTIONS, RowsLoops
-from gtco.tensor.sketch.streaming import (
-    GATHER,
-    Probe,
-    bind_range,
-    depends_on,
-    is_static,
-    probe_epilogue,
-    rows_per_task,
-    shape_of,
-    split_flat,
-    streaming_workload,
-    strides,
-    vectorizable,
-)
+from gtco.tensor.sketch.streaming import GATHER, rows_per_task, streaming_workload, vectorizable
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -160,22 +147,17 @@ class Rows:
 
     def scattered(self, piece: int) -> int:
         """How many loads and stores are no vectors in a piece of ``piece`` positions."""
-        probe = Probe(self.stage, Emitter(self.target.lanes), {})
-        i, p = tirx.Var("i", "int32"), tirx.Var("p", "int32")
-        bind_range(probe.emitter, i, 0, piece)
-        bind_range(probe.emitter, p, 0, self.length // piece)
-        outer: list[Expr] = []
-        for extent in self.kept[: self.trailing]:
-            axis = tirx.Var("o", "int32")
-            bind_range(probe.emitter, axis, 0, extent)
-            outer.append(axis if extent > 1 else 0)
+        probe = Probe(self.stage)
+        i, p = probe.scope.variables((piece, self.length // piece))
+        kept = self.kept[: self.trailing]
+        axes = probe.scope.variables(kept)
+        outer = [axis if extent > 1 else 0 for axis, extent in zip(axes, kept, strict=True)]
         j = i if piece == self.length else p * piece + i
         index = [*outer, *split_flat(j, self.shape[self.trailing :])]
-        probe.value(self.op.inputs[0], index)
+        probe.follow(self.op.inputs[0], index)
         if self.op.kind in NORMALISATIONS:
-            probe_epilogue(probe, self.tail, index)
-        away = [s for s in strides(probe, i) if s not in (0, 1)]
-        return len(away) + sum(depends_on(c, i) for c in probe.conditions)
+            probe.through(self.tail, index)
+        return probe.apart(i) + probe.decided_by(i)
 
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:

@@ -9,12 +9,14 @@ from typing import Protocol
 from tvm import tirx
 
 from gtco.tensor import vector_math
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.fold import Combine, Over, add, fold
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.columns import ColumnChunk
-from gtco.tensor.sketch.streaming import split_flat, tasks_of_rows, unflatten, vector_runs
+from gtco.tensor.sketch.streaming import tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.stage import Operator, Stage
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
@@ -118,8 +120,9 @@ class RowsLoops:
         """The epilogue of every position of the row, stored where it sends it."""
 
         def element(j: Expr) -> None:
-            result, where = self.sketch.tail.value(self.reader, self.index(outer, j), value(j))
-            self.em.store(self.args.output, where, result)
+            self.reader.finish(
+                self.sketch.tail, self.index(outer, j), value(j), self.args.output
+            )
 
         self.each(element)
 
@@ -198,8 +201,7 @@ class RowsLoops:
         at = [0 if a in reduced else i for a, i in enumerate(outer)]
         if not op["keepdims"]:
             at = [i for a, i in enumerate(at) if a not in reduced]
-        result, where = sketch.tail.value(self.reader, at, self.em.let(value))
-        self.em.store(self.args.output, where, result)
+        self.reader.finish(sketch.tail, at, self.em.let(value), self.args.output)
 
     # columns --------------------------------------------------------------------------------------
     def columns(self, unit: Expr) -> None:
@@ -267,8 +269,7 @@ class RowsLoops:
             else:
                 shifted = read(index, begin, lane) - em.load(top, [begin + lane])
                 value = vector_math.exp_nonpositive(em, shifted) * s if soft else shifted - s
-            result, at = sketch.tail.value(self.reader, index, em.let(value))
-            em.store(self.args.output, at, result)
+            self.reader.finish(sketch.tail, index, em.let(value), self.args.output)
 
         columns.across(element)
 

@@ -1,37 +1,26 @@
-"""What the memory-bound sketches share: tasks over rows, indices of a flat position, probing of
-access patterns, the price.
+"""What the memory-bound sketches share: tasks over rows, indices of a flat position, the price.
 
-A row is a run of trailing output axes that one inner loop covers; a task is a few rows. Probing
-reads a stage's index maps with no code emitted, to learn how far neighbouring lanes lie apart in
-every input.
+A row is a run of trailing output axes that one inner loop covers; a task is a few rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm.sym import detect_linear_equation
 
 from gtco.target import Target
 from gtco.tensor import cost, scalar
+from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Epilogue, Reader, broadcast_index
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.space import Layer, Stream, Workload
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
-
-
-def is_static(stage: Stage) -> bool:
-    return all(t.static for t in stage.types.values())
 
 
 def vectorizable(stage: Stage) -> bool:
@@ -41,10 +30,6 @@ def vectorizable(stage: Stage) -> bool:
         for op in stage.operators
         if pattern(op.kind) == ELEMENTWISE
     )
-
-
-def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
-    return tuple(int(d) for d in stage.types[tensor].shape)
 
 
 def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
@@ -72,32 +57,8 @@ def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") ->
             index.append(em.let_index(flat, name))
             flat = 0
             continue
-        index.append(
-            em.let_index(
-                tirx.floormod(flat, shape[k]) if not isinstance(flat, int) else flat % shape[k],
-                name,
-            )
-        )
-        flat = em.let_index(
-            tirx.floordiv(flat, shape[k]) if not isinstance(flat, int) else flat // shape[k], name
-        )
-    return index[::-1]
-
-
-def split_flat(flat: Expr, shape: Sequence[int]) -> list[Expr]:
-    """Like :func:`unflatten` as one expression a part, bound to nothing: lanes may vary in it."""
-    index: list[Expr] = []
-    for k in range(len(shape) - 1, -1, -1):
-        if shape[k] == 1:
-            index.append(0)
-        elif prod(shape[:k]) == 1:
-            index.append(flat)
-        elif isinstance(flat, int):
-            flat, part = divmod(flat, shape[k])
-            index.append(part)
-        else:
-            index.append(tirx.floormod(flat, shape[k]))
-            flat = tirx.floordiv(flat, shape[k])
+        index.append(em.let_index(floormod(flat, shape[k]), name))
+        flat = em.let_index(floordiv(flat, shape[k]), name)
     return index[::-1]
 
 
@@ -125,7 +86,7 @@ def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) 
     # bounds that TVM's own analysis sees too: without, its constants may outgrow 32 bits
     begin, end = (em.let(tirx.max(tirx.min(x, tasks), 0), "t") for x in (args.begin, args.end))
     with em.range(begin, end, "task") as task:
-        bind_range(em, task, 0, tasks)
+        em.bind(task, tasks)
         if per_task == 1:
             yield task
             return
@@ -136,9 +97,9 @@ def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) 
             else em.let_index(tirx.min(per_task, rows - first), "count")
         )
         with em.loop(count, "row") as local:
-            bind_range(em, local, 0, per_task)
+            em.bind(local, per_task)
             row = em.let(first + local, "row")
-            bind_range(em, row, 0, rows)
+            em.bind(row, rows)
             yield row
 
 
@@ -168,125 +129,8 @@ def whole_block(
     """Where a block of a span begins: early enough to be whole."""
     begin, length = span
     start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")
-    bind_range(em, start, 0, extent - lanes + 1)
+    em.bind(start, extent - lanes + 1)
     return start
-
-
-def bind_range(em: Emitter, var: Any, low: int, extent: int) -> None:
-    if isinstance(var, tirx.Var):
-        em.analyzer.bind(var, tvm.ir.Range(low, low + extent))
-
-
-@dataclass
-class Probe(Reader):
-    """Follows the index maps only: records each load's flat position and each condition that a
-    range does not decide.
-    """
-
-    loads: list[tuple[str, Expr]] = field(default_factory=list)
-    conditions: list[Expr] = field(default_factory=list)
-    parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
-    # what was followed already; holds the expressions, so that none gets another's id
-    _seen: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
-
-    def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
-        self._follow(tensor, [self.emitter.index(i) for i in index])
-        return 0
-
-    def _follow(self, tensor: str, index: list[Expr]) -> None:
-        """Through ``tensor`` at an index in simplest form. A tensor that several operators read at
-        one symbolic index is followed once."""
-        if not all(isinstance(i, int) for i in index):
-            key = (tensor, *(i if isinstance(i, int) else id(i) for i in index))
-            if key in self._seen:
-                return
-            self._seen[key] = index
-        op = self.stage.producers.get(tensor)
-        if tensor in self.known:
-            self.known[tensor](index)
-        elif op is None:
-            self.load(tensor, index)
-        elif pattern(op.kind) == ELEMENTWISE:
-            for x in op.inputs:
-                self._follow(x, broadcast_index(index, self.shape(x)))
-        else:
-            self.moved(op, index)
-
-    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
-        flat: Expr = 0
-        for extent, i in zip(self.shape(tensor), index, strict=True):
-            flat = flat * extent + i
-        self.loads.append((tensor, self.emitter.index(flat)))
-        return 0
-
-    def concatenated(self, op: Operator, index: list[Expr]) -> Expr:
-        axis, start = op["axis"], 0
-        for x in op.inputs:
-            stop = start + self.shape(x)[axis]
-            if not (
-                self.known_bool(index[axis] < start) is True
-                or self.known_bool(index[axis] >= stop) is True
-            ):
-                if self.known_bool(index[axis] >= start) is not True:
-                    self.conditions.append(index[axis] >= start)
-                if self.known_bool(index[axis] < stop) is not True:
-                    self.conditions.append(index[axis] < stop)
-                self.parts.append(start)
-                self.value(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
-            start = stop
-        return 0
-
-    def padded(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
-        inner = [i - b for i, b in zip(index, op["before"], strict=True)]
-        for i, n in zip(inner, shape, strict=True):
-            for condition in (i >= 0, i < n):
-                known = self.known_bool(condition)
-                if known is False:
-                    self.loads.append(("", 0))  # the padding's constant
-                    return 0
-                if known is None:
-                    self.conditions.append(condition)
-        return self.value(op.inputs[0], inner)
-
-    def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
-        axis, rank = op["axis"], len(self.shape(op.inputs[1]))
-        self.value(op.inputs[1], index[axis : axis + rank])
-        self.value(op.inputs[0], [*index[:axis], 0, *index[axis + rank :]])
-        return 0
-
-    def known_bool(self, condition: Expr) -> bool | None:
-        return self.emitter.known(condition)
-
-
-def probe_epilogue(probe: Probe, tail: Epilogue, index: Sequence[Expr]) -> None:
-    """What the epilogue loads for the anchor's element at ``index``, and where its result goes,
-    recorded like a load.
-    """
-    where = tail.positions([probe.emitter.index(i) for i in index])
-    for op in tail.operators:
-        for x in op.inputs:
-            if x not in where:
-                probe.value(x, broadcast_index(where[op.output], probe.shape(x)))
-    output = tail.stage.output.output
-    probe.load(output, where[output])
-
-
-def strides(probe: Probe, var: Any) -> list[int | None]:
-    """For each load, how far the next value of ``var`` lies in memory; None where that differs from
-    place to place.
-    """
-    found: list[int | None] = []
-    for _, flat in probe.loads:
-        parts = (0, 0) if isinstance(flat, int) else detect_linear_equation(flat, [var])
-        found.append(int(parts[0]) if len(parts) == 2 else None)
-    return found
-
-
-def depends_on(expr: Expr, var: Any) -> bool:
-    """Does the variable occur in the expression?"""
-    return isinstance(expr, tvm.ir.Expr) and any(
-        v.same_as(var) for v in tirx.analysis.undefined_vars(expr)
-    )
 
 
 def stage_vectors(stage: Stage, lanes: int) -> float:

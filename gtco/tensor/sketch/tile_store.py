@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
+from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.emit import Array, Emitter, Expr
-from gtco.tensor.expression import Epilogue, Reader
 from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -71,5 +72,4 @@ class TileStore:
 
     def _element(self, tile: Array, i: Expr, j: Expr, m: Expr, n: Expr) -> None:
         value = self.em.load(tile, [i, j])
-        result, where = self.tail.value(self.reader, self.index(m, n), value)
-        self.em.store(self.output, where, result)
+        self.reader.finish(self.tail, self.index(m, n), value, self.output)

@@ -8,9 +8,9 @@ from math import ceil
 
 from tvm import tirx
 
+from gtco.tensor.analysis.contraction import Contraction
 from gtco.tensor.emit import Expr
 from gtco.tensor.intrinsics.table import FmaTile
-from gtco.tensor.sketch.contraction import Contraction
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tvm import tirx
-
+from gtco.tensor.analysis.chains import shape_of
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Reader
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.streaming import (
-    Probe,
-    bind_range,
     blocks_of,
     chunk_span,
     chunks_of,
-    depends_on,
-    shape_of,
-    split_flat,
-    strides,
     tasks_of_rows,
     unflatten,
     whole_block,
@@ -95,15 +90,13 @@ def tiling(stage: Stage, lanes: int) -> Tiling | None:
     shape = shape_of(stage, stage.output.output)
     if any(op.kind == "gather" for op in stage.operators):
         return None
-    probe = Probe(stage, Emitter(lanes), {})
-    axes = [tirx.Var(f"i{n}", "int32") for n in range(len(shape))]
-    for axis, extent in zip(axes, shape, strict=True):
-        bind_range(probe.emitter, axis, 0, extent)
+    probe = Probe(stage)
+    axes = probe.scope.variables(shape)
     index = [axis if n > 1 else 0 for axis, n in zip(axes, shape, strict=True)]
-    probe.value(stage.output.output, index)
+    probe.follow(stage.output.output, index)
     names = [name for name, _ in probe.loads]
-    steps = [strides(probe, axis) for axis in axes]  # by axis and load
-    smooth = [not any(depends_on(c, axis) for c in probe.conditions) for axis in axes]
+    steps = [probe.strides(axis) for axis in axes]  # by axis and load
+    smooth = [not probe.decided_by(axis) for axis in axes]
 
     def along(load: int, first: int, stop: int) -> int | None:
         """How far neighbours along these axes as one lie apart; None where it differs."""
@@ -184,8 +177,8 @@ def _block(
     lanes, output = em.lanes, reader.stage.output.output
     rows: dict[str, list[Expr]] = {name: [] for name in grid.turned}
     for k in range(lanes):
-        probe = Probe(reader.stage, em, {})
-        probe.value(output, grid.index(rest, t, j + k))
+        probe = Probe(reader.stage, em)
+        probe.follow(output, grid.index(rest, t, j + k))
         for name, flat in probe.loads:
             if name in rows:
                 rows[name].append(em.let(args.inputs[name].buffer[em.ramp(flat)], "row"))

@@ -18,91 +18,24 @@ Channels first: vectors run along the output's columns, a channel a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from math import ceil, prod
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor import cost
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.expression import Epilogue, Reader
+from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
 from gtco.tensor.space import Config, Decision, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A window sliding over images; shapes are (images, height, width, channels) whatever the
-    layout.
-    """
-
-    kernel: tuple[int, int]
-    strides: tuple[int, int]
-    padding: tuple[int, int, int, int]
-    dilation: tuple[int, int]
-    layout: str
-    source: tuple[int, int, int, int]
-    output: tuple[int, int, int, int]
-    group: tuple[int, int] = (1, 1)  # input and output channels of a group, as a convolution has
-
-    def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
-        """The index in the tensor's own layout."""
-        return [n, y, x, c] if self.layout == "NHWC" else [n, c, y, x]
-
-    @cached_property
-    def interior(self) -> tuple[int, int]:
-        """Output columns [begin, end) all of whose taps lie in the image."""
-        (_, k), (_, s), (_, left, _, _), (_, d) = (
-            self.kernel,
-            self.strides,
-            self.padding,
-            self.dilation,
-        )
-        begin = min(ceil(left / s), self.output[2])
-        end = (self.source[2] - 1 + left - (k - 1) * d) // s + 1
-        return begin, max(begin, min(end, self.output[2]))
-
-    def taps(self, column: int) -> list[int]:
-        """The kw whose input column exists, for one output column."""
-        start = column * self.strides[1] - self.padding[1]
-        return [
-            kw
-            for kw in range(self.kernel[1])
-            if 0 <= start + kw * self.dilation[1] < self.source[2]
-        ]
-
-
-def geometry(stage: Stage, op: Operator, kernel: Sequence[int]) -> Geometry:
-    layout = op["layout"]
-
-    def nhwc(shape: Sequence[Any]) -> tuple[int, int, int, int]:
-        n, a, b, c = (int(d) for d in shape)
-        return (n, a, b, c) if layout == "NHWC" else (n, b, c, a)
-
-    kh, kw = kernel
-    source, output = nhwc(stage.types[op.inputs[0]].shape), nhwc(op.type.shape)
-    if op.kind == "conv2d":
-        groups = int(op["groups"])
-        group = source[3] // groups, output[3] // groups
-    else:
-        group = 1, 1
-    return Geometry(
-        (kh, kw),
-        tuple(op["strides"]),
-        tuple(op["padding"]),
-        tuple(op.get("dilation", (1, 1))),
-        layout,
-        source,
-        output,
-        group,
-    )
 
 
 class Taps(Protocol):
@@ -348,8 +281,7 @@ class WindowLoops:
 
     def finish(self, n: Expr, y: Expr, x: Expr, c: Expr, total: Expr, scale: Expr | None) -> None:
         value = self.em.let(total if scale is None else total * scale)
-        result, where = self.tail.value(self.reader, self.g.place(n, y, x, c), value)
-        self.em.store(self.args.output, where, result)
+        self.reader.finish(self.tail, self.g.place(n, y, x, c), value, self.args.output)
 
     # channels first -------------------------------------------------------------------------------
     def channel_first_row(self, n: Expr, c: Expr, y: Expr, start: Expr, extent: Expr) -> None:

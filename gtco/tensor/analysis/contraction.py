@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from tvm import tirx
-
-from gtco.tensor.emit import Expr
-from gtco.tensor.expression import broadcast_index, reshape_index
+from gtco.tensor.analysis.indices import broadcast_index, floordiv, floormod, reshape_index
+from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.space import Packing
 from gtco.tensor.stage import Operator, Stage
 
@@ -277,8 +275,8 @@ class TransposedView(ConvView):
         (sh, sw), (top, left, _, _) = self.strides, self.op["padding"]
         _, fh, fw = self.phases(b)
         return (
-            pixel[1] + _floordiv(fh + top, sh) - kh,
-            pixel[2] + _floordiv(fw + left, sw) - kw,
+            pixel[1] + floordiv(fh + top, sh) - kh,
+            pixel[2] + floordiv(fw + left, sw) - kw,
         )
 
     def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]:
@@ -293,7 +291,7 @@ class TransposedView(ConvView):
     def packed_batch(self, b: Expr) -> Expr:
         (sh, sw), (top, left, _, _) = self.strides, self.op["padding"]
         group, fh, fw = self.phases(b)
-        return (group * sh + _floormod(fh + top, sh)) * sw + _floormod(fw + left, sw)
+        return (group * sh + floormod(fh + top, sh)) * sw + floormod(fw + left, sw)
 
     def packing(self, nr: int) -> Packing:
         panels = -(-self.n // nr)
@@ -315,14 +313,6 @@ class TransposedView(ConvView):
             (self.groups, self.n, th, sh, tw, sw, self.channels),
             (0, 3, 5, 1, 2, 4, 6),
         )
-
-
-def _floordiv(a: Expr, b: int) -> Expr:
-    return a // b if isinstance(a, int) else tirx.floordiv(a, b)
-
-
-def _floormod(a: Expr, b: int) -> Expr:
-    return a % b if isinstance(a, int) else tirx.floormod(a, b)
 
 
 def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Contraction | None:
@@ -357,17 +347,3 @@ def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Con
         batch, n = groups * sh * sw, b[1]
         return TransposedView(op, batch, prod(out) // (batch * n), n, k, a, b)
     return None
-
-
-def linear_rows(em_index: Expr, m: Expr, k: Expr) -> tuple[Expr, int] | None:
-    """(offset, row stride) where ``em_index == offset + m * stride + k``, else None."""
-    from tvm.sym import detect_linear_equation
-
-    parts = detect_linear_equation(em_index, [m, k])
-    if (
-        len(parts) != 3
-        or not all(isinstance(p, tirx.IntImm) for p in parts[:2])
-        or int(parts[1].value) != 1
-    ):
-        return None
-    return parts[2], int(parts[0].value)

@@ -1,0 +1,121 @@
+"""Chains of operators around an anchor (a matmul, a reduction): what it is computed from, and the
+epilogue that each of its elements goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, result_index
+from gtco.tensor.analysis.scope import Expr
+from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.stage import Operator, Stage
+
+
+def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in stage.types[tensor].shape)
+
+
+def is_static(stage: Stage) -> bool:
+    return all(t.static for t in stage.types.values())
+
+
+def readable(op: Operator) -> bool:
+    """Can one element of its output be computed from elements of its inputs at a glance?"""
+    return op.kind in MOVEMENT or pattern(op.kind) == ELEMENTWISE
+
+
+def prologue_readable(
+    stage: Stage, tensors: Sequence[str], known: frozenset[str] = frozenset()
+) -> bool:
+    """Are these tensors, and all they come from, readable from the stage's inputs?
+
+    ``known`` are tensors whose values the kernel has itself.
+    """
+    todo = [t for t in tensors if t in stage.producers and t not in known]
+    while todo:
+        op = stage.producers[todo.pop()]
+        if not readable(op):
+            return False
+        todo += [t for t in op.inputs if t in stage.producers and t not in known]
+    return True
+
+
+def ancestors(stage: Stage, tensor: str) -> list[Operator]:
+    """The operators that ``tensor`` depends on, its own producer included, in order."""
+    names = {tensor}
+    found = []
+    for op in reversed(stage.operators):
+        if op.output in names:
+            names.update(op.inputs)
+            found.append(op)
+    return found[::-1]
+
+
+def derived(stage: Stage, anchor: str) -> list[Operator]:
+    """The operators that depend on ``anchor``, in order."""
+    names = {anchor}
+    found = []
+    for op in stage.operators:
+        if names.intersection(op.inputs):
+            names.add(op.output)
+            found.append(op)
+    return found
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The operators behind an anchor, when each maps its elements one to one; :func:`epilogue`
+    checks that.
+    """
+
+    stage: Stage
+    anchor: str
+    operators: tuple[Operator, ...]
+
+    @property
+    def depends(self) -> frozenset[str]:
+        return frozenset({self.anchor, *(op.output for op in self.operators)})
+
+    def forward(self, index: Sequence[Expr]) -> list[Expr]:
+        """The output's index of the element that the anchor has at ``index``."""
+        return self.positions(list(index))[self.stage.output.output]
+
+    def positions(self, index: list[Expr]) -> dict[str, list[Expr]]:
+        """Where each tensor of the epilogue has the element that the anchor has at ``index``."""
+        where = {self.anchor: index}
+        for op in self.operators:
+            source = next(x for x in op.inputs if x in where)
+            where[op.output] = result_index(op, where[source], shape_of(self.stage, source))
+        return where
+
+
+def epilogue(stage: Stage, anchor: str) -> Epilogue | None:
+    """The epilogue behind ``anchor``, or None where some operator is no one-to-one map of its
+    elements.
+
+    Element-wise operators need all operands that depend on the anchor in the result's own shape and
+    at the same position (``x * sigmoid(x)`` is fine, ``x + transpose(x)`` is not); other operands
+    must be readable from the stage's inputs.
+    """
+    operators = derived(stage, anchor)
+    space: dict[str, tuple[str, ...]] = {anchor: ()}  # the movement operators passed on the way
+    for op in operators:
+        dependent = [x for x in op.inputs if x in space]
+        if op.kind in BIJECTIVE:
+            space[op.output] = (*space[dependent[0]], op.output)
+        elif pattern(op.kind) == ELEMENTWISE:
+            if len({space[x] for x in dependent}) > 1:
+                return None
+            if any(stage.types[x].shape != op.type.shape for x in dependent):
+                return None
+            space[op.output] = space[dependent[0]]
+        else:
+            return None
+    known = {anchor, *(op.output for op in (*operators, *ancestors(stage, anchor)))}
+    if any(op.output not in known and not readable(op) for op in stage.operators):
+        return None
+    if stage.output.output not in space:
+        return None
+    return Epilogue(stage, anchor, tuple(operators))

@@ -1,0 +1,92 @@
+"""How a contraction's operands and its result lie in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from tvm import tirx
+from tvm.sym import detect_linear_equation
+
+from gtco.tensor.analysis.chains import Epilogue, ancestors, shape_of
+from gtco.tensor.analysis.contraction import Contraction, ConvView
+from gtco.tensor.analysis.indices import flatten
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.scope import Expr, Scope
+from gtco.tensor.stage import Stage
+
+
+def row_stride(stage: Stage, view: Contraction) -> int | None:
+    """How far rows of A lie apart in an input, where A lies there as it is; else None."""
+    scope = Scope()
+    b, m, k = scope.variables((view.batch, view.m, view.k))
+    return _stride(stage, scope, view.op.inputs[0], view.a_index(b, m, k), m, k)
+
+
+def column_stride(stage: Stage, view: Contraction) -> int | None:
+    """How far rows of B lie apart in an input, where B lies there as it is; else None."""
+    scope = Scope()
+    b, k, n = scope.variables((view.batch, view.k, view.n))
+    return _stride(stage, scope, view.op.inputs[1], view.b_index(b, k, n), k, n)
+
+
+def _stride(
+    stage: Stage, scope: Scope, tensor: str, index: list[Expr], row: Expr, column: Expr
+) -> int | None:
+    op = stage.producers.get(tensor)
+    while op is not None:
+        if op.kind not in ("reshape", "identity", "slice", "permute"):
+            return None
+        op = stage.producers.get(op.inputs[0])
+    probe = Probe(stage, scope)
+    probe.follow(tensor, index)
+    parts = detect_linear_equation(probe.loads[0][1], [row, column])
+    if len(parts) != 3 or not all(isinstance(p, tirx.IntImm) for p in parts[:2]):
+        return None
+    return int(parts[0].value) if int(parts[1].value) == 1 else None
+
+
+def stores_columns(view: Contraction, tail: Epilogue) -> bool:
+    """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
+    scope = Scope()
+    b, m, n = scope.variables((view.batch, view.m, view.n))
+    shape = shape_of(tail.stage, tail.stage.output.output)
+
+    def flat(row: Expr) -> Expr:
+        return scope.index(flatten(tail.forward(view.c_index(b, row, n)), shape))
+
+    return view.n > 1 and scope.index(flat(m + 1) - flat(m)) == 1
+
+
+def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
+    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in
+    memory?
+
+    Of several tensors that the input is computed from, as before a gate, the largest decides.
+    """
+    scope = Scope()
+    names = ("image", "row", "kw", "c")
+    extents = (view.result[0], *view.image, view.groups * view.channels)
+    index = dict(zip(names, scope.variables(extents), strict=True))
+
+    def flat(at: Mapping[str, Expr]) -> Expr | None:
+        probe = Probe(stage, scope)
+        probe.follow(view.op.inputs[0], view.place(*(at[name] for name in names)))
+        loads = [(stage.types[tensor].size, place) for tensor, place in probe.loads if tensor]
+        return max(loads, key=lambda load: load[0])[1] if loads else None
+
+    here, there = flat(index), flat(index | {axis: index[axis] + 1})
+    return here is not None and there is not None and scope.index(there - here) == 1
+
+
+def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
+    """Where a run of k passes from one part of a concatenation to the next."""
+    width = view.groups * view.channels if isinstance(view, ConvView) else view.k
+    if isinstance(view, ConvView) and view.groups > 1:  # a run is a part of the channels
+        return ()
+    for op in ancestors(stage, view.op.inputs[0]):
+        shape = op.type.shape
+        if op.kind == "concat" and op["axis"] == len(shape) - 1 and shape[-1] == width:
+            ends = itertools.accumulate(int(stage.types[x].shape[-1]) for x in op.inputs)
+            return tuple(end for end in ends if end < width)
+    return ()
