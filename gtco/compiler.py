@@ -37,6 +37,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, write_error
 from gtco.target import Target, target
 from gtco.tensor.stage import Stage
+from gtco.tuning.effort import EFFORTS
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -48,7 +49,9 @@ Progress = Callable[[str, float | None, str], None]
 
 @dataclass
 class CompileReport:
-    """What a compile did: seconds of each phase, the stages, memory, and notes for the user."""
+    """What a compile did: seconds of each phase, the stages, memory, what tuning changed, and
+    notes for the user.
+    """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -58,6 +61,7 @@ class CompileReport:
     arena_bytes: int = 0
     peak_memory_bytes: int = 0
     verification: Any = None
+    tuning: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -176,6 +180,7 @@ class _Compilation:
 
     def run(self) -> CompileReport:
         machine = target(self.options.target)
+        _check_tune(self.options.tune, machine)
         _check_output(self.output)
         # what is missing is said before the work is done
         c_compiler()
@@ -210,6 +215,9 @@ class _Compilation:
                 generated = self.generate(stages, policy, workers)
                 code = sum(len(k.code) for k in generated.kernels.values())
                 say(f"{len(generated.kernels)} kernels, {code >> 10} KiB")
+            if self.options.tune != "off":
+                with self.phase("tune") as say:
+                    say(self.tune(generated, policy, workers))
         with self.phase("link") as say:
             library = self.link(graph, generated, policy, folder)
             weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
@@ -352,6 +360,30 @@ class _Compilation:
                 self.dump(f"6-{kernel.symbol}.txt", kernel.text)
         return result
 
+    def tune(self, generated: Generated, policy: Policy, workers: Workers) -> str:
+        """Measured candidates in the place of picks that they beat; in words what came of it."""
+        from gtco.tuning.tune import tune
+
+        known = len(generated.notes)
+        results = tune(
+            generated,
+            policy,
+            workers,
+            threads=self.options.threads,
+            effort=EFFORTS[self.options.tune],
+            progress=lambda news: self.progress("tune", None, news),
+        )
+        self.report.notes += generated.notes[known:]
+        self.report.tuning = [result.to_json() for result in results]
+        before = sum(r.occurrences * r.first_seconds for r in results)
+        after = sum(r.occurrences * r.seconds for r in results)
+        changed = sum(r.last != r.first for r in results)
+        measured = sum(r.measured for r in results)
+        return (
+            f"{measured} candidates of {len(results)} stages measured, {changed} picks changed, "
+            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"
+        )
+
     def link(
         self, graph: Graph, generated: Generated, policy: Policy, folder: Path
     ) -> Path:
@@ -392,6 +424,16 @@ def _is_onnx(model: Any) -> bool:
         f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, "
         "a torch nn.Module with example_inputs, or a torch ExportedProgram"
     )
+
+
+def _check_tune(effort: str, machine: Target) -> None:
+    if effort not in ("off", *EFFORTS):
+        raise OptionError(f"tune={effort!r}: known are off, {', '.join(EFFORTS)}")
+    if effort != "off" and machine.name != "native":
+        raise OptionError(
+            f"tune={effort}: candidates are timed on the machine that compiles, which target "
+            f"'{machine.name}' need not be; tune where the library is to run, or leave it off"
+        )
 
 
 def _check_output(path: Path) -> None:

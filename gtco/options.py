@@ -31,6 +31,8 @@ class CompileOptions:
     - ``verify``: compare with the source model
     - ``strict``: what gtco would work around (a rewrite, a sketch or a build that fails) is an
       error instead of a note
+    - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
+      machine, seconds in all; ``full`` goes on until none is better, minutes
     """
 
     target: str = "native"
@@ -42,6 +44,7 @@ class CompileOptions:
     dump: Path | None = None
     verify: bool = False
     strict: bool = False
+    tune: str = "off"
 
 
 def cache_folder() -> Path:

@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from gtco.tuning.effort import EFFORTS
 
 T = TypeVar("T")
 
@@ -105,3 +107,17 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that build kernels (default: one a core)",
     )
+    parser.add_argument(
+        "--tune",
+        choices=("off", *EFFORTS),
+        default="off",
+        help="time candidates of the heaviest stages on this machine: quick takes seconds, full "
+        "minutes (default off: nothing is measured)",
+    )
+
+
+def compile_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
+    names = ("target", "threads", "simplify", "simplify_timeout", "workers", "strict", "tune")
+    shapes = unique(options.shape, "--shape") or None
+    return {"shapes": shapes} | {name: getattr(options, name) for name in names}

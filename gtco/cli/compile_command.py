@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli import arguments
-from gtco.cli.console import Phases, milliseconds, size, stdout
+from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.errors import OptionError, VerificationError
 from gtco.runtime.publish import weights_beside
 
@@ -42,21 +42,14 @@ def main(options: argparse.Namespace) -> int:
     output = options.output or options.model.with_suffix(".so")
     if output.suffix != ".so":
         raise OptionError(f"--output {output}: the library's name must end in .so")
-    shapes = arguments.unique(options.shape, "--shape")
     try:
         with Phases() as progress:
             report = compile_to_file(
                 options.model,
                 output,
-                target=options.target,
-                threads=options.threads,
-                shapes=shapes or None,
                 verify=options.verify,
                 dump=options.dump,
-                simplify=options.simplify,
-                simplify_timeout=options.simplify_timeout,
-                workers=options.workers,
-                strict=options.strict,
+                **arguments.compile_options(options),
                 progress=progress,
             )
     except VerificationError as error:
@@ -84,8 +77,26 @@ def summary(output: Path, report: Any, console: Console) -> None:
     console.print(table)
     if report.verification is not None:
         show_verification(report.verification, console)
+    if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
+        show_tuning(changed, console)
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def show_tuning(stages: list[dict[str, Any]], console: Console) -> None:
+    """What tuning changed: the schedules before and after, and the seconds of each."""
+    table = Table(title="changed by measuring", title_justify="left")
+    table.add_column("stage", max_width=40)
+    table.add_column("runs", justify="right")
+    for title in ("before", "after"):
+        table.add_column(f"{title}, us", justify="right")
+        table.add_column(f"schedule {title}")
+    for stage in stages:
+        row = [escape(stage["stage"]), str(stage["occurrences"])]
+        for seconds, config in (("first_seconds", "first"), ("seconds", "last")):
+            row += [f"{stage[seconds] * 1e6:.1f}", escape(text(stage[config]))]
+        table.add_row(*row)
+    console.print(table)
 
 
 def show_verification(report: Any, console: Console) -> None:

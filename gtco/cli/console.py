@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -64,3 +66,14 @@ def size(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:.0f} B"
+
+
+def text(value: Any, separator: str = " ") -> str:
+    """Lists and dictionaries on one line: ``64x192 192x768``, ``tile_m=6 tile_n=64``."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={text(item, ',')}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(item, int) for item in value):
+            return "x".join(map(str, value))
+        return separator.join(text(item) for item in value)
+    return str(value)

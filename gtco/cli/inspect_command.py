@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli import arguments
-from gtco.cli.console import Phases, milliseconds, size, stdout
+from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
 from gtco.errors import GtcoError
 
@@ -74,13 +74,7 @@ def main(options: argparse.Namespace) -> int:
                 compile_to_file(
                     options.model,
                     library,
-                    target=options.target,
-                    threads=options.threads,
-                    shapes=arguments.unique(options.shape, "--shape") or None,
-                    simplify=options.simplify,
-                    simplify_timeout=options.simplify_timeout,
-                    workers=options.workers,
-                    strict=options.strict,
+                    **arguments.compile_options(options),
                     progress=progress,
                 )
             seen = inspect(library, options.threads, options.profile)
@@ -207,14 +201,3 @@ def total(stages: Sequence[Mapping[str, Any]], key: str) -> float:
 
 def share(flops: float, seconds: float | None, peak: float | None) -> str:
     return f"{flops / seconds / peak:.1%}" if seconds and peak and flops else "-"
-
-
-def text(value: Any, separator: str = " ") -> str:
-    """Lists and dictionaries on one line: ``64x192 192x768``, ``tile_m=6 tile_n=64``."""
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={text(item, ',')}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        if value and all(isinstance(item, int) for item in value):
-            return "x".join(map(str, value))
-        return separator.join(text(item) for item in value)
-    return str(value)

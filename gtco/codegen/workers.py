@@ -29,6 +29,12 @@ ENDING = 5.0  # seconds that a process may take to end once it has closed its so
 COMMAND = (sys.executable, "-m", "gtco.codegen.serve")
 
 
+def environment() -> dict[str, str]:
+    """Of a Python process that is to find this package, which may be run from its source folder."""
+    root = str(Path(__file__).resolve().parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+
+
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
@@ -82,13 +88,10 @@ class Workers:
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            # the package may be run from its source folder: the child must find it there too
-            root = str(Path(__file__).resolve().parents[2])
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
             process = subprocess.Popen(
                 [*self.command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the parent's to handle, from the first moment
             )

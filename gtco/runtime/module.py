@@ -7,7 +7,7 @@ import shutil
 import statistics
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_void_p
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,12 +121,19 @@ class Model:
     def profile(self, *args: Any, repeat: int = 5, **kwargs: Any) -> list[float]:
         """Seconds of each stage, the median of ``repeat`` runs after one to warm up."""
         values = self._bind(args, kwargs)
-        rounds = []
-        for _ in range(repeat + 1):
-            seconds = (c_double * max(1, len(self.stages)))()
-            self._execute(values, seconds)
-            rounds.append(list(seconds)[: len(self.stages)])
+        rounds = [self.timed(values) for _ in range(repeat + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+
+    def timed(
+        self, values: Sequence[Any], results: Sequence[np.ndarray] | None = None
+    ) -> list[float]:
+        """Seconds of each stage in one run on these inputs, in order; ``results``, dense arrays of
+        the outputs' shapes and dtypes at multiples of 64 bytes, take the outputs where they are
+        given.
+        """
+        seconds = (c_double * max(1, len(self.stages)))()
+        self._execute(values, seconds, results)
+        return list(seconds)[: len(self.stages)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copies the library, its header and its weights file (where it has one) to ``path``, which
@@ -197,9 +204,15 @@ class Model:
             )
         return [values[name] for name in names]
 
-    def _execute(self, values: list[Any], seconds: Any = None) -> list[np.ndarray]:
+    def _execute(
+        self,
+        values: Sequence[Any],
+        seconds: Any = None,
+        results: Sequence[np.ndarray] | None = None,
+    ) -> Sequence[np.ndarray]:
         arrays = [to_numpy(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
-        results = [aligned_empty(spec) for spec in self.outputs]
+        if results is None:
+            results = [aligned_empty(spec) for spec in self.outputs]
         with self._lock:
             if not self._close.alive:
                 raise ArtifactError(

@@ -9,6 +9,7 @@ that holds the working set.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,7 @@ from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload
+from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 T = TypeVar("T", float, np.ndarray)
@@ -141,6 +142,32 @@ class AnalyticPolicy:
         """The ``n`` configs of least predicted time, best first."""
         found, seconds = self.compared(sketch)
         return [found[i] for i in np.argsort(seconds, kind="stable")[:n]]
+
+    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
+        """What is worth measuring beside ``pick``: the best config of each other sketch and, for
+        each decision of ``pick``, the best config that decides it otherwise; none that was
+        ``tested``, of least predicted time first.
+        """
+        found: dict[Config, Pick] = {}
+        for sketch in sketches(stage, self.target):
+            configs, seconds = self.compared(sketch)
+            order = [configs[i] for i in np.argsort(seconds, kind="stable")]
+            left = [config for config in order if config not in tested]
+            if sketch.name != pick.sketch.name:
+                picked = left[:1]
+            else:
+                picked = [
+                    next((c for c in left if c.by_name.get(name) != option), None)
+                    or next(
+                        (c for c in _otherwise(sketch, pick.config, name) if c not in tested), None
+                    )
+                    for name, option in pick.config.choices
+                ]
+            for config in filter(None, picked):
+                if config not in found:
+                    predicted = self.seconds(sketch.workload(config))
+                    found[config] = Pick(sketch, config, predicted)
+        return sorted(found.values(), key=lambda other: other.seconds)
 
     def best(self, sketch: Sketch) -> Pick:
         """The candidate of least predicted time."""
@@ -272,3 +299,15 @@ class AnalyticPolicy:
             if resident <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")
+
+
+def _otherwise(sketch: Sketch, config: Config, name: str) -> Iterator[Config]:
+    """The configs that differ from this one in the decision ``name`` alone."""
+    before = dict(itertools.takewhile(lambda choice: choice[0] != name, config.choices))
+    decision = sketch.next_decision(before)
+    assert decision is not None and decision.name == name
+    for option in decision.options:
+        choices = tuple((n, option if n == name else c) for n, c in config.choices)
+        other = Config(config.sketch, choices)
+        if other != config and check(sketch, other) is None:
+            yield other

@@ -44,3 +44,7 @@ class Policy(Protocol):
     def failures(self) -> list[str]:
         """What went wrong inside sketches so far, in words."""
         ...
+
+    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
+        """What is worth measuring beside ``pick``, the most promising first; nothing ``tested``."""
+        ...

@@ -20,6 +20,7 @@ LEVELS = {
     "cli": 6,
     "compiler": 5,
     "assembly": 4,
+    "tuning": 4,
     "frontend": 3,
     "graph": 3,
     "search": 3,

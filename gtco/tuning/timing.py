@@ -1,0 +1,83 @@
+"""The process that times candidates: ``python -m gtco.tuning.timing LIBRARY SECONDS`` runs every
+step of the library that :mod:`gtco.tuning.trial` describes, round after round for SECONDS, and
+prints the readings as JSON. A candidate that crashes, hangs or writes where it must not takes this
+process along, and not the compile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+from gtco.runtime.module import load
+from gtco.runtime.plan import TensorSpec
+from gtco.runtime.tensors import aligned_empty
+from gtco.tensor.stage import TensorType
+
+LEAST_ROUNDS, MOST_ROUNDS = 7, 200
+WARM_ROUNDS = 2
+TOLERANCE = 1e-3  # of the largest magnitude; results differ by the order of their sums
+BFLOAT16_TOLERANCE = 2e-2  # where they are rounded to 8 bits
+
+
+def main(library: str, seconds: float) -> None:
+    """Prints ``seconds``, a list of rounds, each the seconds of every step; ``trials``, the numbers
+    of each trial's steps; and ``wrong``, those whose results are not their first rival's.
+    """
+    random = np.random.default_rng(0)
+    with load(library) as model:
+        inputs = [_values(random, spec) for spec in model.inputs]
+        outputs = [aligned_empty(spec) for spec in model.outputs]
+        rounds: list[list[float]] = []
+        start = time.perf_counter()
+        while len(rounds) < LEAST_ROUNDS or (
+            len(rounds) < MOST_ROUNDS and time.perf_counter() - start < seconds
+        ):
+            rounds.append(model.timed(inputs, outputs))
+        trials = model.metadata["trials"]
+        wrong = [
+            step
+            for first, *others in trials
+            for step in others
+            if not agree(outputs[first], outputs[step])
+        ]
+    print(json.dumps({"seconds": rounds[WARM_ROUNDS:], "wrong": wrong, "trials": trials}))
+
+
+def _values(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
+    array = aligned_empty(spec)
+    array[...] = values(random, TensorType(spec.shape, spec.dtype))
+    return array
+
+
+def values(random: np.random.Generator, type_: TensorType) -> np.ndarray:
+    """Values of order one and of both signs, so that a kernel that leaves something out is seen;
+    integers are 0, which is an index into anything.
+    """
+    shape, dtype = tuple(int(d) for d in type_.shape), np.dtype(type_.dtype)
+    match dtype.kind:
+        case "b":
+            return random.random(shape) < 0.5
+        case "i" | "u":
+            return np.zeros(shape, dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def agree(first: np.ndarray, other: np.ndarray) -> bool:
+    """Are two results of one stage the same, but for the order of sums?"""
+    if first.dtype.kind in "biu":
+        return bool(np.array_equal(first, other))
+    tolerance = BFLOAT16_TOLERANCE if first.dtype.itemsize < 4 else TOLERANCE
+    wanted, got = first.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(wanted)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return False
+    scale = np.abs(wanted[finite]).max(initial=0.0)
+    return bool(np.abs(wanted - got)[finite].max(initial=0.0) <= tolerance * scale)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,107 @@
+"""Candidates of stages as one artifact: each of its steps is a candidate, timed as the runtime
+times a model's stages, by the same threads.
+
+Rivals for one stage are steps one behind the other, so that in every round they run within
+milliseconds of each other, whatever the machine is at by then. The first comes three times: once to
+bring in the activations that all of them read, which in a model are warm from the stage before;
+then at the beginning and at the end, and how far these two are apart says what the machine's noise
+makes of equals. Each step has a copy of the weights, which a round of all candidates pushes out of
+the caches as a run of the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gtco.codegen.build import Kernel
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up
+from gtco.target import Target
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage, TensorType
+from gtco.tuning.timing import values
+
+REPEATS = 2  # of the first candidate, beside its own step
+BATCH_BYTES = 1 << 30  # of activations, results and weights of one artifact
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A stage in its canonical form, its candidates, and their kernels; the first is what the
+    others have to beat.
+    """
+
+    stage: Stage
+    picks: tuple[Pick, ...]
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that timing it takes."""
+        constants = sum(i.type.nbytes for i in self.stage.inputs if i.constant)
+        each = constants + self.stage.output.type.nbytes
+        return sum(i.type.nbytes for i in self.stage.inputs) + each * (len(self.kernels) + REPEATS)
+
+
+def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[Trial]]:
+    """The trials in order, cut where their buffers pass ``most`` bytes."""
+    batch: list[Trial] = []
+    for trial in trials:
+        if batch and sum(t.nbytes for t in batch) + trial.nbytes > most:
+            yield batch
+            batch = []
+        batch.append(trial)
+    if batch:
+        yield batch
+
+
+def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
+    """The steps of each trial: the first candidate, all of them, the first again. Their numbers are
+    ``metadata["trials"]``, trial by trial. Every step's result is an output.
+    """
+    random = np.random.default_rng(0)
+    inputs: dict[TensorType, int] = {}
+    outputs: list[TensorSpec] = []
+    weights: list[tuple[int, np.ndarray]] = []
+    steps: list[Step] = []
+    groups: list[list[int]] = []
+    end = 0
+    for trial in trials:
+        arrays = {i.name: values(random, i.type) for i in trial.stage.inputs if i.constant}
+        group = []
+        for kernel in (trial.kernels[0], *trial.kernels, trial.kernels[0]):
+            buffers = []
+            for i in trial.stage.inputs:
+                if not i.constant:
+                    buffers.append(BufferRef("input", inputs.setdefault(i.type, len(inputs))))
+                    continue
+                packing = kernel.packings.get(i.name)
+                packed = packing.apply(arrays[i.name]) if packing else arrays[i.name]
+                buffers.append(BufferRef("weight", end))
+                weights.append((end, packed))
+                end = round_up(end + packed.nbytes)
+            buffers.append(BufferRef("output", len(outputs)))
+            outputs.append(_spec(f"y{len(outputs)}", trial.stage.output.type))
+            group.append(len(steps))
+            steps.append(Step(kernel.symbol, tuple(buffers), kernel.tasks, kernel.workspace))
+        groups.append(group)
+    kernels = {k.symbol: k for trial in trials for k in trial.kernels}
+    return Artifact(
+        name="trials",
+        inputs=tuple(_spec(f"x{n}", type_) for type_, n in inputs.items()),
+        outputs=tuple(outputs),
+        steps=tuple(steps),
+        arena_bytes=0,
+        kernels={f"{symbol}.o": kernel.code for symbol, kernel in kernels.items()},
+        weights=weights,
+        cpu_features=target.features,
+        threads=threads,
+        metadata={"trials": groups},
+    )
+
+
+def _spec(name: str, type_: TensorType) -> TensorSpec:
+    return TensorSpec(name, type_.dtype, type_.shape)

@@ -1,0 +1,49 @@
+"""Which of a stage's rivals is faster, from rounds in which all of them ran.
+
+A shared machine's throughput can halve for seconds, so times of different rounds are not compared:
+each rival's time is divided by the first one's of the same round, which is read before the rivals
+and after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
+MOST_ROUNDS_LOST = 0.25  # share of rounds that a winner may lose
+NOISE_FACTOR = 2.0  # a gain must be so many times what noise makes of equals
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The number of the rival to take; its time and the first one's, seconds; ``noise``, how far
+    two readings of the first are apart, as a share.
+    """
+
+    best: int
+    seconds: float
+    first_seconds: float
+    noise: float
+
+
+def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
+    """``rounds``: seconds [rounds, rivals + 1], the last column once more the first rival.
+    ``wrong``: rivals that are out of the question.
+    """
+    first = (rounds[:, 0] + rounds[:, -1]) / 2
+    ratios = rounds / first[:, None]
+    middle = np.median(ratios, axis=0)
+    noise = abs(float(middle[0] - middle[-1]))
+    most = 1.0 - max(LEAST_GAIN, NOISE_FACTOR * noise)
+    clear = [
+        c
+        for c in range(1, rounds.shape[1] - 1)
+        if c not in wrong
+        and middle[c] <= most
+        and np.mean(ratios[:, c] >= 1.0) <= MOST_ROUNDS_LOST
+    ]
+    best = min(clear, key=lambda c: float(middle[c]), default=0)
+    seconds = float(np.median(first))
+    return Verdict(best, seconds * float(middle[best]) if best else seconds, seconds, noise)

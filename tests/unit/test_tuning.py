@@ -1,0 +1,314 @@
+"""Tuning: what is proposed, how it is timed and judged, and that a pick only gives way to what
+beats it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gtco
+from gtco.codegen.build import Job, Kernel, build
+from gtco.codegen.generate import Generated, generate
+from gtco.codegen.workers import Workers
+from gtco.errors import OptionError
+from gtco.search.analytic import AnalyticPolicy
+from gtco.target import Target, detect, target
+from gtco.tensor.sketch import sketches
+from gtco.tensor.space import Config, Pick, check
+from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
+from gtco.tuning import timing, tune
+from gtco.tuning.effort import Effort
+from gtco.tuning.timing import agree
+from gtco.tuning.trial import Trial, batches
+from gtco.tuning.verdict import judge
+
+
+def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
+    """x w + b, gelu."""
+    x, w, b, y = (TensorType(s) for s in ((m, k), (k, n), (n,), (m, n)))
+    inputs = (StageInput("x", x), StageInput("w", w, True), StageInput("b", b, True))
+    return Stage(
+        inputs,
+        (
+            Operator("matmul", ("x", "w"), "p", y),
+            Operator("add", ("p", "b"), "s", y),
+            Operator("gelu", ("s",), "y", y),
+        ),
+    ).canonical
+
+
+@pytest.fixture(scope="module")
+def machine() -> Target:
+    return detect()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as started:
+        yield started
+
+
+def kernel(stage: Stage, config: Config, machine: Target, symbol: str) -> Kernel:
+    made = build(Job(symbol, stage, config, machine))
+    assert isinstance(made, Kernel), made
+    return made
+
+
+# what is proposed -----------------------------------------------------------------------------
+def test_alternatives_are_points_of_the_space_that_were_not_tested() -> None:
+    """The best of each other sketch, and for each decision one that decides it otherwise."""
+    policy = AnalyticPolicy(target("x86-64-v4"))
+    stage = linear()
+    pick = policy.choose(stage)
+    assert pick is not None and pick.sketch.name == "gemm"
+    tested = {pick.config}
+    seen: list[Config] = []
+    for _ in range(3):
+        found = policy.alternatives(stage, pick, tested)
+        assert [p.seconds for p in found] == sorted(p.seconds for p in found)
+        assert not {p.config for p in found} & tested
+        for other in found:
+            assert check(other.sketch, other.config) is None
+        tested |= {p.config for p in found}
+        seen += [p.config for p in found]
+    assert len(set(seen)) == len(seen)
+    first = policy.alternatives(stage, pick, {pick.config})
+    names = {s.name for s in sketches(stage, policy.target)}
+    assert {p.sketch.name for p in first} == names
+    mine = [p.config for p in first if p.sketch.name == "gemm"]
+    for name, option in pick.config.choices:
+        decided = {c.by_name.get(name) for c in mine}
+        assert decided - {option} or name in ("a", "kc"), f"{name} is the same everywhere"
+
+
+# how it is judged -----------------------------------------------------------------------------
+def rounds(*factors: float, noise: float = 0.0, drift: float = 0.0, n: int = 40) -> np.ndarray:
+    """Seconds [n, rivals + 1] where the machine's throughput wanders by ``drift`` between rounds
+    and by ``noise`` within one."""
+    random = np.random.default_rng(1)
+    scale = 1 + drift * random.random((n, 1))
+    return scale * np.array([*factors, factors[0]]) * (1 + noise * random.random((n, 1)))
+
+
+def test_a_faster_rival_is_taken_though_rounds_differ_threefold() -> None:
+    verdict = judge(rounds(1.0, 0.95, 0.9, 1.2, drift=2.0))
+    assert verdict.best == 2
+    assert verdict.seconds == pytest.approx(0.9 * verdict.first_seconds)
+    assert verdict.noise == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.99), (1.0, 1.3, 1.1), (1.0,)])
+def test_the_pick_stands_where_nothing_clearly_beats_it(factors: tuple[float, ...]) -> None:
+    verdict = judge(rounds(*factors, drift=1.0))
+    assert verdict.best == 0 and verdict.seconds == verdict.first_seconds
+
+
+def test_a_gain_within_the_noise_of_equals_is_none() -> None:
+    """Both readings of the first are 10 % apart: a rival that is 12 % faster proves nothing."""
+    readings = rounds(1.0, 0.88)
+    readings[:, -1] *= 1.1
+    verdict = judge(readings)
+    assert verdict.best == 0 and verdict.noise == pytest.approx(0.1, abs=0.01)
+    assert judge(rounds(1.0, 0.88)).best == 1
+
+
+def test_one_lucky_half_is_not_enough() -> None:
+    """A rival that is much faster in somewhat over half of the rounds, and slower in the others."""
+    readings = rounds(1.0, 0.5, n=40)
+    readings[22:, 1] = 1.2
+    assert judge(readings).best == 0
+
+
+def test_a_wrong_rival_is_out_of_the_question() -> None:
+    assert judge(rounds(1.0, 0.8, 0.5), frozenset({2})).best == 1
+
+
+# how it is timed ------------------------------------------------------------------------------
+def test_results_agree_up_to_the_order_of_sums() -> None:
+    x = np.random.default_rng(0).random((4, 5), np.float32)
+    assert agree(x, x * np.float32(1 + 1e-6))
+    broken = x.copy()
+    broken[2, 3] = 0
+    assert not agree(x, broken)
+    unfinished = x.copy()
+    unfinished[0, 0] = np.nan
+    assert not agree(x, unfinished)
+    assert not agree(np.arange(5), np.arange(5)[::-1])
+
+
+def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
+    """Each stage with its pick and one rival."""
+    policy = AnalyticPolicy(machine)
+    found = []
+    for number, stage in enumerate(stages):
+        pick = policy.choose(stage)
+        assert pick is not None
+        rival = policy.alternatives(stage, pick, {pick.config})[0]
+        kernels = tuple(
+            kernel(stage, p.config, machine, f"{symbols}_{number}_{n}")
+            for n, p in enumerate((pick, rival))
+        )
+        found.append(Trial(stage, (pick, rival), kernels))
+    return found
+
+
+def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
+    """Real kernels through the real process: readings of every step, nothing wrong."""
+    from gtco.runtime.artifact import write_artifact
+    from gtco.tuning.trial import artifact
+
+    trials = trial(machine, "fine", linear(), linear(33, 40, 24))
+    made = artifact(trials, machine, 2)
+    assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    library = write_artifact(made, tmp_path / "trials.so")
+    said = tune._run(library, 0.1)
+    assert isinstance(said, dict) and said["wrong"] == []
+    readings = np.array(said["seconds"])
+    assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
+    assert (readings > 0).all()
+
+
+def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
+    """A kernel of relu poses as a rival of one of gelu."""
+    from gtco.runtime.artifact import write_artifact
+    from gtco.tuning.trial import artifact
+
+    (good,) = trial(machine, "good", linear())
+    stage = linear()
+    other = replace(
+        stage,
+        operators=(
+            *stage.operators[:2],
+            Operator(
+                "relu", (stage.operators[1].output,), stage.operators[2].output, stage.output.type
+            ),
+        ),
+    )
+    wrong = kernel(other, good.picks[1].config, machine, "wrong")
+    posed = replace(good, kernels=(good.kernels[0], wrong))
+    library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
+    said = tune._run(library, 0.05)
+    assert isinstance(said, dict) and said["wrong"] == [2]
+
+
+def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:
+    trials = trial(machine, "batch", linear(), linear(30), linear(20))
+    most = trials[0].nbytes + trials[1].nbytes
+    assert [[t.stage for t in b] for b in batches(trials, most)] == [
+        [trials[0].stage, trials[1].stage],
+        [trials[2].stage],
+    ]
+    assert [len(b) for b in batches(trials, 1)] == [1, 1, 1]
+
+
+# the whole ------------------------------------------------------------------------------------
+class Slow(AnalyticPolicy):
+    """Picks the worst by its own prediction first, so that there is something to gain."""
+
+    def choose(self, stage: Stage, without: Any = ()) -> Pick | None:
+        picks = [
+            Pick(s, c, self.seconds(s.workload(c)))
+            for s in sketches(stage, self.target)
+            if s.name == "gemm"
+            for c in self.candidates(s)
+        ]
+        return max(picks, key=lambda p: p.seconds)
+
+
+def generated(policy: AnalyticPolicy, workers: Workers, *stages: Stage) -> Generated:
+    return generate(stages, policy.choose, policy.target, workers)
+
+
+def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Workers) -> None:
+    """Readings are given: what is predicted to be faster reads faster, so the end is known."""
+    policy = Slow(machine)
+    stage = linear(197, 192, 576)
+    made = generated(policy, workers, stage)
+    first = made.choices[stage.key]
+    told: list[dict[str, Any]] = []
+
+    def read(self: Any, batch: list[Trial], seconds: float) -> None:
+        for t in batch:
+            told.append({p.config: k.symbol for p, k in zip(t.picks, t.kernels, strict=True)})
+            factors = [p.seconds for p in t.picks]
+            self.decide(t, rounds(*factors), frozenset())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune._Tuner, "time", read)
+        (result,) = tune.tune(made, policy, workers, threads=0, effort=Effort(50, 300.0))
+    assert result.first == first and result.last.seconds < first.seconds
+    assert result.done and result.seconds < result.first_seconds
+    assert made.choices[stage.key] == result.last
+    symbol = made.kernels[stage.key].symbol
+    assert any(symbols.get(result.last.config) == symbol for symbols in told)
+    assert result.seconds / result.first_seconds == pytest.approx(
+        result.last.seconds / first.seconds, rel=1e-6
+    )
+    assert not made.notes
+
+
+def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
+    machine: Target, workers: Workers
+) -> None:
+    policy = AnalyticPolicy(machine)
+    stages = linear(), linear(60)
+    made = generated(policy, workers, *stages)
+    picks = dict(made.choices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "_run", lambda library, seconds: "crashed (SIGSEGV)")
+        results = tune.tune(made, policy, workers, threads=1, effort=Effort(1, 60.0))
+    assert made.choices == picks and results == []
+    assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise SystemExit(3)", "crashed"), ("import time; time.sleep(60)", "hung")],
+)
+def test_the_process_that_times_may_die_or_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    """Its own package in front of ours, with another ``timing``; GRACE is what it may overrun."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(tune.sys, "executable", str(script))
+    monkeypatch.setattr(tune, "GRACE", 1.0)
+    answer = tune._run(tmp_path / "no.so", 0.1)
+    assert isinstance(answer, str) and answer.startswith(said)
+
+
+def test_a_tuned_model_is_right(tmp_path: Path) -> None:
+    """The whole way, on an ONNX model; the report says what was measured."""
+    onnx = pytest.importorskip("onnx")
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    m (float[37, 48] x) => (float[37, 40] y)
+    <float[48, 96] w = {W}, float[96, 40] v = {V}>
+    { h = MatMul(x, w)  r = Relu(h)  z = MatMul(r, v)  y = Softmax<axis = -1>(z) }"""
+    random = np.random.default_rng(5)
+    for name, size in (("W", 48 * 96), ("V", 96 * 40)):
+        values = ", ".join(f"{v:.6f}" for v in random.standard_normal(size) / 8)
+        text = text.replace("{" + name + "}", "{" + values + "}")
+    made = onnx.parser.parse_model(text)
+    compiled = gtco.compile_model(made, tune="quick", verify=True)
+    assert compiled.report.verification.passed
+    assert [name for name, _ in compiled.report.phases].count("tune") == 1
+    results = compiled.report.tuning
+    assert results and all(r["candidates"] > 0 and r["first_seconds"] > 0 for r in results)
+    chosen = {s["key"]: s["schedule"] for s in compiled.stages}
+    for r in results:
+        assert chosen[r["key"]] == r["last"]
+
+
+def test_what_cannot_be_tuned_is_said_before_the_work() -> None:
+    with pytest.raises(OptionError, match="off, quick, full"):
+        gtco.compile_model(b"", tune="fast")
+    with pytest.raises(OptionError, match="timed on the machine that compiles"):
+        gtco.compile_model(b"", tune="quick", target="x86-64-v3")
