@@ -21,7 +21,7 @@ import numpy as np
 from gtco.errors import describe
 from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
@@ -60,6 +60,7 @@ class AnalyticPolicy:
         self._stages: dict[str, tuple[Pick, ...]] = {}
         self._shared: dict[object, Candidates] = {}
         self._failures: dict[str, list[str]] = {}
+        self._peaks: dict[str, float] = {}
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         """The best sketch and config, or None where no rule matches the stage; ``without`` names
@@ -120,7 +121,8 @@ class AnalyticPolicy:
         if op.kind == "attention":  # q k^T and its product with v
             products = float(op.type.size // int(op.type.shape[-1]))
             products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
-        return LAUNCH + CERTAIN * products / self.target.lanes / (self._fastest * self.target.cores)
+        fastest = self._fastest(types[op.inputs[0]].dtype)
+        return LAUNCH + CERTAIN * products / (fastest * self.target.cores)
 
     @cached_property
     def _levels(self) -> Mapping[str, MemoryLevel]:
@@ -131,12 +133,21 @@ class AnalyticPolicy:
         """Each level of memory with the bytes that a working set may count on there."""
         return tuple((USABLE * level.capacity, level) for level in self.target.memory)
 
-    @cached_property
-    def _fastest(self) -> float:
-        """Vector FMAs a second of one core, by the fastest micro-kernel of any shape or without."""
-        known = [rate for name, rate in self.rates.measured if name.startswith("fma:")]
-        names = ["vector", *(f"fma:{tile.name}" for tile in micro_kernels(self.target))]
-        return max([*known, *map(self.rates.rate, names)])
+    def _fastest(self, operand: str) -> float:
+        """Multiply-adds a second of one core on operands of this dtype, by the fastest micro-kernel
+        of any shape or without.
+        """
+        if operand not in self._peaks:
+            tiles = micro_kernels(self.target, operand)
+            products = {kind.name: kind.products for kind in kinds(self.target, operand)}
+            named = [tile.kernel for tile in tiles] + [name for name, _ in self.rates.measured]
+            rates = [
+                self.rates.rate(name) * products[kind]
+                for name in named
+                if (kind := name.partition(":")[0]) in products
+            ]
+            self._peaks[operand] = self.target.lanes * max([self.rates.rate("vector"), *rates])
+        return self._peaks[operand]
 
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first."""
@@ -231,13 +242,13 @@ class AnalyticPolicy:
         return options
 
     def _rate(self, name: str, extent: int | None) -> float:
-        """Useful vector operations a second of a micro-kernel: the table's rate, less what rounding
+        """Useful vector products a second of a micro-kernel: the table's rate, less what rounding
         the extent up to its columns wastes.
         """
-        tile = FmaTile.parse(name, self.target.lanes)
+        tile = MicroKernel.parse(name, self.target.lanes)
         columns = extent or tile.columns
         covered = ceil(columns / tile.columns) * tile.columns
-        return self.rates.rate(f"fma:{name}") * columns / covered
+        return self.rates.rate(tile.kernel) * tile.kind.products * columns / covered
 
     # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:

@@ -30,8 +30,8 @@ from gtco.options import cache_folder
 from gtco.search.rates import RateTable
 from gtco.target import Target, cpu_identity, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
-from gtco.tensor.intrinsics.emission import fma_tile
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel
 from gtco.tensor.stage import TensorType
 from gtco.version import __version__
 
@@ -42,7 +42,7 @@ ROUND_SECONDS = 2e-3  # of a round of level 0; the best of many short ones finds
 DRAM_SECONDS = 30e-3
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
-VERSION = 4  # of the cached file
+VERSION = 5  # of the cached file
 # Vector operations and bytes a second of one core that no machine reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
@@ -65,7 +65,7 @@ def cached(target: Target) -> RateTable | None:
         data = json.loads(_path(target).read_text())
         if data["key"] != _key(target):
             return None
-        names = {f"fma:{tile.name}" for tile in micro_kernels(target)}
+        names = {tile.kernel for tile in every_micro_kernel(target)}
         rates = _checked(data["rates"], names, RATE_BOUNDS)
         bandwidths = _checked(data["bandwidths"], {m.name for m in target.memory}, BANDWIDTH_BOUNDS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -102,7 +102,8 @@ def _table(
     target: Target, rates: Mapping[str, float], bandwidths: Mapping[str, float]
 ) -> RateTable:
     memory = tuple(replace(m, bandwidth=bandwidths[m.name]) for m in target.memory)
-    frequency = max(rates.values()) / target.fma_ports
+    products = [rate for name, rate in rates.items() if name.startswith("fma:")]
+    frequency = max(products) / target.fma_ports
     measured = replace(target, memory=memory, frequency=frequency)
     return RateTable(measured, tuple(sorted(rates.items())))
 
@@ -112,14 +113,14 @@ def measure(target: Target | None = None) -> RateTable:
     seconds).
     """
     target = target or detect()
-    tiles = micro_kernels(target)
+    tiles = every_micro_kernel(target)
     sizes = {m.name: _probe_bytes(target, i) for i, m in enumerate(target.memory)}
     functions = [_tile_kernel(t) for t in tiles] + [
         _read_kernel(name, size, target) for name, size in sizes.items()
     ]
     library = load(functions, target)
     _sustained([_tile_call(library, tiles[0])], WARM_SECONDS)
-    rates = {f"fma:{t.name}": _tile_rate(library, t) for t in tiles}
+    rates = {t.kernel: _tile_rate(library, t) for t in tiles}
     bandwidths = {
         name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
         for name, size in sizes.items()
@@ -142,23 +143,34 @@ def measure_peak(threads: int, target: Target | None = None) -> float:
 
 
 # kernels ------------------------------------------------------------------------------------------
-def _tile_kernel(tile: FmaTile) -> Any:
+def _symbol(tile: MicroKernel) -> str:
+    return "tile_" + tile.kernel.replace(":", "_")
+
+
+def _operand_types(tile: MicroKernel) -> tuple[TensorType, TensorType, TensorType]:
+    """A, B and C of a row as it reads and writes them, DEPTH steps of k."""
+    kind = tile.kind
+    return (
+        TensorType((tile.rows, DEPTH), kind.a.dtype),
+        TensorType((DEPTH // kind.b.step, tile.columns * kind.b.step), kind.b.dtype),
+        TensorType((tile.rows, tile.columns), kind.accumulator),
+    )
+
+
+def _tile_kernel(tile: MicroKernel) -> Any:
     def body(em: Emitter, args: KernelArguments) -> None:
-        a, b = args.inputs["a"], args.inputs["b"]
         fma_tile(
             em,
             tile,
             DEPTH,
-            lambda i, k: em.load(a, [i, k]),
-            lambda k, j: em.load_vector(b, [k, j]),
+            Operand.of(args.inputs["a"], [0, 0]),
+            Operand.of(args.inputs["b"], [0, 0]),
             lambda i, j, vector: em.store_vector(args.output, [i, j], vector),
             passes=REPEATS,
         )
 
-    types = {"a": TensorType((tile.rows, DEPTH)), "b": TensorType((DEPTH, tile.columns))}
-    return kernel(
-        f"tile_{tile.name}", types, TensorType((tile.rows, tile.columns)), 0, tile.lanes, body
-    )
+    a, b, c = _operand_types(tile)
+    return kernel(_symbol(tile), {"a": a, "b": b}, c, 0, tile.lanes, body)
 
 
 def _read_kernel(name: str, nbytes: int, target: Target) -> Any:
@@ -216,15 +228,15 @@ def _call(function: Any, *buffers: np.ndarray, repeats: int = 1) -> Callable[[],
     return call
 
 
-def _tile_call(library: Any, tile: FmaTile) -> Callable[[], None]:
-    a, b = _aligned(tile.rows * DEPTH), _aligned(DEPTH * tile.columns)
-    return _call(getattr(library, f"tile_{tile.name}"), a, b, _aligned(tile.rows * tile.columns))
+def _tile_call(library: Any, tile: MicroKernel) -> Callable[[], None]:
+    places = [_aligned(-(-t.nbytes // 4)) for t in _operand_types(tile)]
+    return _call(getattr(library, _symbol(tile)), *places)
 
 
-def _tile_rate(library: Any, tile: FmaTile) -> float:
+def _tile_rate(library: Any, tile: MicroKernel) -> float:
     call = _tile_call(library, tile)
     best = max(_sustained([call], ROUND_SECONDS, time.thread_time) for _ in range(ROUNDS))
-    return tile.rows * tile.vectors * DEPTH * REPEATS * best
+    return tile.work(tile.rows, DEPTH) * REPEATS * best
 
 
 def _probe_bytes(target: Target, level: int) -> int:

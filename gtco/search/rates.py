@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gtco.target import Target
-from gtco.tensor.intrinsics.table import FMA_LATENCY, FmaTile
+from gtco.tensor.intrinsics.table import MicroKernel
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,15 @@ class RateTable:
 
 
 def default_rate(target: Target, kernel: str) -> float:
-    """A micro-kernel's bounds: FMA ports, latency over independent chains, two loads a cycle."""
-    if not kernel.startswith("fma:"):
+    """A micro-kernel's bounds: the FMA ports, which also convert what B is made of; an iteration's
+    latency over independent chains; two loads a cycle.
+    """
+    if ":" not in kernel:
         return target.frequency * target.fma_ports
-    tile = FmaTile.parse(kernel.removeprefix("fma:"), target.lanes)
-    cells = tile.rows * tile.vectors
-    cycles = max(cells / target.fma_ports, FMA_LATENCY, (tile.rows + tile.vectors) / 2)
-    return 0.98 * cells / cycles * target.frequency
+    tile = MicroKernel.parse(kernel, target.lanes)
+    kind, cells = tile.kind, tile.rows * tile.vectors
+    steps = kind.step / kind.products  # sums that an iteration adds to one after the other
+    operations = steps * cells + kind.step * kind.converts * tile.vectors
+    loads = kind.step / kind.a.step * tile.rows + tile.vectors
+    cycles = max(operations / target.fma_ports, steps * kind.latency, loads / 2)
+    return 0.98 * steps * cells / cycles * target.frequency

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from gtco.tensor.emit import Emitter, Expr
-from gtco.tensor.intrinsics.table import FmaTile
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.vector_math import from_bits
+
+# TVM has no bfloat16 vectors that its LLVM code generator takes: pairs travel as int32.
+DOT = "gtco_dpbf16ps"
+SOURCES = {
+    "bf16": f"""\
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+define internal <16 x float> @{DOT}(<16 x float> %c, <16 x i32> %a, <16 x i32> %b) alwaysinline {{
+  %x = bitcast <16 x i32> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %sum = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %c, <32 x bfloat> %x,
+                                                            <32 x bfloat> %y)
+  ret <16 x float> %sum
+}}
+"""
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where a row reads an operand: a flat buffer, the place of its first element, and strides, all
+    in elements of the buffer.
+
+    Element k of row i of A lies at ``offset + i * stride + along(k)``, where ``along`` is k itself
+    if it is not given (a convolution's window is several runs). B of iteration n lies at ``offset +
+    n * stride``, its vectors ``vector`` apart, or side by side. Pairs lie in a buffer of their
+    elements or, B's alone, in one of int32.
+    """
+
+    buffer: Any
+    offset: Expr
+    stride: Expr
+    along: Callable[[Expr], Expr] = lambda k: k
+    vector: Expr | None = None
+
+    @staticmethod
+    def of(array: Array, index: Sequence[Expr], vector: Expr | None = None) -> Operand:
+        """The operand that begins at ``index`` of an array and strides over its second axis from
+        the end.
+        """
+        return Operand(array.buffer, array.flat(index), array.shape[-1], vector=vector)
 
 
 def fma_tile(
     em: Emitter,
-    tile: FmaTile,
+    tile: MicroKernel,
     depth: Expr,
-    a: Callable[[int, Expr], Expr],
-    b: Callable[[Expr, int], Expr],
+    a: Operand,
+    b: Operand,
     store: Callable[[int, int, Expr], None],
     *,
     load: Callable[[int, int], Expr] | None = None,
@@ -24,13 +71,13 @@ def fma_tile(
 ) -> None:
     """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself where ``load`` gives it.
 
-    ``a(i, k)`` is a scalar of A; ``b(k, j)`` the vector of B that starts at column j; ``store(i, j,
-    vector)`` and ``load(i, j)`` write and read C by vectors. With ``load``, C counts from zero
-    where ``first`` holds. ``step(k)`` emits what else a step of k does, as a prefetch. ``passes``
-    runs over k more than once, which only a measurement wants. With ``runs``, k is that many loops
-    of ``depth`` steps, one behind the other: what is given a k may divide it by ``depth``.
+    ``a`` and ``b`` lie as the row's layouts say. ``store(i, j, vector)`` and ``load(i, j)`` write
+    and read C by vectors. With ``load``, C counts from zero where ``first`` holds. ``step(k)``
+    emits what else an iteration does, as a prefetch. ``passes`` runs over k more than once, which
+    only a measurement wants. With ``runs``, k is that many loops of ``depth`` steps, one behind the
+    other: ``along`` and ``step`` may divide what they are given by ``depth``.
     """
-    lanes = tile.lanes
+    lanes, width = tile.lanes, tile.kind.step
     acc = em.registers(tile.rows * tile.columns)
     cells = [
         (i, j * lanes, (i * tile.vectors + j) * lanes)
@@ -51,14 +98,115 @@ def fma_tile(
         clear()
     else:
         em.branch(first, clear, resume)
-    with em.loop(passes, "pass"), em.loop(runs, "run") as run, em.loop(depth, "k") as position:
-        k = em.index(run * depth + position)
+    steps = em.index((depth + (width - 1)) // width)
+    with (
+        _helpers(tile),
+        em.loop(passes, "pass"),
+        em.loop(runs, "run") as run,
+        em.loop(steps, "k") as position,
+    ):
+        k = em.index(run * depth + position * width)
         step(k)
-        vectors = [em.let(b(k, j * lanes), "b") for j in range(tile.vectors)]
-        for i in range(tile.rows):
-            value = em.let(em.splat(a(i, k)), "a")
-            for j in range(tile.vectors):
-                at = (i * tile.vectors + j) * lanes
-                em.store_vector(acc, [at], em.load_vector(acc, [at]) + value * vectors[j])
+        _STEPS[tile.kind.name](_Step(em, tile, acc, a, b, k, em.index(run * steps + position)))
     for i, j, at in cells:
         store(i, j, em.load_vector(acc, [at]))
+
+
+@contextmanager
+def _helpers(tile: MicroKernel) -> Iterator[None]:
+    """The LLVM functions that the row's kind calls."""
+    source = SOURCES.get(tile.kind.name)
+    if source is None:
+        yield
+        return
+    with T.attr(tirx.const(0, "int32"), "pragma_import_llvm", source):
+        yield
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One iteration: sums += A[:, k:k + step] x B[k:k + step, :]; ``number`` counts iterations."""
+
+    em: Emitter
+    tile: MicroKernel
+    acc: Array
+    a: Operand
+    b: Operand
+    k: Expr
+    number: Expr
+
+    def element(self, i: int, k: Expr) -> Expr:
+        """A's element."""
+        return self.a.buffer[self.place(i, k)]
+
+    def pair(self, i: int) -> Expr:
+        """A's elements k and k + 1, 16 bits each, as an int32."""
+        return tirx.reinterpret("int32", self.a.buffer[tirx.Ramp(self.place(i, self.k), 1, 2)])
+
+    def place(self, i: int, k: Expr) -> Expr:
+        return self.em.index(self.a.offset + i * self.a.stride + self.a.along(k))
+
+    def vector(self, j: int, width: int = 1) -> Expr:
+        """Vector j of this step of B, as it lies, ``width`` elements of the buffer a lane."""
+        lanes = width * self.tile.lanes
+        apart = lanes if self.b.vector is None else self.b.vector
+        at = self.b.offset + self.number * self.b.stride + j * apart
+        return self.b.buffer[self.em.ramp(at, lanes)]
+
+    def pairs(self, j: int) -> Expr:
+        """Vector j of B's elements of steps k and k + 1, 16 bits each, as int32."""
+        if str(self.b.buffer.dtype) == "int32":
+            return self.vector(j)
+        return tirx.reinterpret(f"int32x{self.tile.lanes}", self.vector(j, 2))
+
+    def accumulate(
+        self,
+        vectors: Sequence[Expr],
+        element: Callable[[int], Expr],
+        fused: Callable[[Expr, Expr, Expr], Expr],
+    ) -> None:
+        """``fused(sum, a, b)`` for every sum, ``element(i)`` broadcast."""
+        em, tile = self.em, self.tile
+        for i in range(tile.rows):
+            value = em.let(em.splat(element(i)), "a")
+            for j in range(tile.vectors):
+                at = (i * tile.vectors + j) * tile.lanes
+                total = fused(em.load_vector(self.acc, [at]), value, vectors[j])
+                em.store_vector(self.acc, [at], total)
+
+
+def _product(total: Expr, a: Expr, b: Expr) -> Expr:
+    return total + a * b
+
+
+def _fma(s: _Step) -> None:
+    vectors = [s.em.let(s.vector(j), "b") for j in range(s.tile.vectors)]
+    s.accumulate(vectors, lambda i: s.element(i, s.k), _product)
+
+
+def _bf16(s: _Step) -> None:
+    vectors = [s.em.let(s.pairs(j), "b") for j in range(s.tile.vectors)]
+    dtype = f"float32x{s.tile.lanes}"
+    s.accumulate(
+        vectors, s.pair, lambda total, a, b: tirx.call_pure_extern(dtype, DOT, total, a, b)
+    )
+
+
+def _widened(s: _Step) -> None:
+    """The lower half of a pair is its first element: shifted up it is a float32, and so is the pair
+    without it.
+    """
+    em, lanes = s.em, s.tile.lanes
+    pairs = [em.let(s.pairs(j), "pairs") for j in range(s.tile.vectors)]
+    sixteen, upper = em.splat(tirx.const(16, "int32")), em.splat(tirx.const(-65536, "int32"))
+    assert lanes == em.lanes
+    halves = (
+        lambda x: tirx.shift_left(x, sixteen),
+        lambda x: tirx.bitwise_and(x, upper),
+    )
+    for half, part in enumerate(halves):
+        vectors = [em.let(from_bits(part(x)), "b") for x in pairs]
+        s.accumulate(vectors, lambda i, half=half: s.element(i, em.index(s.k + half)), _product)  # type: ignore[misc]
+
+
+_STEPS: dict[str, Callable[[_Step], None]] = {"fma": _fma, "bf16": _bf16, "widened": _widened}

@@ -1,64 +1,176 @@
-"""The register level as data: micro-kernels built on vector FMA, one row each.
+"""The register level as data: micro-kernels, one row each.
 
-An intrinsic is described by its compute abstraction (the loop extents it covers and which operand
-each loop indexes) and its memory abstraction (what it holds in registers), after GTCO Section V-B.
-:func:`micro_kernels` lists the rows that a target's register file admits (FILTERBYISA of Helix,
-Alg. 2).
+A row is described by its compute abstraction (the loop extents it covers and which operand each
+loop indexes) and its memory abstraction (the formats of its operands, how they lie in memory, what
+it holds in registers), after GTCO Section V. :func:`micro_kernels` lists the rows that a target
+admits by its instruction sets and its register file (FILTERBYISA of Helix, Alg. 2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gtco.target import Target
+from gtco.tensor.stage import ITEM_BYTES
 
-FMA_LATENCY = 4  # cycles; chains needed to fill the ports: latency x ports
+WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns
+TALLEST = 14  # rows: more gain nothing, since B is loaded once a step for all of them
 
 
 @dataclass(frozen=True)
-class FmaTile:
+class Layout:
+    """How an operand lies where a row reads it: elements of ``dtype``, ``step`` neighbours of k
+    side by side.
+
+    A: [row][k], a step read as one and broadcast to all lanes. B: [k / step][column][step], a step
+    of several columns read as one vector. Both end at a multiple of the row's step, with zeros.
+    """
+
+    dtype: str = "float32"
+    step: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element."""
+        return ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the rows around one instruction share. ``operand`` is the dtype that A and B have in the
+    graph, ``a`` and ``b`` how the row reads them; ``step`` the steps of k that an iteration takes,
+    ``products`` the multiply-adds of one lane of one instruction; ``latency`` in cycles; ``spare``
+    the registers beside sums and a step of B; ``converts`` the vector instructions that make a
+    vector of B what is multiplied, per step of k; ``features`` and ``lanes`` what a target must
+    have.
+    """
+
+    name: str
+    operand: str
+    a: Layout
+    b: Layout
+    step: int = 1
+    products: int = 1
+    latency: int = 4
+    spare: int = 1
+    converts: int = 0
+    features: tuple[str, ...] = ()
+    lanes: tuple[int, ...] = (8, 16)
+    accumulator: str = "float32"
+
+    def admitted(self, target: Target) -> bool:
+        return target.lanes in self.lanes and set(self.features) <= set(target.features)
+
+
+# Of two kinds for one format, the better comes first.
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        # float32 throughout: the plain FMA
+        Kind("fma", "float32", Layout(), Layout()),
+        # VDPBF16PS: each lane adds the products of a pair
+        Kind(
+            "bf16",
+            "bfloat16",
+            Layout("bfloat16", 2),
+            Layout("bfloat16", 2),
+            step=2,
+            products=2,
+            latency=6,
+            features=("avx512bf16",),
+            lanes=(16,),
+        ),
+        # bfloat16 in memory: a pair of B is parted by a shift and a mask into two float32, and
+        # A is widened as it is packed; the plain FMA multiplies
+        Kind(
+            "widened",
+            "bfloat16",
+            Layout("float32"),
+            Layout("bfloat16", 2),
+            step=2,
+            spare=2,
+            converts=1,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class MicroKernel:
     """C[rows, vectors*lanes] += A[rows, k] x B[k, vectors*lanes], C in registers, A broadcast, B
     loaded by vectors.
 
     Compute abstraction: i indexes (C, A), j indexes (C, B), k is reduced and indexes (A, B). Memory
-    abstraction: rows*vectors accumulators, ``vectors`` registers of B, one of A.
+    abstraction: rows*vectors accumulators, ``vectors`` registers of B, the kind's own beside them.
     """
 
     rows: int
     vectors: int
     lanes: int
+    kind: Kind = KINDS["fma"]
 
     @property
     def name(self) -> str:
-        return f"{self.rows}x{self.vectors}"
+        """As a config says it: a float32 one by its size alone."""
+        size = f"{self.rows}x{self.vectors}"
+        return size if self.kind.name == "fma" else f"{self.kind.name}:{size}"
+
+    @property
+    def kernel(self) -> str:
+        """The row of the level-0 table that says how fast it is."""
+        return f"{self.kind.name}:{self.rows}x{self.vectors}"
 
     @property
     def columns(self) -> int:
         return self.vectors * self.lanes
 
     @property
-    def registers(self) -> int:
-        return self.rows * self.vectors + self.vectors + 1
+    def extents(self) -> tuple[int, int, int]:
+        """Of the loops m, n and k in one iteration."""
+        return self.rows, self.columns, self.kind.step
 
     @property
-    def flops(self) -> int:
-        """Floating-point operations of one step of k."""
-        return 2 * self.rows * self.columns
+    def registers(self) -> int:
+        return self.rows * self.vectors + self.vectors + self.kind.spare
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def parse(name: str, lanes: int) -> FmaTile:
-        rows, vectors = name.split("x")
-        return FmaTile(int(rows), int(vectors), lanes)
+    def parse(name: str, lanes: int) -> MicroKernel:
+        """The row of a :attr:`name` or a :attr:`kernel`."""
+        kind, _, size = name.rpartition(":")
+        rows, vectors = size.split("x")
+        return MicroKernel(int(rows), int(vectors), lanes, KINDS[kind or "fma"])
+
+    def work(self, rows: float, depth: float) -> float:
+        """Vector operations, as the level-0 table counts them, of ``rows`` rows by ``depth`` steps
+        of k.
+        """
+        return rows * self.vectors * depth / self.kind.products
 
 
-def micro_kernels(target: Target) -> tuple[FmaTile, ...]:
-    """Tiles that fit the registers, widest rows first for each number of vectors; none that could
-    not hide FMA's latency and has a taller sibling.
+def kinds(target: Target, operand: str) -> tuple[Kind, ...]:
+    """The kinds of rows that multiply operands of this dtype on the target, the better first."""
+    return tuple(k for k in KINDS.values() if k.operand == operand and k.admitted(target))
+
+
+def micro_kernels(target: Target, operand: str = "float32") -> tuple[MicroKernel, ...]:
+    """Rows for operands of this dtype that fit the registers, widest rows first for each number of
+    vectors.
     """
-    tiles = []
-    for vectors in (1, 2, 3, 4, 6):
-        tallest = (target.registers - 1 - vectors) // vectors
-        tiles += [FmaTile(rows, vectors, target.lanes) for rows in range(min(tallest, 14), 0, -1)]
-    return tuple(tiles)
+    found = []
+    for kind in kinds(target, operand):
+        for vectors in WIDTHS:
+            tallest = (target.registers - kind.spare - vectors) // vectors
+            found += [
+                MicroKernel(rows, vectors, target.lanes, kind)
+                for rows in range(min(tallest, TALLEST), 0, -1)
+            ]
+    return tuple(found)
+
+
+def every_micro_kernel(target: Target) -> tuple[MicroKernel, ...]:
+    """The target's rows for operands of all dtypes."""
+    operands = dict.fromkeys(kind.operand for kind in KINDS.values())
+    return tuple(tile for operand in operands for tile in micro_kernels(target, operand))

@@ -32,8 +32,8 @@ from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.fold import add, fold
-from gtco.tensor.intrinsics.emission import fma_tile
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.tiling import chunk_options
@@ -99,20 +99,20 @@ class Attention:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            best: dict[tuple[int, int], FmaTile] = {}
+            best: dict[tuple[int, int], MicroKernel] = {}
             for tile in micro_kernels(self.target):
                 if tile.rows <= m and (tile.vectors - 1) * tile.lanes < e:
                     best.setdefault((tile.vectors, ceil(m / tile.rows)), tile)
             good = [t for t in best.values() if t.rows * t.vectors >= 8]
             return Decision("tile", "micro-kernel", tuple(t.name for t in good or best.values()))
         if "chunks_m" not in chosen:
-            blocks = ceil(m / FmaTile.parse(str(chosen["tile"]), 1).rows)
+            blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
         return None
 
     def workload(self, config: Config) -> Workload:
         b, m, n, d, e = self.extents
-        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
         lanes, chunks = tile.lanes, config["chunks_m"]
         blocks = ceil(m / tile.rows)
         height = m / blocks  # of the blocks' two heights, on average
@@ -171,7 +171,7 @@ class AttentionLoops:
     def __init__(self, sketch: Attention, config: Config) -> None:
         self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
         self.batch, self.m, self.n, self.d, self.e = sketch.extents
-        self.tile = FmaTile.parse(config["tile"], sketch.target.lanes)
+        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
         lanes = self.lanes = self.tile.lanes
         self.blocks = ceil(self.m / self.tile.rows)
         self.height, self.taller = divmod(self.m, self.blocks)
@@ -296,7 +296,7 @@ class AttentionLoops:
             self.d,
             self.query,
             self.scores,
-            lambda vector, k: em.load_vector(self.keys, [vector, k, 0]),
+            lambda vector: Operand.of(self.keys, [vector, 0, 0], vector=self.d * lanes),
         )
         with em.loop(rows, "i") as i:
             self.softmax_row(i, batch, start)
@@ -306,7 +306,7 @@ class AttentionLoops:
             self.n,
             self.scores,
             self.tiles,
-            lambda vector, k: em.load_vector(self.values, [k, vector * lanes]),
+            lambda vector: Operand.of(self.values, [0, vector * lanes]),
         )
         with em.loop(rows, "i") as i:
             inverse = em.let(em.load(self.inverse, [i]), "inverse")
@@ -323,10 +323,10 @@ class AttentionLoops:
         depth: int,
         a: Array,
         c: Array,
-        b: Callable[[Expr, Expr], Expr],
+        b: Callable[[Expr], Operand],
     ) -> None:
         """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the
-        registers.
+        registers; ``b(first)`` is the operand from that vector on.
         """
         em, lanes = self.em, self.lanes
         groups = _groups(vectors, self.tile.vectors)
@@ -336,10 +336,10 @@ class AttentionLoops:
                 first = starts[0] + g * size
                 fma_tile(
                     em,
-                    FmaTile(rows, size, lanes),
+                    MicroKernel(rows, size, lanes),
                     depth,
-                    lambda i, k: em.load(a, [i, k]),
-                    lambda k, j, first=first: b(first + j // lanes, k),  # type: ignore[misc]
+                    Operand.of(a, [0, 0]),
+                    b(first),
                     lambda i, j, vector, first=first: em.store_vector(  # type: ignore[misc]
                         c, [i, first * lanes + j], vector
                     ),

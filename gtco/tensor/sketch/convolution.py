@@ -26,7 +26,7 @@ from math import ceil, prod
 from gtco.target import Target
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.emit import kernel
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
@@ -161,7 +161,7 @@ class Convolution:
             return Decision(
                 "tile", "micro-kernel", tuple(t.name for t in self.line.tiles()), v.n
             )
-        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
         if "rows" not in chosen:
             return Decision("rows", "grain", self.row_options)
         if "chunks_n" not in chosen:
@@ -187,7 +187,7 @@ class Convolution:
 
     def shape(self, config: Config) -> TaskShape:
         """How one output row is cut."""
-        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
         return task_shape(self.line.view, tile, 1, config["chunks_n"])
 
     def row_groups(self, config: Config) -> int:
@@ -200,7 +200,7 @@ class Convolution:
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
         v, shape, halo = self.view, self.shape(config), self.halo(config["rows"])
-        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
         kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
         tasks, groups = self.tasks(config), self.row_groups(config)
         rows = v.result[1] / groups  # of a task, on average

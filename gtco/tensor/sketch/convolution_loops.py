@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,8 @@ from tvm import tirx
 
 from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.intrinsics.emission import fma_tile
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.pack import copy_run
 from gtco.tensor.sketch.tile_store import TileStore
@@ -29,7 +30,7 @@ class ConvolutionLoops:
 
     def __init__(self, sketch: Convolution, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
-        self.tile = FmaTile.parse(config["tile"], sketch.target.lanes)
+        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
         self.shape: TaskShape = sketch.shape(config)
         self.rows, self.kc = config["rows"], config["kc"]
         self.kblocks = self.view.k // self.kc
@@ -143,25 +144,22 @@ class ConvolutionLoops:
             return (c * halo.rows + r) * halo.width + x
         return (r * halo.width + x) * halo.pixel + c
 
-    def window(self, y: Expr, x: Expr, kb: Expr) -> Callable[[int, Expr], Expr]:
-        """A's element at pixel ``x + i`` of the task's output row ``y``, step k of a block."""
+    def window(self, y: Expr, x: Expr, kb: Expr) -> Operand:
+        """A's rows: from pixel ``x`` on of the task's output row ``y``, a block of k."""
         em, view, halo = self.em, self.view, self.halo
         (sh, sw), (dh, dw), (kh, kw) = view.op["strides"], view.op["dilation"], view.kernel
         base = em.let_index(self.place(y * sh, x * sw, 0), "a_row")
         first = em.index(kb * (self.kc // halo.depth))
-        scratch = self.args.workspace.buffer
 
-        def element(i: int, k: Expr) -> Expr:
+        def along(k: Expr) -> Expr:
             run, step = first + em.index(k // halo.depth), em.index(k % halo.depth)
             if view.channels_first:
-                at = self.place(run % kh * dh, step * dw, run // kh)
-            elif halo.runs == kh:
-                at = self.place(run * dh, 0, step)
-            else:
-                at = self.place(run // kw * dh, run % kw * dw, step)
-            return scratch[em.index(base + i * sw * halo.pixel + at)]
+                return self.place(run % kh * dh, step * dw, run // kh)
+            if halo.runs == kh:
+                return self.place(run * dh, 0, step)
+            return self.place(run // kw * dh, run % kw * dw, step)
 
-        return element
+        return Operand(self.args.workspace.buffer, base, sw * halo.pixel, along)
 
     # tiles ----------------------------------------------------------------------------------------
     def tile_program(
@@ -227,10 +225,10 @@ class ConvolutionLoops:
 
         fma_tile(
             em,
-            FmaTile(rows, self.tile.vectors, self.tile.lanes),
+            replace(self.tile, rows=rows),
             self.halo.depth,
             self.window(y, start, kb),
-            lambda k, j: array.buffer[em.ramp(base + k * columns + j)],
+            Operand(array.buffer, base, columns),
             lambda i, j, vector: em.store_vector(tile, [i, j], vector),
             load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
             first=kb == 0,

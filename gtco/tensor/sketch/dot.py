@@ -23,7 +23,7 @@ from gtco.tensor.analysis.chains import Epilogue, ancestors
 from gtco.tensor.analysis.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.pack import pack_rows, row_vectors
@@ -73,9 +73,9 @@ class Dot:
     structure = "SSR"
 
     @cached_property
-    def tile(self) -> FmaTile:
+    def tile(self) -> MicroKernel:
         """Rows at once; its columns are one panel."""
-        return FmaTile(min(ceil(SUMS / self.view.n), self.view.m), 1, self.target.lanes)
+        return MicroKernel(min(ceil(SUMS / self.view.n), self.view.m), 1, self.target.lanes)
 
     @cached_property
     def packings(self) -> Mapping[str, Packing]:

@@ -41,7 +41,7 @@ from gtco.tensor.analysis.placement import (
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import kernel
-from gtco.tensor.intrinsics.table import FmaTile, micro_kernels
+from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import row_vectors
@@ -132,7 +132,7 @@ class Gemm:
             return None
         return column_stride(self.stage, self.view)
 
-    def reads_columns(self, tile: FmaTile) -> bool:
+    def reads_columns(self, tile: MicroKernel) -> bool:
         """May panels of B be read in place? They are whole, and one block of rows uses them: where
         more do, a copy pays, since rows of B far apart share cache sets.
         """
@@ -152,7 +152,7 @@ class Gemm:
         v = self.view
         if "tile" not in chosen:
             return Decision("tile", "micro-kernel", tuple(t.name for t in self.tiles()), v.n)
-        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
         if "chunks_m" not in chosen:
             return Decision(
                 "chunks_m", "parallel", chunk_options(ceil(v.m / tile.rows), self.target.cores)
@@ -175,11 +175,11 @@ class Gemm:
             return Decision("prefetch", "overlap", ahead)
         return None
 
-    def tiles(self) -> list[FmaTile]:
+    def tiles(self) -> list[MicroKernel]:
         """Micro-kernels worth their place: full height, or the height that cuts m into equal
         blocks.
         """
-        best: dict[tuple[int, int], FmaTile] = {}
+        best: dict[tuple[int, int], MicroKernel] = {}
         for tile in micro_kernels(self.target):
             if tile.rows > self.view.m or (tile.vectors - 1) * tile.lanes >= self.view.n:
                 continue
@@ -211,7 +211,7 @@ class Gemm:
         quarter and an eighth of L2, which the panels and the results share. None where a task's
         rows fit half of it, or are read once only.
         """
-        tile = FmaTile.parse(str(chosen["tile"]), self.target.lanes)
+        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         capacity = self.target.level("L2").capacity
         row = 4 * int(chosen["kc"])
@@ -237,7 +237,7 @@ class Gemm:
     def workload(self, config: Config) -> Workload:
         v, tile, shape = (
             self.view,
-            FmaTile.parse(config["tile"], self.target.lanes),
+            MicroKernel.parse(config["tile"], self.target.lanes),
             self.shape(config),
         )
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
@@ -281,7 +281,7 @@ class Gemm:
         v, shape, lanes = self.view, self.shape(config), self.target.lanes
         stored = v.batch * v.m * v.n / lanes
         packed, copied = config["a"] == "packed", self.packs_columns(config)
-        columns = shape.task_panels * FmaTile.parse(config["tile"], lanes).columns
+        columns = shape.task_panels * MicroKernel.parse(config["tile"], lanes).columns
         return (
             Extra("vector", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
@@ -325,7 +325,7 @@ class Gemm:
         )
 
     def shape(self, config: Config) -> TaskShape:
-        tile = FmaTile.parse(config["tile"], self.target.lanes)
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
         return task_shape(self.view, tile, config["chunks_m"], config["chunks_n"])
 
     # the program ----------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from tvm import tirx
 
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.intrinsics.emission import fma_tile
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch import norm_prologue
@@ -29,7 +30,7 @@ class GemmLoops:
 
     def __init__(self, sketch: Gemm, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
-        self.tile = FmaTile.parse(config["tile"], sketch.target.lanes)
+        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
         self.shape = sketch.shape(config)
         self.kc = config["kc"]
         self.kblocks = ceil(self.view.k / self.kc)
@@ -175,10 +176,10 @@ class GemmLoops:
 
         fma_tile(
             em,
-            FmaTile(rows, self.tile.vectors, self.tile.lanes),
+            replace(self.tile, rows=rows),
             depth,
-            self.row_pointer(batch, kb, start, row0),
-            self.panel_pointer(batch, kb, first_panel, panel),
+            self.rows_of_a(batch, kb, start, row0),
+            self.panel_of_b(batch, kb, first_panel, panel),
             lambda i, j, vector: em.store_vector(tile, [i, j], vector),
             load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
             first=kb == 0,
@@ -205,50 +206,46 @@ class GemmLoops:
         array = self.args.inputs[view.op.inputs[1]]
         em.prefetch(array, base + (block * depth + k) * share)
         if not self.packed_a and self.sketch.direct_rows == view.k and self.kblocks == 1:
-            ahead = self.row_pointer(batch, kb, start, start)
-            em.prefetch_value(ahead(rows, k * rows))
+            ahead = self.rows_of_a(batch, kb, start, start)
+            em.prefetch_value(ahead.buffer[em.index(ahead.offset + rows * ahead.stride + k * rows)])
 
     def depth(self, kb: Expr) -> Expr:
         if self.view.k % self.kc == 0:
             return self.kc
         return self.em.let_index(tirx.min(self.kc, self.view.k - kb * self.kc), "depth")
 
-    def row_pointer(
-        self, batch: Expr, kb: Expr, start: Expr, row0: Expr
-    ) -> Callable[[int, Expr], Expr]:
+    def rows_of_a(self, batch: Expr, kb: Expr, start: Expr, row0: Expr) -> Operand:
+        """A's rows from ``start`` on, where they are packed or lie in an input."""
         em = self.em
         if self.packed_a:
             packed = self.arrays["rows"]
             base = em.let_index(packed.flat([start - row0, 0]), "a_row")
-            return lambda i, k: packed.buffer[em.index(base + i * self.lda + k)]
+            return Operand(packed.buffer, base, self.lda)
         stride = self.sketch.direct_rows or 0
         origin = self.reader.value(
             self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc)
         )
-        base = em.let_index(origin.indices[0], "a_row")
-        return lambda i, k: origin.source[em.index(base + i * stride + k)]
+        return Operand(origin.source, em.let_index(origin.indices[0], "a_row"), stride)
 
     def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
         """Where a block of k of a panel of constant B starts."""
         place = self.view.packed_batch(batch) * self.shape.panels + panel
         return (place * self.view.k + kb * self.kc) * self.tile.columns
 
-    def panel_pointer(
-        self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr
-    ) -> Callable[[Expr, int], Expr]:
+    def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
+        """A panel's block of k, where it is packed or lies in an input."""
         em, columns = self.em, self.tile.columns
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
             base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
-            return lambda k, j: array.buffer[em.ramp(base + k * columns + j)]
+            return Operand(array.buffer, base, columns)
         if not self.packed_b:
             stride = self.sketch.direct_columns or 0
             origin = self.reader.value(
                 self.view.op.inputs[1],
                 self.view.b_index(batch, kb * self.kc, (first_panel + panel) * columns),
             )
-            at = em.let_index(origin.indices[0], "b_rows")
-            return lambda k, j: origin.source[em.ramp(at + k * stride + j)]
+            return Operand(origin.source, em.let_index(origin.indices[0], "b_rows"), stride)
         packed = self.arrays["panels"]
         base = em.let_index(packed.flat([panel, 0, 0]), "b_panel")
-        return lambda k, j: packed.buffer[em.ramp(base + k * columns + j)]
+        return Operand(packed.buffer, base, columns)

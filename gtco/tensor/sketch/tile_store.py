@@ -8,7 +8,7 @@ from math import ceil
 
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.emit import Array, Emitter, Expr
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
 
 
@@ -23,7 +23,7 @@ class TileStore:
     tail: Epilogue
     reader: Reader
     output: Array
-    tile: FmaTile
+    tile: MicroKernel
     n: int
     heights: tuple[int, ...]
     by_columns: bool

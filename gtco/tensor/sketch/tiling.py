@@ -10,7 +10,7 @@ from tvm import tirx
 
 from gtco.tensor.analysis.contraction import Contraction
 from gtco.tensor.emit import Expr
-from gtco.tensor.intrinsics.table import FmaTile
+from gtco.tensor.intrinsics.table import MicroKernel
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TaskShape:
         return self.height + 1, self.height
 
 
-def task_shape(view: Contraction, tile: FmaTile, chunks_m: int, chunks_n: int) -> TaskShape:
+def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
     return _task_shape(view.batch, view.m, view.n, tile.rows, tile.columns, chunks_m, chunks_n)
 
 
