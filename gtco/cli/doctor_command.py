@@ -25,6 +25,7 @@ NEEDED = {
     "apache-tvm": "0.27.0.post1",
     "apache-tvm-ffi": "0.1.14.post1",
     "numpy": "",
+    "ml_dtypes": "",
     "onnx": "",
     "onnxsim": "",
     "networkx": "",

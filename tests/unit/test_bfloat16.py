@@ -195,3 +195,61 @@ def test_casts_of_constants_are_folded() -> None:
     np.testing.assert_array_equal(
         folded.evaluate({"x": x})[y], graph.evaluate({"x": x})[y]
     )
+
+
+WINDOW = {"strides": (1, 1), "padding": (1, 1, 1, 1), "layout": "NHWC"}
+POOL = {"kernel": (3, 3), "dilation": (1, 1)}
+STORED: dict[str, tuple[str, list[tuple[int, ...]], tuple[int, ...], dict[str, object]]] = {
+    "rows": ("layer_norm", [(5, 40), (40,), (40,)], (5, 40), {"epsilon": 1e-5}),
+    "columns": ("softmax", [(5, 37)], (5, 37), {"axis": 0}),
+    "depthwise": (
+        "conv2d",
+        [(1, 6, 7, 20), (20, 1, 3, 3)],
+        (1, 6, 7, 20),
+        {**WINDOW, "dilation": (1, 1), "groups": 20},
+    ),
+    "pool": ("max_pool2d", [(1, 6, 7, 20)], (1, 6, 7, 20), {**WINDOW, **POOL}),
+    "resize": (
+        "resize2d",
+        [(1, 6, 8, 20)],
+        (1, 12, 16, 20),
+        {
+            "method": "linear",
+            "coordinates": "half_pixel",
+            "rounding": "round",
+            "cubic_alpha": -0.75,
+            "layout": "NHWC",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", STORED)
+def test_other_sketches_store_and_read_bfloat16(case: str, name: str) -> None:
+    """A cast behind what they compute, and one in front of it."""
+    machine = runnable(name)
+    kind, shapes, out, attrs = STORED[case]
+    rng = np.random.default_rng(fresh_seed())
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    names = tuple(f"x{i}" for i in range(len(shapes)))
+    op = Operator(kind, names, "y", TensorType(out), make_attrs(**attrs))
+    given = tuple(StageInput(n, TensorType(s)) for n, s in zip(names, shapes, strict=True))
+    behind = Operator("cast", ("y",), "z", TensorType(out, "bfloat16"))
+    front = Operator("cast", ("h",), "x0", TensorType(shapes[0]))
+    half = StageInput("h", TensorType(shapes[0], "bfloat16"))
+
+    def run(stage: Stage, first: np.ndarray) -> np.ndarray:
+        sketch = next(s for s in sketches(stage, machine) if s.name != "fallback")
+        return build(sketch, next(iter(configs(sketch))), machine)(first, *arrays[1:])
+
+    wide = [a.astype(np.float64) for a in arrays]
+    wanted = evaluate(op, *wide)
+    got = run(Stage(given, (op, behind)), arrays[0])
+    assert got.dtype == BF16
+    assert (np.abs(got.astype(np.float64) - wanted) <= 2.0**-8 * np.abs(wanted) + 1e-6).all()
+    narrow = arrays[0].astype(BF16)
+    wanted = evaluate(op, narrow.astype(np.float64), *wide[1:])
+    got = run(Stage((half, *given[1:]), (front, op)), narrow)
+    assert got.dtype == np.float32
+    assert np.abs(got - wanted).max() <= 1e-5 * np.abs(wanted).max()
