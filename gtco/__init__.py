@@ -14,12 +14,14 @@ from gtco.version import __version__
 
 if TYPE_CHECKING:
     from gtco.compiler import CompiledModel, compile_model, compile_to_file
+    from gtco.options import Tune
     from gtco.runtime.module import Model, load
 
 __all__ = [
     "CompiledModel",
     "GtcoError",
     "Model",
+    "Tune",
     "__version__",
     "compile_model",
     "compile_to_file",
@@ -32,6 +34,7 @@ _HOMES = {
     "CompiledModel": "gtco.compiler",
     "load": "gtco.runtime.module",
     "Model": "gtco.runtime.module",
+    "Tune": "gtco.options",
 }
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,14 +30,14 @@ from gtco.errors import (
     VerificationError,
     guarded,
 )
-from gtco.options import CompileOptions, c_compiler
+from gtco.options import EFFORTS, CompileOptions, Tune, c_compiler
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import Model, load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.publish import publish, staging, write_error
+from gtco.search.records import Records
 from gtco.target import Target, target
 from gtco.tensor.stage import Stage
-from gtco.tuning.effort import EFFORTS
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -154,8 +154,9 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
             f"unknown option {', '.join(sorted(unknown))}; known: "
             f"{', '.join(CompileOptions.__dataclass_fields__)}"
         )
-    if dump := known.get("dump"):
-        known["dump"] = Path(dump)
+    for name in ("dump", "records"):
+        if name in known:
+            known[name] = Path(known[name])
     return CompileOptions(**known)
 
 
@@ -180,15 +181,19 @@ class _Compilation:
 
     def run(self) -> CompileReport:
         machine = target(self.options.target)
-        _check_tune(self.options.tune, machine)
+        effort = _effort(self.options.tune, machine)
         _check_output(self.output)
         # what is missing is said before the work is done
         c_compiler()
         if self.options.verify and _is_onnx(self.model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
         _check_dump(self.options.dump)
-        with staging(self.output) as folder:
-            library = self.build(folder, machine)
+        with ExitStack() as stack:
+            records = None
+            if self.options.records is not None:
+                records = stack.enter_context(Records(self.options.records))
+            folder = stack.enter_context(staging(self.output))
+            library = self.build(folder, machine, records, effort)
             if self.options.verify:
                 with self.phase("verify") as say:
                     self.verify(library)
@@ -197,7 +202,9 @@ class _Compilation:
         self.report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return self.report
 
-    def build(self, folder: Path, machine: Target) -> Path:
+    def build(
+        self, folder: Path, machine: Target, records: Records | None, effort: Tune | None
+    ) -> Path:
         """The steps from the model to the library, made in ``folder``."""
         with Workers(self.options.workers or machine.cores) as workers:
             with self.phase("read") as say:
@@ -208,16 +215,16 @@ class _Compilation:
                 say(f"{len(graph.operators)} operators")
             del imported
             with self.phase("fuse") as say:
-                policy = self.policy(machine)
+                policy = self.policy(machine, records)
                 graph, stages = self.fuse(graph, policy)
                 say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
             with self.phase("generate") as say:
                 generated = self.generate(stages, policy, workers)
                 code = sum(len(k.code) for k in generated.kernels.values())
                 say(f"{len(generated.kernels)} kernels, {code >> 10} KiB")
-            if self.options.tune != "off":
+            if effort is not None:
                 with self.phase("tune") as say:
-                    say(self.tune(generated, policy, workers))
+                    say(self.tune(generated, policy, workers, records, effort))
         with self.phase("link") as say:
             library = self.link(graph, generated, policy, folder)
             weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
@@ -309,17 +316,19 @@ class _Compilation:
         self.dump("4-layout.txt", graph.dump())
         return graph
 
-    def policy(self, machine: Target) -> Policy:
+    def policy(self, machine: Target, records: Records | None) -> Policy:
         """The policy, for a target with as many cores as the model is to have threads: the space
         and the price of a stage go by that one number.
         """
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.profile import machine_table
+        from gtco.search.recorded import RecordedPolicy
 
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
-        return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
+        analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
+        return analytic if records is None else RecordedPolicy(analytic, records)
 
     def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, list[Stage]]:
         """Graph -> stages at the least predicted cost; the graph with movement copied where it
@@ -360,7 +369,14 @@ class _Compilation:
                 self.dump(f"6-{kernel.symbol}.txt", kernel.text)
         return result
 
-    def tune(self, generated: Generated, policy: Policy, workers: Workers) -> str:
+    def tune(
+        self,
+        generated: Generated,
+        policy: Policy,
+        workers: Workers,
+        records: Records | None,
+        effort: Tune,
+    ) -> str:
         """Measured candidates in the place of picks that they beat; in words what came of it."""
         from gtco.tuning.tune import tune
 
@@ -370,7 +386,8 @@ class _Compilation:
             policy,
             workers,
             threads=self.options.threads,
-            effort=EFFORTS[self.options.tune],
+            effort=effort,
+            records=records,
             progress=lambda news: self.progress("tune", None, news),
         )
         self.report.notes += generated.notes[known:]
@@ -426,14 +443,21 @@ def _is_onnx(model: Any) -> bool:
     )
 
 
-def _check_tune(effort: str, machine: Target) -> None:
-    if effort not in ("off", *EFFORTS):
-        raise OptionError(f"tune={effort!r}: known are off, {', '.join(EFFORTS)}")
-    if effort != "off" and machine.name != "native":
+def _effort(wanted: str | Tune, machine: Target) -> Tune | None:
+    """What is to be measured; None where nothing is."""
+    if wanted == "off":
+        return None
+    effort = EFFORTS.get(wanted) if isinstance(wanted, str) else wanted
+    if not isinstance(effort, Tune):
         raise OptionError(
-            f"tune={effort}: candidates are timed on the machine that compiles, which target "
+            f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
+        )
+    if machine.name != "native":
+        raise OptionError(
+            f"tune={wanted}: candidates are timed on the machine that compiles, which target "
             f"'{machine.name}' need not be; tune where the library is to run, or leave it off"
         )
+    return effort
 
 
 def _check_output(path: Path) -> None:

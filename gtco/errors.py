@@ -56,6 +56,10 @@ class VerificationError(GtcoError):
         self.report = report
 
 
+class RecordError(GtcoError):
+    """A file of records cannot be read or written, or holds something else."""
+
+
 class OptionError(GtcoError, ValueError):
     """An option has a value gtco does not know."""
 

@@ -13,9 +13,28 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
-from gtco.errors import BuildError
+from gtco.errors import BuildError, OptionError
+
+
+@dataclass(frozen=True)
+class Tune:
+    """How much a compile may measure: rounds at most, which begin within so many seconds."""
+
+    rounds: int = 1 << 30
+    seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 < self.seconds < inf:
+            raise OptionError(
+                f"rounds={self.rounds}, seconds={self.seconds:g}: tuning needs one round and some "
+                "time; tune='off' measures nothing"
+            )
+
+
+EFFORTS = {"quick": Tune(2, 10.0), "full": Tune()}
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,10 @@ class CompileOptions:
     - ``strict``: what gtco would work around (a rewrite, a sketch or a build that fails) is an
       error instead of a note
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
-      machine, seconds in all; ``full`` goes on until none is better, minutes
+      machine, seconds in all; ``full`` goes on until none is better, 10 minutes at most; or a
+      :class:`Tune`
+    - ``records``: file of measurements, made where there is none: what stood on this machine is
+      picked, and what ``tune`` measures is kept
     """
 
     target: str = "native"
@@ -44,7 +66,8 @@ class CompileOptions:
     dump: Path | None = None
     verify: bool = False
     strict: bool = False
-    tune: str = "off"
+    tune: str | Tune = "off"
+    records: Path | None = None
 
 
 def cache_folder() -> Path:

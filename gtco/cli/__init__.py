@@ -1,4 +1,4 @@
-"""The command line: ``gtco compile | run | inspect | bench | doctor``.
+"""The command line: ``gtco compile | tune | run | inspect | bench | records | doctor``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text on standard error; ``--debug`` shows the traceback);
 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end.
@@ -19,13 +19,23 @@ from gtco.cli import (
     compile_command,
     doctor_command,
     inspect_command,
+    records_command,
     run_command,
+    tune_command,
 )
 from gtco.errors import GtcoError, guarded
 from gtco.version import __version__
 
 # each has add(commands) and main(options)
-COMMANDS = (compile_command, run_command, inspect_command, bench_command, doctor_command)
+COMMANDS = (
+    compile_command,
+    tune_command,
+    run_command,
+    inspect_command,
+    bench_command,
+    records_command,
+    doctor_command,
+)
 
 
 def parser() -> argparse.ArgumentParser:

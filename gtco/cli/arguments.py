@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.tuning.effort import EFFORTS
+from gtco.options import EFFORTS
 
 T = TypeVar("T")
 
@@ -37,6 +38,17 @@ def positive(text: str) -> int:
 
 def zero_or_more(text: str) -> int:
     return _integer(text, 0)
+
+
+def minutes(text: str) -> float:
+    """A time above zero, in seconds."""
+    try:
+        seconds = 60 * float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of minutes above 0, such as 30")
+    return seconds
 
 
 def _integer(text: str, least: int) -> int:
@@ -107,6 +119,10 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that build kernels (default: one a core)",
     )
+
+
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    """How much is measured, and where that is kept."""
     parser.add_argument(
         "--tune",
         choices=("off", *EFFORTS),
@@ -114,10 +130,16 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="time candidates of the heaviest stages on this machine: quick takes seconds, full "
         "minutes (default off: nothing is measured)",
     )
+    parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="FILE",
+        help="measurements: what stood on this machine is taken, what --tune measures is added",
+    )
 
 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
-    names = ("target", "threads", "simplify", "simplify_timeout", "workers", "strict", "tune")
+    names = "target threads simplify simplify_timeout workers strict tune records".split()
     shapes = unique(options.shape, "--shape") or None
     return {"shapes": shapes} | {name: getattr(options, name) for name in names}

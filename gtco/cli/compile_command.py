@@ -20,11 +20,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "compile", help="an ONNX model to a shared library"
     )
+    add_output(parser)
+    arguments.add_compile_options(parser)
+    arguments.add_tuning(parser)
+    return parser
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The model, and what is made of it."""
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.so", help="default: the model's name with .so"
     )
-    arguments.add_compile_options(parser)
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -33,10 +40,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--dump", type=Path, metavar="DIR", help="write what each phase made, one file a phase"
     )
-    return parser
 
 
 def main(options: argparse.Namespace) -> int:
+    return compile_model(options)
+
+
+def compile_model(options: argparse.Namespace) -> int:
+    """Compile what :func:`add_output` was given; a summary on standard output."""
     from gtco.compiler import compile_to_file
 
     output = options.output or options.model.with_suffix(".so")

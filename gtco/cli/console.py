@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+NEWS_SECONDS = 15.0
 PIPE_WIDTH = 160  # a pipe has no width; rich would fold tables at 80
 
 
@@ -19,8 +20,8 @@ def stdout() -> Console:
 
 
 class Phases:
-    """A compile's progress on standard error: a line a phase, and on a terminal a spinner for the
-    one that runs.
+    """A compile's progress on standard error: a line a phase; and of the one that runs, on a
+    terminal a spinner, elsewhere a line every NEWS_SECONDS.
 
     Called as ``progress(phase, seconds or None, detail)``: without seconds the phase has begun or
     has news, with seconds it has ended.
@@ -31,7 +32,7 @@ class Phases:
             stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
         )
         self._status: Status | None = None
-        self._shown = 0.0
+        self._shown = time.monotonic()
 
     def __enter__(self) -> Phases:
         if self._console.is_terminal:
@@ -51,9 +52,13 @@ class Phases:
     def __call__(self, phase: str, seconds: float | None, detail: str) -> None:
         if seconds is not None:
             self._console.print(f"  {phase:<12} {seconds:7.2f} s  {detail}".rstrip(), markup=False)
+            self._shown = time.monotonic()
         elif self._status and time.monotonic() - self._shown > 0.05:
             self._shown = time.monotonic()
             self._status.update(f"{phase} {detail}".replace("[", r"\["))
+        elif not self._status and detail and time.monotonic() - self._shown > NEWS_SECONDS:
+            self._shown = time.monotonic()
+            self._console.print(f"  {phase:<12} ...        {detail}", markup=False)
 
 
 def milliseconds(seconds: float | None) -> str:

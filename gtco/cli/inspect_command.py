@@ -39,6 +39,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="measure each stage and the machine's peak (default: yes)",
     )
     arguments.add_compile_options(parser)
+    arguments.add_tuning(parser)
     return parser
 
 

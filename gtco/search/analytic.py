@@ -176,15 +176,18 @@ class AnalyticPolicy:
                 ]
             for config in filter(None, picked):
                 if config not in found:
-                    predicted = self.seconds(sketch.workload(config))
-                    found[config] = Pick(sketch, config, predicted)
+                    found[config] = Pick(sketch, config, self.price(sketch, config))
         return sorted(found.values(), key=lambda other: other.seconds)
+
+    def price(self, sketch: Sketch, config: Config) -> float:
+        """Predicted seconds of this very config."""
+        return self.seconds(sketch.workload(config))
 
     def best(self, sketch: Sketch) -> Pick:
         """The candidate of least predicted time."""
         found, seconds = self.compared(sketch)
         config = found[int(np.argmin(seconds))]
-        return Pick(sketch, config, self.seconds(sketch.workload(config)))
+        return Pick(sketch, config, self.price(sketch, config))
 
     def compared(self, sketch: Sketch) -> tuple[tuple[Config, ...], np.ndarray]:
         """Every candidate, and their predicted seconds without what is the same for all. The fusion

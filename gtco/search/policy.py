@@ -40,6 +40,10 @@ class Policy(Protocol):
         """Up to ``n`` different configs, the most promising first."""
         ...
 
+    def price(self, sketch: Sketch, config: Config) -> float:
+        """Predicted seconds of this very config."""
+        ...
+
     @property
     def failures(self) -> list[str]:
         """What went wrong inside sketches so far, in words."""

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,13 +27,14 @@ import numpy as np
 from gtco.codegen.build import Job, Kernel
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers, environment
+from gtco.options import Tune
 from gtco.runtime.artifact import write_artifact
 from gtco.search.policy import Policy
+from gtco.search.records import Outcome, Record, Records, circumstances, now
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
-from gtco.tuning.effort import Effort
 from gtco.tuning.trial import Trial, artifact, batches
-from gtco.tuning.verdict import judge
+from gtco.tuning.verdict import Verdict, judge
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
 ALTERNATIVES = 8  # that a stage gets in one round
@@ -81,15 +82,19 @@ def tune(
     workers: Workers,
     *,
     threads: int,
-    effort: Effort,
+    effort: Tune,
+    records: Records | None = None,
     progress: Callable[[str], None] = lambda news: None,
 ) -> list[StageResult]:
     """Improve ``generated`` in place, as far as ``effort`` goes.
 
-    Returns what became of each stage that was measured, heaviest first. Failures of candidates
-    (builds, crashes, time-outs, wrong results) are notes of ``generated``; the pick stands then.
+    ``records`` gets a row for each candidate as soon as its stage's round is decided, and what it
+    has of this machine is not measured again. Returns what became of each stage that was measured,
+    heaviest first. Failures of candidates (builds, crashes, time-outs, wrong results) are notes of
+    ``generated``; the pick stands then.
     """
-    tuner = _Tuner(generated, policy, workers, threads, time.monotonic() + effort.seconds, progress)
+    deadline = time.monotonic() + effort.seconds
+    tuner = _Tuner(generated, policy, workers, threads, deadline, records, progress)
     for _ in range(effort.rounds):
         open_ = [r for r in tuner.results.values() if not r.done]
         if not open_ or tuner.left <= 0:
@@ -106,16 +111,30 @@ class _Tuner:
         workers: Workers,
         threads: int,
         deadline: float,
+        records: Records | None,
         progress: Callable[[str], None],
     ) -> None:
         self.generated, self.policy, self.workers = generated, policy, workers
         self.threads, self.deadline, self.progress = threads, deadline, progress
+        self.records, self.circumstances = records, circumstances(policy.target)
         self.serial = 0
         self.results = {r.stage.key: r for r in _heaviest(generated)}
+        if records is not None:
+            for key, result in self.results.items():
+                known = records.of(key, self.circumstances)
+                result.tested.update(record.parsed for record in known)
 
     @property
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def news(self) -> str:
+        """What has been done so far, and what the stages that were measured take in a run."""
+        found = [r for r in self.results.values() if r.measured]
+        before = 1e3 * sum(r.occurrences * r.first_seconds for r in found)
+        after = 1e3 * sum(r.occurrences * r.seconds for r in found)
+        tried = sum(r.measured for r in found)
+        return f"{tried} candidates measured, {before:.2f} -> {after:.2f} ms"
 
     def round(self, results: Sequence[StageResult]) -> None:
         """Alternatives of each stage, built in order of weight until a half of the time is over;
@@ -126,7 +145,7 @@ class _Tuner:
         for number, result in enumerate(results):
             if time.monotonic() - begin > left / 2:
                 break
-            self.progress(f"building rivals of stage {number + 1} of {len(results)}")
+            self.progress(f"{self.news()}; building for stage {number + 1} of {len(results)}")
             picks = [
                 pick
                 for pick in self.policy.alternatives(result.stage, result.last, result.tested)
@@ -139,7 +158,8 @@ class _Tuner:
         total = sum(self.results[t.stage.key].last.seconds for t in trials) or 1.0
         for batch in batches(trials):
             share = sum(self.results[t.stage.key].last.seconds for t in batch) / total
-            self.progress(f"timing {sum(len(t.picks) for t in batch)} candidates")
+            candidates = sum(len(t.picks) for t in batch)
+            self.progress(f"{self.news()}; timing {candidates} candidates")
             self.time(batch, max(self.left, 0.0) * share)
 
     def built(self, result: StageResult, picks: Sequence[Pick]) -> Trial | None:
@@ -156,7 +176,9 @@ class _Tuner:
             if isinstance(answer, Kernel):
                 kernels.append(answer)
             else:
-                self.note(result, named[answer.symbol], f"could not be built: {answer.reason}")
+                pick, reason = named[answer.symbol], f"could not be built: {answer.reason}"
+                self.note(result, pick, reason)
+                self.keep([self.record(result, pick, "failed", reason=reason)])
         if not kernels:
             return None
         kept = (result.last, *(named[k.symbol] for k in kernels))
@@ -176,6 +198,8 @@ class _Tuner:
             result = self.results[batch[0].stage.key]
             result.done = True
             self.note(result, batch[0].picks[-1], f"or a rival of it {said} while it was timed")
+            failed = [self.record(result, p, "failed", reason=said) for p in batch[0].picks[1:]]
+            self.keep(failed)
             return
         readings = np.array(said["seconds"])
         wrong = set(said["wrong"])
@@ -190,6 +214,7 @@ class _Tuner:
     def decide(self, trial: Trial, readings: np.ndarray, wrong: frozenset[int]) -> None:
         result = self.results[trial.stage.key]
         verdict = judge(readings, wrong)
+        self.keep(self.outcomes(trial, readings, wrong, verdict))
         result.measured += len(trial.picks) - 1
         result.noise = verdict.noise
         # the gains of rounds multiply: their seconds were read at different moments
@@ -204,6 +229,46 @@ class _Tuner:
             result.last = trial.picks[verdict.best]
             self.generated.choices[trial.stage.key] = result.last
             self.generated.kernels[trial.stage.key] = trial.kernels[verdict.best]
+
+    def outcomes(
+        self, trial: Trial, readings: np.ndarray, wrong: frozenset[int], verdict: Verdict
+    ) -> Iterator[Record]:
+        """What came of each candidate of a trial."""
+        result = self.results[trial.stage.key]
+        first = (readings[:, 0] + readings[:, -1]) / 2
+        for n, pick in enumerate(trial.picks):
+            outcome: Outcome = "wrong" if n in wrong else "slower"
+            if n == verdict.best:
+                outcome = "taken" if n else "kept"
+            elif n == 0:
+                outcome = "beaten"
+            times = readings[:, n] if n else first
+            measured = float(np.median(times)), float(np.median(times / first)), verdict.noise
+            yield self.record(result, pick, outcome, measured)
+
+    def record(
+        self,
+        result: StageResult,
+        pick: Pick,
+        outcome: Outcome,
+        measured: tuple[float | None, float | None, float | None] = (None, None, None),
+        reason: str = "",
+    ) -> Record:
+        config = json.dumps(pick.config.to_json())
+        return Record(
+            result.stage.key,
+            result.stage.label,
+            self.circumstances,
+            config,
+            outcome,
+            *measured,
+            reason,
+            now(),
+        )
+
+    def keep(self, records: Iterable[Record]) -> None:
+        if self.records is not None:
+            self.records.add(records)
 
     def note(self, result: StageResult, pick: Pick, what: str) -> None:
         stage = f"{result.stage.label} ({result.stage.key}, {pick.config.to_json()})"

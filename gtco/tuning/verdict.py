@@ -40,9 +40,7 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     clear = [
         c
         for c in range(1, rounds.shape[1] - 1)
-        if c not in wrong
-        and middle[c] <= most
-        and np.mean(ratios[:, c] >= 1.0) <= MOST_ROUNDS_LOST
+        if c not in wrong and middle[c] <= most and np.mean(ratios[:, c] >= 1.0) <= MOST_ROUNDS_LOST
     ]
     best = min(clear, key=lambda c: float(middle[c]), default=0)
     seconds = float(np.median(first))

@@ -4,6 +4,7 @@ beats it.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,17 +15,19 @@ import numpy as np
 import pytest
 
 import gtco
+from gtco.cli import main
 from gtco.codegen.build import Job, Kernel, build
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.errors import OptionError
+from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
+from gtco.search.records import Records
 from gtco.target import Target, detect, target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Pick, check
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import timing, tune
-from gtco.tuning.effort import Effort
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, batches
 from gtco.tuning.verdict import judge
@@ -242,7 +245,7 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune._Tuner, "time", read)
-        (result,) = tune.tune(made, policy, workers, threads=0, effort=Effort(50, 300.0))
+        (result,) = tune.tune(made, policy, workers, threads=0, effort=Tune(50, 300.0))
     assert result.first == first and result.last.seconds < first.seconds
     assert result.done and result.seconds < result.first_seconds
     assert made.choices[stage.key] == result.last
@@ -263,7 +266,7 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
     picks = dict(made.choices)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tune, "_run", lambda library, seconds: "crashed (SIGSEGV)")
-        results = tune.tune(made, policy, workers, threads=1, effort=Effort(1, 60.0))
+        results = tune.tune(made, policy, workers, threads=1, effort=Tune(1, 60.0))
     assert made.choices == picks and results == []
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
 
@@ -285,8 +288,8 @@ def test_the_process_that_times_may_die_or_hang(
     assert isinstance(answer, str) and answer.startswith(said)
 
 
-def test_a_tuned_model_is_right(tmp_path: Path) -> None:
-    """The whole way, on an ONNX model; the report says what was measured."""
+def small_model() -> Any:
+    """Two matmuls and a softmax."""
     onnx = pytest.importorskip("onnx")
     text = """<ir_version: 10, opset_import: ["": 21]>
     m (float[37, 48] x) => (float[37, 40] y)
@@ -296,7 +299,12 @@ def test_a_tuned_model_is_right(tmp_path: Path) -> None:
     for name, size in (("W", 48 * 96), ("V", 96 * 40)):
         values = ", ".join(f"{v:.6f}" for v in random.standard_normal(size) / 8)
         text = text.replace("{" + name + "}", "{" + values + "}")
-    made = onnx.parser.parse_model(text)
+    return onnx.parser.parse_model(text)
+
+
+def test_a_tuned_model_is_right() -> None:
+    """The whole way, on an ONNX model; the report says what was measured."""
+    made = small_model()
     compiled = gtco.compile_model(made, tune="quick", verify=True)
     assert compiled.report.verification.passed
     assert [name for name, _ in compiled.report.phases].count("tune") == 1
@@ -312,3 +320,50 @@ def test_what_cannot_be_tuned_is_said_before_the_work() -> None:
         gtco.compile_model(b"", tune="fast")
     with pytest.raises(OptionError, match="timed on the machine that compiles"):
         gtco.compile_model(b"", tune="quick", target="x86-64-v3")
+
+
+def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> None:
+    made, path = small_model(), tmp_path / "m.records"
+    tuned = gtco.compile_model(made, tune=gtco.Tune(rounds=1, seconds=60.0), records=path)
+    with Records(path) as records:
+        first = records.all()
+    # a config other than the analytic pick, so that it shows where it is taken
+    rival = next(r for r in first if r.outcome == "slower")
+    with Records(path) as records:
+        records.add([replace(rival, outcome="taken")])
+    again = gtco.compile_model(made, records=path, verify=True)
+    assert again.report.verification.passed and again.report.tuning == []
+    (stage,) = [s for s in again.stages if s["key"] == rival.stage]
+    assert stage["schedule"] == json.loads(rival.config)
+    for stage in again.stages:
+        if stage["key"] != rival.stage:
+            assert stage["schedule"] in [s["schedule"] for s in tuned.stages]
+    # going on from there measures other candidates than those that are known
+    gtco.compile_model(made, tune=gtco.Tune(rounds=1, seconds=60.0), records=path)
+    with Records(path) as records:
+        new = records.all()[len(first) + 1 :]
+    standing = {"kept", "beaten"}
+    tried = [(r.stage, r.config) for r in new if r.outcome not in standing]
+    assert not set(tried) & {(r.stage, r.config) for r in first}
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """gtco tune writes the library and the records; gtco compile takes them."""
+    import onnx
+
+    model, library = tmp_path / "m.onnx", tmp_path / "m.so"
+    onnx.save(small_model(), model)
+    assert main(["tune", str(model), "--minutes", "0.05", "--verify"]) == 0
+    told = capsys.readouterr()
+    assert "tune" in told.err and "candidates of" in told.err and library.exists()
+    assert main(["records", "show", str(tmp_path / "m.records")]) == 0
+    assert "matmul" in capsys.readouterr().out
+    records = str(tmp_path / "m.records")
+    assert main(["compile", str(model), "--records", records]) == 0
+    for minutes in ("0", "-1", "nan", "inf", "x"):
+        with pytest.raises(SystemExit):
+            main(["tune", str(model), "--minutes", minutes])
+        assert "no number of minutes above 0" in capsys.readouterr().err
+    (tmp_path / "text").write_text("text" * 100)
+    assert main(["compile", str(model), "--records", str(tmp_path / "text")]) == 1
+    assert "could not be opened" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""``gtco records show|export|import|merge FILE``: what was measured, to look at and to carry."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from gtco.cli.console import stdout, text
+from gtco.errors import RecordError
+from gtco.search.records import STANDING, Record, Records, from_lines, to_lines
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "records", help="measurements: show, export, import, merge"
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+    show = actions.add_parser("show", help="what stood, by stage and circumstances")
+    show.add_argument("file", type=Path, metavar="FILE")
+    export = actions.add_parser("export", help="a line of JSON for each record, on standard output")
+    export.add_argument("file", type=Path, metavar="FILE")
+    fill = actions.add_parser("import", help="add the lines of exports to FILE")
+    fill.add_argument("file", type=Path, metavar="FILE")
+    fill.add_argument("sources", type=Path, nargs="+", metavar="EXPORT.jsonl")
+    merge = actions.add_parser("merge", help="add the records of other files to FILE")
+    merge.add_argument("file", type=Path, metavar="FILE")
+    merge.add_argument("sources", type=Path, nargs="+", metavar="OTHER")
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.action in ("show", "export"):
+        with Records(options.file, create=False) as records:
+            found = records.all()
+        if options.action == "export":
+            sys.stdout.write(to_lines(found))
+        else:
+            show(options.file, found)
+        return 0
+    # all is read before anything is written
+    new = [record for source in options.sources for record in _read(source, options.action)]
+    with Records(options.file) as records:
+        added = records.merge(new)
+    print(f"{options.file}: {added} of {len(new)} records added, the others were there")
+    return 0
+
+
+def _read(source: Path, action: str) -> list[Record]:
+    if action == "merge":
+        with Records(source, create=False) as records:
+            return records.all()
+    try:
+        return from_lines(source.read_text(), str(source))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{source} could not be read: {error}") from error
+
+
+def show(file: Path, records: list[Record]) -> None:
+    """One table for each machine, target and version: the stages, what stood and how much was
+    tried.
+    """
+    console = stdout()
+    console.print(f"{file}: {len(records)} records", markup=False)
+    for known in dict.fromkeys(record.circumstances for record in records):
+        here = [record for record in records if record.circumstances == known]
+        table = Table(title=escape(text(json.loads(known))), title_justify="left")
+        for heading in ("stage", "key", "stands", "us", "tried", "came of it"):
+            table.add_column(heading)
+        for stage in dict.fromkeys(record.stage for record in here):
+            rows = [record for record in here if record.stage == stage]
+            stands = next((r for r in reversed(rows) if r.outcome in STANDING), None)
+            microseconds = f"{stands.seconds * 1e6:.1f}" if stands and stands.seconds else "-"
+            counts = Counter(row.outcome for row in rows)
+            table.add_row(
+                escape(rows[0].label),
+                stage,
+                escape(text(json.loads(stands.config))) if stands else "-",
+                microseconds,
+                str(len({row.config for row in rows})),
+                ", ".join(f"{n} {outcome}" for outcome, n in counts.items()),
+            )
+        console.print(table)

@@ -1,0 +1,224 @@
+"""What was measured, kept in one SQLite file: a row a candidate, never changed and never lost.
+
+Several processes may write to the file, and may be killed at any moment: each trial of a stage is
+one transaction. A record is known by the stage's program and by the circumstances it was measured
+under; those of another machine, target, thread count or version are kept, shown and never applied.
+As text, a file is a line of JSON for each record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gtco.errors import RecordError
+from gtco.target import Target, cpu_identity
+from gtco.tensor.space import Config
+from gtco.version import __version__
+
+APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
+WAIT_SECONDS = 30.0  # for another writer
+# What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
+# another, was no faster, computed something else, or could not be built or run.
+Outcome = Literal["kept", "taken", "beaten", "slower", "wrong", "failed"]
+STANDING = ("kept", "taken")
+COLUMNS = {
+    "stage": "TEXT NOT NULL",
+    "label": "TEXT NOT NULL",
+    "circumstances": "TEXT NOT NULL",
+    "config": "TEXT NOT NULL",
+    "outcome": "TEXT NOT NULL",
+    "seconds": "REAL",
+    "ratio": "REAL",
+    "noise": "REAL",
+    "reason": "TEXT NOT NULL",
+    "time": "TEXT NOT NULL",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One candidate of one stage.
+
+    ``stage`` is the stage's key, ``label`` its operators; ``config`` the JSON of a
+    :class:`~gtco.tensor.space.Config`; ``seconds`` the median of its readings, ``ratio`` that of
+    its time over the first rival's in the same round, ``noise`` how far two readings of the first
+    were apart; None where it was not timed. ``reason`` says why it failed.
+    """
+
+    stage: str
+    label: str
+    circumstances: str
+    config: str
+    outcome: Outcome
+    seconds: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+    reason: str = ""
+    time: str = ""
+
+    @property
+    def parsed(self) -> Config:
+        return Config.from_json(json.loads(self.config))
+
+
+def circumstances(target: Target) -> str:
+    """All but the stage that a reading depends on, as JSON: the CPU, what code may use of it, how
+    many threads ran, and the versions.
+    """
+    known = {
+        "cpu": cpu_identity(),
+        "mcpu": target.mcpu,
+        "features": list(target.features),
+        "threads": target.cores,
+        "gtco": __version__,
+        "tvm": version("apache-tvm"),
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Records:
+    """A file of records, made where there is none. Raises :class:`RecordError` where it is no such
+    file, is of a newer version, is damaged, or cannot be read or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.exists():
+            raise RecordError(f"there is no file of records {self.path}")
+        with self._errors("opened"):
+            self._base = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._base.close()
+                raise
+
+    def _prepare(self) -> None:
+        with self._transaction():
+            written = self._number("user_version")
+            tables = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if not tables and not written:
+                columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                self._base.execute(f"CREATE TABLE records (id INTEGER PRIMARY KEY, {columns})")
+                self._base.execute("CREATE INDEX of_stage ON records (stage, circumstances)")
+                self._base.execute(f"PRAGMA application_id = {APPLICATION}")
+                self._base.execute(f"PRAGMA user_version = {VERSION}")
+            elif self._number("application_id") != APPLICATION:
+                raise RecordError(f"{self.path} is an SQLite file of something else than gtco")
+            elif written != VERSION:
+                raise RecordError(
+                    f"{self.path} has version {written} of the format, this gtco reads {VERSION}: "
+                    "use the gtco that wrote it, and gtco records export to carry it over"
+                )
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._base.close()
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Keep these, all of them or, where this raises, none."""
+        names = ", ".join(COLUMNS)
+        marks = ", ".join("?" * len(COLUMNS))
+        with self._errors("written"), self._transaction():
+            self._base.executemany(
+                f"INSERT INTO records ({names}) VALUES ({marks})",
+                [tuple(asdict(record)[name] for name in COLUMNS) for record in records],
+            )
+
+    def all(self) -> list[Record]:
+        """Every record, in the order they were added."""
+        return self._select("")
+
+    def of(self, stage: str, circumstances: str) -> list[Record]:
+        """What is known of a stage under these circumstances, in the order it was added."""
+        return self._select("WHERE stage = ? AND circumstances = ?", stage, circumstances)
+
+    def merge(self, records: Iterable[Record]) -> int:
+        """Add those that are not there; how many that were."""
+        known = set(self.all())
+        new = [record for record in dict.fromkeys(records) if record not in known]
+        self.add(new)
+        return len(new)
+
+    def _select(self, where: str, *values: str) -> list[Record]:
+        query = f"SELECT {', '.join(COLUMNS)} FROM records {where} ORDER BY id"
+        with self._errors("read"):
+            return [Record(*row) for row in self._base.execute(query, values)]
+
+    def _number(self, pragma: str) -> int:
+        return int(self._base.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._base.execute("ROLLBACK")
+            raise
+        self._base.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RecordError(
+                f"the records {self.path} could not be {done}: {error}. What was in the file "
+                "before is still there"
+            ) from error
+
+
+def standing(records: Iterable[Record]) -> Config | None:
+    """The config of a stage that the newest of its trials left standing."""
+    found = [record.parsed for record in records if record.outcome in STANDING]
+    return found[-1] if found else None
+
+
+def to_lines(records: Iterable[Record]) -> str:
+    return "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
+
+
+def from_lines(text: str, name: str) -> list[Record]:
+    """The records of a text; ``name`` is what an error calls it."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found.append(_record(json.loads(line)))
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise RecordError(f"{name}, line {number}, is no record: {error}") from error
+    return found
+
+
+def _record(data: Mapping[str, Any]) -> Record:
+    names = [field.name for field in fields(Record)]
+    if not isinstance(data, dict) or set(data) != set(names):
+        raise ValueError(f"it needs {', '.join(names)}, and nothing else")
+    for name, kind in COLUMNS.items():
+        value = data[name]
+        wanted: tuple[type, ...] = (str,) if kind.startswith("TEXT") else (int, float, type(None))
+        if type(value) not in wanted:
+            raise ValueError(f"{name} cannot be {value!r}")
+    if data["outcome"] not in get_args(Outcome):
+        raise ValueError(f"outcome cannot be {data['outcome']!r}")
+    record = Record(**data)
+    config, known = json.loads(data["config"]), json.loads(data["circumstances"])
+    if not isinstance(config, dict) or not isinstance(known, dict) or "sketch" not in config:
+        raise ValueError("config and circumstances are JSON objects, and a config names its sketch")
+    return record
