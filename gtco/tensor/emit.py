@@ -67,6 +67,11 @@ class Array:
     def flat(self, index: Index) -> Expr:
         return flatten(index, self.shape) + self.offset
 
+    def part(self, i: Expr, em: Emitter | None = None, name: str = "part") -> Array:
+        """What lies at position ``i`` of the first axis; ``em`` binds where it begins."""
+        at = self.flat([i, *(0 for _ in self.shape[1:])])
+        return Array(self.buffer, self.shape[1:], self.dtype, em.let_index(at, name) if em else at)
+
 
 @dataclass
 class Emitter(Scope):
@@ -262,12 +267,6 @@ class KernelArguments:
     workspace: Array
     begin: Expr
     end: Expr
-
-    def scratch(self, shape: Sequence[int], offset: int) -> Array:
-        """A float32 view of the thread's workspace, ``offset`` elements in (a multiple of 16 keeps
-        it aligned).
-        """
-        return Array(self.workspace.buffer, tuple(shape), "float32", offset)
 
     def scratch_buffer(self, dtype: str) -> Any:
         """The thread's workspace as a flat buffer of another dtype."""

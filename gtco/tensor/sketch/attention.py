@@ -30,12 +30,13 @@ from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.cost import epilogue_vectors
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import chunk_options
 from gtco.tensor.space import (
     Config,
@@ -150,11 +151,7 @@ class Attention:
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = AttentionLoops(self, config)
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
-        )
-        return Program(function, loops.tasks, loops.workspace, {})
+        return program(symbol, self.stage, self.target, loops.tasks, loops.emit, loops.scratch)
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
@@ -194,7 +191,6 @@ class AttentionLoops:
                 Piece("inverse", (16 * ceil(rows / 16),)),
             )
         )
-        self.workspace = self.scratch.nbytes
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         self.em, self.args = em, args

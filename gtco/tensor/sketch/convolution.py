@@ -25,12 +25,12 @@ from math import ceil, prod
 
 from gtco.target import Target
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.emit import kernel
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.pack import RUN_COST
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
     Config,
@@ -42,7 +42,6 @@ from gtco.tensor.space import (
     Rejection,
     Stream,
     Workload,
-    packed_types,
 )
 from gtco.tensor.stage import Stage
 
@@ -271,8 +270,6 @@ class Convolution:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = ConvolutionLoops(self, config)
         packings = {self.view.op.inputs[1]: self.view.packing(loops.tile.columns)}
-        types = packed_types(self.stage, packings)
-        function = kernel(
-            symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
+        return program(
+            symbol, self.stage, self.target, self.tasks(config), loops.emit, loops.scratch, packings
         )
-        return Program(function, self.tasks(config), loops.workspace, packings)

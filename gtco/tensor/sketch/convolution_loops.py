@@ -14,6 +14,7 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.pack import copy_run
 from gtco.tensor.sketch.tile_store import TileStore
 from gtco.tensor.sketch.tiling import TaskShape
@@ -21,9 +22,6 @@ from gtco.tensor.space import Config
 
 if TYPE_CHECKING:
     from gtco.tensor.sketch.convolution import Convolution
-
-ALIGN = 16  # workspace pieces start at multiples of 16 floats (64 bytes)
-
 
 class ConvolutionLoops:
     """One config of one stage, being emitted."""
@@ -35,15 +33,20 @@ class ConvolutionLoops:
         self.rows, self.kc = config["rows"], config["kc"]
         self.kblocks = self.view.k // self.kc
         self.halo = sketch.halo(self.rows)
-        self.tile_size = self.tile.rows * self.tile.columns
-        self.offset_c = -(-self.halo.floats // ALIGN) * ALIGN
         tiles = self.rows * self.shape.blocks if self.kblocks > 1 else 1
-        self.workspace = 4 * (self.offset_c + tiles * self.tile_size)
+        self.scratch = Scratch(
+            (
+                Piece("image", (self.halo.floats,)),
+                Piece("tiles", (tiles, self.tile.rows, self.tile.columns)),
+            )
+        )
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         view, shape = self.view, self.shape
         self.em, self.args = em, args
         self.reader = Reader(self.stage, em, args.inputs)
+        arrays = self.scratch.arrays(args)
+        self.image, self.tiles = arrays["image"], arrays["tiles"]
         images, height, _ = view.result
         groups = self.sketch.row_groups(self.config)
         with em.range(args.begin, args.end, "task") as task:
@@ -135,7 +138,7 @@ class ConvolutionLoops:
         )
 
     def put(self, r: Expr, x: Expr, c: Expr, value: Expr) -> None:
-        self.em.store(self.args.workspace, [self.place(r, x, c)], value)
+        self.em.store(self.image, [self.place(r, x, c)], value)
 
     def place(self, r: Expr, x: Expr, c: Expr) -> Expr:
         """Where the scratch holds channel ``c`` of pixel ``x`` of its row ``r``."""
@@ -148,7 +151,7 @@ class ConvolutionLoops:
         """A's rows: from pixel ``x`` on of the task's output row ``y``, a block of k."""
         em, view, halo = self.em, self.view, self.halo
         (sh, sw), (dh, dw), (kh, kw) = view.op["strides"], view.op["dilation"], view.kernel
-        base = em.let_index(self.place(y * sh, x * sw, 0), "a_row")
+        base = em.let_index(self.image.flat([self.place(y * sh, x * sw, 0)]), "a_row")
         first = em.index(kb * (self.kc // halo.depth))
 
         def along(k: Expr) -> Expr:
@@ -159,7 +162,7 @@ class ConvolutionLoops:
                 return self.place(run * dh, 0, step)
             return self.place(run // kw * dh, run % kw * dw, step)
 
-        return Operand(self.args.workspace.buffer, base, sw * halo.pixel, along)
+        return Operand(self.image.buffer, base, sw * halo.pixel, along)
 
     # tiles ----------------------------------------------------------------------------------------
     def tile_program(
@@ -167,13 +170,8 @@ class ConvolutionLoops:
     ) -> None:
         em, shape, view = self.em, self.shape, self.view
         start = em.let_index(shape.first_row(block), "start")
-        where = (y * shape.blocks + block) * self.tile_size if self.kblocks > 1 else 0
-        tile = Array(
-            self.args.workspace.buffer,
-            (self.tile.rows, self.tile.columns),
-            "float32",
-            em.let_index(self.offset_c + where, "tile"),
-        )
+        which = y * shape.blocks + block if self.kblocks > 1 else 0
+        tile = self.tiles.part(which, em, "tile")
 
         def micro(rows: int) -> Callable[[], None]:
             return lambda: self.micro_kernel(rows, tile, batch, kb, panel, y, block, start)

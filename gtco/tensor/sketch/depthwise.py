@@ -14,9 +14,10 @@ from functools import cached_property
 from gtco.target import Target
 from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
 from gtco.tensor.analysis.window import Geometry, geometry
-from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import vectorizable
 from gtco.tensor.space import (
     Config,
@@ -26,7 +27,6 @@ from gtco.tensor.space import (
     Program,
     Rejection,
     Workload,
-    packed_types,
 )
 from gtco.tensor.stage import Operator, Stage
 
@@ -95,9 +95,9 @@ class Depthwise:
             loops.emit(em, args, reader, Products(self, args, reader))
 
         loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
-        types = packed_types(self.stage, self.packing)
-        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, loops.tasks, 0, self.packing)
+        return program(
+            symbol, self.stage, self.target, loops.tasks, body, packings=self.packing
+        )
 
 
 @dataclass(frozen=True)

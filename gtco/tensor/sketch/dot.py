@@ -22,11 +22,13 @@ from gtco.target import Target
 from gtco.tensor.analysis.chains import Epilogue, ancestors
 from gtco.tensor.analysis.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.pack import pack_rows, row_vectors
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
@@ -39,11 +41,11 @@ from gtco.tensor.space import (
     Rejection,
     Stream,
     Workload,
-    packed_types,
 )
 from gtco.tensor.stage import Stage
 
 COLUMNS = 4  # more fill a vector of 8 lanes better than its sums are added up
+ALIGN = 16  # floats: rows and columns in scratch begin on a cache line each
 SUMS = 8  # independent sums that hide the latency of FMA on two ports
 
 
@@ -114,16 +116,10 @@ class Dot:
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = DotLoops(self, config)
-        types = packed_types(self.stage, self.packings)
-        function = kernel(
-            symbol,
-            types,
-            self.stage.output.type,
-            loops.workspace,
-            self.target.lanes,
-            loops.emit,
+        tasks, scratch = loops.shape.tasks, loops.scratch
+        return program(
+            symbol, self.stage, self.target, tasks, loops.emit, scratch, self.packings
         )
-        return Program(function, loops.shape.tasks, loops.workspace, self.packings)
 
 
 class DotLoops:
@@ -133,17 +129,19 @@ class DotLoops:
         self.sketch, self.view, self.shape = sketch, sketch.view, sketch.shape(config)
         self.lanes = sketch.target.lanes
         rows, v = self.shape.rows(1), self.view
-        align = 16
-        self.lda = ceil(v.k / align) * align
-        self.sums_at = rows * self.lda if sketch.direct_rows is None else 0
-        self.columns_at = self.sums_at + ceil(v.n * rows / align) * align
-        size_b = 0 if sketch.packings else v.n * self.lda
-        self.workspace = 4 * (self.columns_at + size_b)
+        lda = ceil(v.k / ALIGN) * ALIGN
+        pieces = [Piece("sums", (v.n, rows))]
+        if sketch.direct_rows is None:
+            pieces.insert(0, Piece("rows", (rows, lda)))
+        if not sketch.packings:
+            pieces.append(Piece("columns", (v.n, lda)))
+        self.scratch = Scratch(tuple(pieces))
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         shape = self.shape
         self.em, self.args = em, args
         self.reader = Reader(self.sketch.stage, em, args.inputs)
+        self.arrays = self.scratch.arrays(args)
         with em.range(args.begin, args.end, "task") as task:
             em.bind(task, shape.tasks)
             chunk = em.let_index(task % shape.chunks_m, "chunk")
@@ -168,7 +166,7 @@ class DotLoops:
     def copy_columns(self, batch: Expr) -> None:
         """B's columns as rows."""
         em, view = self.em, self.view
-        into = self.args.scratch((view.n, self.lda), self.columns_at)
+        into = self.arrays["columns"]
         for j in range(view.n):
             for begin, count, width in vector_runs(view.k, self.lanes):
                 with em.loop(count, "v") as v, em.vector(width, "l") as lane:
@@ -182,13 +180,13 @@ class DotLoops:
             packed = self.args.inputs[self.view.op.inputs[1]].buffer
             at = (self.view.packed_batch(batch) * self.view.n + j) * self.view.k
             return Array(packed, (self.view.k,), "float32", self.em.let_index(at, "column"))
-        return self.args.scratch((self.view.k,), self.columns_at + j * self.lda)
+        return self.arrays["columns"].part(j)
 
     def row(self, batch: Expr, start: Expr, i: int) -> Array:
         """Row i of a block of A as a run of k."""
         em, view = self.em, self.view
         if self.sketch.direct_rows is None:
-            return self.args.scratch((view.k,), i * self.lda)
+            return self.arrays["rows"].part(i)
         origin = self.reader.value(view.op.inputs[0], view.a_index(batch, start, 0))
         at = em.let_index(origin.indices[0] + i * self.sketch.direct_rows, "row")
         return Array(origin.source, (view.k,), "float32", at)
@@ -196,7 +194,7 @@ class DotLoops:
     def block(self, batch: Expr, start: Expr, rows: int) -> None:
         em, view, lanes, n = self.em, self.view, self.lanes, self.view.n
         if self.sketch.direct_rows is None:
-            packed = self.args.scratch((rows, self.lda), 0)
+            packed = self.arrays["rows"]
             pack_rows(self.reader, view, packed, batch, start, rows, 0, view.k)
         a = [self.row(batch, start, i) for i in range(rows)]
         b = [self.column(batch, j) for j in range(n)]
@@ -222,7 +220,7 @@ class DotLoops:
                         at = (i * n + j) * lanes + lane
                         product = em.load(a[i], [k]) * em.load(b[j], [k])
                         em.store(acc, [at], em.load(acc, [at]) + product)
-        sums = self.args.scratch((n, rows), self.sums_at)
+        sums = self.arrays["sums"]
         for i in range(rows):
             for j in range(n):
                 vector = em.let(em.load_vector(acc, [(i * n + j) * lanes]), "sum")

@@ -25,10 +25,11 @@ from gtco.tensor import scalar
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
-from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.interleaving import Interleaving, emit_interleaved, interleaving
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
     TASK_ELEMENTS,
@@ -239,7 +240,6 @@ class Elementwise:
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        types = {i.name: i.type for i in self.stage.inputs}
         grid, rows = self.blocks, config["rows"]
         body: Callable[[Emitter, KernelArguments], None]
         if isinstance(grid, Tiling):
@@ -251,8 +251,7 @@ class Elementwise:
         else:
             loops = ElementwiseLoops(self, rows)
             body, tasks = loops.emit, loops.tasks
-        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, tasks, 0, {})
+        return program(symbol, self.stage, self.target, tasks, body)
 
 
 class ElementwiseLoops:

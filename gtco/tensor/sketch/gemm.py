@@ -40,11 +40,11 @@ from gtco.tensor.analysis.placement import (
     unit_stride,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.emit import kernel
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import row_vectors
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
     Config,
@@ -56,7 +56,6 @@ from gtco.tensor.space import (
     Rejection,
     Stream,
     Workload,
-    packed_types,
 )
 from gtco.tensor.stage import Operator, Stage
 
@@ -336,8 +335,5 @@ class Gemm:
             if self.constant_b
             else {}
         )
-        types = packed_types(self.stage, packings)
-        function = kernel(
-            symbol, types, self.stage.output.type, loops.workspace, self.target.lanes, loops.emit
-        )
-        return Program(function, loops.shape.tasks, loops.workspace, packings)
+        tasks, scratch = loops.shape.tasks, loops.scratch
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)

@@ -41,7 +41,6 @@ class GemmLoops:
         self.held = sketch.blocks_at_once(config)
         self.packed_b = sketch.packs_columns(config)
         self.scratch = Scratch(tuple(self.pieces()))
-        self.workspace = self.scratch.nbytes
 
     def pieces(self) -> Iterator[Piece]:
         """What a thread keeps beside its registers."""
@@ -116,10 +115,8 @@ class GemmLoops:
         em, shape = self.em, self.shape
         this_block = em.let_index(first_block + block, "this_block")
         start = em.let_index(shape.first_row(this_block), "start")
-        tiles = self.arrays["tiles"]
         which = block * shape.task_panels + panel if self.kblocks > 1 else 0
-        at = em.let_index(tiles.flat([which, 0, 0]), "tile")
-        tile = Array(tiles.buffer, tiles.shape[1:], tiles.dtype, at)
+        tile = self.arrays["tiles"].part(which, em, "tile")
 
         def micro(rows: int) -> Callable[[], None]:
             return lambda: self.micro_kernel(

@@ -34,9 +34,11 @@ from gtco.tensor.analysis.chains import (
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.sampling import CORNERS, corners, index_of
+from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
     divisor_below,
@@ -127,8 +129,8 @@ class GridSample:
         return 2 * self.corners + (self.corners**2 if self.corners > 1 else 0)
 
     @property
-    def workspace(self) -> int:
-        return 4 * self.tables * BLOCK
+    def scratch(self) -> Scratch:
+        return Scratch((Piece("corners", (self.tables, BLOCK)),))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
@@ -173,11 +175,8 @@ class GridSample:
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = GridSampleLoops(self, config["rows"])
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
-        )
-        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+        tasks = ceil(self.units / config["rows"])
+        return program(symbol, self.stage, self.target, tasks, loops.emit, self.scratch)
 
 
 class GridSampleLoops:
@@ -190,7 +189,7 @@ class GridSampleLoops:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
-        self.table: Array = args.scratch((sketch.tables, BLOCK), 0)
+        self.table = sketch.scratch.arrays(args)["corners"]
         size, blocks = sketch.size, ceil(sketch.points / sketch.size)
         with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
             n, block = unflatten(em, unit, (sketch.output[0], blocks))

@@ -26,10 +26,12 @@ from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor.analysis.chains import is_static, prologue_readable, shape_of
-from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     rows_per_task,
     streaming_workload,
@@ -111,9 +113,8 @@ class Moments:
                     lambda: self.columns(em, args, reader, outer, first, rest),
                 )
 
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, ceil(self.units / config["rows"]), 0, {})
+        tasks = ceil(self.units / config["rows"])
+        return program(symbol, self.stage, self.target, tasks, body)
 
     def columns(
         self,
@@ -224,13 +225,9 @@ class MergedMoments:
         return self.shape[0] * (self.shape[3] // self.width)
 
     @property
-    def workspace(self) -> int:
-        """Bytes: mean and variance of a task's channels."""
-        return 4 * 2 * self._padded
-
-    @property
-    def _padded(self) -> int:
-        return -(-self.width // 16) * 16
+    def scratch(self) -> Scratch:
+        """Mean and variance of a task's channels."""
+        return Scratch((Piece("mean", (self.width,)), Piece("variance", (self.width,))))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" in chosen:
@@ -246,22 +243,19 @@ class MergedMoments:
         def body(em: Emitter, args: KernelArguments) -> None:
             reader = Reader(self.stage, em, args.inputs)
             blocks = self.shape[3] // self.width
+            held = self.scratch.arrays(args)
             with tasks_of_rows(em, args, self.units, config["rows"]) as unit:
                 batch, block = unflatten(em, unit, (self.shape[0], blocks))
-                self.columns(em, args, reader, batch, block * self.width)
-                self.groups(em, args, batch, block * self.width)
+                self.columns(em, held, reader, batch, block * self.width)
+                self.groups(em, args, held, batch, block * self.width)
 
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, body
-        )
-        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+        tasks = ceil(self.units / config["rows"])
+        return program(symbol, self.stage, self.target, tasks, body, self.scratch)
 
     def columns(
-        self, em: Emitter, args: KernelArguments, reader: Reader, batch: Expr, first: Expr
+        self, em: Emitter, held: dict[str, Array], reader: Reader, batch: Expr, first: Expr
     ) -> None:
         """Every channel's parts merged, into scratch."""
-        held = args.scratch((2, self._padded), 0)
         share = tirx.const(1.0 / self.shape[1], "float32")
         x = self.op.inputs[0]
         for begin, count, width in vector_runs(self.width, CHUNK * em.lanes):
@@ -285,35 +279,42 @@ class MergedMoments:
                 def keep(
                     b: int, lane: Expr, at: Expr = start, m: Expr = mean, v: Expr = total
                 ) -> None:
-                    em.store(held, [0, at + b + lane], em.load(m, [b + lane]))
-                    em.store(held, [1, at + b + lane], em.load(v, [b + lane]) * share)
+                    em.store(held["mean"], [at + b + lane], em.load(m, [b + lane]))
+                    em.store(held["variance"], [at + b + lane], em.load(v, [b + lane]) * share)
 
                 chunk.each(keep)
 
-    def groups(self, em: Emitter, args: KernelArguments, batch: Expr, first: Expr) -> None:
+    def groups(
+        self,
+        em: Emitter,
+        args: KernelArguments,
+        held: dict[str, Array],
+        batch: Expr,
+        first: Expr,
+    ) -> None:
         """Every group's channels merged and written for each of them."""
-        held = args.scratch((2, self._padded), 0)
+        means, variances = held["mean"], held["variance"]
         epsilon = tirx.const(float(self.op["epsilon"]), "float32")
         one = tirx.const(1.0, "float32")
         if self.size == 1:
             for begin, count, lanes in vector_runs(self.width, em.lanes):
                 with em.loop(count, "block") as block, em.vector(lanes) as lane:
                     j = begin + block * lanes + lane
-                    em.store(args.output, [batch, 0, first + j], em.load(held, [0, j]))
-                    deviation = tirx.sqrt(em.load(held, [1, j]) + epsilon)
+                    em.store(args.output, [batch, 0, first + j], em.load(means, [j]))
+                    deviation = tirx.sqrt(em.load(variances, [j]) + epsilon)
                     em.store(args.output, [batch, 1, first + j], one / deviation)
             return
         share = tirx.const(1.0 / self.size, "float32")
         with em.loop(self.block, "group") as group:
             start = em.let_index(group * self.size, "start")
             mean = em.let(
-                fold(em, self.size, lambda j: em.load(held, [0, start + j]), add, 0.0) * share,
+                fold(em, self.size, lambda j: em.load(means, [start + j]), add, 0.0) * share,
                 "mean",
             )
 
             def spread(j: Expr) -> Expr:
-                d = em.let(em.load(held, [0, start + j]) - mean, "d")
-                return em.load(held, [1, start + j]) + d * d
+                d = em.let(em.load(means, [start + j]) - mean, "d")
+                return em.load(variances, [start + j]) + d * d
 
             variance = fold(em, self.size, spread, add, 0.0) * share
             scale = em.let(one / tirx.sqrt(variance + epsilon), "scale")

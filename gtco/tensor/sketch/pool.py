@@ -15,9 +15,10 @@ from gtco.target import Target
 from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
 from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.arithmetic import is_nan
-from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import vectorizable
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
@@ -71,9 +72,7 @@ class Pool:
         def body(em: Emitter, args: KernelArguments) -> None:
             loops.emit(em, args, Reader(self.stage, em, args.inputs), what)
 
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(symbol, types, self.stage.output.type, 0, self.target.lanes, body)
-        return Program(function, loops.tasks, 0, {})
+        return program(symbol, self.stage, self.target, loops.tasks, body)
 
 
 @dataclass(frozen=True)

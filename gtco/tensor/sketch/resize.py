@@ -23,8 +23,10 @@ from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
-from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.resize_columns import Columns, fits
 from gtco.tensor.sketch.streaming import (
     rows_per_task,
@@ -114,15 +116,13 @@ class Resize:
         return n * y * (1 if self.last else c)
 
     @property
-    def stride(self) -> int:
-        """Floats between two tables of the scratch."""
-        return -(-self.output[2] // 16) * 16
-
-    @property
-    def workspace(self) -> int:
+    def scratch(self) -> Scratch:
+        """The tables: source columns, and their weights where there are several."""
         if self.columns is not None:
-            return self.columns.workspace
-        return 4 * self.stride * self.taps * (1 if self.taps == 1 else 2)
+            return self.columns.scratch
+        columns = tuple(Piece(f"at{t}", self.output[2:3]) for t in range(self.taps))
+        weights = tuple(Piece(f"weight{t}", self.output[2:3]) for t in range(self.taps))
+        return Scratch(columns + (weights if self.taps > 1 else ()))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         if "rows" not in chosen:
@@ -138,11 +138,8 @@ class Resize:
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = ResizeLoops(self, config["rows"])
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
-        )
-        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+        tasks = ceil(self.units / config["rows"])
+        return program(symbol, self.stage, self.target, tasks, loops.emit, self.scratch)
 
 
 class ResizeLoops:
@@ -156,10 +153,11 @@ class ResizeLoops:
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
         images, height, _, channels = sketch.output
+        self.tables = sketch.scratch.arrays(args)
         if sketch.columns is not None:
-            sketch.columns.fill(em, args)
+            sketch.columns.fill(em, self.tables)
         else:
-            self.fill(args)
+            self.fill()
         with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
             if sketch.last:
                 n, y = unflatten(em, unit, (images, height))
@@ -168,21 +166,16 @@ class ResizeLoops:
                 n, c, y = unflatten(em, unit, (images, channels, height))
                 self.channel_row(n, c, y, self.found(y, 0))
 
-    def fill(self, args: KernelArguments) -> None:
+    def fill(self) -> None:
         """The tables: source columns and weights of every output column."""
         em, sketch = self.em, self.sketch
-        self.table = args.scratch((2 * sketch.taps, sketch.stride), 0)
         with em.loop(sketch.output[2], "x") as x:
             for t, (at, weight) in enumerate(self.found(x, 1)):
-                em.store(
-                    self.table,
-                    [t, x],
-                    tirx.Cast("float32", at)
-                    if not isinstance(at, int)
-                    else tirx.const(at, "float32"),
-                )
+                number = isinstance(at, int)
+                place = tirx.const(at, "float32") if number else tirx.Cast("float32", at)
+                em.store(self.tables[f"at{t}"], [x], place)
                 if weight is not None:
-                    em.store(self.table, [sketch.taps + t, x], weight)
+                    em.store(self.tables[f"weight{t}"], [x], weight)
 
     def found(self, i: Expr, axis: int) -> list[Tap]:
         """The taps of output row (axis 0) or column (axis 1) ``i``."""
@@ -196,12 +189,10 @@ class ResizeLoops:
         em, sketch = self.em, self.sketch
         result: list[Tap] = []
         for t in range(sketch.taps):
-            at = em.let(tirx.Cast("int32", em.load(self.table, [t, x])), "at")
+            at = em.let(tirx.Cast("int32", em.load(self.tables[f"at{t}"], [x])), "at")
             em.bind(at, sketch.source[2])
-            weight = (
-                None if sketch.taps == 1 else em.let(em.load(self.table, [sketch.taps + t, x]), "w")
-            )
-            result.append((at, weight))
+            weights = self.tables.get(f"weight{t}")
+            result.append((at, weights and em.let(em.load(weights, [x]), "w")))
         return result
 
     def row(self, n: Expr, y: Expr, ys: list[Tap]) -> None:
@@ -230,7 +221,7 @@ class ResizeLoops:
             image = sketch.op.inputs[0]
             sketch.columns.row(
                 em,
-                self.args,
+                self.tables,
                 ys,
                 lambda at_y, x: self.reader.value(image, sketch.place(n, at_y, x, c)),
                 lambda x, value: self.finish(n, y, x, c, value),

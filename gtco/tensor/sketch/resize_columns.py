@@ -15,12 +15,13 @@ and one permutation do what a gather would, at a sixteenth of its loads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.spatial import TAPS, located, nearest
 from gtco.tensor.stage import Operator
@@ -34,10 +35,6 @@ RowTap = tuple[Expr, Expr | None]  # source row, weight (None for 1)
 def fits(size: int, out: int, lanes: int) -> bool:
     """Do the taps of ``lanes`` neighbouring outputs lie within as many source columns?"""
     return out >= size and out >= lanes and lanes in PERMUTE
-
-
-def _round_up(n: int) -> int:
-    return -(-n // 16) * 16
 
 
 @dataclass(frozen=True)
@@ -58,20 +55,14 @@ class Columns:
         return 1 if self.op["method"] == "nearest" else 1 + len(self.offsets)
 
     @property
-    def line_at(self) -> int:
-        return self.tables * _round_up(self.out) + PADDING
+    def scratch(self) -> Scratch:
+        """The tables, and a line with what whole vectors read beyond it."""
+        tables = tuple(Piece(f"table{t}", (self.out,)) for t in range(self.tables))
+        return Scratch((*tables, Piece("line", (PADDING + self.size + 2 + self.lanes,))))
 
-    @property
-    def workspace(self) -> int:
-        """Bytes of scratch: the tables, and a line with what whole vectors read beyond it."""
-        return 4 * (self.line_at + _round_up(self.size + 2 + self.lanes))
-
-    def table(self, args: KernelArguments) -> Array:
-        return args.scratch((self.tables, _round_up(self.out)), 0)
-
-    def fill(self, em: Emitter, args: KernelArguments) -> None:
+    def fill(self, em: Emitter, held: Mapping[str, Array]) -> None:
         """The tables; source columns are kept as float32, exact below 2^24."""
-        op, table = self.op, self.table(args)
+        op = self.op
         with em.loop(self.out, "x") as x:
             weights: list[Expr] = []
             if op["method"] == "nearest":
@@ -81,33 +72,33 @@ class Columns:
                     em, x, self.size, self.out, op["method"], op["coordinates"], op["cubic_alpha"]
                 )
             for t, value in enumerate([tirx.Cast("float32", first), *weights]):
-                em.store(table, [t, x], value)
+                em.store(held[f"table{t}"], [x], value)
 
     def row(
         self,
         em: Emitter,
-        args: KernelArguments,
+        held: Mapping[str, Array],
         rows: Sequence[RowTap],
         source: Callable[[Expr, Expr], Expr],
         finish: Callable[[Expr, Expr], None],
     ) -> None:
         """One output row. ``source(y, x)`` reads the image, ``finish(x, value)`` stores."""
-        line = args.scratch((self.size,), self.line_at)
+        line = replace(held["line"], offset=held["line"].offset + PADDING)
         self.blend(em, line, rows, source)
-        table, lanes = self.table(args), em.lanes
+        first, lanes = held["table0"], em.lanes
         with em.loop(-(-self.out // lanes), "block") as block:
             # the last vector overlaps the one before it rather than being shorter
             x0 = em.let_index(tirx.min(block * lanes, self.out - lanes), "x0")
-            base = em.let(tirx.Cast("int32", em.load(table, [0, x0])), "base")
+            base = em.let(tirx.Cast("int32", em.load(first, [x0])), "base")
             em.bind(base, self.size + 1, -1)
-            columns = tirx.Cast(f"int32x{lanes}", em.load_vector(table, [0, x0]))
+            columns = tirx.Cast(f"int32x{lanes}", em.load_vector(first, [x0]))
             order = em.let(columns - tirx.Broadcast(base, lanes), "order")
             total: Expr = None
             for t, offset in enumerate(self.offsets):
                 near = em.load_vector(line, [base + offset])
                 term = tirx.call_llvm_pure_intrin(f"float32x{lanes}", PERMUTE[lanes], near, order)
                 if self.tables > 1:
-                    term = term * em.load_vector(table, [1 + t, x0])
+                    term = term * em.load_vector(held[f"table{1 + t}"], [x0])
                 total = term if total is None else total + term
             found = em.registers(lanes)
             em.store_vector(found, [0], total)

@@ -25,8 +25,9 @@ from gtco.target import Target
 from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
-from gtco.tensor.emit import kernel
+from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK
+from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.rows_loops import REDUCTIONS, RowsLoops
 from gtco.tensor.sketch.streaming import GATHER, rows_per_task, streaming_workload, vectorizable
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
@@ -178,19 +179,16 @@ class Rows:
 
     # the program ----------------------------------------------------------------------------------
     @cached_property
-    def workspace(self) -> int:
-        """Bytes: one row where it must be kept."""
+    def scratch(self) -> Scratch:
+        """One row where it must be kept."""
         needs = (
             self.by_rows
             and self.op.kind in NORMALISATIONS
             and (not self.plain or self.op.kind == "softmax")
         )
-        return 4 * -(-self.length // 16) * 16 if needs else 0
+        return Scratch((Piece("row", (self.length,)),) if needs else ())
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = RowsLoops(self, config["rows"])
-        types = {i.name: i.type for i in self.stage.inputs}
-        function = kernel(
-            symbol, types, self.stage.output.type, self.workspace, self.target.lanes, loops.emit
-        )
-        return Program(function, ceil(self.units / config["rows"]), self.workspace, {})
+        tasks = ceil(self.units / config["rows"])
+        return program(symbol, self.stage, self.target, tasks, loops.emit, self.scratch)

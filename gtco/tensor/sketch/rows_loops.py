@@ -15,6 +15,7 @@ from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.fold import Combine, Over, add, fold
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.streaming import tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.stage import Operator, Stage
@@ -52,7 +53,7 @@ class Reduced(Protocol):
     @property
     def piece(self) -> int: ...
     @property
-    def workspace(self) -> int: ...
+    def scratch(self) -> Scratch: ...
 
 
 class RowsLoops:
@@ -65,7 +66,7 @@ class RowsLoops:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
-        self.scratch = args.scratch((max(sketch.workspace // 4, 1),), 0)
+        self.kept = sketch.scratch.arrays(args).get("row")
         with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
             if not sketch.by_rows:
                 self.columns(unit)
@@ -95,9 +96,10 @@ class RowsLoops:
         """x[j] to be read several times: a prologue's values are computed once, into scratch."""
         if self.sketch.plain:
             return self.source(outer)
-        source = self.source(outer)
-        self.each(lambda j: self.em.store(self.scratch, [j], source(j)))
-        return lambda j: self.em.load(self.scratch, [j])
+        source, kept = self.source(outer), self.kept
+        assert kept is not None
+        self.each(lambda j: self.em.store(kept, [j], source(j)))
+        return lambda j: self.em.load(kept, [j])
 
     def each(self, body: Callable[[Expr], None]) -> None:
         """``body(j)`` for every position of the row, in vectors."""
@@ -127,18 +129,19 @@ class RowsLoops:
         self.each(element)
 
     def softmax(self, outer: list[Expr]) -> None:
-        em = self.em
+        em, kept = self.em, self.kept
+        assert kept is not None
         x = self.held(outer)
         top = self.fold(x, _maximum, -inf)
 
         def exponential(j: Expr) -> Expr:
             e = vector_math.exp_nonpositive(em, x(j) - top)
-            em.store(self.scratch, [j], e)
+            em.store(kept, [j], e)
             return e
 
         total = self.fold(exponential, add, 0.0)
         scale = em.let(tirx.const(1.0, "float32") / total, "scale")
-        self.write(outer, lambda j: em.load(self.scratch, [j]) * scale)
+        self.write(outer, lambda j: em.load(kept, [j]) * scale)
 
     def log_softmax(self, outer: list[Expr]) -> None:
         em = self.em
