@@ -337,7 +337,7 @@ class _Compilation:
         from gtco.graph.fusion import fuse
 
         try:
-            graph, result = fuse(graph, policy.predict, policy.floor)
+            graph, result = fuse(graph, policy.predict, policy.floor, policy.possible)
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from gtco.graph.patterns import anchors_allowed, is_anchor
+from gtco.graph.patterns import anchors_allowed
+from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage
 
 Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sink
@@ -30,11 +31,13 @@ class Cone:
         paths: Sequence[set[str]],
         given: Sequence[Sequence[int]],
         total: Callable[[Members], float],
+        possible: Callable[[tuple[str, ...]], bool],
         max_operators: int,
         max_candidates: int,
     ):
         self.ops: tuple[Operator, ...] = whole.operators
-        self.total, self.limit, self.most = total, max_operators, max_candidates
+        self.total, self.possible = total, possible
+        self.limit, self.most = max_operators, max_candidates
         self.paths = {op.output: p for op, p in zip(self.ops, paths, strict=True)}
         position = {op.output: n for n, op in enumerate(self.ops)}
         self.users = [0 for _ in self.ops]
@@ -43,7 +46,7 @@ class Cone:
                 if source in position:
                     self.users[position[source]] |= 1 << n
         self.given = [0 if -1 in stage else sum(1 << m for m in stage) for stage in given]
-        self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op))
+        self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op.kind))
         self.allowed: dict[int, bool] = {}
         self.cuts: set[str] = set()  # what limits left out, in words
 
@@ -77,7 +80,9 @@ class Cone:
         """May these anchors stand in one stage?"""
         if anchors not in self.allowed:
             chosen = [self.ops[m] for m in _members(anchors)]
-            self.allowed[anchors] = anchors_allowed(chosen, self.paths)
+            self.allowed[anchors] = anchors_allowed(chosen, self.paths) and self.possible(
+                tuple(op.kind for op in chosen)
+            )
         return self.allowed[anchors]
 
     def _descend(self) -> list[int]:

@@ -53,11 +53,14 @@ from gtco.errors import UnsupportedError
 from gtco.graph.cone import Cone, Members
 from gtco.graph.graph import Graph
 from gtco.graph.patterns import extend_path, fusable
+from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 Cost = Callable[[Stage], float]
 # An operator and its tensors' types -> seconds that no stage with it takes less than.
 Floor = Callable[[Operator, Mapping[str, TensorType]], float]
+# Kinds of anchors in topological order -> may a stage that holds them have a finite cost?
+Possible = Callable[[tuple[str, ...]], bool]
 
 
 @dataclass
@@ -83,9 +86,15 @@ class Search:
     """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones."""
 
     def __init__(
-        self, graph: Graph, pricer: Pricer, floor: Floor, max_operators: int, max_candidates: int
+        self,
+        graph: Graph,
+        pricer: Pricer,
+        floor: Floor,
+        possible: Possible,
+        max_operators: int,
+        max_candidates: int,
     ):
-        self.graph, self.pricer = graph, pricer
+        self.graph, self.pricer, self.possible = graph, pricer, possible
         self.max_operators, self.max_candidates = max_operators, max_candidates
         self.ops = list(graph.operators.values())
         position = {op.output: n for n, op in enumerate(self.ops)}
@@ -112,6 +121,7 @@ class Search:
         self.cones: dict[str, list[Members]] = {}
         self.prices: dict[str, dict[Members, float]] = {}
         self.transitions = 0
+        self.anchors: dict[int, bool] = {}  # bits of operators: may they stand together?
         self.cuts: dict[str, list[str]] = {}  # what limits left out, and under which sinks
 
     def select_schedule(self) -> list[Stage]:
@@ -180,6 +190,7 @@ class Search:
                 [paths[n] for n in cone],
                 given,
                 lambda members: price(members) + rest(members)[0],
+                self.possible,
                 self.max_operators,
                 self.max_candidates,
             )
@@ -222,10 +233,12 @@ class Search:
 
     def _cone(self, sink: int) -> dict[int, set[str]]:
         """The operators that some stage with this sink may hold, with their paths from it: all
-        their readers are in the cone, and every path to the sink is one the patterns allow."""
+        their readers are in the cone, every path to the sink is one the patterns allow, and the
+        anchors on these, which a stage with the operator holds too, may stand together."""
         first = extend_path("", self.ops[sink])
         assert first is not None, "a single operator is always a stage"
         paths: dict[int, set[str]] = {sink: {first}}
+        anchors = {sink: self._anchor(sink)}  # those on the paths, as bits
         pending = set(self.sources[sink])
         while pending:
             n = max(pending)  # all of its readers below the sink have been decided
@@ -238,9 +251,24 @@ class Search:
             grown = {extend_path(p, op) for user in self.users[n] for p in paths[user]}
             if None in grown:
                 continue
+            together = self._anchor(n)
+            for user in self.users[n]:
+                together |= anchors[user]
+            if not self._possible(together):
+                continue
+            anchors[n] = together
             paths[n] = {p for p in grown if p is not None}
             pending.update(self.sources[n])
         return paths
+
+    def _anchor(self, n: int) -> int:
+        return 1 << n if is_anchor(self.ops[n].kind) else 0
+
+    def _possible(self, anchors: int) -> bool:
+        if anchors not in self.anchors:
+            chosen = [op.kind for n, op in enumerate(self.ops) if anchors >> n & 1]
+            self.anchors[anchors] = self.possible(tuple(chosen))
+        return self.anchors[anchors]
 
     def _impossible(self) -> str:
         alone: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from gtco.graph.dpof import Cost, Floor, Pricer, Search
+from gtco.graph.dpof import Cost, Floor, Possible, Pricer, Search
 from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.tensor.stage import Operator, Stage, TensorType
@@ -52,10 +52,16 @@ def no_floor(op: Operator, types: Mapping[str, TensorType]) -> float:
     return 0.0
 
 
+def any_anchors(anchors: tuple[str, ...]) -> bool:
+    """What is known of any cost: nothing that the patterns allow is out of the question."""
+    return True
+
+
 def partition(
     graph: Graph,
     cost: Cost,
     floor: Floor = no_floor,
+    possible: Possible = any_anchors,
     *,
     max_operators: int = 32,
     max_candidates: int = MOST_CANDIDATES,
@@ -63,16 +69,17 @@ def partition(
     """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
 
     ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage, and is
-    at least ``floor`` of each of its operators. Stages have at most ``max_operators`` operators;
-    where one sink has more than ``max_candidates`` possible stages, a descent picks those that are
-    weighed. Both limits report themselves in ``notes`` when they cut anything. Raises
-    UnsupportedError where no partition has a finite cost, naming the operators that no kernel can
-    do.
+    at least ``floor`` of each of its operators; it is infinite for every stage that holds anchors
+    (complex operators and reductions) of which ``possible`` says no. Stages have at most
+    ``max_operators`` operators; where one sink has more than ``max_candidates`` possible stages, a
+    descent picks those that are weighed. Both limits report themselves in ``notes`` when they cut
+    anything. Raises UnsupportedError where no partition has a finite cost, naming the operators
+    that no kernel can do.
     """
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
     priced, cost_elapsed = len(pricer.memo), pricer.elapsed
-    search = Search(graph, pricer, floor, max_operators, max_candidates)
+    search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
     chosen = search.select_schedule()
     stages = tuple(chosen)
     costs = tuple(pricer(stage) for stage in stages)
@@ -90,7 +97,9 @@ def partition(
     )
 
 
-def fuse(graph: Graph, cost: Cost, floor: Floor = no_floor) -> tuple[Graph, Partition]:
+def fuse(
+    graph: Graph, cost: Cost, floor: Floor = no_floor, possible: Possible = any_anchors
+) -> tuple[Graph, Partition]:
     """``partition`` of the graph with its movement copied for each reader, or of the graph as it
     is, whichever costs less; gives the graph that the stages belong to.
 
@@ -98,18 +107,20 @@ def fuse(graph: Graph, cost: Cost, floor: Floor = no_floor) -> tuple[Graph, Part
     that is left saves something. Counters and times are those of all rounds together.
     """
     with _uncollected():
-        return _fuse(graph, Pricer(cost), floor)
+        return _fuse(graph, Pricer(cost), floor, possible)
 
 
-def _fuse(graph: Graph, pricer: Pricer, floor: Floor) -> tuple[Graph, Partition]:
-    best, rounds = (graph, partition(graph, pricer, floor)), []
+def _fuse(
+    graph: Graph, pricer: Pricer, floor: Floor, possible: Possible
+) -> tuple[Graph, Partition]:
+    best, rounds = (graph, partition(graph, pricer, floor, possible)), []
     rounds.append(best[1])
     keep: set[str] = set()
     while True:
         copied = duplicate_movement(graph, keep)
         if len(copied.operators) == len(graph.operators):
             break
-        found = partition(copied, pricer, floor)
+        found = partition(copied, pricer, floor, possible)
         rounds.append(found)
         if found.seconds < best[1].seconds:
             best = (copied, found)

@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gtco.tensor.operators import COMPLEX, ELEMENTWISE, INJECTIVE, OPAQUE, REDUCTION, pattern
+from gtco.tensor.operators import (
+    COMPLEX,
+    ELEMENTWISE,
+    INJECTIVE,
+    OPAQUE,
+    REDUCTION,
+    is_anchor,
+    pattern,
+)
 from gtco.tensor.stage import Operator
 
 # (producer, consumer) pairs whose tensor may stay inside a stage.
@@ -70,7 +78,9 @@ def stage_allowed(operators: Iterable[Operator]) -> bool:
     """
     ops = tuple(operators)
     paths = _paths(ops)
-    return paths is not None and anchors_allowed([op for op in ops if is_anchor(op)], paths)
+    return paths is not None and anchors_allowed(
+        [op for op in ops if is_anchor(op.kind)], paths
+    )
 
 
 def _paths(ops: tuple[Operator, ...]) -> dict[str, set[str]] | None:
@@ -92,11 +102,6 @@ def _paths(ops: tuple[Operator, ...]) -> dict[str, set[str]] | None:
                     return None
                 paths[source].add(grown)
     return paths
-
-
-def is_anchor(op: Operator) -> bool:
-    """Is it one of the operators that a stage may have few of: complex ones and reductions?"""
-    return _letter(op) in ("M", "C", "S", "R")
 
 
 def anchors_allowed(anchors: Sequence[Operator], paths: Mapping[str, Collection[str]]) -> bool:

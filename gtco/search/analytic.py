@@ -22,7 +22,7 @@ from gtco.errors import describe
 from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
-from gtco.tensor.sketch import sketches
+from gtco.tensor.sketch import possible, sketches
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -123,6 +123,10 @@ class AnalyticPolicy:
             products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
         fastest = self._fastest(types[op.inputs[0]].dtype)
         return LAUNCH + CERTAIN * products / (fastest * self.target.cores)
+
+    def possible(self, anchors: tuple[str, ...]) -> bool:
+        """May a stage with these anchors, or one that grows from it, have a kernel?"""
+        return possible(anchors)
 
     @cached_property
     def _levels(self) -> Mapping[str, MemoryLevel]:

@@ -36,6 +36,12 @@ class Policy(Protocol):
         """Seconds that no stage with this operator is predicted to take less than."""
         ...
 
+    def possible(self, anchors: tuple[str, ...]) -> bool:
+        """May a stage with these complex operators and reductions (kinds in topological order), or
+        one that more operators make of it, be done by one kernel?
+        """
+        ...
+
     def propose(self, sketch: Sketch, n: int) -> list[Config]:
         """Up to ``n`` different configs, the most promising first."""
         ...

@@ -56,6 +56,9 @@ class RecordedPolicy:
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         return self.policy.floor(op, types)
 
+    def possible(self, anchors: tuple[str, ...]) -> bool:
+        return self.policy.possible(anchors)
+
     def price(self, sketch: Sketch, config: Config) -> float:
         return self.policy.price(sketch, config)
 

@@ -163,3 +163,8 @@ OPERATORS: dict[str, OperatorInfo] = {
 def pattern(kind: str) -> str:
     """The operator's pattern; ``KeyError`` for an unknown kind."""
     return OPERATORS[kind].pattern
+
+
+def is_anchor(kind: str) -> bool:
+    """Is it one of the operators that a stage may have few of: complex ones and reductions?"""
+    return pattern(kind) in (COMPLEX, REDUCTION)

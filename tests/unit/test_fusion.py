@@ -17,7 +17,7 @@ from gtco.graph.dpof import post_dominators
 from gtco.graph.fusion import partition
 from gtco.graph.graph import Graph
 from gtco.graph.patterns import stage_allowed
-from gtco.tensor.operators import COMPLEX, pattern
+from gtco.tensor.operators import COMPLEX, is_anchor, pattern
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
 SQUARE = TensorType((4, 4))
@@ -134,6 +134,34 @@ def test_equals_brute_force(graph: Graph, seed: int, infinite: int, floor: float
         assert {i.name for i in stage.inputs} <= known
         known.add(stage.output.output)
     assert set(graph.outputs) <= known
+
+
+def anchors_of(stage: Stage) -> tuple[str, ...]:
+    return tuple(op.kind for op in stage.operators if is_anchor(op.kind))
+
+
+@settings(max_examples=120, deadline=None)
+@given(graphs(), st.integers(0, 1 << 20))
+def test_anchors_that_cannot_stand_together_change_no_optimum(graph: Graph, seed: int) -> None:
+    """What ``possible`` rules out costs infinity anyway; the search only need not ask."""
+    taken = {(), ("softmax",), ("matmul",), ("layer_norm",), ("layer_norm", "matmul")}
+    plain = random_cost(seed, 3)
+
+    def cost(stage: Stage) -> float:
+        return plain(stage) if anchors_of(stage) in taken else math.inf
+
+    expected = brute_force(graph, cost)
+    if expected == math.inf:
+        return
+    asked: list[Stage] = []
+
+    def noted(stage: Stage) -> float:
+        asked.append(stage)
+        return cost(stage)
+
+    found = partition(graph, noted, possible=taken.__contains__)
+    assert found.seconds == expected and not found.notes
+    assert all(anchors_of(stage) in taken for stage in asked)
 
 
 def test_random_graphs_do_fuse() -> None:

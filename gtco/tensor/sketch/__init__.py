@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 from gtco.target import Target
+from gtco.tensor.operators import OPERATORS, is_anchor
 from gtco.tensor.sketch import (
     attention,
     convolution,
@@ -40,6 +42,20 @@ RULES: tuple[Rule, ...] = (
     fallback.match,
 )
 
+# The anchors, in topological order, of all stages that some rule takes: one, none, or a layer_norm
+# before a product. No rule is asked for a stage with others.
+ANCHORS: frozenset[tuple[str, ...]] = frozenset(
+    [(), ("layer_norm", "matmul"), *((kind,) for kind in OPERATORS if is_anchor(kind))]
+)
+_BEGUN = frozenset(
+    some for full in ANCHORS for n in range(len(full) + 1) for some in combinations(full, n)
+)
+
+
+def possible(anchors: tuple[str, ...]) -> bool:
+    """May a stage with these anchors, or one that more operators make of it, have a sketch?"""
+    return anchors in _BEGUN
+
 
 def _nobody(rule: str, error: Exception) -> None:
     """Takes note of nothing."""
@@ -51,7 +67,9 @@ def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Ske
     A rule that raises is a bug, and no reason to give up the stage: ``failed(rule, error)`` is
     told, and the other rules are asked.
     """
-    found = []
+    found: list[Sketch] = []
+    if tuple(op.kind for op in stage.operators if is_anchor(op.kind)) not in ANCHORS:
+        return found
     for rule in RULES:
         try:
             sketch = rule(stage, target)
