@@ -50,12 +50,13 @@ Progress = Callable[[str, float | None, str], None]
 @dataclass
 class CompileReport:
     """What a compile did: seconds of each phase, the stages, memory, what tuning changed, and
-    notes for the user.
+    notes for the user; ``rejections`` are the configs that no program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    rejections: dict[str, int] = field(default_factory=dict)
     predicted_seconds: float = 0.0
     weights_bytes: int = 0
     arena_bytes: int = 0
@@ -225,6 +226,7 @@ class _Compilation:
             if effort is not None:
                 with self.phase("tune") as say:
                     say(self.tune(generated, policy, workers, records, effort))
+            self.report.rejections = dict(generated.rejections)
         with self.phase("link") as say:
             library = self.link(graph, generated, policy, folder)
             weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from gtco.codegen.load import load
 from gtco.target import V4, Target, detect, target
+from gtco.tensor import space
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.reference import evaluate
+from gtco.tensor.sketch import streaming
 from gtco.tensor.space import Config, Packing, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
 
@@ -102,8 +105,8 @@ class Built:
 
 def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     """The sketch's program for this config, linked and callable."""
-    program = sketch.build(config, "kernel_under_test")
-    assert isinstance(program, Program), f"rejected: {program.reason}"
+    program = space.build(sketch, config, "kernel_under_test")
+    assert isinstance(program, Program), f"rejected: {program}"
     library = load([program.function], machine)
     stage = sketch.stage
     return Built(
@@ -158,11 +161,33 @@ def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) 
     return values[stage.output.output]
 
 
-def some_configs(sketch: Sketch) -> list[Config]:
-    """The first config, the last, and one with as many tasks as there are rows."""
+def some_kernels(sketch: Sketch, machine: Target) -> Iterator[Built]:
+    """The sketch's first config, its last, and of a space in which hardly any work is too little
+    for a task of its own the one with the most tasks.
+    """
     every = list(configs(sketch))
-    many = Config(sketch.name, tuple((k, 1 if k == "rows" else v) for k, v in every[-1].choices))
-    return list(dict.fromkeys((every[0], every[-1], many)))
+    ends = dict.fromkeys((every[0], every[-1]))
+    for config in ends:
+        yield build(sketch, config, machine)
+    with small_tasks():
+        if (config := finest(sketch)) not in ends:
+            yield build(sketch, config, machine)
+
+
+@contextmanager
+def small_tasks() -> Iterator[None]:
+    """The spaces of small stages get configs of many tasks too, as large stages' have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streaming, "TASK_ELEMENTS", 1)
+        yield
+
+
+def finest(sketch: Sketch) -> Config:
+    """Of each decision the last option, or the least where it says how much a task makes."""
+    chosen: dict[str, int | str] = {}
+    while decision := sketch.next_decision(chosen):
+        chosen[decision.name] = decision.options[0 if decision.role == "grain" else -1]
+    return Config(sketch.name, tuple(chosen.items()))
 
 
 def first_config(sketch: Sketch) -> Config:

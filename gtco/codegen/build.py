@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from gtco.codegen.llvm import lower, object_code
 from gtco.errors import describe
 from gtco.target import Target
-from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Packing, Rejection, check
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Packing, Rejection
 from gtco.tensor.stage import Stage
 
 
@@ -39,23 +39,23 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job gave no kernel: a rejection's reason, an exception, or the crash of its process."""
+    """Why a job gave no kernel: a rejection, an exception, or the crash of its process.
+    ``rejected``: the reason by which a rejection is counted.
+    """
 
     symbol: str
     reason: str
+    rejected: str = ""
 
 
 def build(job: Job) -> Kernel | Failure:
-    """Derive the sketch again, build the config's program and compile it."""
+    """Derive the stage's space again, build the config's program and compile it."""
     errors: list[Exception] = []
-    found = sketches(job.stage, job.target, lambda rule, error: errors.append(error))
-    sketch = next((s for s in found if s.name == job.config.sketch), None)
-    if sketch is None:
-        reason = f"no sketch '{job.config.sketch}' for {job.stage.label}"
-        return Failure(job.symbol, "; ".join([reason, *map(describe, errors)]))
-    program = check(sketch, job.config) or sketch.build(job.config, job.symbol)
+    space = space_of(job.stage, job.target, lambda rule, error: errors.append(error))
+    program = space.build(job.config, job.symbol)
     if isinstance(program, Rejection):
-        return Failure(job.symbol, program.reason)
+        reason = "; ".join([program.detail, *map(describe, errors)])
+        return Failure(job.symbol, reason, program.reason)
     text = lower([program.function], job.target).script() if job.text else ""
     return Kernel(
         job.symbol,

@@ -4,6 +4,7 @@ into single operators; the last sketch of those is the fallback.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -20,12 +21,15 @@ Choose = Callable[[Stage, Collection[str]], Pick | None]
 
 @dataclass
 class Generated:
-    """The stages as they were built in the end, with kernels and choices by stage key."""
+    """The stages as they were built in the end, with kernels and choices by stage key;
+    ``rejections`` counts by reason the configs that were no points of their stage's space.
+    """
 
     stages: list[Stage]
     kernels: dict[str, Kernel] = field(default_factory=dict)
     choices: dict[str, Pick] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    rejections: Counter[str] = field(default_factory=Counter)
 
 
 def generate(
@@ -105,6 +109,8 @@ def _attempt(
         if isinstance(answer, Failure):
             what = f"{todo[key].label} ({key}, {result.choices[key].config.to_json()})"
             result.notes.append(f"stage {what} could not be built: {answer.reason}")
+            if answer.rejected:
+                result.rejections[answer.rejected] += 1
         else:
             result.kernels[key] = answer
         progress(done, len(jobs))

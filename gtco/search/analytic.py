@@ -22,7 +22,7 @@ from gtco.errors import describe
 from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
-from gtco.tensor.sketch import possible, sketches
+from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -68,25 +68,34 @@ class AnalyticPolicy:
         """
         key = stage.key
         if key not in self._stages:
-            self._stages[key] = tuple(sorted(self._options(stage), key=lambda c: c.seconds))
+            self._stages[key] = self._best(stage, 1)
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
-    def _options(self, stage: Stage) -> Iterator[Pick]:
-        """Each sketch with its best config. A sketch that raises is passed over, and noted."""
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
+        return [pick.config for pick in self._best(stage, n)[:n]]
+
+    def _best(self, stage: Stage, n: int) -> tuple[Pick, ...]:
+        """The ``n`` best of each sketch, best first. A sketch that raises is passed over, and
+        noted.
+        """
+        found: list[Pick] = []
 
         def failed(rule: str, error: Exception) -> None:
             what = f"sketch '{rule}' failed: {describe(error)}"
             self._failures.setdefault(what, []).append(f"{stage.label} ({stage.key})")
 
-        for sketch in sketches(stage, self.target, failed):
+        for sketch in space_of(stage, self.target, failed).sketches:
             try:
-                best = self.best(sketch)
-                if not best.seconds >= 0:
-                    raise ValueError(f"{best.seconds} predicted for {best.config.to_json()}")
+                picks = self.picks(sketch, n)
+                for pick in picks:
+                    if not pick.seconds >= 0:
+                        raise ValueError(f"{pick.seconds} predicted for {pick.config.to_json()}")
             except Exception as error:
                 failed(sketch.name, error)
             else:
-                yield best
+                found += picks
+        return tuple(sorted(found, key=lambda pick: pick.seconds))
 
     @property
     def failures(self) -> list[str]:
@@ -153,10 +162,12 @@ class AnalyticPolicy:
             self._peaks[operand] = self.target.lanes * max([self.rates.rate("vector"), *rates])
         return self._peaks[operand]
 
-    def propose(self, sketch: Sketch, n: int) -> list[Config]:
-        """The ``n`` configs of least predicted time, best first."""
+    def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
+        """The ``n`` candidates of least predicted time, best first."""
         found, seconds = self.compared(sketch)
-        return [found[i] for i in np.argsort(seconds, kind="stable")[:n]]
+        order = [np.argmin(seconds)] if n == 1 else np.argsort(seconds, kind="stable")[:n]
+        best = (found[i] for i in order)
+        return [Pick(sketch, c, self.price(sketch, c)) for c in best]
 
     def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
         """What is worth measuring beside ``pick``: the best config of each other sketch and, for
@@ -164,7 +175,7 @@ class AnalyticPolicy:
         ``tested``, of least predicted time first.
         """
         found: dict[Config, Pick] = {}
-        for sketch in sketches(stage, self.target):
+        for sketch in space_of(stage, self.target).sketches:
             configs, seconds = self.compared(sketch)
             order = [configs[i] for i in np.argsort(seconds, kind="stable")]
             left = [config for config in order if config not in tested]
@@ -186,12 +197,6 @@ class AnalyticPolicy:
     def price(self, sketch: Sketch, config: Config) -> float:
         """Predicted seconds of this very config."""
         return self.seconds(sketch.workload(config))
-
-    def best(self, sketch: Sketch) -> Pick:
-        """The candidate of least predicted time."""
-        found, seconds = self.compared(sketch)
-        config = found[int(np.argmin(seconds))]
-        return Pick(sketch, config, self.price(sketch, config))
 
     def compared(self, sketch: Sketch) -> tuple[tuple[Config, ...], np.ndarray]:
         """Every candidate, and their predicted seconds without what is the same for all. The fusion

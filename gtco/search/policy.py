@@ -13,7 +13,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 
 
 class Policy(Protocol):
-    """Picks points in a sketch's space; all policies share the space. It goes by the roles of
+    """Picks points in the spaces of stages; all policies share them. It goes by the roles of
     decisions, not by their names or by who has them.
     """
 
@@ -42,8 +42,8 @@ class Policy(Protocol):
         """
         ...
 
-    def propose(self, sketch: Sketch, n: int) -> list[Config]:
-        """Up to ``n`` different configs, the most promising first."""
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """Up to ``n`` different configs of the stage, the most promising first."""
         ...
 
     def price(self, sketch: Sketch, config: Config) -> float:

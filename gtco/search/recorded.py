@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from gtco.search.policy import Policy
 from gtco.search.records import Record, Records, circumstances, standing
 from gtco.target import Target
-from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Pick, Sketch, check
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 
@@ -39,10 +39,10 @@ class RecordedPolicy:
         config = standing(self.known(stage))
         if pick is None or config is None or config.sketch in without:
             return pick
-        for sketch in sketches(stage, self.target):
-            if sketch.name == config.sketch and check(sketch, config) is None:
-                return Pick(sketch, config, self.policy.price(sketch, config))
-        return pick
+        sketch = space_of(stage, self.target).sketch(config)
+        if isinstance(sketch, Rejection):
+            return pick
+        return Pick(sketch, config, self.policy.price(sketch, config))
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances."""
@@ -62,8 +62,8 @@ class RecordedPolicy:
     def price(self, sketch: Sketch, config: Config) -> float:
         return self.policy.price(sketch, config)
 
-    def propose(self, sketch: Sketch, n: int) -> list[Config]:
-        return self.policy.propose(sketch, n)
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        return self.policy.propose(stage, n)
 
     def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
         return self.policy.alternatives(stage, pick, tested)

@@ -1,24 +1,29 @@
-"""One space, many policies: decisions, configs, and the sketch that has them.
+"""One space, many policies: decisions, configs, and the programs of a stage that they span.
 
-A sketch is a stage with a chosen loop structure; what the structure leaves open is an ordered list
-of named decisions (GTCO Section IV-D; the order is what a tuner mutates, an analyzer enumerates and
-a language model reads). A policy picks a :class:`Config`; ``build`` turns it into a program or a
-:class:`Rejection`. A decision's role says what it is for, and is all that a policy may go by.
+What is to be decided of a stage is an ordered list of named decisions (GTCO Section IV-D; the order
+is what a tuner mutates, an analyzer enumerates and a language model reads). The first is the
+sketch, a loop structure; the others are what that structure leaves open. A policy picks a
+:class:`Config`; :func:`build` turns it into a program or, checked first, a :class:`Rejection`. A
+decision's role says what it is for, and is all that a policy may go by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from random import Random
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from gtco.target import Target
 from gtco.tensor.stage import Stage, TensorType
 
 Option = int | str
+SKETCH = "sketch"  # the name of the first decision
 # What a decision is for:
+# - structure: which loops, a sketch by its name; the first decision of a stage;
 # - micro-kernel: the row of the register level's table that the innermost loops are made of;
 # - parallel: numbers of chunks that a loop is cut into, each a task or a share of one;
 # - grain: how much of the output one task makes, the same question asked the other way round;
@@ -26,7 +31,9 @@ Option = int | str
 # - operand: where an operand is read from;
 # - block: extents of a loop that stay in a cache;
 # - overlap: whether memory is asked ahead of its use, the overlapping option first.
-Role = Literal["micro-kernel", "parallel", "grain", "registers", "operand", "block", "overlap"]
+Role = Literal[
+    "structure", "micro-kernel", "parallel", "grain", "registers", "operand", "block", "overlap"
+]
 
 
 @dataclass(frozen=True)
@@ -58,18 +65,26 @@ class Config:
         return dict(self.choices)
 
     def to_json(self) -> dict[str, Any]:
-        return {"sketch": self.sketch, **self.by_name}
+        """All choices by name, the sketch first."""
+        return {SKETCH: self.sketch, **self.by_name}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Config:
-        return Config(data["sketch"], tuple((k, v) for k, v in data.items() if k != "sketch"))
+        """Of any object, in the order of its keys; :func:`check` says whether it is one of a space.
+        """
+        return Config(data.get(SKETCH, ""), tuple((k, v) for k, v in data.items() if k != SKETCH))
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a config has no program."""
+    """Why a config has no program: ``reason`` is one of a few, for counting, ``detail`` a sentence.
+    """
 
     reason: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
 
 
 @dataclass(frozen=True)
@@ -230,22 +245,119 @@ def check(sketch: Sketch, config: Config) -> Rejection | None:
     old record, a mutation), its choices must be the options of the decisions, in their order.
     """
     if config.sketch != sketch.name:
-        return Rejection(f"it is a config of '{config.sketch}', the sketch is '{sketch.name}'")
+        what = f"it is a config of '{config.sketch}', the sketch is '{sketch.name}'"
+        return Rejection("unknown sketch", what)
     chosen: dict[str, Option] = {}
     for name, choice in config.choices:
         decision = sketch.next_decision(chosen)
         if decision is None:
-            return Rejection(f"'{name}' is given, and nothing is left to decide")
+            what = f"'{name}' is given, and nothing is left to decide"
+            return Rejection("unknown decision", what)
         if decision.name != name:
-            return Rejection(f"'{name}' is given where '{decision.name}' is to be decided")
-        # True is 1 to Python, and no option
-        if not any(type(o) is type(choice) and o == choice for o in decision.options):
+            what = f"'{name}' is given where '{decision.name}' is to be decided"
+            return Rejection("unknown decision", what)
+        if not _is_option(choice, decision):
             options = ", ".join(map(str, decision.options))
-            return Rejection(f"{name}={choice!r} is none of the options {options}")
+            return Rejection("no option", f"{name}={choice!r} is none of the options {options}")
         chosen[name] = choice
     if (left := sketch.next_decision(chosen)) is not None:
-        return Rejection(f"'{left.name}' is left open")
+        return Rejection("left open", f"'{left.name}' is left open")
     return None
+
+
+def _is_option(choice: object, decision: Decision) -> bool:
+    """True is 1 to Python, and no option."""
+    return any(type(o) is type(choice) and o == choice for o in decision.options)
+
+
+def build(sketch: Sketch, config: Config, symbol: str) -> Program | Rejection:
+    """The config's program; the only way to one, so that nothing outside the space is built."""
+    return check(sketch, config) or sketch.build(config, symbol)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every program of a stage on a target. The first decision is the sketch; ``sketches`` are its
+    options, which follow from the other two (:func:`gtco.tensor.sketch.space_of`).
+    """
+
+    stage: Stage
+    target: Target
+    sketches: tuple[Sketch, ...] = field(compare=False, repr=False)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        """The first decision that ``chosen`` leaves open; None when it is complete."""
+        if SKETCH not in chosen:
+            return Decision(SKETCH, "structure", tuple(s.name for s in self.sketches))
+        sketch = next(s for s in self.sketches if s.name == chosen[SKETCH])
+        return sketch.next_decision({k: v for k, v in chosen.items() if k != SKETCH})
+
+    def configs(self) -> Iterator[Config]:
+        """Every config, in the order of the decisions."""
+        for sketch in self.sketches:
+            yield from configs(sketch)
+
+    @cached_property
+    def size(self) -> int:
+        """How many configs there are."""
+        return sum(1 for _ in self.configs())
+
+    def sketch(self, config: Config) -> Sketch | Rejection:
+        """The sketch that the config is of, or why it is no point of the space."""
+        for sketch in self.sketches:
+            if sketch.name == config.sketch:
+                return check(sketch, config) or sketch
+        known = ", ".join(sketch.name for sketch in self.sketches) or "none"
+        what = f"no sketch '{config.sketch}' for {self.stage.label}, which has {known}"
+        return Rejection("unknown sketch", what)
+
+    def check(self, config: Config) -> Rejection | None:
+        """Why the config is no point of the space; None where it is one."""
+        found = self.sketch(config)
+        return found if isinstance(found, Rejection) else None
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        """The config's program, checked first."""
+        found = self.sketch(config)
+        return found if isinstance(found, Rejection) else found.build(config, symbol)
+
+    def sample(self, rng: Random) -> Config:
+        """A config drawn decision by decision, each option as likely as the others."""
+        return self._completed({}, lambda decision: rng.choice(decision.options))
+
+    def mutate(self, config: Config, rng: Random) -> Config:
+        """The config with one decision changed. What was decided behind it is kept where it is
+        still an option, and drawn anew where it is not. The config itself where the space has no
+        other; ``ValueError`` where it is no point of the space.
+        """
+        if rejection := self.check(config):
+            raise ValueError(str(rejection))
+        kept: dict[str, Option] = config.to_json()
+        chosen: dict[str, Option] = {}
+        open_: list[tuple[dict[str, Option], Decision]] = []
+        while decision := self.next_decision(chosen):
+            if len(decision.options) > 1:
+                open_.append((dict(chosen), decision))
+            chosen[decision.name] = kept[decision.name]
+        if not open_:
+            return config
+        chosen, decision = rng.choice(open_)
+        others = [o for o in decision.options if o != kept[decision.name]]
+        chosen[decision.name] = rng.choice(others)
+
+        def choose(decision: Decision) -> Option:
+            if _is_option(kept.get(decision.name), decision):
+                return kept[decision.name]
+            return rng.choice(decision.options)
+
+        return self._completed(chosen, choose)
+
+    def _completed(
+        self, chosen: dict[str, Option], choose: Callable[[Decision], Option]
+    ) -> Config:
+        while decision := self.next_decision(chosen):
+            chosen[decision.name] = choose(decision)
+        return Config.from_json(chosen)
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:

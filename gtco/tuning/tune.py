@@ -179,6 +179,8 @@ class _Tuner:
                 pick, reason = named[answer.symbol], f"could not be built: {answer.reason}"
                 self.note(result, pick, reason)
                 self.keep([self.record(result, pick, "failed", reason=reason)])
+                if answer.rejected:
+                    self.generated.rejections[answer.rejected] += 1
         if not kernels:
             return None
         kept = (result.last, *(named[k.symbol] for k in kernels))

@@ -9,7 +9,7 @@ import pytest
 from gtco.codegen.llvm import lower
 from gtco.target import target
 from gtco.tensor.sketch import attention, gemm, rows
-from gtco.tensor.space import Program, Sketch, configs
+from gtco.tensor.space import Program, Sketch, build, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
 Match = Callable[..., Sketch | None]
@@ -66,7 +66,7 @@ def test_kernel(kernel: str, name: str, golden: Callable[[str, str], None]) -> N
     sketch = match(make(), machine)
     assert sketch is not None
     *_, config = (c for c in configs(sketch) if wanted.items() <= dict(c.choices).items())
-    program = sketch.build(config, "kernel")
+    program = build(sketch, config, "kernel")
     assert isinstance(program, Program)
     text = [
         f"# {sketch.stage.label} on {name}: {sketch.structure}, {config.to_json()}",

@@ -172,10 +172,14 @@ def test_the_choice_is_the_cheapest_candidate(m: int, k: int, n: int, threads: i
     for c in found:
         chunks = [int(v) for name, v in c.choices if name.startswith("chunks")]
         assert prod(chunks) <= max(16 * threads, 1)
-    proposed = chooser.propose(best.sketch, 5)
-    assert len(proposed) == min(5, len(found)) and proposed[0] == best.config
-    ordered = [chooser.seconds(best.sketch.workload(c)) for c in proposed]
+    proposed = chooser.propose(stage, 5)
+    assert len(set(proposed)) == 5 and proposed[0] == best.config
+    by_name = {sketch.name: sketch for sketch in sketches(stage, chooser.target)}
+    ordered = [chooser.seconds(by_name[c.sketch].workload(c)) for c in proposed]
     assert ordered == sorted(ordered)
+    everything = chooser.propose(stage, 1_000_000)
+    assert set(found) < set(everything) and everything[:5] == proposed
+    assert {c.sketch for c in everything} == by_name.keys() > {"gemm"}
 
 
 # Operators before A and behind C, by kind; "concat" and "slice" read A in other ways.
@@ -239,7 +243,7 @@ def test_what_stages_share_of_a_ranking_changes_no_price(
         best = chooser.choose(stage)
         assert best is not None
         assert best.seconds == chooser.seconds(best.sketch.workload(best.config))
-        assert chooser.propose(best.sketch, 1) == [best.config]
+        assert chooser.propose(stage, 1) == [best.config]
 
 
 @pytest.mark.parametrize("before", PROLOGUES)

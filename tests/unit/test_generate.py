@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.build import Failure, Job, Kernel, build
 from gtco.codegen.generate import generate, split
 from gtco.errors import BuildError, InternalError
 from gtco.target import target
+from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
+from tests.kernels import first_config
 
 MACHINE = target("x86-64-v3")
 SHAPE = TensorType((4, 8))
@@ -83,6 +85,33 @@ def test_a_stage_that_fails_is_given_to_its_other_sketches() -> None:
     assert result.stages == stages and len(builder.jobs) == 3
     assert [result.choices[s.key].config.sketch for s in stages] == ["other", "best"]
     assert len(result.notes) == 1
+
+
+class Here:
+    """No workers: the jobs are done in this process."""
+
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        return map(build, jobs)
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    """A choice outside the stage's space costs its sketch, with a note."""
+
+    def choose(stage: Stage, without: Collection[str]) -> Pick | None:
+        first, last = space_of(stage, MACHINE).sketches
+        picked = [
+            Config("no such sketch"),
+            Config(first.name, (*first_config(first).choices, ("more", 1))),
+            first_config(last),
+        ]
+        config = next(c for c in picked if c.sketch not in without)
+        return Pick(last, config, 1.0)
+
+    stages = [chain("exp"), chain("tanh")]
+    result = run(stages, Here(), choose)  # type: ignore[arg-type]
+    assert result.rejections == {"unknown sketch": 2, "unknown decision": 2}
+    assert {c.config.sketch for c in result.choices.values()} == {"fallback"}
+    assert len(result.notes) == 4 and "'more' is given, and nothing is left" in result.notes[-1]
 
 
 def test_a_stage_that_fails_is_cut_into_operators() -> None:

@@ -14,7 +14,7 @@ from gtco.runtime.table import normalize_features
 from gtco.target import TARGETS, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.sketch import RULES, sketches
-from gtco.tensor.space import Program, Sketch, configs
+from gtco.tensor.space import Program, Sketch, build, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.instructions import instructions, outside
 from tests.unit.test_sketch_depthwise import conv as depthwise
@@ -121,7 +121,7 @@ def builds(sketch: Sketch, prefix: str) -> list[Any]:
     """The functions of the sketch's first config and its last."""
     every = list(configs(sketch))
     programs = [
-        sketch.build(config, f"{prefix}_{n}") for n, config in enumerate({every[0], every[-1]})
+        build(sketch, config, f"{prefix}_{n}") for n, config in enumerate({every[0], every[-1]})
     ]
     return [program.function for program in programs if isinstance(program, Program)]
 

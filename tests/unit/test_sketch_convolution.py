@@ -140,5 +140,5 @@ def test_is_priced_below_copying_for_every_tap(case: tuple, name: str) -> None:
     policy = AnalyticPolicy(replace(machine, cores=2))
     stage = grouped(case, from_nchw=case[1] == 3)
     rules = gemm.match, convolution.match
-    copied, once = (policy.best(rule(stage, machine)) for rule in rules)  # type: ignore[arg-type]
+    (copied,), (once,) = (policy.picks(rule(stage, machine)) for rule in rules)  # type: ignore[arg-type]
     assert once.seconds < copied.seconds

@@ -10,6 +10,7 @@ import pytest
 
 from gtco.codegen.llvm import lower
 from gtco.target import target
+from gtco.tensor import space
 from gtco.tensor.sketch import elementwise
 from gtco.tensor.sketch.interleaving import Interleaving
 from gtco.tensor.space import Program, configs
@@ -17,11 +18,12 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.kernels import (
     assert_close,
     build,
+    first_config,
     fresh_seed,
     random_inputs,
     reference,
     runnable,
-    some_configs,
+    some_kernels,
     targets,
 )
 
@@ -116,8 +118,8 @@ def test_padding_is_computed_with_as_ieee_says(kind: str) -> None:
     arrays = [z if i.name == "z" else np.full((3, 34), 2, np.float32) for i in built.inputs]
     want = reference(built, arrays, precise=False)
     assert not np.isfinite(want).all() or kind == "sigmoid"
-    for config in some_configs(sketch):
-        got = build(sketch, config, machine)(*arrays)
+    for built in some_kernels(sketch, machine):
+        got = built(*arrays)
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
@@ -244,8 +246,7 @@ def test_stage(make, name: str) -> None:  # type: ignore[no-untyped-def]
     assert sketch is not None
     inputs = random_inputs(sketch.stage, fresh_seed())
     wanted = reference(sketch.stage, inputs)
-    for config in some_configs(sketch):
-        built = build(sketch, config, machine)
+    for built in some_kernels(sketch, machine):
         assert_close(built(*inputs, unaligned=True), wanted, 1e-6)
 
 
@@ -344,8 +345,8 @@ def test_parts_of_one_width_are_vectors(name: str) -> None:
         (24 * k, 24, True) for k in range(4)
     ]
     inputs = random_inputs(made, fresh_seed())
-    for config in some_configs(sketch):
-        got = build(sketch, config, machine)(*inputs, unaligned=True)
+    for built in some_kernels(sketch, machine):
+        got = built(*inputs, unaligned=True)
         np.testing.assert_array_equal(got, reference(made, inputs, precise=False))
 
 
@@ -405,8 +406,8 @@ def test_blocks_turned_in_registers(
     assert sketch is not None
     assert sketch.blocks is not None and sketch.blocks.turned == ("x",)
     inputs = random_inputs(made, fresh_seed())
-    for config in some_configs(sketch):
-        got = build(sketch, config, machine)(*inputs, unaligned=True)
+    for built in some_kernels(sketch, machine):
+        got = built(*inputs, unaligned=True)
         assert_close(got, reference(made, inputs), 1e-6)
 
 
@@ -428,7 +429,7 @@ def test_a_permute_of_tokens_to_an_image_is_turned(name: str) -> None:
     sketch = elementwise.match(made, machine)
     assert sketch is not None and sketch.blocks is not None
     (x,) = random_inputs(made, fresh_seed())
-    got = build(sketch, some_configs(sketch)[0], machine)(x)
+    got = build(sketch, first_config(sketch), machine)(x)
     np.testing.assert_array_equal(got, reference(made, [x], precise=False))
 
 
@@ -530,8 +531,8 @@ def test_neighbours_from_several_places_are_woven(name: str, case: str) -> None:
     assert sketch is not None and isinstance(sketch.blocks, Interleaving)
     inputs = random_inputs(made, fresh_seed())
     wanted = reference(made, inputs)
-    for config in some_configs(sketch)[-2:]:
-        assert_close(build(sketch, config, machine)(*inputs, unaligned=True), wanted, 1e-6)
+    for built in some_kernels(sketch, machine):
+        assert_close(built(*inputs, unaligned=True), wanted, 1e-6)
 
 
 def test_woven_loads_are_vectors() -> None:
@@ -539,7 +540,7 @@ def test_woven_loads_are_vectors() -> None:
     machine = target("x86-64-v4")
     sketch = elementwise.match(rotary_pairs(5, 64), machine)
     assert sketch is not None
-    program = sketch.build(some_configs(sketch)[0], "k")
+    program = space.build(sketch, first_config(sketch), "k")
     assert isinstance(program, Program)
     lowered = str(lower([program.function], machine))
     assert "Shuffle" in lowered and "T.Div(T.Ramp" not in lowered and "% T.Broadcast" not in lowered

@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.relax import op as R
 
 from gtco.codegen.llvm import object_code
+from gtco.tensor import space
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.operators import INJECTIVE, OPERATORS
 from gtco.tensor.sketch import fallback
@@ -483,7 +484,7 @@ def test_relax(name: str) -> None:
 def test_independent_iterations_are_tasks(name: str, tasks: int) -> None:
     sketch = fallback.match(OPAQUE[name], runnable(MACHINE))
     assert sketch is not None
-    program = sketch.build(Config(sketch.name), "k")
+    program = space.build(sketch, Config(sketch.name), "k")
     assert isinstance(program, Program) and program.tasks == tasks
 
 
@@ -526,8 +527,8 @@ def test_dynamic_shapes_are_rejected_with_a_reason() -> None:
         "relax", [T((3, 4), "bool")], T((2, 5), "int64"), module=module, op="nonzero", result=-1
     )
     # type: ignore[union-attr]
-    answer = fallback.match(stage, runnable(MACHINE)).build(Config("fallback"), "k")
-    assert isinstance(answer, Rejection) and answer.reason.startswith("nonzero: ")
+    answer = space.build(fallback.match(stage, runnable(MACHINE)), Config("fallback"), "k")
+    assert isinstance(answer, Rejection) and answer.detail.startswith("nonzero: ")
 
 
 def _nonzero() -> Any:
@@ -564,7 +565,8 @@ def test_kernels_need_libm_alone() -> None:
     functions = []
     for i, stage in enumerate(SYMBOLS):
         # type: ignore[union-attr]
-        program = fallback.match(stage, machine).build(Config("fallback"), f"kernel_{i}")
+        sketch = fallback.match(stage, machine)
+        program = space.build(sketch, Config("fallback"), f"kernel_{i}")
         assert isinstance(program, Program)
         functions.append(program.function)
     with tempfile.TemporaryDirectory() as folder:

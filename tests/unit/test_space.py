@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gtco.codegen.build import Failure, Job, build
+from gtco.codegen.build import Failure, Job
+from gtco.codegen.build import build as build_job
 from gtco.target import target
-from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch import gemm, space_of
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -24,6 +29,8 @@ from gtco.tensor.space import (
     Packing,
     Program,
     Rejection,
+    Space,
+    build,
     check,
     configs,
     packed_types,
@@ -125,7 +132,7 @@ def test_panels_of_a_weight(m: int, k: int, n: int, name: str) -> None:
     stage = make_stage([Operator("matmul", ("x", "w"), "y", TensorType((m, n)))], types, ["w"])
     sketch = gemm.match(stage, machine)
     assert sketch is not None
-    program = sketch.build(next(iter(configs(sketch))), "f")
+    program = build(sketch, next(iter(configs(sketch))), "f")
     assert isinstance(program, Program)
     packing = program.packings["w"]
     weight = np.arange(1, k * n + 1, dtype=np.float32).reshape(k, n)
@@ -178,7 +185,130 @@ def test_check_knows_exactly_the_configs_of_the_space(choices: list[tuple[str, O
 )
 def test_a_rejection_says_why(sketch: str, choices: dict[str, Option], reason: str) -> None:
     found = check(Triangle(), Config(sketch, tuple(choices.items())))  # type: ignore[arg-type]
-    assert isinstance(found, Rejection) and reason in found.reason
+    assert isinstance(found, Rejection) and reason in found.detail
+
+
+# the space of a stage --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Ladder:
+    """As the triangle, and one decision more that has but one option."""
+
+    name = "ladder"
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        if "c" not in chosen and "b" in chosen:
+            return Decision("c", "overlap", ("next",))
+        return None if "c" in chosen else Triangle().next_decision(chosen)
+
+
+def toy() -> Space:
+    kind = TensorType((4,))
+    stage = make_stage([Operator("relu", ("x",), "y", kind)], {"x": kind}, [])
+    return Space(stage, target("x86-64-v3"), (Triangle(), Ladder()))  # type: ignore[arg-type]
+
+
+def test_the_sketch_is_the_first_decision() -> None:
+    space = toy()
+    first = space.next_decision({})
+    assert first == Decision("sketch", "structure", ("triangle", "ladder"))
+    assert space.next_decision({"sketch": "ladder", "a": 2, "b": 0}) == Decision(
+        "c", "overlap", ("next",)
+    )
+    assert space.next_decision({"sketch": "triangle", "a": 2, "b": 0}) is None
+    every = list(space.configs())
+    assert len(every) == len(set(every)) == space.size == 12
+    assert all(space.check(config) is None for config in every)
+    assert all(Config.from_json(json.loads(json.dumps(c.to_json()))) == c for c in every)
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ({"sketch": "square", "a": 1, "b": 0}, "unknown sketch"),
+        ({"a": 1, "b": 0}, "unknown sketch"),
+        ({"sketch": ["triangle"], "a": 1, "b": 0}, "unknown sketch"),
+        ({"sketch": "triangle", "a": 1}, "left open"),
+        ({"sketch": "triangle", "a": "1", "b": 0}, "no option"),
+        ({"sketch": "triangle", "a": True, "b": 0}, "no option"),
+        ({"sketch": "triangle", "a": [1], "b": 0}, "no option"),
+        ({"sketch": "triangle", "b": 0, "a": 1}, "unknown decision"),
+        ({"sketch": "triangle", "a": 1, "b": 0, "c": "next"}, "unknown decision"),
+    ],
+)
+def test_what_a_record_may_say(written: dict[str, Any], reason: str) -> None:
+    space = toy()
+    config = Config.from_json(json.loads(json.dumps(written)))
+    rejected = space.check(config)
+    assert isinstance(rejected, Rejection) and rejected.reason == reason
+    assert space.build(config, "k") == rejected
+    with pytest.raises(ValueError, match=reason):
+        space.mutate(config, Random(0))
+
+
+@given(st.integers(0, 1 << 30))
+def test_a_mutation_changes_one_decision(seed: int) -> None:
+    """What is behind it is kept where it is an option still; a seed says all."""
+    space, rng = toy(), Random(seed)
+    before = space.sample(rng)
+    after = space.mutate(before, rng)
+    assert space.check(before) is None and space.check(after) is None and after != before
+    again = Random(seed)
+    assert (space.sample(again), space.mutate(before, again)) == (before, after)
+    old, new = before.to_json(), after.to_json()
+    changed = next(name for name in old if old[name] != new.get(name))
+    behind = list(old)[list(old).index(changed) + 1 :]
+    for name in set(behind) & set(new):
+        legal = name != "b" or old["b"] < new["a"]
+        assert not legal or new[name] == old[name]
+
+
+def test_sampling_and_mutation_reach_every_config() -> None:
+    space, rng = toy(), Random(1)
+    every = set(space.configs())
+    assert {space.sample(rng) for _ in range(400)} == every
+    at, reached = space.sample(rng), set[Config]()
+    for _ in range(1000):
+        at = space.mutate(at, rng)
+        reached.add(at)
+    assert reached == every
+
+
+def test_a_space_of_one_config_has_no_mutation() -> None:
+    kind = TensorType((4,), "int64")
+    stage = make_stage([Operator("relax", ("x",), "y", kind)], {"x": kind}, [])
+    space = space_of(stage, target("x86-64-v3"))
+    config = space.sample(Random(0))
+    assert space.size == 1 and space.mutate(config, Random(0)) == config == Config("fallback")
+    assert space == space_of(stage, target("x86-64-v3")) != space_of(stage, target("x86-64-v4"))
+    assert hash(space) == hash(space_of(stage, target("x86-64-v3")))
+    assert space.sketches == space_of(stage, target("x86-64-v3")).sketches
+
+
+def test_a_space_is_the_same_in_every_process() -> None:
+    """A record is read by another process: nothing in a space may depend on how it hashes."""
+    types = {"x": TensorType((50, 33)), "w": TensorType((33, 70))}
+    stage = make_stage(
+        [Operator("matmul", ("x", "w"), "y", TensorType((50, 70)))], types, ["w"]
+    )
+    code = (
+        "import json, sys; from random import Random\n"
+        "from gtco.target import target; from gtco.tensor.sketch import space_of\n"
+        "from gtco.tensor.stage import Stage\n"
+        "space = space_of(Stage.from_json(json.loads(sys.argv[1])), target('x86-64-v4'))\n"
+        "rng = Random(7)\n"
+        "print([space.sample(rng).to_json() for _ in range(20)], space.size)"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code, json.dumps(stage.to_json())],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1 and "gemm" in said.pop()
 
 
 def test_no_config_outside_the_space_is_built() -> None:
@@ -197,9 +327,10 @@ def test_no_config_outside_the_space_is_built() -> None:
         legal, choices=tuple((k, "direct" if k == "a" else v) for k, v in legal.choices)
     )
     assert legal["a"] == "packed" and check(sketch, legal) is None
-    answer = build(Job("kernel", stage, illegal, machine))
+    answer = build_job(Job("kernel", stage, illegal, machine))
     assert isinstance(answer, Failure) and "a='direct' is none of the options" in answer.reason
-    assert not isinstance(build(Job("kernel", stage, legal, machine)), Failure)
+    assert answer.rejected == "no option"
+    assert not isinstance(build_job(Job("kernel", stage, legal, machine)), Failure)
 
 
 def test_symbolic_sizes_have_no_bytes() -> None:

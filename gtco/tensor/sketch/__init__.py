@@ -21,7 +21,7 @@ from gtco.tensor.sketch import (
     resize,
     rows,
 )
-from gtco.tensor.space import Sketch
+from gtco.tensor.space import Sketch, Space
 from gtco.tensor.stage import Stage
 
 Rule = Callable[[Stage, Target], Sketch | None]
@@ -79,3 +79,8 @@ def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Ske
         if sketch is not None:
             found.append(sketch)
     return found
+
+
+def space_of(stage: Stage, target: Target, failed: Failed = _nobody) -> Space:
+    """All programs of the stage: those of every sketch."""
+    return Space(stage, target, tuple(sketches(stage, target, failed)))

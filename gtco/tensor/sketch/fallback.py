@@ -95,7 +95,7 @@ class Fallback:
                 op.get("result", -1),
             )
         except BridgeError as error:
-            return Rejection(f"{op.get('op', op.kind)}: {error}")
+            return Rejection("no program", f"{op.get('op', op.kind)}: {error}")
         return Program(function, tasks, workspace, {})
 
     def elements(self, em: Emitter, args: KernelArguments) -> None:
