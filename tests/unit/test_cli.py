@@ -34,6 +34,7 @@ class Report:
     weights_bytes: int = 23_000_000
     predicted_seconds: float = 0.012
     notes: tuple = ("stage s1 fell back [slow]",)
+    tuning: tuple = ()
     verification: VerificationReport | None = None
 
 
@@ -182,6 +183,8 @@ def test_compile_hands_on_every_option(compiler, capsys):
         "simplify_timeout": 9,
         "workers": 2,
         "strict": True,
+        "tune": "off",
+        "records": None,
     }
     out, err = capsys.readouterr()
     assert "2.00 GB" in out and "12.000 ms" in out and "2.5 s" in out
@@ -204,6 +207,8 @@ def test_compile_defaults(compiler):
         "simplify_timeout": 120,
         "workers": None,
         "strict": False,
+        "tune": "off",
+        "records": None,
     }
     assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
 
