@@ -17,7 +17,7 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import aligned_empty
 from gtco.tensor.stage import TensorType
 
-LEAST_ROUNDS, MOST_ROUNDS = 7, 200
+LEAST_ROUNDS, MOST_ROUNDS = 14, 200
 WARM_ROUNDS = 2
 TOLERANCE = 1e-3  # of the largest magnitude; results differ by the order of their sums
 BFLOAT16_TOLERANCE = 2e-2  # where they are rounded to 8 bits

@@ -2,17 +2,18 @@
 
 A shared machine's throughput can halve for seconds, so times of different rounds are not compared:
 each rival's time is divided by the first one's of the same round, which is read before the rivals
-and after them.
+and after them. A rival has to win enough of the rounds, by enough.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 
 LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
-MOST_ROUNDS_LOST = 0.25  # share of rounds that a winner may lose
+CHANCE = 0.05  # that of all a stage's rivals, were they equals, one wins by luck
 NOISE_FACTOR = 2.0  # a gain must be so many times what noise makes of equals
 
 
@@ -37,11 +38,19 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     middle = np.median(ratios, axis=0)
     noise = abs(float(middle[0] - middle[-1]))
     most = 1.0 - max(LEAST_GAIN, NOISE_FACTOR * noise)
+    rivals = range(1, rounds.shape[1] - 1)
     clear = [
         c
-        for c in range(1, rounds.shape[1] - 1)
-        if c not in wrong and middle[c] <= most and np.mean(ratios[:, c] >= 1.0) <= MOST_ROUNDS_LOST
+        for c in rivals
+        if c not in wrong
+        and middle[c] <= most
+        and luck(int(np.sum(ratios[:, c] < 1.0)), len(rounds)) * len(rivals) <= CHANCE
     ]
     best = min(clear, key=lambda c: float(middle[c]), default=0)
     seconds = float(np.median(first))
     return Verdict(best, seconds * float(middle[best]) if best else seconds, seconds, noise)
+
+
+def luck(won: int, rounds: int) -> float:
+    """The chance that one of two equals wins so many of the rounds or more (the sign test)."""
+    return sum(comb(rounds, n) for n in range(won, rounds + 1)) / 2**rounds

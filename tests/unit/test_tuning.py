@@ -30,7 +30,7 @@ from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import timing, tune
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, batches
-from gtco.tuning.verdict import judge
+from gtco.tuning.verdict import judge, luck
 
 
 def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
@@ -127,6 +127,17 @@ def test_one_lucky_half_is_not_enough() -> None:
     readings = rounds(1.0, 0.5, n=40)
     readings[22:, 1] = 1.2
     assert judge(readings).best == 0
+
+
+def test_few_rounds_prove_nothing() -> None:
+    """Of seven equal rivals, one wins all of five rounds by luck once in five trials."""
+    assert luck(5, 5) == 1 / 32 and luck(0, 9) == 1 and luck(2, 3) == 1 / 2
+    factors = (1.0, *(1.1,) * 6, 0.8)
+    assert judge(rounds(*factors, n=5)).best == 0
+    assert judge(rounds(*factors, n=9)).best == 7
+    equal = np.random.default_rng(4).lognormal(0, 0.1, (2000, 12, 9))
+    taken = sum(judge(r).best != 0 for r in equal)
+    assert taken <= 0.05 * 2000
 
 
 def test_a_wrong_rival_is_out_of_the_question() -> None:
