@@ -4,7 +4,7 @@ epilogue that each of its elements goes through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, result_index
@@ -19,6 +19,16 @@ def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
 
 def is_static(stage: Stage) -> bool:
     return all(t.static for t in stage.types.values())
+
+
+def anchor(stage: Stage, *kinds: str) -> Operator | None:
+    """The operator of these kinds, where the stage has just one."""
+    found = [op for op in stage.operators if op.kind in kinds]
+    return found[0] if len(found) == 1 else None
+
+
+def float32(stage: Stage, tensors: Iterable[str]) -> bool:
+    return all(stage.types[t].dtype == "float32" for t in tensors)
 
 
 def readable(op: Operator) -> bool:

@@ -315,7 +315,7 @@ class TransposedView(ConvView):
         )
 
 
-def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Contraction | None:
+def contraction(stage: Stage, op: Operator) -> Contraction | None:
     """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, which contracts no
     channels, for a transposed one whose output is no whole number of strides, and for symbolic
     shapes.
@@ -335,9 +335,7 @@ def contraction(stage: Stage, op: Operator, channels_first: bool = False) -> Con
         n = b[0] // groups
         if groups > 1 and b[1] == n == 1:
             return None
-        return ConvView(
-            op, groups, prod(out) // b[0], n, prod(b[1:]), a, b, channels_first=channels_first
-        )
+        return ConvView(op, groups, prod(out) // b[0], n, prod(b[1:]), a, b)
     if op.kind == "conv_transpose2d":
         groups, (sh, sw), nhwc = int(op["groups"]), op["strides"], op["layout"] == "NHWC"
         height, width = out[1:3] if nhwc else out[2:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tvm import tirx
 from tvm.sym import detect_linear_equation
@@ -77,6 +78,13 @@ def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
 
     here, there = flat(index), flat(index | {axis: index[axis] + 1})
     return here is not None and there is not None and scope.index(there - here) == 1
+
+
+def along_memory(stage: Stage, view: ConvView) -> ConvView:
+    """The view whose k runs along neighbours of the input: its channels, or else its columns."""
+    if unit_stride(stage, view, "c") or not unit_stride(stage, view, "kw"):
+        return view
+    return replace(view, channels_first=True)
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:

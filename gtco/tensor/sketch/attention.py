@@ -26,7 +26,7 @@ from tvm.tirx.script.builder import ir as T
 
 from gtco.target import Target
 from gtco.tensor import vector_math
-from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import Epilogue, anchor, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.cost import epilogue_vectors
@@ -37,7 +37,7 @@ from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.tiling import chunk_options
+from gtco.tensor.sketch.tiling import chunk_options, tile_options
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -55,10 +55,9 @@ from gtco.tensor.transpose import transpose
 
 def match(stage: Stage, target: Target) -> Attention | None:
     """One ``attention`` with readable operands and a one-to-one epilogue, or None."""
-    anchors = [op for op in stage.operators if op.kind == "attention"]
-    if len(anchors) != 1:
+    op = anchor(stage, "attention")
+    if op is None:
         return None
-    op = anchors[0]
     types = [stage.types[x] for x in op.inputs] + [op.type, stage.output.type]
     if any(t.dtype != "float32" or any(isinstance(d, str) for d in t.shape) for t in types):
         return None
@@ -100,12 +99,8 @@ class Attention:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            best: dict[tuple[int, int], MicroKernel] = {}
-            for tile in micro_kernels(self.target):
-                if tile.rows <= m and (tile.vectors - 1) * tile.lanes < e:
-                    best.setdefault((tile.vectors, ceil(m / tile.rows)), tile)
-            good = [t for t in best.values() if t.rows * t.vectors >= 8]
-            return Decision("tile", "micro-kernel", tuple(t.name for t in good or best.values()))
+            tiles = tile_options(micro_kernels(self.target), m, e)
+            return Decision("tile", "micro-kernel", tuple(t.name for t in tiles))
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))

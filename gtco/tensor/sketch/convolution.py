@@ -24,6 +24,7 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
+from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch import gemm
@@ -54,11 +55,8 @@ LEAST_STEPS = 2  # of a run: shorter ones would be mostly overhead
 
 def match(stage: Stage, target: Target) -> Convolution | None:
     """A convolution that ``gemm`` takes, with constant weights and windows that overlap."""
-    anchors = [op for op in stage.operators if op.kind == "conv2d"]
-    if len(anchors) != 1:
-        return None
-    op = anchors[0]
-    if any(isinstance(d, str) for d in stage.types[op.inputs[1]].shape):
+    op = anchor(stage, "conv2d")
+    if op is None or not stage.types[op.inputs[1]].static:
         return None
     kernel_shape = [int(d) for d in stage.types[op.inputs[1]].shape[2:]]
     spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, op["dilation"], strict=True)]

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    anchor,
+    float32,
+    is_static,
+    shape_of,
+)
 from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.streaming import vectorizable
+from gtco.tensor.sketch.streaming import in_vectors
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -37,10 +43,9 @@ def match(stage: Stage, target: Target) -> Depthwise | None:
     """The stage around one float32 convolution in channels of its own, or in groups (NHWC alone)
     several of which fill a vector; else None.
     """
-    anchors = [op for op in stage.operators if op.kind == "conv2d"]
-    if len(anchors) != 1 or not is_static(stage):
+    op = anchor(stage, "conv2d")
+    if op is None or not is_static(stage):
         return None
-    op = anchors[0]
     channels, inputs = (int(d) for d in stage.types[op.inputs[1]].shape[:2])
     if op["groups"] == 1:
         return None
@@ -48,12 +53,8 @@ def match(stage: Stage, target: Target) -> Depthwise | None:
     mixes = (inputs, outputs) != (1, 1)
     if mixes and (op["layout"] != "NHWC" or target.lanes % outputs or inputs > MOST_INPUTS):
         return None
-    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
-        return None
-    tail = epilogue(stage, op.output)
-    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
-        return None
-    return Depthwise(stage, target, op, tail)
+    tail = in_vectors(stage, op) if float32(stage, (*op.inputs, op.output)) else None
+    return Depthwise(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)

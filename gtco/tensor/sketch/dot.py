@@ -19,7 +19,7 @@ from functools import cached_property
 from math import ceil
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, ancestors
+from gtco.tensor.analysis.chains import Epilogue, ancestors, anchor
 from gtco.tensor.analysis.contraction import CONTRACTIONS, Contraction, contraction
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
@@ -51,8 +51,8 @@ SUMS = 8  # independent sums that hide the latency of FMA on two ports
 
 def match(stage: Stage, target: Target) -> Dot | None:
     """What the rule ``gemm`` matches, with few columns and vectors of k; else None."""
-    anchors = [op for op in stage.operators if op.kind in CONTRACTIONS]
-    view = contraction(stage, anchors[0]) if len(anchors) == 1 else None
+    op = anchor(stage, *CONTRACTIONS)
+    view = contraction(stage, op) if op else None
     if view is None or view.n > COLUMNS or view.k < target.lanes:
         return None
     found = gemm.match(stage, target)

@@ -23,7 +23,14 @@ from functools import cached_property
 from math import ceil
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, ancestors, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    anchor,
+    epilogue,
+    float32,
+    prologue_readable,
+)
 from gtco.tensor.analysis.contraction import (
     CONTRACTIONS,
     Contraction,
@@ -33,11 +40,11 @@ from gtco.tensor.analysis.contraction import (
     contraction,
 )
 from gtco.tensor.analysis.placement import (
+    along_memory,
     column_stride,
     row_stride,
     run_breaks,
     stores_columns,
-    unit_stride,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
@@ -45,7 +52,7 @@ from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import row_vectors
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
+from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_options
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -64,11 +71,8 @@ NORM_VECTORS = 12  # vector instructions of a layer_norm's three passes, on one 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
     """One contraction with a readable prologue and a one-to-one epilogue, else None."""
-    anchors = [op for op in stage.operators if op.kind in CONTRACTIONS]
-    if len(anchors) != 1:
-        return None
-    op = anchors[0]
-    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
+    op = anchor(stage, *CONTRACTIONS)
+    if op is None or not float32(stage, (*op.inputs, op.output)):
         return None
     view = contraction(stage, op)
     if view is None:
@@ -82,13 +86,11 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     tail = epilogue(stage, op.output)
     if tail is None or stage.output.type.dtype != "float32":
         return None
-    if isinstance(view, ConvView):
-        if isinstance(view, TransposedView):
-            if op.inputs[1] not in stage.constants:
-                return None
-        elif not unit_stride(stage, view, "c") and unit_stride(stage, view, "kw"):
-            view = contraction(stage, op, channels_first=True)
-            assert isinstance(view, ConvView)
+    if isinstance(view, TransposedView):
+        if op.inputs[1] not in stage.constants:
+            return None
+    elif isinstance(view, ConvView):
+        view = along_memory(stage, view)
     return Gemm(stage, target, view, tail, norm)
 
 
@@ -175,22 +177,7 @@ class Gemm:
         return None
 
     def tiles(self) -> list[MicroKernel]:
-        """Micro-kernels worth their place: full height, or the height that cuts m into equal
-        blocks.
-        """
-        best: dict[tuple[int, int], MicroKernel] = {}
-        for tile in micro_kernels(self.target):
-            if tile.rows > self.view.m or (tile.vectors - 1) * tile.lanes >= self.view.n:
-                continue
-            blocks = ceil(self.view.m / tile.rows)
-            # tallest first; equal block counts are the same program
-            best.setdefault((tile.vectors, blocks), tile)
-        chosen = [
-            t
-            for t in best.values()
-            if t.rows * t.vectors >= 8 or t.rows == self.view.m or t.rows >= self.view.m // 2
-        ]
-        return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
+        return tile_options(micro_kernels(self.target), self.view.m, self.view.n)
 
     @cached_property
     def depth_options(self) -> tuple[int, ...]:

@@ -26,9 +26,9 @@ from gtco.target import Target
 from gtco.tensor.analysis.chains import (
     Epilogue,
     ancestors,
-    epilogue,
+    anchor,
+    float32,
     is_static,
-    prologue_readable,
     shape_of,
 )
 from gtco.tensor.analysis.indices import split_flat
@@ -42,11 +42,11 @@ from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
     divisor_below,
+    in_vectors,
     rows_per_task,
     tasks_of_rows,
     unflatten,
     vector_runs,
-    vectorizable,
 )
 from gtco.tensor.space import (
     Config,
@@ -67,18 +67,13 @@ POINT = 16.0  # and those that a point takes to fetch its corners again
 
 def match(stage: Stage, target: Target) -> GridSample | None:
     """The stage around one float32 ``grid_sample`` in NHWC, else None."""
-    anchors = [op for op in stage.operators if op.kind == "grid_sample"]
-    if len(anchors) != 1 or not is_static(stage):
+    op = anchor(stage, "grid_sample")
+    if op is None or not is_static(stage):
         return None
-    op = anchors[0]
     if op["layout"] != "NHWC" or op.type.size == 0:
         return None
-    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
-        return None
-    tail = epilogue(stage, op.output)
-    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
-        return None
-    return GridSample(stage, target, op, tail)
+    tail = in_vectors(stage, op) if float32(stage, (*op.inputs, op.output)) else None
+    return GridSample(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,20 @@ from math import inf
 from tvm import tirx
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    anchor,
+    float32,
+    is_static,
+    shape_of,
+)
 from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.streaming import vectorizable
+from gtco.tensor.sketch.streaming import in_vectors
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -28,16 +34,13 @@ KINDS = ("max_pool2d", "avg_pool2d")
 
 def match(stage: Stage, target: Target) -> Pool | None:
     """The stage around one float32 pooling operator, else None."""
-    anchors = [op for op in stage.operators if op.kind in KINDS]
-    if len(anchors) != 1 or not is_static(stage):
+    op = anchor(stage, *KINDS)
+    if op is None or not is_static(stage):
         return None
-    op = anchors[0]
-    if stage.types[op.inputs[0]].dtype != "float32" or stage.types[op.inputs[0]].size == 0:
+    if not float32(stage, op.inputs) or stage.types[op.inputs[0]].size == 0:
         return None
-    tail = epilogue(stage, op.output)
-    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
-        return None
-    return Pool(stage, target, op, tail)
+    tail = in_vectors(stage, op)
+    return Pool(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,25 @@ from math import ceil, prod
 from tvm import tirx
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    anchor,
+    float32,
+    is_static,
+    shape_of,
+)
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.resize_columns import Columns, fits
 from gtco.tensor.sketch.streaming import (
+    in_vectors,
     rows_per_task,
     streaming_workload,
     tasks_of_rows,
     unflatten,
     vector_runs,
-    vectorizable,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.spatial import nearest, taps
@@ -46,22 +52,13 @@ LARGEST = 1 << 24  # positions are kept as float32
 
 def match(stage: Stage, target: Target) -> Resize | None:
     """The stage around one float32 ``resize2d``, else None."""
-    anchors = [op for op in stage.operators if op.kind == "resize2d"]
-    if len(anchors) != 1 or not is_static(stage):
+    op = anchor(stage, "resize2d")
+    if op is None or not is_static(stage) or not float32(stage, (*op.inputs, op.output)):
         return None
-    op = anchors[0]
-    if (
-        stage.types[op.inputs[0]].dtype != "float32"
-        or op.type.dtype != "float32"
-        or op.type.size == 0
-    ):
+    if op.type.size == 0 or max(shape_of(stage, op.inputs[0])) >= LARGEST:
         return None
-    tail = epilogue(stage, op.output)
-    if tail is None or not prologue_readable(stage, op.inputs) or not vectorizable(stage):
-        return None
-    if max(shape_of(stage, op.inputs[0])) >= LARGEST:
-        return None
-    return Resize(stage, target, op, tail)
+    tail = in_vectors(stage, op)
+    return Resize(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,20 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, epilogue, is_static, prologue_readable, shape_of
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    anchor,
+    float32,
+    is_static,
+    shape_of,
+)
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.rows_loops import REDUCTIONS, RowsLoops
-from gtco.tensor.sketch.streaming import GATHER, rows_per_task, streaming_workload, vectorizable
+from gtco.tensor.sketch.streaming import GATHER, in_vectors, rows_per_task, streaming_workload
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -40,18 +46,11 @@ def match(stage: Stage, target: Target) -> Rows | None:
     """The stage as one float32 reduction with a readable prologue and a one-to-one epilogue, else
     None.
     """
-    anchors = [op for op in stage.operators if op.kind in (*REDUCTIONS, *NORMALISATIONS)]
-    if len(anchors) != 1 or not is_static(stage):
+    op = anchor(stage, *REDUCTIONS, *NORMALISATIONS)
+    if op is None or not is_static(stage) or not float32(stage, (*op.inputs, op.output)):
         return None
-    op = anchors[0]
-    if any(stage.types[t].dtype != "float32" for t in (*op.inputs, op.output)):
-        return None
-    tail = epilogue(stage, op.output)
-    if tail is None or not prologue_readable(stage, op.inputs):
-        return None
-    if stage.types[op.inputs[0]].size == 0 or not vectorizable(stage):
-        return None
-    return Rows(stage, target, op, tail)
+    tail = in_vectors(stage, op) if stage.types[op.inputs[0]].size else None
+    return Rows(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)

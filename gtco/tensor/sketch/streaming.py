@@ -13,11 +13,12 @@ from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor import cost, scalar
+from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.space import Layer, Stream, Workload
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import Operator, Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
@@ -30,6 +31,15 @@ def vectorizable(stage: Stage) -> bool:
         for op in stage.operators
         if pattern(op.kind) == ELEMENTWISE
     )
+
+
+def in_vectors(stage: Stage, anchor: Operator) -> Epilogue | None:
+    """The epilogue behind an anchor, where it and a readable prologue may stand in vectors; else
+    None.
+    """
+    if not prologue_readable(stage, anchor.inputs) or not vectorizable(stage):
+        return None
+    return epilogue(stage, anchor.output)
 
 
 def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
@@ -79,6 +80,19 @@ def _task_shape(
         chunks_n,
         batch * chunks_m * chunks_n,
     )
+
+
+def tile_options(rows: Sequence[MicroKernel], height: int, width: int) -> list[MicroKernel]:
+    """Those of the ``rows`` that are worth their place in a product of ``height`` x ``width``: full
+    height, or the height that cuts it into equal blocks.
+    """
+    best: dict[tuple[str, int, int], MicroKernel] = {}
+    for tile in rows:
+        if tile.rows <= height and (tile.vectors - 1) * tile.lanes < width:
+            # tallest first; equal block counts are the same program
+            best.setdefault((tile.kind.name, tile.vectors, ceil(height / tile.rows)), tile)
+    chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows >= height // 2]
+    return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
 
 
 def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
