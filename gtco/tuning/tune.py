@@ -4,8 +4,9 @@ best on this very machine.
 The stages that take most of the predicted time go first. A round gives each of them the policy's
 alternatives to its pick; they are built by the workers, and timed when all of them are built, so
 that nothing disturbs the readings. A pick that is clearly beaten gives way, and the next round
-starts from what beat it (coordinate descent over the decisions of the space). A stage is done when
-PATIENCE rounds on end have changed nothing, or nothing is left to try.
+starts from what beat it (coordinate descent over the decisions of the space). From the second round
+on, mutations of the pick go along, which the policy's own model would never propose. A stage is
+done when PATIENCE rounds on end have changed nothing, or nothing is left to try.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,16 @@ from gtco.options import Tune
 from gtco.runtime.artifact import write_artifact
 from gtco.search.policy import Policy
 from gtco.search.records import Outcome, Record, Records, circumstances, now
-from gtco.tensor.space import Config, Pick
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Pick, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tuning.trial import Trial, artifact, batches
 from gtco.tuning.verdict import Verdict, judge
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
 ALTERNATIVES = 8  # that a stage gets in one round
+MUTATIONS = 4  # beside them, from the second round on
+DRAWS = 8  # for one mutation that was not tested yet
 PATIENCE = 2  # rounds without a change that a stage gets
 HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth building
 GRACE = 60.0  # seconds that timing may take beyond what it was given: opening, a slow first round
@@ -56,6 +61,7 @@ class StageResult:
     first_seconds: float = 0.0
     seconds: float = 0.0
     noise: float = 0.0
+    rounds: int = 0
     measured: int = 0
     unchanged: int = 0  # rounds on end
     done: bool = False
@@ -117,7 +123,7 @@ class _Tuner:
         self.generated, self.policy, self.workers = generated, policy, workers
         self.threads, self.deadline, self.progress = threads, deadline, progress
         self.records, self.circumstances = records, circumstances(policy.target)
-        self.serial = 0
+        self.serial, self.random = 0, Random(0)
         self.results = {r.stage.key: r for r in _heaviest(generated)}
         if records is not None:
             for key, result in self.results.items():
@@ -146,12 +152,13 @@ class _Tuner:
             if time.monotonic() - begin > left / 2:
                 break
             self.progress(f"{self.news()}; building for stage {number + 1} of {len(results)}")
-            picks = [
-                pick
-                for pick in self.policy.alternatives(result.stage, result.last, result.tested)
-                if pick.seconds <= HOPELESS * result.last.seconds
-            ]
-            if trial := self.built(result, picks[:ALTERNATIVES]):
+            picks = self.policy.alternatives(result.stage, result.last, result.tested)
+            picks = picks[:ALTERNATIVES] + (self.mutations(result) if result.rounds else [])
+            hopeful = {
+                p.config: p for p in picks if p.seconds <= HOPELESS * result.last.seconds
+            }
+            result.rounds += 1
+            if trial := self.built(result, list(hopeful.values())):
                 trials.append(trial)
             else:
                 result.done = True
@@ -161,6 +168,19 @@ class _Tuner:
             candidates = sum(len(t.picks) for t in batch)
             self.progress(f"{self.news()}; timing {candidates} candidates")
             self.time(batch, max(self.left, 0.0) * share)
+
+    def mutations(self, result: StageResult) -> list[Pick]:
+        """The pick with a decision changed at random, for every draw that was not tested yet."""
+        space = space_of(result.stage, self.policy.target)
+        found: dict[Config, Pick] = {}
+        for _ in range(DRAWS * MUTATIONS):
+            config = space.mutate(result.last.config, self.random)
+            if config in result.tested or config in found or len(found) == MUTATIONS:
+                continue
+            sketch = space.sketch(config)
+            assert not isinstance(sketch, Rejection)
+            found[config] = Pick(sketch, config, self.policy.price(sketch, config))
+        return list(found.values())
 
     def built(self, result: StageResult, picks: Sequence[Pick]) -> Trial | None:
         """The trial of what is picked now and of the ``picks``, of those that could be built."""

@@ -266,6 +266,9 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
         result.last.seconds / first.seconds, rel=1e-6
     )
     assert not made.notes
+    proposed = set(policy.candidates(first.sketch))
+    tried = {config for symbols in told for config in symbols if config.sketch == "gemm"}
+    assert tried - proposed, "mutations leave what the policy's own model would propose"
 
 
 def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
