@@ -14,17 +14,16 @@ loops; where neighbours come from a few places in turn, :mod:`gtco.tensor.sketch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from math import ceil, prod
 
 from gtco.target import Target
 from gtco.tensor import scalar
+from gtco.tensor.analysis.axes import Segment, gathers, output_shape, regular, segments
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.reader import Reader
@@ -45,9 +44,6 @@ from gtco.tensor.sketch.transposing import Tiling, emit_tiles, tiling
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Stage
 
-MOST_SEGMENTS = 16  # more are not worth their code
-PROBED_ROW = 8192  # longer rows are not probed position by position
-
 
 def match(stage: Stage, target: Target) -> Elementwise | None:
     """The stage where all its operators are readable and its shapes are known, else None."""
@@ -56,20 +52,6 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
     if stage.output.type.size == 0:
         return None
     return Elementwise(stage, target)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every
-    input for each k.
-
-    ``smooth``: no condition depends on the position inside a run, so that its lanes may be vectors.
-    """
-
-    begin: int
-    length: int
-    repeat: int = 1
-    smooth: bool = True
 
 
 @dataclass(frozen=True)
@@ -129,10 +111,10 @@ class Elementwise:
         """The most trailing axes that keep every load regular as one; else the last axis, cut where
         it is not.
         """
-        shape = shape_of(self.stage, self.stage.output.output)
+        shape = output_shape(self.stage)
         for cut in range(len(shape)):
             outer, inner = shape[:cut], shape[cut:]
-            if self.regular(outer, inner):
+            if regular(self.stage, cut):
                 rows, length = prod(outer), prod(inner)
                 few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
                 piece = divisor_below(length, TASK_ELEMENTS) if few else length
@@ -141,76 +123,11 @@ class Elementwise:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of a row's piece. Found for a kernel alone: a price does not need them, and
-        they take a probe a position.
-        """
+        """The segments of a row's piece."""
         grid = self.grid
-        return (Segment(0, grid.length),) if grid.regular else self.cut(grid.outer, grid.inner)
-
-    def regular(self, outer: Sequence[int], inner: Sequence[int]) -> bool:
-        """Is every load contiguous or constant along the ``inner`` axes as one?"""
-        probe, j = self.probed(outer, inner, Segment(0, prod(inner)))
-        return not probe.decided_by(j) and not probe.apart(j)
-
-    def probed(
-        self, outer: Sequence[int], inner: Sequence[int], segment: Segment
-    ) -> tuple[Probe, Expr]:
-        """The access pattern of a segment's run, and the variable that counts its positions."""
-        probe = Probe(self.stage)
-        j, k = probe.scope.variables((segment.length, segment.repeat))
-        index = probe.scope.variables(outer)
-        position = segment.begin + j + (k * segment.length if segment.repeat > 1 else 0)
-        probe.follow(self.stage.output.output, [*index, *split_flat(position, inner)])
-        return probe, j
-
-    def cut(self, outer: Sequence[int], inner: Sequence[int]) -> tuple[Segment, ...]:
-        """The last axis cut where the source of some load jumps, as seen in the first, middle and
-        last row.
-        """
-        length = prod(inner)
-        cuts: set[int] = set()
-        if length <= PROBED_ROW:
-            for at in (0, 2, 1):
-                cuts |= self.jumps([at * (extent - 1) // 2 for extent in outer], length)
-        edges = [0, *sorted(cuts), length]
-        lengths = [b - a for a, b in pairwise(edges)]
-        each = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
-        if len(set(lengths)) == 1 and len(lengths) > 2:
-            same = Segment(0, lengths[0], len(lengths))
-            # a concat's parts are told apart by their position: in one loop no part is known
-            if len(lengths) > MOST_SEGMENTS or self.smooth(outer, inner, same):
-                each = [same]
-        elif len(lengths) > MOST_SEGMENTS:
-            each = [Segment(0, length)]
-        return tuple(replace(s, smooth=self.smooth(outer, inner, s)) for s in each)
-
-    def jumps(self, row: Sequence[int], length: int) -> set[int]:
-        """Positions of a row where some load's address does not go on as it did before, or another
-        part of a concat begins.
-        """
-        cuts: set[int] = set()
-        before: list[tuple[str, Expr]] = []
-        parts: list[int] = []
-        steps: list[int] | None = None
-        for j in range(length):
-            probe = Probe(self.stage)
-            probe.follow(self.stage.output.output, [*row, j])
-            now = probe.loads
-            if j:
-                same = [t for t, _ in now] == [t for t, _ in before] and parts == probe.parts
-                delta = (
-                    [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
-                )
-                if delta is None or (steps is not None and delta != steps):
-                    cuts.add(j)
-                    delta = None
-                steps = delta
-            before, parts = now, probe.parts
-        return cuts
-
-    def smooth(self, outer: Sequence[int], inner: Sequence[int], segment: Segment) -> bool:
-        probe, j = self.probed(outer, inner, segment)
-        return not probe.decided_by(j)
+        if grid.regular:
+            return (Segment(0, grid.length),)
+        return segments(self.stage, len(grid.outer))
 
     def workload(self, config: Config) -> Workload:
         lanes = self.target.lanes
@@ -232,11 +149,7 @@ class Elementwise:
         """Loads that are made lane by lane, where no block is turned; what jumps between vectors
         (a concat) is not counted.
         """
-        grid = self.grid
-        if grid.regular:
-            return 0
-        probe, j = self.probed(grid.outer, grid.inner, Segment(0, grid.length))
-        return probe.apart(j)
+        return 0 if self.grid.regular else gathers(self.stage, len(self.grid.outer))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:

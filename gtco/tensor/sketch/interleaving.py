@@ -25,7 +25,7 @@ from typing import Any
 from tvm import tirx
 from tvm.sym import detect_linear_equation
 
-from gtco.tensor.analysis.chains import shape_of
+from gtco.tensor.analysis.axes import output_shape, phase_steps
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
@@ -93,7 +93,7 @@ class Interleaving:
 
 def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
     """The fewest phases in the longest rows that make every load a vector or a few; else None."""
-    shape = shape_of(stage, stage.output.output)
+    shape = output_shape(stage)
     if any(op.kind == "gather" for op in stage.operators) or any(
         t.dtype not in ("float32", "int32") for t in stage.types.values()
     ):
@@ -105,24 +105,13 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
                 continue
             steps: list[tuple[int, ...]] = []
             for phase in range(phases):
-                found = _steps(stage, Interleaving(shape, cut, ((),) * phases), phase)
+                found = phase_steps(stage, cut, phases, phase, REACH)
                 if found is None:
                     break
                 steps.append(found)
             if len(steps) == phases:
                 return Interleaving(shape, cut, tuple(steps))
     return None
-
-
-def _steps(stage: Stage, grid: Interleaving, phase: int) -> tuple[int, ...] | None:
-    """The phase's steps over 1 through its inputs, where all are even and short."""
-    probe = Probe(stage)
-    i, *rest = probe.scope.variables((grid.extent, *grid.shape[: grid.cut]))
-    probe.follow(stage.output.output, grid.index(rest, i, phase))
-    found = probe.strides(i)
-    if any(s is None or not 0 <= s <= REACH for s in found) or probe.decided_by(i):
-        return None
-    return tuple(s for s in found if s is not None and s > 1)
 
 
 @dataclass

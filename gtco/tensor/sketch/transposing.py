@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from gtco.tensor.analysis.chains import shape_of
+from gtco.tensor.analysis.axes import output_shape, turned
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
@@ -87,51 +87,10 @@ class Tiling:
 
 def tiling(stage: Stage, lanes: int) -> Tiling | None:
     """The axes whose blocks, turned, make every load a vector; None where there are none."""
-    shape = shape_of(stage, stage.output.output)
-    if any(op.kind == "gather" for op in stage.operators):
+    axes = turned(stage, lanes)
+    if axes is None:
         return None
-    probe = Probe(stage)
-    axes = probe.scope.variables(shape)
-    index = [axis if n > 1 else 0 for axis, n in zip(axes, shape, strict=True)]
-    probe.follow(stage.output.output, index)
-    names = [name for name, _ in probe.loads]
-    steps = [probe.strides(axis) for axis in axes]  # by axis and load
-    smooth = [not probe.decided_by(axis) for axis in axes]
-
-    def along(load: int, first: int, stop: int) -> int | None:
-        """How far neighbours along these axes as one lie apart; None where it differs."""
-        found: int | None = 0
-        reach = 1
-        for n in range(stop - 1, first - 1, -1):
-            if shape[n] == 1:
-                continue
-            step = steps[n][load]
-            if reach == 1:
-                found = step
-            elif step is None or found is None or step != found * reach:
-                return None
-            reach *= shape[n]
-        return found
-
-    for cut in range(1, len(shape)):
-        if prod(shape[cut:]) < lanes or not all(smooth[cut:]):
-            continue
-        loads = range(len(names))
-        turned = [n for n in loads if along(n, cut, len(shape)) not in (0, 1)]
-        inputs = tuple(names[n] for n in turned)
-        if not turned or any(names.count(x) > 1 for x in inputs):
-            continue
-        if any(stage.types[x].dtype != "float32" for x in inputs):
-            continue
-        for stop in range(cut, 0, -1):
-            for first in range(stop):
-                if (
-                    prod(shape[first:stop]) >= lanes
-                    and all(smooth[first:stop])
-                    and all(along(n, first, stop) == 1 for n in turned)
-                ):
-                    return Tiling(shape, first, stop, cut, inputs)
-    return None
+    return Tiling(output_shape(stage), axes.first, axes.stop, axes.cut, axes.inputs)
 
 
 @dataclass

@@ -1,0 +1,208 @@
+"""Which axes of a stage's output run as one: how far neighbours along them lie apart in every
+input.
+
+A row is the output's axes from ``cut`` on, taken as one; its positions are counted by one variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from gtco.tensor.analysis.chains import shape_of
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.scope import Expr
+from gtco.tensor.stage import Stage
+
+MOST_SEGMENTS = 16  # more are not worth their code
+PROBED_ROW = 8192  # longer rows are not probed position by position
+
+
+def output_shape(stage: Stage) -> tuple[int, ...]:
+    return shape_of(stage, stage.output.output)
+
+
+# rows ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Segment:
+    """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every
+    input for each k.
+
+    ``smooth``: no condition depends on the position inside a run, so that its lanes may be vectors.
+    """
+
+    begin: int
+    length: int
+    repeat: int = 1
+    smooth: bool = True
+
+
+def regular(stage: Stage, cut: int) -> bool:
+    """Is every load contiguous or constant along a row?"""
+    probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
+    return not probe.decided_by(j) and not probe.apart(j)
+
+
+def gathers(stage: Stage, cut: int) -> int:
+    """Loads that are no vectors along a row."""
+    probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
+    return probe.apart(j)
+
+
+def segments(stage: Stage, cut: int) -> tuple[Segment, ...]:
+    """A row cut where the source of some load jumps, as seen in the first, middle and last row. It
+    takes a probe a position: for a kernel alone, since a price does not need it.
+    """
+    shape = output_shape(stage)
+    length = prod(shape[cut:])
+    cuts: set[int] = set()
+    if length <= PROBED_ROW:
+        for at in (0, 2, 1):
+            cuts |= _jumps(stage, [at * (extent - 1) // 2 for extent in shape[:cut]], length)
+    edges = [0, *sorted(cuts), length]
+    lengths = [b - a for a, b in pairwise(edges)]
+    each = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
+    if len(set(lengths)) == 1 and len(lengths) > 2:
+        same = Segment(0, lengths[0], len(lengths))
+        # a concat's parts are told apart by their position: in one loop no part is known
+        if len(lengths) > MOST_SEGMENTS or _smooth(stage, cut, same):
+            each = [same]
+    elif len(lengths) > MOST_SEGMENTS:
+        each = [Segment(0, length)]
+    return tuple(replace(s, smooth=_smooth(stage, cut, s)) for s in each)
+
+
+def _probed(stage: Stage, cut: int, segment: Segment) -> tuple[Probe, Expr]:
+    """The access pattern of a segment's run, and the variable that counts its positions."""
+    shape = output_shape(stage)
+    probe = Probe(stage)
+    j, k = probe.scope.variables((segment.length, segment.repeat))
+    index = probe.scope.variables(shape[:cut])
+    position = segment.begin + j + (k * segment.length if segment.repeat > 1 else 0)
+    probe.follow(stage.output.output, [*index, *split_flat(position, shape[cut:])])
+    return probe, j
+
+
+def _smooth(stage: Stage, cut: int, segment: Segment) -> bool:
+    probe, j = _probed(stage, cut, segment)
+    return not probe.decided_by(j)
+
+
+def _jumps(stage: Stage, row: Sequence[int], length: int) -> set[int]:
+    """Positions of a row where some load's address does not go on as it did before, or another part
+    of a concat begins.
+    """
+    cuts: set[int] = set()
+    before: list[tuple[str, Expr]] = []
+    parts: list[int] = []
+    steps: list[int] | None = None
+    for j in range(length):
+        probe = Probe(stage)
+        probe.follow(stage.output.output, [*row, j])
+        now = probe.loads
+        if j:
+            same = [t for t, _ in now] == [t for t, _ in before] and parts == probe.parts
+            delta = [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
+            if delta is None or (steps is not None and delta != steps):
+                cuts.add(j)
+                delta = None
+            steps = delta
+        before, parts = now, probe.parts
+    return cuts
+
+
+# phases -------------------------------------------------------------------------------------------
+def phase_steps(
+    stage: Stage, cut: int, phases: int, phase: int, most: int
+) -> tuple[int, ...] | None:
+    """The steps over 1 by which every ``phases``-th position of a row, from ``phase`` on, runs
+    through the inputs; None where one is uneven or longer than ``most``.
+    """
+    shape = output_shape(stage)
+    probe = Probe(stage)
+    i, *rest = probe.scope.variables((prod(shape[cut:]) // phases, *shape[:cut]))
+    position = i * phases + phase
+    probe.follow(stage.output.output, [*rest, *split_flat(position, shape[cut:])])
+    found = probe.strides(i)
+    if any(s is None or not 0 <= s <= most for s in found) or probe.decided_by(i):
+        return None
+    return tuple(s for s in found if s is not None and s > 1)
+
+
+# turned axes --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Turned:
+    """``inputs`` are contiguous along the output's axes ``first`` to ``stop`` as one; all others,
+    and the output, along those from ``cut`` on.
+    """
+
+    first: int
+    stop: int
+    cut: int
+    inputs: tuple[str, ...]
+
+
+def turned(stage: Stage, lanes: int) -> Turned | None:
+    """The axes whose blocks of ``lanes`` x ``lanes``, turned, make every load a vector; None where
+    there are none.
+    """
+    if any(op.kind == "gather" for op in stage.operators):
+        return None
+    axes = _Axes(stage)
+    for cut in range(1, len(axes.shape)):
+        if not axes.carry(cut, len(axes.shape), lanes):
+            continue
+        loads = axes.apart(cut)
+        inputs = tuple(axes.loads[n] for n in loads)
+        if not loads or any(axes.loads.count(x) > 1 for x in inputs):
+            continue
+        if any(stage.types[x].dtype != "float32" for x in inputs):
+            continue
+        for stop in range(cut, 0, -1):
+            for first in range(stop):
+                if axes.carry(first, stop, lanes) and all(
+                    axes.along(n, first, stop) == 1 for n in loads
+                ):
+                    return Turned(first, stop, cut, inputs)
+    return None
+
+
+class _Axes:
+    """How each load runs along each axis of the output."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.shape = output_shape(stage)
+        probe = Probe(stage)
+        axes = probe.scope.variables(self.shape)
+        index = [axis if n > 1 else 0 for axis, n in zip(axes, self.shape, strict=True)]
+        probe.follow(stage.output.output, index)
+        self.loads = [name for name, _ in probe.loads]
+        self.steps = [probe.strides(axis) for axis in axes]  # by axis and load
+        self.smooth = [not probe.decided_by(axis) for axis in axes]
+
+    def carry(self, first: int, stop: int, lanes: int) -> bool:
+        """May vectors run along these axes as one?"""
+        return prod(self.shape[first:stop]) >= lanes and all(self.smooth[first:stop])
+
+    def along(self, load: int, first: int, stop: int) -> int | None:
+        """How far neighbours along these axes as one lie apart; None where it differs."""
+        found: int | None = 0
+        reach = 1
+        for n in range(stop - 1, first - 1, -1):
+            if self.shape[n] == 1:
+                continue
+            step = self.steps[n][load]
+            if reach == 1:
+                found = step
+            elif step is None or found is None or step != found * reach:
+                return None
+            reach *= self.shape[n]
+        return found
+
+    def apart(self, cut: int) -> list[int]:
+        """The loads that are no vectors along a row."""
+        rank = len(self.shape)
+        return [n for n in range(len(self.loads)) if self.along(n, cut, rank) not in (0, 1)]
