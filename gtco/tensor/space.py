@@ -92,8 +92,8 @@ class Packing:
     """How a constant input is laid out before it is stored in the artifact.
 
     The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
-    ``pad``, viewed as ``split`` and transposed by ``order``; every field is data, so a packing
-    crosses processes and goes to JSON.
+    ``pad``, viewed as ``split`` and transposed by ``order``; then packed once more where ``then``
+    says so. Every field is data, so a packing crosses processes and goes to JSON.
     """
 
     shape: tuple[int, ...]
@@ -101,16 +101,18 @@ class Packing:
     pad: tuple[int, ...]
     split: tuple[int, ...]
     order: tuple[int, ...]
+    then: Packing | None = None
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         view = array.reshape(self.shape).transpose(self.axes)
         if any(self.pad):
             view = np.pad(view, [(0, p) for p in self.pad])
-        return np.ascontiguousarray(view.reshape(self.split).transpose(self.order))
+        packed = np.ascontiguousarray(view.reshape(self.split).transpose(self.order))
+        return self.then.apply(packed) if self.then else packed
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        return tuple(self.split[i] for i in self.order)
+        return self.then.packed_shape if self.then else tuple(self.split[i] for i in self.order)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,12 @@ def every_stage() -> list[Stage]:
             ("gelu", "b", "y", tile, {}),
         ),
         single("matmul", T((7, 33)), T((33, 5)), out=T((7, 5))),
+        single("matmul", T((7, 33), "bfloat16"), T((33, 35), "bfloat16"), out=T((7, 35))),
+        chain(
+            {"x": T((29, 24), "bfloat16"), "w": T((24, 72), "bfloat16")},
+            ("matmul", "x w", "c", T((29, 72)), {}),
+            ("cast", "c", "y", T((29, 72), "bfloat16"), {}),
+        ),
         single("matmul", x, T((40, 1)), out=T((6, 1))),
         single(
             "conv2d",
@@ -161,6 +167,16 @@ def test_products_stay_in_whole_vectors() -> None:
         lines = instructions(object_code(builds(sketch, "product"), TARGETS[name]))
         products = [line for line in lines if line.startswith("vfmadd")]
         assert products and all("%zmm" in line for line in products), name
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_pairs_are_multiplied_where_the_machine_can(name: str) -> None:
+    """VDPBF16PS stands in kernels of a target that asks for it at open, and in no other's."""
+    machine = MACHINES[name]
+    x = T((64, 64), "bfloat16")
+    sketch = sketches(single("matmul", x, x, out=T((64, 64))), machine)[0]
+    lines = instructions(object_code(builds(sketch, "product"), machine))
+    assert any("vdpbf16ps" in line for line in lines) == ("avx512bf16" in machine.features)
 
 
 SAMPLES = {

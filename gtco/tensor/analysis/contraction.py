@@ -9,7 +9,7 @@ convolution is a batch, and so is a phase of a transposed one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from gtco.tensor.analysis.indices import broadcast_index, floordiv, floormod, reshape_index
@@ -49,9 +49,27 @@ class Contraction:
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
         raise AssertionError
 
-    def packing(self, nr: int) -> Packing:
-        """Constant B in panels: [batches, ceil(n / nr), k, nr], zero-padded."""
-        raise AssertionError
+    def packing(self, nr: int, step: int = 1) -> Packing:
+        """Constant B in panels of ``nr`` columns, ``step`` neighbours of k side by side, with zeros
+        at the ends: [batches, ceil(n / nr), ceil(k / step), nr, step], the last only where it is
+        not 1.
+        """
+        panels, depth = ceil(self.n / nr), ceil(self.k / step)
+        pad = (0, depth * step - self.k, panels * nr - self.n)
+        shape = (self.batch, self.k, self.n)
+        laid = (
+            Packing(shape, (0, 1, 2), pad, (self.batch, depth, panels, nr), (0, 2, 1, 3))
+            if step == 1
+            else Packing(
+                shape, (0, 1, 2), pad, (self.batch, depth, step, panels, nr), (0, 3, 1, 4, 2)
+            )
+        )
+        matrix = self.matrix_packing()
+        return replace(matrix, then=laid) if matrix else laid
+
+    def matrix_packing(self) -> Packing | None:
+        """Constant B as [batches, k, n]; None where it lies so."""
+        return None
 
     def row_packing(self) -> Packing:
         """Constant B as rows: [batches, n, k]."""
@@ -98,16 +116,6 @@ class MatmulView(Contraction):
 
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
         return [*reshape_index([b], [self.batch], self.b_shape[:-2]), k, n]
-
-    def packing(self, nr: int) -> Packing:
-        panels = -(-self.n // nr)
-        return Packing(
-            (self.batch, self.k, self.n),
-            (0, 1, 2),
-            (0, 0, panels * nr - self.n),
-            (self.batch, self.k, panels, nr),
-            (0, 2, 1, 3),
-        )
 
     def row_packing(self) -> Packing:
         shape = (self.batch, self.k, self.n)
@@ -207,18 +215,11 @@ class ConvView(Contraction):
         i, j, c = self.taps(k)
         return [self.group(b) * self.n + n, c, i, j]
 
-    def packing(self, nr: int) -> Packing:
-        panels = -(-self.n // nr)
+    def matrix_packing(self) -> Packing | None:
         shape = (self.groups, self.n, *self.b_shape[1:])
         axes = (0, 2, 3, 4, 1) if self.channels_first else (0, 3, 4, 2, 1)
-        moved = tuple(shape[a] for a in axes[:4])
-        return Packing(
-            shape,
-            axes,
-            (0, 0, 0, 0, panels * nr - self.n),
-            (*moved, panels, nr),
-            (0, 4, 1, 2, 3, 5),
-        )
+        moved = tuple(shape[a] for a in axes)
+        return Packing(shape, axes, (0,) * 5, moved, (0, 1, 2, 3, 4))
 
     def row_packing(self) -> Packing:
         shape = (self.groups, self.n, *self.b_shape[1:])
@@ -293,15 +294,14 @@ class TransposedView(ConvView):
         group, fh, fw = self.phases(b)
         return (group * sh + floormod(fh + top, sh)) * sw + floormod(fw + left, sw)
 
-    def packing(self, nr: int) -> Packing:
-        panels = -(-self.n // nr)
+    def matrix_packing(self) -> Packing | None:
         (th, tw), (sh, sw), (kh, kw) = self.kernel, self.strides, self.b_shape[2:]
         return Packing(
             (self.groups, self.channels, self.n, kh, kw),
             (0, 3, 4, 1, 2),
-            (0, th * sh - kh, tw * sw - kw, 0, panels * nr - self.n),
-            (self.groups, th, sh, tw, sw, self.channels, panels, nr),
-            (0, 2, 4, 6, 1, 3, 5, 7),
+            (0, th * sh - kh, tw * sw - kw, 0, 0),
+            (self.groups, th, sh, tw, sw, self.channels, self.n),
+            (0, 2, 4, 1, 3, 5, 6),
         )
 
     def row_packing(self) -> Packing:

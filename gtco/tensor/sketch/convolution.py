@@ -65,7 +65,7 @@ def match(stage: Stage, target: Target) -> Convolution | None:
     if all(span <= stride for span, stride in zip(spans, op["strides"], strict=True)):
         return None
     product = gemm.match(stage, target)
-    if product is None or not isinstance(product.view, ConvView):
+    if product is None or not isinstance(product.view, ConvView) or product.operand != "float32":
         return None
     assert not isinstance(product.view, TransposedView)
     found = Convolution(product)

@@ -56,7 +56,7 @@ def match(stage: Stage, target: Target) -> Dot | None:
     if view is None or view.n > COLUMNS or view.k < target.lanes:
         return None
     found = gemm.match(stage, target)
-    if found is None or found.norm is not None:
+    if found is None or found.norm is not None or found.operand != "float32":
         return None
     return Dot(stage, target, found.view, found.tail, found.direct_rows)
 

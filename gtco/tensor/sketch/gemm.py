@@ -18,9 +18,9 @@ micro-kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, lcm
 
 from gtco.target import Target
 from gtco.tensor.analysis.chains import (
@@ -47,7 +47,7 @@ from gtco.tensor.analysis.placement import (
     stores_columns,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
 from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import row_vectors
@@ -64,15 +64,16 @@ from gtco.tensor.space import (
     Stream,
     Workload,
 )
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
+OPERANDS = ("float32", "bfloat16")
 NORM_VECTORS = 12  # vector instructions of a layer_norm's three passes, on one vector
 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
     """One contraction with a readable prologue and a one-to-one epilogue, else None."""
     op = anchor(stage, *CONTRACTIONS)
-    if op is None or not float32(stage, (*op.inputs, op.output)):
+    if op is None or not float32(stage, (op.output,)) or operand_dtype(stage, op) not in OPERANDS:
         return None
     view = contraction(stage, op)
     if view is None:
@@ -84,7 +85,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if not prologue_readable(stage, op.inputs, known):
         return None
     tail = epilogue(stage, op.output)
-    if tail is None or stage.output.type.dtype != "float32":
+    if tail is None or stage.output.type.dtype not in OPERANDS:
         return None
     if isinstance(view, TransposedView):
         if op.inputs[1] not in stage.constants:
@@ -92,6 +93,12 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     elif isinstance(view, ConvView):
         view = along_memory(stage, view)
     return Gemm(stage, target, view, tail, norm)
+
+
+def operand_dtype(stage: Stage, op: Operator) -> str:
+    """The dtype of both operands; nothing where they differ."""
+    a, b = (stage.types[x].dtype for x in op.inputs[:2])
+    return a if a == b else ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,15 @@ class Gemm:
     structure = "SSRSRS"
 
     # the space ------------------------------------------------------------------------------------
+    @cached_property
+    def operand(self) -> str:
+        """The dtype of A and B."""
+        return operand_dtype(self.stage, self.view.op)
+
+    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
+        """The micro-kernel that was chosen."""
+        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+
     @cached_property
     def constant_b(self) -> bool:
         """B is known at compile time and laid out in panels then."""
@@ -134,12 +150,22 @@ class Gemm:
         return column_stride(self.stage, self.view)
 
     def reads_columns(self, tile: MicroKernel) -> bool:
-        """May panels of B be read in place? They are whole, and one block of rows uses them: where
-        more do, a copy pays, since rows of B far apart share cache sets.
+        """May panels of B be read in place? They are whole, no step of k takes several neighbours,
+        and one block of rows uses them: where more do, a copy pays, since rows of B far apart share
+        cache sets.
         """
+        if tile.kind.b.step > 1:
+            return False
         if self.view.n % tile.columns or self.view.m > tile.rows:
             return False
         return self.direct_columns is not None
+
+    def reads_rows(self, tile: MicroKernel) -> bool:
+        """May rows of A be read in place? They lie as the row reads them, in whole steps."""
+        kind = tile.kind
+        if kind.a.dtype != self.operand or self.view.k % kind.step:
+            return False
+        return self.direct_rows is not None
 
     def packs_columns(self, config: Config) -> bool:
         return not self.constant_b and dict(config.choices).get("b") != "direct"
@@ -153,7 +179,7 @@ class Gemm:
         v = self.view
         if "tile" not in chosen:
             return Decision("tile", "micro-kernel", tuple(t.name for t in self.tiles()), v.n)
-        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+        tile = self.row(chosen)
         if "chunks_m" not in chosen:
             return Decision(
                 "chunks_m", "parallel", chunk_options(ceil(v.m / tile.rows), self.target.cores)
@@ -163,7 +189,7 @@ class Gemm:
                 "chunks_n", "parallel", chunk_options(ceil(v.n / tile.columns), self.target.cores)
             )
         if "a" not in chosen:
-            where = ("packed",) if self.direct_rows is None else ("direct", "packed")
+            where = ("direct", "packed") if self.reads_rows(tile) else ("packed",)
             return Decision("a", "operand", where)
         if "b" not in chosen and self.reads_columns(tile):
             return Decision("b", "operand", ("direct", "packed"))
@@ -177,7 +203,8 @@ class Gemm:
         return None
 
     def tiles(self) -> list[MicroKernel]:
-        return tile_options(micro_kernels(self.target), self.view.m, self.view.n)
+        rows = micro_kernels(self.target, self.operand)
+        return tile_options(rows, self.view.m, self.view.n)
 
     @cached_property
     def depth_options(self) -> tuple[int, ...]:
@@ -197,10 +224,10 @@ class Gemm:
         quarter and an eighth of L2, which the panels and the results share. None where a task's
         rows fit half of it, or are read once only.
         """
-        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+        tile = self.row(chosen)
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         capacity = self.target.level("L2").capacity
-        row = 4 * int(chosen["kc"])
+        row = tile.kind.a.nbytes * int(chosen["kc"])
         read_once = chosen["a"] == "direct" and shape.task_panels == 1
         if read_once or shape.task_rows * row <= capacity // 2:
             return ()
@@ -217,45 +244,47 @@ class Gemm:
         v = self.view
         if not isinstance(v, ConvView):
             return self.target.lanes
-        return v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
+        unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
+        return lcm(unit, *(kind.step for kind in kinds(self.target, self.operand)))
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, tile, shape = (
-            self.view,
-            MicroKernel.parse(config["tile"], self.target.lanes),
-            self.shape(config),
-        )
+        v, tile, shape = self.view, self.row(config), self.shape(config)
+        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+        item = float(ITEM_BYTES[self.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
         held = self.blocks_at_once(config)
         passes = shape.task_blocks / held
         rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
         height = rows / held  # of the blocks' two heights, on average
-        a_tile, b_panel, c_tile = 4.0 * height * kc, 4.0 * kc * columns, 4.0 * height * columns
+        a_tile, b_panel = item_a * height * kc, item_b * kc * columns
+        c_tile = item_c * height * columns
         if config["a"] == "direct":
             stride = self.direct_rows or 0
-            conflicts = stride * 4 % 4096 == 0 and height > 8
+            conflicts = stride * item_a % 4096 == 0 and height > 8
             followed = config["prefetch"] == "next" and stride == v.k and kblocks == 1
             a_stream = Stream(
                 a_tile * (self.target.lanes if conflicts else 1),
-                4.0 * rows * kc,
+                item_a * rows * kc,
                 chains=0 if followed else ceil(height),
             )
         else:
-            a_stream = Stream(a_tile, 4.0 * rows * kc)
-        partial = (Stream(c_tile, 4.0 * rows * panels * columns),) if kblocks > 1 else ()
+            a_stream = Stream(a_tile, item_a * rows * kc)
+        partial = (Stream(c_tile, item_c * rows * panels * columns),) if kblocks > 1 else ()
         micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
         once = self.constant_b and passes == 1
-        weights = Stream(b_panel, 4.0 * v.k * v.n, "DRAM" if once else "")
+        weights = Stream(b_panel, item_b * v.k * v.n, "DRAM" if once else "")
         panel = Layer(panels, (weights,), overlapped=config["prefetch"] == "next")
-        packed = Stream(4.0 * rows * kc, 4.0 * v.batch * v.m * v.k)
-        copies = (packed,), (Stream(packed.nbytes, 4.0 * rows * kc),)
+        packed = Stream(item * rows * kc, item * v.batch * v.m * v.k)
+        copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
         block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
-        written = 4.0 * shape.task_rows * panels * columns
-        task = Layer(1, (), (Stream(written, 4.0 * v.batch * v.m * v.n),), shape.tasks)
+        written = item_out * shape.task_rows * panels * columns
+        task = Layer(1, (), (Stream(written, item_out * v.batch * v.m * v.n),), shape.tasks)
         return Workload(
-            f"fma:{ceil(height)}x{tile.vectors}",
-            height * tile.vectors * kc,
+            replace(tile, rows=ceil(height)).kernel,
+            tile.work(height, kc),
             (micro, panel, block, task),
             v.flops,
             self.extra(config),
@@ -267,7 +296,7 @@ class Gemm:
         v, shape, lanes = self.view, self.shape(config), self.target.lanes
         stored = v.batch * v.m * v.n / lanes
         packed, copied = config["a"] == "packed", self.packs_columns(config)
-        columns = shape.task_panels * MicroKernel.parse(config["tile"], lanes).columns
+        columns = shape.task_panels * self.row(config).columns
         return (
             Extra("vector", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
@@ -300,6 +329,8 @@ class Gemm:
         v = self.view
         return (
             self.name,
+            self.operand,
+            self.stage.output.type.dtype,
             v.batch,
             v.m,
             v.n,
@@ -311,16 +342,15 @@ class Gemm:
         )
 
     def shape(self, config: Config) -> TaskShape:
-        tile = MicroKernel.parse(config["tile"], self.target.lanes)
-        return task_shape(self.view, tile, config["chunks_m"], config["chunks_n"])
+        return task_shape(self.view, self.row(config), config["chunks_m"], config["chunks_n"])
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = GemmLoops(self, config)
-        packings = (
-            {self.view.op.inputs[1]: self.view.packing(loops.tile.columns)}
-            if self.constant_b
-            else {}
-        )
+        packings = {}
+        if self.constant_b:
+            tile = loops.tile
+            packing = self.view.packing(tile.columns, tile.kind.b.step)
+            packings[self.view.op.inputs[1]] = packing
         tasks, scratch = loops.shape.tasks, loops.scratch
         return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)

@@ -13,16 +13,15 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
-from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.sketch import norm_prologue
-from gtco.tensor.sketch.pack import pack_columns, pack_rows
+from gtco.tensor.sketch.pack import pack_columns, pack_rows, packed_steps
 from gtco.tensor.sketch.tile_store import TileStore
 from gtco.tensor.space import Config
 
 if TYPE_CHECKING:
     from gtco.tensor.sketch.gemm import Gemm
 
-ALIGN = 16  # rows of A lie at multiples of 16 floats (64 bytes)
 
 
 class GemmLoops:
@@ -35,9 +34,11 @@ class GemmLoops:
         self.kc = config["kc"]
         self.kblocks = ceil(self.view.k / self.kc)
         self.packed_a = config["a"] == "packed"
+        self.kind = self.tile.kind
         # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache
         # sets
-        self.lda = self.kc + (ALIGN if self.kc % 256 == 0 else -self.kc % ALIGN)
+        line, item = ALIGN // self.kind.a.nbytes, self.kind.a.nbytes
+        self.lda = self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
         self.held = sketch.blocks_at_once(config)
         self.packed_b = sketch.packs_columns(config)
         self.scratch = Scratch(tuple(self.pieces()))
@@ -46,12 +47,13 @@ class GemmLoops:
         """What a thread keeps beside its registers."""
         shape, columns = self.shape, self.tile.columns
         if self.packed_a:
-            yield Piece("rows", (shape.rows(self.held), self.lda))
+            yield Piece("rows", (shape.rows(self.held), self.lda), self.kind.a.dtype)
         if self.sketch.norm is not None:  # its statistics
             yield Piece("mean", (shape.task_rows,))
             yield Piece("scale", (shape.task_rows,))
         if self.packed_b:
-            yield Piece("panels", (shape.task_panels, self.kc, columns))
+            depth, dtype = packed_steps(self.kc, self.kind.b)
+            yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
         yield Piece("tiles", (tiles, self.tile.rows, columns))
 
@@ -92,7 +94,8 @@ class GemmLoops:
                 if self.packed_a:
                     height = em.let_index(shape.first_row(here + count) - start, "rows")
                     packed = self.arrays["rows"]
-                    pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc)
+                    step = self.kind.step
+                    pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc, step)
                 if self.packed_b:
                     into = self.arrays["panels"]
                     with em.when(part == 0 if self.kblocks == 1 else True):
@@ -197,8 +200,8 @@ class GemmLoops:
         """A share of what comes next, a line or two a step of k: of the next panel, which all
         blocks' steps together cover, and of the next rows where they lie in an input.
         """
-        em, view, columns = self.em, self.view, self.tile.columns
-        share = ceil(columns / self.held)
+        em, view = self.em, self.view
+        share = ceil(self.tile.columns / self.held)
         base = self.packed_panel(batch, kb, panel)
         array = self.args.inputs[view.op.inputs[1]]
         em.prefetch(array, base + (block * depth + k) * share)
@@ -227,7 +230,9 @@ class GemmLoops:
     def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
         """Where a block of k of a panel of constant B starts."""
         place = self.view.packed_batch(batch) * self.shape.panels + panel
-        return (place * self.view.k + kb * self.kc) * self.tile.columns
+        step = self.kind.b.step
+        depth = ceil(self.view.k / step) * step
+        return (place * depth + kb * self.kc) * self.tile.columns
 
     def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
         """A panel's block of k, where it is packed or lies in an input."""
@@ -235,7 +240,7 @@ class GemmLoops:
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
             base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
-            return Operand(array.buffer, base, columns)
+            return Operand(array.buffer, base, columns * self.kind.b.step)
         if not self.packed_b:
             stride = self.sketch.direct_columns or 0
             origin = self.reader.value(

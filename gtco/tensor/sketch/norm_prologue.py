@@ -22,13 +22,14 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def find(stage: Stage, contraction: Operator) -> Operator | None:
-    """The layer_norm that makes the contraction's A, row for row: only reshapes lie between.
+    """The layer_norm that makes the contraction's A, row for row: only reshapes and casts lie
+    between.
 
     Nothing else may read it: a task knows the statistics of its own rows of A alone.
     """
     tensor = contraction.inputs[0]
     op = stage.producers.get(tensor)
-    while op is not None and op.kind in ("reshape", "identity"):
+    while op is not None and op.kind in ("reshape", "identity", "cast"):
         if stage.types[op.inputs[0]].shape[-1:] != op.type.shape[-1:]:
             return None
         tensor = op.inputs[0]

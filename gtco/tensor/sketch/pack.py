@@ -12,7 +12,9 @@ from tvm import tirx
 
 from gtco.tensor.analysis.contraction import Contraction, ConvView
 from gtco.tensor.analysis.placement import run_breaks
+from gtco.tensor.bfloat16 import convert, literal
 from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.intrinsics.table import Layout
 from gtco.tensor.reader import Reader
 
 RUN_COST = 3.0  # vector instructions that starting a run of neighbours takes: its place, its border
@@ -37,9 +39,17 @@ def pack_rows(
     rows: Expr,
     kb: Expr,
     kc: int,
+    step: int = 1,
 ) -> None:
-    """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task."""
+    """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task, in the dtype of ``packed``;
+    zeros behind the last k up to a whole ``step``.
+    """
     em = reader.emitter
+    if view.k % step:
+        last = ceil(view.k / kc) - 1
+        with em.when(kb == last if last else True), em.loop(rows, "r") as r:
+            for k in range(view.k - last * kc, -(-(view.k - last * kc) // step) * step):
+                em.store(packed, [r, k], literal(0.0, packed.dtype))
     if isinstance(view, ConvView):
         _pack_conv(reader, view, packed, batch, row0, rows, kb, kc)
         return
@@ -53,7 +63,7 @@ def pack_rows(
                 em,
                 kc,
                 lambda k: reader.value(view.op.inputs[0], view.a_index(batch, m, kb * kc + k)),
-                lambda k, value: em.store(packed, [r, k], value),
+                lambda k, value: _put(reader, view, packed, [r, k], value),
                 breaks,
             )
         else:
@@ -66,8 +76,16 @@ def pack_rows(
                         lambda k: reader.value(
                             view.op.inputs[0], view.a_index(batch, m, kb * kc + k)
                         ),
-                        lambda k, value: em.store(packed, [r, k], value),
+                        lambda k, value: _put(reader, view, packed, [r, k], value),
                     )
+
+
+def _put(
+    reader: Reader, view: Contraction, packed: Array, index: Sequence[Expr], value: Expr
+) -> None:
+    """Store a value of A in the dtype that it is multiplied in."""
+    em, dtype = reader.emitter, reader.stage.types[view.op.inputs[0]].dtype
+    em.store(packed, index, convert(em, value, dtype, packed.dtype))
 
 
 def copy_run(
@@ -157,7 +175,7 @@ def _pack_conv(
                         lambda c: reader.value(
                             source, view.x_index(batch, pixel[0], row, column, c)
                         ),
-                        lambda c, value: em.store(packed, [r, g * group + c], value),
+                        lambda c, value: _put(reader, view, packed, [r, g * group + c], value),
                         breaks,
                     )
 
@@ -165,7 +183,7 @@ def _pack_conv(
                     copy_run(
                         em,
                         group,
-                        lambda c: tirx.const(0, "float32"),
+                        lambda c: literal(0.0, packed.dtype),
                         lambda c, value: em.store(packed, [r, g * group + c], value),
                     )
 
@@ -193,7 +211,9 @@ def _row_run(
 
     def inside() -> None:
         with em.vector(width, "kw") as kw:
-            em.store(
+            _put(
+                reader,
+                view,
                 packed,
                 [r, at + kw],
                 reader.value(source, view.x_index(batch, image, row, column + kw * dilation, c)),
@@ -204,12 +224,14 @@ def _row_run(
             x = em.let_index(column + kw * dilation, "x")
             em.branch(
                 _inside(view, row, x),
-                lambda: em.store(
+                lambda: _put(
+                    reader,
+                    view,
                     packed,
                     [r, at + kw],
                     reader.value(source, view.x_index(batch, image, row, x, c)),
                 ),
-                lambda: em.store(packed, [r, at + kw], tirx.const(0, "float32")),
+                lambda: em.store(packed, [r, at + kw], literal(0.0, packed.dtype)),
             )
 
     whole = (
@@ -227,6 +249,16 @@ def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
     return tirx.all(row >= 0, row < height, column >= 0, column < width)
 
 
+def packed_steps(kc: int, layout: Layout) -> tuple[int, str]:
+    """How many steps of B a block of k has in scratch, and their dtype: a pair of 16 bits each is
+    an int32.
+    """
+    if layout.step == 1:
+        return kc, layout.dtype
+    assert layout.step * layout.nbytes == 4
+    return ceil(kc / layout.step), "int32"
+
+
 def pack_columns(
     reader: Reader,
     view: Contraction,
@@ -237,30 +269,50 @@ def pack_columns(
     kb: Expr,
     kc: int,
 ) -> None:
-    """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n."""
+    """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n; where ``packed``
+    is of pairs, of 2 k and 2 k + 1, zero beyond k.
+    """
     em = reader.emitter
-    columns = packed.shape[2]
+    columns, pairs = packed.shape[2], packed.dtype == "int32"
     depth = kc if view.k % kc == 0 else em.let_index(tirx.min(kc, view.k - kb * kc), "depth")
     last, rest = ceil(view.n / columns) - 1, view.n % columns
 
     def fill(p: Expr, width: int) -> None:
-        with em.loop(depth, "k") as k:
+        def element(k: Expr, j: Expr) -> Expr:
+            n = (first_panel + p) * columns + j
+            return reader.value(view.op.inputs[1], view.b_index(batch, kb * kc + k, n))
+
+        def row(k: Expr, value: Callable[[Expr], Expr]) -> None:
             for j in range(0, columns, em.lanes):
                 lanes = max(0, min(em.lanes, width - j))
                 if lanes:
                     with em.vector(lanes, "l") as lane:
-                        n = (first_panel + p) * columns + j + lane
-                        em.store(
-                            packed,
-                            [p, k, j + lane],
-                            reader.value(view.op.inputs[1], view.b_index(batch, kb * kc + k, n)),
-                        )
+                        em.store(packed, [p, k, j + lane], value(j + lane))
                 if lanes < em.lanes:
                     with em.vector(em.lanes - lanes, "l") as lane:
-                        em.store(packed, [p, k, j + lanes + lane], tirx.const(0, "float32"))
+                        zero = tirx.const(0, packed.dtype)
+                        em.store(packed, [p, k, j + lanes + lane], zero)
+
+        if not pairs:
+            with em.loop(depth, "k") as k:
+                row(k, lambda j: element(k, j))
+            return
+        with em.loop(em.index(depth // 2), "k") as k:
+            row(k, lambda j: _pair(element(2 * k, j), element(2 * k + 1, j)))
+        if view.k % 2:  # the last element is alone
+            blocks = ceil(view.k / kc)
+            alone = view.k - (blocks - 1) * kc - 1
+            with em.when(kb == blocks - 1 if blocks > 1 else True):
+                row(alone // 2, lambda j: tirx.Cast("int32", element(alone, j)))
 
     with em.loop(panels, "p") as p:
         if rest == 0:
             fill(p, columns)
         else:
             em.branch(first_panel + p < last, lambda: fill(p, columns), lambda: fill(p, rest))
+
+
+def _pair(low: Expr, high: Expr) -> Expr:
+    """Two values of 16 bits as an int32."""
+    upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))
+    return tirx.bitwise_or(tirx.Cast("int32", low), upper)

@@ -1,0 +1,133 @@
+"""Contractions of bfloat16 operands, by every kind of row, against float64 of the same operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gtco.target import Target, detect
+from gtco.tensor.sketch import gemm
+from gtco.tensor.space import Config, Sketch, configs
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import assert_close, build, fresh_seed, reference, runnable
+
+T = TensorType
+# float32 sums of exact products: rounding of up to 300 sums, the largest around their middle
+TOLERANCE = 2e-6
+ROUNDED = 2.0**-8  # of a result that is stored as bfloat16: half a unit of its last place
+
+
+def half(*shape: int) -> TensorType:
+    return T(shape, "bfloat16")
+
+
+def chain(types: dict[str, TensorType], *rows: tuple[str, str, str, TensorType, Any]) -> Stage:
+    """Operators given as (kind, inputs, output, type, attributes); w... are constants."""
+    operators = [Operator(k, tuple(i.split()), o, t, make_attrs(**a)) for k, i, o, t, a in rows]
+    known = {**types, **{o.output: o.type for o in operators}}
+    return make_stage(operators, known, [n for n in types if n.startswith("w")])
+
+
+def dense(m: int, n: int, k: int, *, constant: bool = True, out: str = "float32") -> Stage:
+    b = "w" if constant else "b"
+    rows: list[tuple[str, str, str, TensorType, Any]] = [
+        ("matmul", f"x {b}", "c", T((m, n)), {}),
+        ("add", "c bias", "y", T((m, n)), {}),
+    ]
+    if out != "float32":
+        rows.append(("cast", "y", "z", T((m, n), out), {}))
+    return chain({"x": half(m, k), b: half(k, n), "bias": T((n,))}, *rows)
+
+
+def conv(size: int, channels: int, n: int, taps: int, layout: str = "NHWC", **attrs: Any) -> Stage:
+    image = (2, size, size, channels) if layout == "NHWC" else (2, channels, size, size)
+    pad = taps // 2
+    attrs = {"groups": 1, "strides": (1, 1), "padding": (pad,) * 4, "dilation": (1, 1), **attrs}
+    (top, left, *_), (sh, sw) = attrs["padding"], attrs["strides"]
+    out = tuple((size + 2 * p - taps) // s + 1 for p, s in ((top, sh), (left, sw)))
+    shape = (2, *out, n) if layout == "NHWC" else (2, n, *out)
+    weights = half(n, channels // attrs["groups"], taps, taps)
+    row = ("conv2d", "x w", "y", T(shape), {"layout": layout, **attrs})
+    return chain({"x": half(*image), "w": weights}, row)
+
+
+STAGES = {
+    "dense": dense(29, 72, 48),
+    "odd": dense(13, 37, 33),
+    "deep": dense(7, 40, 301),
+    "one_row": dense(1, 50, 130),
+    "computed": dense(19, 35, 47, constant=False),
+    "computed_blocks": dense(5, 64, 260, constant=False),
+    "stored_rounded": dense(13, 37, 33, out="bfloat16"),
+    "rounded_in_front": chain(
+        {"x": T((11, 45)), "w": half(45, 33)},
+        ("cast", "x", "h", half(11, 45), {}),
+        ("matmul", "h w", "y", T((11, 33)), {}),
+    ),
+    "normalised_in_front": chain(
+        {"x": T((9, 40)), "g": T((40,)), "s": T((40,)), "w": half(40, 33)},
+        ("layer_norm", "x g s", "l", T((9, 40)), {"epsilon": 1e-5}),
+        ("cast", "l", "h", half(9, 40), {}),
+        ("matmul", "h w", "y", T((9, 33)), {}),
+    ),
+    "batches": chain(
+        {"x": half(3, 10, 21), "b": half(3, 21, 18)}, ("matmul", "x b", "y", T((3, 10, 18)), {})
+    ),
+    "transposed": chain(
+        {"x": half(10, 21), "b": half(18, 21)},
+        ("permute", "b", "t", half(21, 18), {"axes": (1, 0)}),
+        ("matmul", "x t", "y", T((10, 18)), {}),
+    ),
+    "conv3x3": conv(9, 12, 20, 3),
+    "conv3x3_odd": conv(7, 5, 11, 3),
+    "stem": conv(19, 3, 20, 7, "NCHW", strides=(2, 2)),
+    "patches": conv(16, 3, 20, 4, "NCHW", strides=(4, 4), padding=(0,) * 4),
+    "grouped": conv(6, 10, 8, 3, groups=2),
+    "conv1x1": conv(6, 13, 20, 1),
+}
+
+
+def inputs(stage: Stage, seed: int) -> list[np.ndarray]:
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    dtypes = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+    return [
+        rng.standard_normal([int(d) for d in i.type.shape]).astype(dtypes[i.type.dtype])
+        for i in stage.inputs
+    ]
+
+
+def few(sketch: Sketch, count: int) -> Iterable[Config]:
+    """The first config, the last and some between, of every kind of row."""
+    every = list(configs(sketch))
+    for kind in dict.fromkeys(str(c["tile"]).partition(":")[0] for c in every):
+        mine = [c for c in every if str(c["tile"]).startswith(kind)]
+        yield from {mine[i * (len(mine) - 1) // (count - 1)] for i in range(count)}
+
+
+def machines() -> list[str]:
+    return ["x86-64-v3", "x86-64-v4", "native"]
+
+
+def machine_of(name: str) -> Target:
+    return detect() if name == "native" else runnable(name)
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_products(stage: Stage, name: str) -> None:
+    machine = machine_of(name)
+    sketch = gemm.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    # one unit apart, where a float32 may lie on the other side of the middle of two
+    rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
+    for config in few(sketch, 3):
+        print(config.to_json())
+        got = build(sketch, config, machine)(*arrays)
+        assert_close(got, wanted, 2 * ROUNDED if rounds else TOLERANCE)
