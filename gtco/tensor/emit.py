@@ -225,11 +225,15 @@ class Emitter(Scope):
         )
 
     def reduce_vector(
-        self, vector: Expr, combine: Callable[[Expr, Expr], Expr], lanes: int | None = None
+        self,
+        vector: Expr,
+        combine: Callable[[Expr, Expr], Expr],
+        lanes: int | None = None,
+        left: int = 1,
     ) -> Expr:
-        """Fold a vector's lanes into a scalar by halving: log2(lanes) steps."""
+        """Fold a vector's lanes by halving, down to a scalar or a vector of ``left`` lanes."""
         width = lanes or self.lanes
-        while width > 2:
+        while width > max(left, 2):
             width //= 2
             dtype = f"float32x{width}"
             low, high = (
@@ -237,15 +241,18 @@ class Emitter(Scope):
                 tirx.call_intrin(dtype, "tirx.vectorhigh", vector),
             )
             vector = self.let(combine(low, high))
+        if left > 1:
+            return vector
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
     def prefetch(self, array: Array, position: Expr) -> None:
         """Ask for the cache line at a flat position, into L2; outside the array it does nothing."""
         self.prefetch_value(array.buffer[self.index(position)])
 
-    def prefetch_value(self, load: Expr) -> None:
-        """Like :meth:`prefetch`, of the line that ``load`` would read."""
-        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(load), 0, 2, 1))
+    def prefetch_value(self, load: Expr, level: int = 2) -> None:
+        """Like :meth:`prefetch`, of the line that ``load`` would read; into L1 or L2."""
+        where = tirx.address_of(load)
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, 0, 4 - level, 1))
 
     # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:

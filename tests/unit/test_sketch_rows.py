@@ -214,3 +214,43 @@ def test_not_its_business() -> None:
     )
     assert rows.match(two, machine) is None
     assert rows.match(stage([op("relu", "x", "y", (3, 4))], x=(3, 4)), machine) is None
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "softmax", "log_softmax", "max"])
+@pytest.mark.parametrize(("count", "length"), [(157, 24), (71, 33), (13, 1500), (3, 20)])
+def test_panels_of_rows(count: int, length: int, kind: str, name: str) -> None:
+    """Whole panels, the rest of one and rows left over, in one task; a row's NaN stays its own."""
+    shape = (count, length)
+    inputs, attrs = {
+        "softmax": ("x", {"axis": 1}),
+        "log_softmax": ("x", {"axis": 1}),
+        "rms_norm": ("x g", {"epsilon": 1e-6}),
+        "max": ("x", {"axes": (1,), "keepdims": False}),
+    }.get(kind, ("x g b", {"epsilon": 1e-5}))
+    out = shape[:1] if kind == "max" else shape
+    made = stage([op(kind, inputs, "y", out, **attrs)], x=shape, g=(length,), b=(length,))
+    machine = runnable(name)
+    sketch = rows.match(made, machine)
+    assert sketch is not None
+    arrays = random_inputs(made, fresh_seed())
+    arrays[0][1, length // 2] = np.nan
+    arrays[0][count - 1, length - 1] = np.inf
+    wanted = reference(made, arrays)
+    config = max(configs(sketch), key=lambda c: int(c["rows"]))
+    assert_close(build(sketch, config, machine)(*arrays, unaligned=True), wanted)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_a_prologue_of_movement_is_read_again(name: str) -> None:
+    """A reshape, a permutation and a slice in front of the rows keep no copy of them."""
+    operators = [
+        op("slice", "x", "s", (6, 40, 2, 32), begin=(1, 0, 0, 8), strides=(1, 1, 1, 1)),
+        op("permute", "s", "t", (2, 6, 40, 32), axes=(2, 0, 1, 3)),
+        op("reshape", "t", "r", (12, 1280)),
+        op("layer_norm", "r g b", "y", (12, 1280), epsilon=1e-5),
+    ]  # fmt: skip
+    made = stage(operators, x=(8, 40, 2, 48), g=(1280,), b=(1280,))
+    sketch = rows.match(made, runnable(name))
+    assert sketch is not None and sketch.plain and sketch.scratch.nbytes == 0
+    check(made, name)

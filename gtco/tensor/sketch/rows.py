@@ -3,10 +3,10 @@
 Over the trailing axes (``rows``; vectors run along the reduction)::
 
     for task in chunks of rows:                   # parallel
-      for row in the task's rows:
-        scratch[j] = prologue(row, j)             # where the input is no plain load
+      for panel of the task's rows:               # in L1; each pass takes some rows side by side
+        scratch[row, j] = prologue(row, j)        # where the input is no plain load
         statistics over j in several accumulators # mean, then variance; maximum, then sum of exp
-        output[epilogue's index] = epilogue(f(x[j], statistics))
+        output[epilogue's index] = epilogue(f(x[row, j], statistics))
 
 Over other axes (``columns``; vectors run along the last axis, which is kept)::
 
@@ -24,6 +24,7 @@ from math import ceil, prod
 from gtco.target import Target
 from gtco.tensor.analysis.chains import (
     Epilogue,
+    ancestors,
     anchor,
     float32,
     is_static,
@@ -39,6 +40,9 @@ from gtco.tensor.sketch.streaming import GATHER, in_vectors, rows_per_task, stre
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
+MOVED = frozenset({"identity", "reshape", "permute", "slice", "broadcast"})  # addresses alone
+PANEL = 4  # the share of L1 that a panel of rows takes: one part of so many
+MOST_GROUPS = 16
 NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
 
 
@@ -120,8 +124,13 @@ class Rows:
 
     @cached_property
     def plain(self) -> bool:
-        """Is the reduced tensor an input, its rows contiguous?"""
-        return self.op.inputs[0] not in self.stage.producers
+        """Is the reduced tensor as good as an input: moved at most, and in vectors? Then it is read
+        again rather than kept.
+        """
+        before = ancestors(self.stage, self.op.inputs[0])
+        return not before or (
+            all(op.kind in MOVED for op in before) and not (self.by_rows and self.gathers)
+        )
 
     @cached_property
     def piece(self) -> int:
@@ -177,15 +186,35 @@ class Rows:
         )
 
     # the program ----------------------------------------------------------------------------------
+    @property
+    def _fitting(self) -> int:
+        """Rows that a part of L1 holds, beside the next ones and what is made of them."""
+        return max(1, self.target.memory[0].capacity // PANEL // (4 * max(self.length, 1)))
+
+    @property
+    def side(self) -> int:
+        """Rows that are taken side by side: their chains hide each other's latency, and their lanes
+        are folded together.
+        """
+        return min(4, 1 << (self._fitting.bit_length() - 1))
+
+    @property
+    def groups(self) -> int:
+        """Groups of such rows in a panel: what one pass over it finds is there when the next pass
+        asks.
+        """
+        return min(MOST_GROUPS, max(1, self._fitting // self.side))
+
     @cached_property
     def scratch(self) -> Scratch:
-        """One row where it must be kept."""
+        """The rows of a panel where they must be kept, each on cache lines of its own."""
         needs = (
             self.by_rows
             and self.op.kind in NORMALISATIONS
             and (not self.plain or self.op.kind == "softmax")
         )
-        return Scratch((Piece("row", (self.length,)),) if needs else ())
+        padded = -(-self.length // 16) * 16
+        return Scratch((Piece("rows", (self.side * self.groups, padded)),) if needs else ())
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = RowsLoops(self, config["rows"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import ceil, inf, prod
 from typing import Protocol
 
@@ -12,13 +13,22 @@ from gtco.tensor import vector_math
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.arithmetic import is_nan
-from gtco.tensor.emit import Emitter, Expr, KernelArguments
-from gtco.tensor.fold import Combine, Over, add, fold
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.fold import Combine, Over, add, fold_rows
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.columns import ColumnChunk
-from gtco.tensor.sketch.streaming import tasks_of_rows, unflatten, vector_runs
+from gtco.tensor.sketch.streaming import (
+    tasks_of_panels,
+    tasks_of_rows,
+    unflatten,
+    vector_runs,
+)
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.vector_math import constant
+
+Value = Callable[[int, Expr], Expr]  # of (row of the group, position)
+Ahead = Callable[[Expr], None]
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
@@ -53,6 +63,10 @@ class Reduced(Protocol):
     @property
     def piece(self) -> int: ...
     @property
+    def side(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
     def scratch(self) -> Scratch: ...
 
 
@@ -66,134 +80,227 @@ class RowsLoops:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
-        self.kept = sketch.scratch.arrays(args).get("row")
-        with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
-            if not sketch.by_rows:
+        if not sketch.by_rows:
+            with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
                 self.columns(unit)
-                return
-            outer = unflatten(em, unit, sketch.kept)
-            match sketch.op.kind:
-                case "softmax":
-                    self.softmax(outer)
-                case "log_softmax":
-                    self.log_softmax(outer)
-                case "layer_norm" | "rms_norm":
-                    self.normalise(outer)
-                case _:
-                    self.reduce(outer)
+            return
+        side = min(sketch.side, 1 << (self.rows.bit_length() - 1))
+        self.panel = sketch.groups * side  # rows
+        self.scratch = sketch.scratch.arrays(args).get("rows")
+        tasks_of_panels(em, args, sketch.units, self.rows, side, sketch.groups, self.block)
 
     # rows -----------------------------------------------------------------------------------------
+    def block(self, first: Expr, groups: Expr, side: int) -> None:
+        """A panel of rows, of ``groups`` times ``side`` side by side."""
+        self.first, self.groups, self.side = first, groups, side
+        match self.sketch.op.kind:
+            case "softmax":
+                self.softmax()
+            case "log_softmax":
+                self.log_softmax()
+            case "layer_norm" | "rms_norm":
+                self.normalise()
+            case _:
+                self.reduce()
+
+    @contextmanager
+    def each_group(self) -> Iterator[None]:
+        """One pass over the panel: a loop over its groups of rows, ``outers`` in the tensor and
+        ``local`` on in what is kept of the panel. No group waits for what another one's last pass
+        left: that was long ago.
+        """
+        em = self.em
+        with em.loop(self.groups, "group") as group:
+            if not isinstance(self.groups, int):
+                em.bind(group, self.panel // self.side)
+            self.local = group * self.side
+            self.outers = [self.outer(self.local + r) for r in range(self.side)]
+            yield
+
+    def outer(self, local: Expr) -> list[Expr]:
+        """The tensor's index of the panel's row ``local``."""
+        row = self.em.let_index(self.first + local, "row")
+        return unflatten(self.em, row, self.sketch.kept)
+
     def index(self, outer: list[Expr], j: Expr) -> list[Expr]:
         """The reduced tensor's index at position ``j`` of the row."""
         cut = self.sketch.trailing
         return [*outer[:cut], *split_flat(j, self.sketch.shape[cut:])]
 
-    def source(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
-        """x[j], from the input itself."""
-        return lambda j: self.reader.value(self.sketch.op.inputs[0], self.index(outer, j))
+    def source(self, r: int, j: Expr) -> Expr:
+        """x[j] of the block's row ``r``, from the input itself."""
+        return self.reader.value(self.sketch.op.inputs[0], self.index(self.outers[r], j))
 
-    def held(self, outer: list[Expr]) -> Callable[[Expr], Expr]:
+    def kept(self, r: int, j: Expr) -> Expr:
+        """What scratch holds of position ``j`` of row ``r``."""
+        assert self.scratch is not None
+        return self.em.load(self.scratch, [self.local + r, j])
+
+    def keep(self, r: int, j: Expr, value: Expr) -> None:
+        assert self.scratch is not None
+        self.em.store(self.scratch, [self.local + r, j], value)
+
+    def held(self) -> Value:
         """x[j] to be read several times: a prologue's values are computed once, into scratch."""
         if self.sketch.plain:
-            return self.source(outer)
-        source, kept = self.source(outer), self.kept
-        assert kept is not None
-        self.each(lambda j: self.em.store(kept, [j], source(j)))
-        return lambda j: self.em.load(kept, [j])
+            return self.source
 
-    def each(self, body: Callable[[Expr], None]) -> None:
-        """``body(j)`` for every position of the row, in vectors."""
+        def element(j: Expr) -> None:
+            for r in range(self.side):
+                self.keep(r, j, self.source(r, j))
+
+        with self.each_group():
+            self.each(element)
+        return self.kept
+
+    def each(self, body: Callable[[Expr], None], ahead: Ahead | None = None) -> None:
+        """``body(j)`` for every position of the rows, in vectors; ``ahead(j)`` before each vector,
+        with its first position.
+        """
         em, piece = self.em, self.sketch.piece
         with em.loop(self.sketch.length // piece, "piece") as p:
             for begin, count, lanes in vector_runs(piece, em.lanes):
-                with em.loop(count, "block") as block, em.vector(lanes) as lane:
-                    body(p * piece + begin + block * lanes + lane)
+                with em.loop(count, "block") as block:
+                    at = p * piece + begin + block * lanes
+                    if ahead is not None:
+                        ahead(at)
+                    with em.vector(lanes) as lane:
+                        body(at + lane)
 
-    def fold(
-        self,
-        value: Callable[[Expr], Expr],
-        combine: Combine,
-        start: float,
-        over: Over | None = None,
-    ) -> Expr:
-        return fold(self.em, self.sketch.length, value, combine, start, over)
+    def fold(self, value: Value, combine: Combine, start: float, over: Over | None = None) -> Expr:
+        """Each row's values combined; see :func:`gtco.tensor.fold.fold_rows`."""
+        length = self.sketch.length
+        return self.em.let(fold_rows(self.em, self.side, length, value, combine, start, over))
 
-    def write(self, outer: list[Expr], value: Callable[[Expr], Expr]) -> None:
-        """The epilogue of every position of the row, stored where it sends it."""
+    def statistic(self) -> Array:
+        """Room for a number of each row of the panel."""
+        return self.em.registers(self.panel)
+
+    def note(self, statistic: Array, values: Expr) -> None:
+        """Keep what was folded."""
+        if self.side == 1:
+            self.em.store(statistic, [self.local], values)
+        else:
+            self.em.store_vector(statistic, [self.local], values, self.side)
+
+    def noted(self, statistic: Array) -> list[Expr]:
+        """Each row's number."""
+        at = [[self.local + r] for r in range(self.side)]
+        return [self.em.let(self.em.load(statistic, i), "s") for i in at]
+
+    def write(self, value: Value) -> None:
+        """The epilogue of every position of the rows, stored where it sends it. Meanwhile the next
+        panel comes to L1.
+        """
 
         def element(j: Expr) -> None:
-            self.reader.finish(
-                self.sketch.tail, self.index(outer, j), value(j), self.args.output
-            )
+            for r, outer in enumerate(self.outers):
+                self.reader.finish(
+                    self.sketch.tail, self.index(outer, j), value(r, j), self.args.output
+                )
 
-        self.each(element)
+        if self.side == 1 or not self.sketch.plain:
+            self.each(element)
+            return
+        following = [self.outer(self.local + self.panel + r) for r in range(self.side)]
 
-    def softmax(self, outer: list[Expr]) -> None:
-        em, kept = self.em, self.kept
-        assert kept is not None
-        x = self.held(outer)
-        top = self.fold(x, _maximum, -inf)
+        def ahead(j: Expr) -> None:
+            for outer in following:
+                load = self.reader.value(self.sketch.op.inputs[0], self.index(outer, j))
+                self.em.prefetch_value(load, 1)
 
-        def exponential(j: Expr) -> Expr:
-            e = vector_math.exp_nonpositive(em, x(j) - top)
-            em.store(kept, [j], e)
-            return e
+        self.each(element, ahead)
 
-        total = self.fold(exponential, add, 0.0)
-        scale = em.let(tirx.const(1.0, "float32") / total, "scale")
-        self.write(outer, lambda j: em.load(kept, [j]) * scale)
-
-    def log_softmax(self, outer: list[Expr]) -> None:
+    def softmax(self) -> None:
         em = self.em
-        x = self.held(outer)
-        top = self.fold(x, _maximum, -inf)
-        total = self.fold(lambda j: vector_math.exp_nonpositive(em, x(j) - top), add, 0.0)
-        shift = vector_math.log(em, total)
-        self.write(outer, lambda j: (x(j) - top) - shift)
+        x = self.held()
+        tops, scales = self.statistic(), self.statistic()
+        with self.each_group():
+            self.note(tops, self.fold(x, _maximum, -inf))
+        with self.each_group():
+            top = self.noted(tops)
 
-    def normalise(self, outer: list[Expr]) -> None:
+            def exponential(r: int, j: Expr) -> Expr:
+                e = vector_math.exp_nonpositive(em, x(r, j) - top[r])
+                self.keep(r, j, e)
+                return e
+
+            total = self.fold(exponential, add, 0.0)
+            self.note(scales, constant(total, 1.0) / total)
+        with self.each_group():
+            scale = self.noted(scales)
+            self.write(lambda r, j: self.kept(r, j) * scale[r])
+
+    def log_softmax(self) -> None:
+        em = self.em
+        x = self.held()
+        tops, shifts = self.statistic(), self.statistic()
+        with self.each_group():
+            self.note(tops, self.fold(x, _maximum, -inf))
+        with self.each_group():
+            top = self.noted(tops)
+            total = self.fold(
+                lambda r, j: vector_math.exp_nonpositive(em, x(r, j) - top[r]), add, 0.0
+            )
+            self.note(shifts, vector_math.log(em, total))
+        with self.each_group():
+            top, shift = self.noted(tops), self.noted(shifts)
+            self.write(lambda r, j: (x(r, j) - top[r]) - shift[r])
+
+    def normalise(self) -> None:
         em, op, length = self.em, self.sketch.op, self.sketch.length
-        x = self.held(outer)
-        share = tirx.const(1.0 / length, "float32")
+        x = self.held()
         centred = op.kind == "layer_norm"
-        mean = em.let(self.fold(x, add, 0.0) * share, "mean") if centred else None
+        means, scales = self.statistic(), self.statistic()
+        if centred:
+            with self.each_group():
+                total = self.fold(x, add, 0.0)
+                self.note(means, total * constant(total, 1.0 / length))
+        with self.each_group():
+            mean = self.noted(means) if centred else []
 
-        def square(j: Expr) -> Expr:
-            d = em.let(x(j) - mean if centred else x(j), "d")
-            return d * d
+            def square(r: int, j: Expr) -> Expr:
+                d = em.let(x(r, j) - mean[r] if centred else x(r, j), "d")
+                return d * d
 
-        variance = self.fold(square, add, 0.0) * share
-        epsilon = tirx.const(float(op["epsilon"]), "float32")
-        scale = em.let(tirx.const(1.0, "float32") / tirx.sqrt(variance + epsilon), "scale")
+            squares = self.fold(square, add, 0.0)
+            variance = squares * constant(squares, 1.0 / length)
+            deviation = tirx.sqrt(variance + constant(squares, float(op["epsilon"])))
+            self.note(scales, constant(squares, 1.0) / deviation)
+        affine: list[Expr] = []
 
-        def value(j: Expr) -> Expr:
-            at = self.index([0] * self.sketch.trailing, j)[-1:]
-            d = (x(j) - mean if centred else x(j)) * scale * self.reader.value(op.inputs[1], at)
-            return d + self.reader.value(op.inputs[2], at) if centred else d
+        def value(r: int, j: Expr) -> Expr:
+            if r == 0:  # the rows side by side share them
+                at = self.index([0] * self.sketch.trailing, j)[-1:]
+                affine[:] = [em.let(self.reader.value(p, at), "p") for p in op.inputs[1:]]
+            d = (x(r, j) - mean[r] if centred else x(r, j)) * scale[r] * affine[0]
+            return d + affine[1] if centred else d
 
-        self.write(outer, value)
+        with self.each_group():
+            mean = self.noted(means) if centred else []
+            scale = self.noted(scales)
+            self.write(value)
 
-    def reduce(self, outer: list[Expr]) -> None:
+    def reduce(self) -> None:
         """A sum, mean, product or extreme over the trailing axes and any further ones."""
         em, sketch = self.em, self.sketch
         inner = [a for a in sketch.axes if a < sketch.trailing]
-        position = list(outer)
 
         def over(run: Callable[[Expr], None]) -> None:
             extents = [sketch.shape[a] for a in inner]
             with em.loop(prod(extents), "r") as r:
                 for axis, i in zip(inner, unflatten(em, r, extents), strict=True):
-                    position[axis] = i
+                    for outer in self.outers:
+                        outer[axis] = i
                 run(r)
 
         combine, start = _combination(em, sketch.op.kind)
-        value = self.fold(
-            lambda j: self.reader.value(sketch.op.inputs[0], self.index(position, j)),
-            combine,
-            start,
-            over,
-        )
-        self.finish(outer, value)
+        with self.each_group():
+            outers = [list(outer) for outer in self.outers]
+            values = self.fold(self.source, combine, start, over)
+            for r, outer in enumerate(outers):
+                value = values if self.side == 1 else tirx.Shuffle([values], [r])
+                self.finish(outer, value)
 
     def finish(self, outer: list[Expr], value: Expr) -> None:
         """One reduced element through the epilogue."""

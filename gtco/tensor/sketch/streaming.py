@@ -5,7 +5,7 @@ A row is a run of trailing output axes that one inner loop covers; a task is a f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil, prod
 
@@ -90,27 +90,66 @@ def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
 
 
 @contextmanager
-def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) -> Iterator[Expr]:
-    """The loops over a kernel's tasks and the rows of each; yields the row."""
+def _tasks(
+    em: Emitter, args: KernelArguments, rows: int, per_task: int
+) -> Iterator[tuple[Expr, Expr]]:
+    """The loop over a kernel's tasks; yields the first row of each and their number."""
     tasks = ceil(rows / per_task)
     # bounds that TVM's own analysis sees too: without, its constants may outgrow 32 bits
     begin, end = (em.let(tirx.max(tirx.min(x, tasks), 0), "t") for x in (args.begin, args.end))
     with em.range(begin, end, "task") as task:
         em.bind(task, tasks)
         if per_task == 1:
-            yield task
+            yield task, 1
             return
         first = em.let_index(task * per_task, "first")
-        count = (
-            per_task
-            if rows % per_task == 0
-            else em.let_index(tirx.min(per_task, rows - first), "count")
-        )
+        whole = rows % per_task == 0
+        yield first, per_task if whole else em.let_index(tirx.min(per_task, rows - first), "count")
+
+
+@contextmanager
+def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) -> Iterator[Expr]:
+    """The loops over a kernel's tasks and the rows of each; yields the row."""
+    with _tasks(em, args, rows, per_task) as (first, count):
+        if per_task == 1:
+            yield first
+            return
         with em.loop(count, "row") as local:
             em.bind(local, per_task)
             row = em.let(first + local, "row")
             em.bind(row, rows)
             yield row
+
+
+def tasks_of_panels(
+    em: Emitter,
+    args: KernelArguments,
+    rows: int,
+    per_task: int,
+    side: int,
+    groups: int,
+    body: Callable[[Expr, Expr, int], None],
+) -> None:
+    """Like :func:`tasks_of_rows`, in panels of up to ``groups`` groups of ``side`` rows, what is
+    left over one by one. ``body(first, groups, side)`` is called once for either kind.
+    """
+    if side == 1:
+        with tasks_of_rows(em, args, rows, per_task) as row:
+            body(row, 1, 1)
+        return
+    with _tasks(em, args, rows, per_task) as (first, count):
+        whole = floordiv(count, side)
+        with em.loop(floordiv(whole + (groups - 1), groups), "panel") as panel:
+            em.bind(panel, ceil(per_task // side / groups))
+            left = whole - panel * groups
+            uneven = not isinstance(whole, int) or whole % groups
+            here = em.let_index(tirx.min(left, groups)) if uneven else groups
+            body(em.let_index(first + panel * (groups * side), "first"), here, side)
+        if isinstance(count, int) and count % side == 0:
+            return
+        with em.loop(count - whole * side, "row") as local:
+            em.bind(local, count % side if isinstance(count, int) else side - 1)
+            body(em.let_index(first + (whole * side + local), "row"), 1, 1)
 
 
 def chunks_of(extent: int, size: int) -> int:
