@@ -12,6 +12,7 @@ BENCHMARKS = {
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
     "memory_bound": "normalisation, softmax, gates and movement beside the machine's limits",
     "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
+    "policy": "the analytic policy's picks beside the best that measuring finds",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }

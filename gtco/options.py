@@ -21,16 +21,19 @@ from gtco.errors import BuildError, OptionError
 
 @dataclass(frozen=True)
 class Tune:
-    """How much a compile may measure: rounds at most, which begin within so many seconds."""
+    """How much a compile may measure: rounds at most, which begin within so many seconds; a stage
+    is done with when ``patience`` rounds on end have changed nothing.
+    """
 
     rounds: int = 1 << 30
     seconds: float = 600.0
+    patience: int = 2
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or not 0 < self.seconds < inf:
+        if self.rounds < 1 or self.patience < 1 or not 0 < self.seconds < inf:
             raise OptionError(
-                f"rounds={self.rounds}, seconds={self.seconds:g}: tuning needs one round and some "
-                "time; tune='off' measures nothing"
+                f"rounds={self.rounds}, seconds={self.seconds:g}, patience={self.patience}: tuning "
+                "needs one round and some time; tune='off' measures nothing"
             )
 
 

@@ -36,6 +36,7 @@ COLUMNS = {
     "circumstances": "TEXT NOT NULL",
     "config": "TEXT NOT NULL",
     "outcome": "TEXT NOT NULL",
+    "predicted": "REAL",
     "seconds": "REAL",
     "ratio": "REAL",
     "noise": "REAL",
@@ -49,9 +50,10 @@ class Record:
     """One candidate of one stage.
 
     ``stage`` is the stage's key, ``label`` its operators; ``config`` the JSON of a
-    :class:`~gtco.tensor.space.Config`; ``seconds`` the median of its readings, ``ratio`` that of
-    its time over the first rival's in the same round, ``noise`` how far two readings of the first
-    were apart; None where it was not timed. ``reason`` says why it failed.
+    :class:`~gtco.tensor.space.Config`; ``predicted`` the policy's seconds, ``seconds`` the median
+    of its readings, ``ratio`` that of its time over the first rival's in the same round, ``noise``
+    how far two readings of the first were apart; None where it was not timed. ``reason`` says why
+    it failed.
     """
 
     stage: str
@@ -59,6 +61,7 @@ class Record:
     circumstances: str
     config: str
     outcome: Outcome
+    predicted: float | None = None
     seconds: float | None = None
     ratio: float | None = None
     noise: float | None = None

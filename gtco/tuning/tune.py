@@ -6,7 +6,8 @@ alternatives to its pick; they are built by the workers, and timed when all of t
 that nothing disturbs the readings. A pick that is clearly beaten gives way, and the next round
 starts from what beat it (coordinate descent over the decisions of the space). From the second round
 on, mutations of the pick go along, which the policy's own model would never propose. A stage is
-done when PATIENCE rounds on end have changed nothing, or nothing is left to try.
+done when as many rounds on end have changed nothing as the effort has patience for, or nothing is
+left to try.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as th
 ALTERNATIVES = 8  # that a stage gets in one round
 MUTATIONS = 4  # beside them, from the second round on
 DRAWS = 8  # for one mutation that was not tested yet
-PATIENCE = 2  # rounds without a change that a stage gets
 HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth building
 GRACE = 60.0  # seconds that timing may take beyond what it was given: opening, a slow first round
 
@@ -100,7 +100,9 @@ def tune(
     ``generated``; the pick stands then.
     """
     deadline = time.monotonic() + effort.seconds
-    tuner = _Tuner(generated, policy, workers, threads, deadline, records, progress)
+    tuner = _Tuner(
+        generated, policy, workers, threads, deadline, effort.patience, records, progress
+    )
     for _ in range(effort.rounds):
         open_ = [r for r in tuner.results.values() if not r.done]
         if not open_ or tuner.left <= 0:
@@ -117,12 +119,14 @@ class _Tuner:
         workers: Workers,
         threads: int,
         deadline: float,
+        patience: int,
         records: Records | None,
         progress: Callable[[str], None],
     ) -> None:
         self.generated, self.policy, self.workers = generated, policy, workers
         self.threads, self.deadline, self.progress = threads, deadline, progress
         self.records, self.circumstances = records, circumstances(policy.target)
+        self.patience = patience
         self.serial, self.random = 0, Random(0)
         self.results = {r.stage.key: r for r in _heaviest(generated)}
         if records is not None:
@@ -245,7 +249,7 @@ class _Tuner:
         result.seconds *= verdict.seconds / verdict.first_seconds
         if not verdict.best:
             result.unchanged += 1
-            result.done = result.unchanged >= PATIENCE
+            result.done = result.unchanged >= self.patience
         else:
             result.unchanged = 0
             result.last = trial.picks[verdict.best]
@@ -283,6 +287,7 @@ class _Tuner:
             self.circumstances,
             config,
             outcome,
+            pick.seconds,
             *measured,
             reason,
             now(),

@@ -46,7 +46,7 @@ def record(
     known: str = HERE,
 ) -> Record:
     text = json.dumps(config.to_json())
-    return Record(stage, "matmul", known, text, outcome, seconds, 0.5, 0.01, "", now())
+    return Record(stage, "matmul", known, text, outcome, 2e-3, seconds, 0.5, 0.01, "", now())
 
 
 def some(n: int) -> list[Record]:
@@ -94,6 +94,7 @@ def test_text_and_back(tmp_path: Path) -> None:
         lambda d: d | {"outcome": "won"},
         lambda d: d | {"seconds": "fast"},
         lambda d: d | {"seconds": True},
+        lambda d: d | {"predicted": []},
         lambda d: d | {"stage": None},
         lambda d: d | {"config": "{}"},
         lambda d: d | {"config": "[1]"},

@@ -22,7 +22,7 @@ from gtco.codegen.workers import Workers
 from gtco.errors import OptionError
 from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
-from gtco.search.records import Records
+from gtco.search.records import Record, Records
 from gtco.target import Target, detect, target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Pick, check
@@ -381,3 +381,23 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (tmp_path / "text").write_text("text" * 100)
     assert main(["compile", str(model), "--records", str(tmp_path / "text")]) == 1
     assert "could not be opened" in capsys.readouterr().err
+
+
+def test_the_policy_benchmark_follows_a_pick_through_rounds() -> None:
+    """Round one: b beats a by a tenth. Round two is relative to b, and c beats it by a fifth."""
+    from bench.policy import row
+
+    def reading(config: str, outcome: str, predicted: float, ratio: float) -> Record:
+        return Record("s", "matmul", "{}", config, outcome, predicted, 1e-3 * ratio, ratio, 0.0)  # type: ignore[arg-type]
+
+    timed = [
+        reading("a", "beaten", 1e-3, 1.0),
+        reading("b", "taken", 2e-3, 0.9),
+        reading("b", "beaten", 2e-3, 1.0),
+        reading("c", "taken", 3e-3, 0.8),
+        reading("d", "slower", 4e-3, 1.5),
+    ]
+    found = row("m", "matmul", 3, timed)
+    assert found.candidates == 4 and found.of_best == pytest.approx(0.72)
+    assert found.predicted == pytest.approx(1e3) and found.measured == pytest.approx(1e3)
+    assert found.rank == pytest.approx(0.2)  # a b c d by 1 .9 .72 1.35: ranks 3 2 1 4

@@ -1,0 +1,175 @@
+"""How good the analytic policy is on this machine: its picks beside the best that measuring finds.
+
+``python -m bench policy [--models vit-ti-16,swin-t] [--seconds 120] [--json FILE]``
+
+Each model's heaviest stages are tuned for the time given; every candidate is timed beside the pick.
+``of the best`` is the best candidate's time over the pick's: 1 where nothing that was tried is
+faster. The best of many readings is partly luck, so the share is a lower bound. ``error`` is the
+median of how far predicted and measured times are apart, ``rank`` Spearman's correlation between
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from bench.end_to_end import MODELS
+from bench.suite import available_threads, console, header
+from bench.workload import export
+from gtco.cli.arguments import positive
+from gtco.cli.console import Phases
+from gtco.compiler import compile_to_file
+from gtco.errors import GtcoError
+from gtco.options import Tune
+from gtco.search.records import Record, Records
+
+PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of a model: how often it runs, candidates that were timed, the pick's microseconds,
+    predicted and measured; the best candidate's time over the pick's.
+    """
+
+    model: str
+    stage: str
+    runs: int
+    candidates: int
+    predicted: float
+    measured: float
+    of_best: float
+    error: float
+    rank: float
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(argv)
+    output = console()
+    rows: list[Row] = []
+    header(output, options.threads)
+    try:
+        for name in options.models.split(","):
+            rows += measure(name, options)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    except GtcoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    show(rows)
+    return 0
+
+
+def measure(name: str, options: argparse.Namespace) -> list[Row]:
+    """The rows of one model, its heaviest stage first."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    model = export(name, options.folder)
+    effort = Tune(seconds=options.seconds, patience=PATIENCE)
+    with tempfile.TemporaryDirectory(prefix="gtco-policy-") as folder:
+        file = Path(folder, "records")
+        with Phases() as progress:
+            report = compile_to_file(
+                model,
+                Path(folder, "model.so"),
+                threads=options.threads,
+                tune=effort,
+                records=file,
+                progress=progress,
+            )
+        with Records(file) as records:
+            known = records.all()
+    rows = []
+    for result in report.tuning:
+        timed = [r for r in known if r.stage == result["key"] and r.seconds and r.predicted]
+        rows.append(row(name, result["stage"], result["occurrences"], timed))
+    return rows
+
+
+def row(model: str, stage: str, runs: int, timed: Sequence[Record]) -> Row:
+    """What the readings of a stage say. The first of them is the pick's; those of later rounds
+    count as much more or less as the pick of their round, which had been read before.
+    """
+    relative: dict[str, float] = {}  # time over the first pick's
+    scale = 1.0
+    for record in timed:
+        assert record.ratio is not None
+        if record.outcome in ("kept", "beaten") and record.config in relative:
+            scale = relative[record.config]  # a round begins with its pick
+        relative.setdefault(record.config, scale * record.ratio)
+    first = timed[0]
+    assert first.seconds is not None and first.predicted is not None
+    predicted = {r.config: r.predicted or math.nan for r in timed}
+    pairs = [(predicted[c], t * first.seconds) for c, t in relative.items()]
+    errors = [abs(p / m - 1) for p, m in pairs]
+    ranks = [np.argsort(np.argsort(values)) for values in zip(*pairs, strict=True)]
+    correlation = np.corrcoef(np.array(ranks)) if len(pairs) > 2 else None
+    return Row(
+        model,
+        stage,
+        runs,
+        len(relative),
+        first.predicted * 1e6,
+        first.seconds * 1e6,
+        min(relative.values()),
+        statistics.median(errors),
+        math.nan if correlation is None else float(np.asarray(correlation)[0, 1]),
+    )
+
+
+def show(rows: Sequence[Row]) -> None:
+    table = Table(title="the analytic policy's picks", title_justify="left")
+    table.add_column("model")
+    table.add_column("stage", max_width=40)
+    for heading in ("runs", "tried", "predicted us", "us", "of the best", "error", "rank"):
+        table.add_column(heading, justify="right")
+    for r in rows:
+        table.add_row(
+            r.model,
+            r.stage,
+            str(r.runs),
+            str(r.candidates),
+            f"{r.predicted:.1f}",
+            f"{r.measured:.1f}",
+            f"{r.of_best:.3f}",
+            f"{r.error:.0%}",
+            f"{r.rank:.2f}",
+        )
+    out = console()
+    out.print(table)
+    if rows:
+        mean = statistics.geometric_mean(r.of_best for r in rows)
+        weights = [r.runs * r.measured for r in rows]
+        weighted = sum(w * r.of_best for w, r in zip(weights, rows, strict=True)) / sum(weights)
+        worst = min(rows, key=lambda r: r.of_best)
+        out.print(
+            f"of the best: {mean:.3f} in the geometric mean, {weighted:.3f} by time; worst "
+            f"{worst.of_best:.3f} ({worst.model}, {worst.stage}); error "
+            f"{statistics.median(r.error for r in rows):.0%} in the median",
+            highlight=False,
+            markup=False,
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench policy", description=__doc__.split(":")[0]
+    )
+    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
+    parser.add_argument("--seconds", type=positive, default=120, help="of measuring, each model")
+    parser.add_argument("--threads", type=positive, default=available_threads())
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
+    return parser
