@@ -37,6 +37,12 @@ def rounded(em: Emitter, x: Expr) -> Expr:
     return cast(tirx.Select(is_nan(x), nan, nearest), "uint32", "uint16")
 
 
+def pair(low: Expr, high: Expr) -> Expr:
+    """The bits of two, the first in the lower half of an int32."""
+    upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))
+    return tirx.bitwise_or(tirx.Cast("int32", low), upper)
+
+
 def convert(em: Emitter, x: Expr, old: str, new: str) -> Expr:
     """``x`` as another dtype, bfloat16 among them; what lies between it and others is float32."""
     if old == new:

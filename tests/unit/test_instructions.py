@@ -79,6 +79,7 @@ def every_stage() -> list[Stage]:
             ("conv2d", "x w", "y", T((1, 8, 9, 40)), dict(padding=around, groups=1, **attrs)),
         ),
         single("attention", heads, heads, heads, T((17, 17)), out=heads, scale=0.25),
+        single("attention", *[T(heads.shape, "bfloat16")] * 3, out=heads, scale=0.25),
         make_stage([one], {**types, "c": one.type}, []),
         single("layer_norm", x, T((40,)), T((40,)), out=x, epsilon=1e-5),
         single("softmax", x, out=x, axis=1),

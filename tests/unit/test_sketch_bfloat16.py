@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gtco.target import Target, detect
-from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch import attention, gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import assert_close, build, fresh_seed, reference, runnable
@@ -131,3 +131,63 @@ def test_products(stage: Stage, name: str) -> None:
         print(config.to_json())
         got = build(sketch, config, machine)(*arrays)
         assert_close(got, wanted, 2 * ROUNDED if rounds else TOLERANCE)
+
+
+def heads(m: int, n: int, d: int, e: int, *, bias: bool = False, **attrs: Any) -> Stage:
+    types = {"q": half(2, 3, m, d), "k": half(2, 3, n, d), "v": half(2, 3, n, e)}
+    names = "q k v"
+    if bias:
+        types["mask"] = T((m, n))
+        names = "q k v mask"
+    return chain(types, ("attention", names, "y", T((2, 3, m, e)), {"scale": 0.3, **attrs}))
+
+
+ATTENTIONS = {
+    "even": heads(17, 32, 16, 16),
+    "odd": heads(13, 37, 33, 21),
+    "narrow": heads(5, 3, 7, 5),
+    "wide": heads(9, 50, 72, 40),
+    "biased": heads(11, 19, 8, 12, bias=True),
+    "merged": chain(  # heads side by side again, stored rounded
+        {"q": half(1, 2, 9, 8), "k": half(1, 2, 9, 8), "v": half(1, 2, 9, 8)},
+        ("attention", "q k v", "a", T((1, 2, 9, 8)), {"scale": 0.3}),
+        ("permute", "a", "p", T((1, 9, 2, 8)), {"axes": (0, 2, 1, 3)}),
+        ("reshape", "p", "r", T((1, 9, 16)), {}),
+        ("cast", "r", "y", half(1, 9, 16), {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention(stage: Stage, name: str) -> None:
+    """A weight at the middle of two bfloat16 may fall to either: half a unit of one of them."""
+    machine = machine_of(name)
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    got = []
+    for config in few(sketch, 2):
+        print(config.to_json())
+        got.append(build(sketch, config, machine)(*arrays).astype(np.float64))
+        assert_close(got[-1], wanted, 2 * ROUNDED)
+        assert np.abs(got[-1] - wanted).mean() <= ROUNDED / 16 * np.abs(wanted).max()
+    for other in got:
+        assert_close(other, got[0], 2 * ROUNDED)
+
+
+def test_attention_of_rows_that_a_mask_hides() -> None:
+    """A guard behind the softmax: rows without a key are 0; NaN in q stays in its row."""
+    machine = detect()
+    stage = heads(6, 21, 8, 8, bias=True, guarded=True)
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    q, k, v, mask = inputs(stage, 5)
+    mask[2] = -np.inf
+    wanted = reference(stage, [q, k, v, mask]).astype(np.float64)
+    assert (wanted[:, :, 2] == 0).all()
+    for config in few(sketch, 2):
+        got = build(sketch, config, machine)(q, k, v, mask)
+        assert (got[:, :, 2] == 0).all()
+        assert_close(got, wanted, 2 * ROUNDED)

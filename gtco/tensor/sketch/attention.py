@@ -18,7 +18,7 @@ mean of V where the mask is finite, NaN where it is -inf, 0 where a guard stands
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf, prod
 
 from tvm import tirx
@@ -29,13 +29,16 @@ from gtco.tensor import vector_math
 from gtco.tensor.analysis.chains import Epilogue, anchor, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
+from gtco.tensor.bfloat16 import convert, literal
 from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.reader import Reader
-from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.scratch import ALIGN, Piece, Scratch
+from gtco.tensor.sketch.attention_pairs import pack_key_pairs, pack_value_pairs
+from gtco.tensor.sketch.pack import packed_steps
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import chunk_options, tile_options
 from gtco.tensor.space import (
@@ -49,8 +52,10 @@ from gtco.tensor.space import (
     Stream,
     Workload,
 )
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.transpose import transpose
+
+ROUNDING = 8.0  # vector instructions that round a vector of weights to bfloat16
 
 
 def match(stage: Stage, target: Target) -> Attention | None:
@@ -59,7 +64,12 @@ def match(stage: Stage, target: Target) -> Attention | None:
     if op is None:
         return None
     types = [stage.types[x] for x in op.inputs] + [op.type, stage.output.type]
-    if any(t.dtype != "float32" or any(isinstance(d, str) for d in t.shape) for t in types):
+    if any(isinstance(d, str) for t in types for d in t.shape):
+        return None
+    products, sums = {t.dtype for t in types[:3]}, {t.dtype for t in types[3:-1]}
+    if products not in ({"float32"}, {"bfloat16"}) or sums != {"float32"}:
+        return None
+    if types[-1].dtype not in ("float32", "bfloat16"):
         return None
     if not prologue_readable(stage, op.inputs):
         return None
@@ -77,6 +87,11 @@ class Attention:
 
     name = "attention"
     structure = "SSSR-RSRS"
+
+    @property
+    def operand(self) -> str:
+        """The dtype of q, k and v."""
+        return self.stage.types[self.op.inputs[0]].dtype
 
     def _shape(self, operand: int) -> tuple[int, ...]:
         return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
@@ -99,7 +114,7 @@ class Attention:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            tiles = tile_options(micro_kernels(self.target), m, e)
+            tiles = tile_options(micro_kernels(self.target, self.operand), m, e)
             return Decision("tile", "micro-kernel", tuple(t.name for t in tiles))
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
@@ -113,16 +128,19 @@ class Attention:
         blocks = ceil(m / tile.rows)
         height = m / blocks  # of the blocks' two heights, on average
         keys, values = ceil(n / lanes), ceil(e / lanes)
-        operands = 4.0 * n * (d + e)
+        item = float(ITEM_BYTES[self.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
+        operands = item * n * (d + e)
         block = Layer(
             ceil(blocks / chunks),
             (Stream(operands, operands + 4.0 * height * n),),
-            (Stream(4.0 * height * e, 4.0 * m * e),),
+            (Stream(item_out * height * e, item_out * m * e),),
         )
-        task = Layer(1, (Stream(operands, 4.0 * b * n * (d + e)),), (), b * chunks)
+        task = Layer(1, (Stream(operands, item * b * n * (d + e)),), (), b * chunks)
+        row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
         return Workload(
-            f"fma:{ceil(height)}x{min(tile.vectors, values)}",
-            height * (keys * d + values * n),
+            row.kernel,
+            height * (keys * d + values * n) / tile.kind.products,
             (block, task),
             self.flops,
             self.extra(chunks),
@@ -134,15 +152,16 @@ class Attention:
         b, m, n, d, e = self.extents
         keys = ceil(n / self.target.lanes)
         bias = keys * 3 if len(self.op.inputs) > 3 else 0
+        rounding = keys * ROUNDING if self.operand == "bfloat16" else 0
         return (
             Extra("vector", 3.0 * b * chunks * keys * (d + e)),
-            Extra("vector", b * m, keys * 18.0 + bias + 40),
+            Extra("vector", b * m, keys * 18.0 + bias + rounding + 40),
         )
 
     @property
     def signature(self) -> tuple[object, ...]:
         """All that the space and the loops' price depend on."""
-        return (self.name, *self.extents)
+        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = AttentionLoops(self, config)
@@ -164,7 +183,9 @@ class AttentionLoops:
         self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
         self.batch, self.m, self.n, self.d, self.e = sketch.extents
         self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
-        lanes = self.lanes = self.tile.lanes
+        lanes, kind = self.tile.lanes, self.tile.kind
+        self.lanes, self.kind = lanes, kind
+        self.rounds = sketch.operand == "bfloat16"
         self.blocks = ceil(self.m / self.tile.rows)
         self.height, self.taller = divmod(self.m, self.blocks)
         self.task_blocks = ceil(self.blocks / config["chunks_m"])
@@ -176,16 +197,21 @@ class AttentionLoops:
             lanes if self.key_vectors * lanes % 256 == 0 else 0
         )
         self.ld_values = self.value_vectors * lanes
-        self.scratch = Scratch(
-            (
-                Piece("keys", (self.key_vectors, self.d, lanes)),
-                Piece("values", (self.n, self.ld_values)),
-                Piece("query", (rows, -(-self.d // 16) * 16)),
-                Piece("scores", (rows, self.ld_scores)),
-                Piece("tile", (rows, self.ld_values)),
-                Piece("inverse", (16 * ceil(rows / 16),)),
-            )
-        )
+        self.depth, packed = packed_steps(self.d, kind.b)
+        line = ALIGN // kind.a.nbytes
+        pieces = [
+            Piece("keys", (self.key_vectors, self.depth, lanes), packed),
+            Piece("values", (packed_steps(self.n, kind.b)[0], self.ld_values), packed),
+            Piece("query", (rows, -(-self.d // line) * line), kind.a.dtype),
+            Piece("scores", (rows, self.ld_scores)),
+            Piece("tile", (rows, self.ld_values)),
+            Piece("inverse", (16 * ceil(rows / 16),)),
+        ]
+        if kind.a.dtype != "float32":  # the scores' weights, as they are multiplied
+            width = -(-self.key_vectors * lanes // line) * line
+            width += line if width * kind.a.nbytes % 1024 == 0 else 0
+            pieces.append(Piece("weights", (rows, width), kind.a.dtype))
+        self.scratch = Scratch(tuple(pieces))
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         self.em, self.args = em, args
@@ -193,14 +219,21 @@ class AttentionLoops:
         arrays = self.scratch.arrays(args)
         self.keys, self.values, self.query = arrays["keys"], arrays["values"], arrays["query"]
         self.scores, self.tiles, self.inverse = arrays["scores"], arrays["tile"], arrays["inverse"]
+        self.weights = arrays.get("weights", self.scores)
         with em.range(args.begin, args.end, "task") as task:
             em.bind(task, self.tasks)
             chunk = em.let_index(task % self.chunks, "chunk")
             flat = em.let_index(task // self.chunks, "batch")
             batch_shape = [int(d) for d in self.op.type.shape[:-2]]
             batch = [em.let_index(i, "b") for i in reshape_index([flat], [self.batch], batch_shape)]
-            self.pack_keys(batch)
-            self.pack_values(batch)
+            if self.kind.b.step > 1:
+                read = self.operand
+                k, v = (lambda r, c, i=i: read(i, batch, r, c) for i in (1, 2))
+                pack_key_pairs(em, self.keys, k, self.n, self.d)
+                pack_value_pairs(em, self.values, v, self.n, self.e)
+            else:
+                self.pack_keys(batch)
+                self.pack_values(batch)
             first = em.let_index(chunk * self.task_blocks, "first")
             count = (
                 self.task_blocks
@@ -278,16 +311,22 @@ class AttentionLoops:
         with em.loop(rows, "i") as i:
             for j in range(0, self.d, lanes):
                 with em.vector(min(lanes, self.d - j)) as v:
-                    em.store(
-                        self.query, [i, j + v], self.operand(0, batch, start + i, j + v) * scale
-                    )
+                    query = self.operand(0, batch, start + i, j + v)
+                    if self.rounds:  # as it is: a product with the scale would be rounded again
+                        query = convert(em, query, "bfloat16", self.kind.a.dtype)
+                    else:
+                        query = query * scale
+                    em.store(self.query, [i, j + v], query)
+            for j in range(self.d, -(-self.d // self.kind.step) * self.kind.step):
+                em.store(self.query, [i, j], literal(0.0, self.kind.a.dtype))
         self.products(
             rows,
             self.key_vectors,
             self.d,
             self.query,
             self.scores,
-            lambda vector: Operand.of(self.keys, [vector, 0, 0], vector=self.d * lanes),
+            lambda vector: Operand.of(self.keys, [vector, 0, 0], vector=self.depth * lanes),
+            scale if self.rounds else None,
         )
         with em.loop(rows, "i") as i:
             self.softmax_row(i, batch, start)
@@ -295,7 +334,7 @@ class AttentionLoops:
             rows,
             self.value_vectors,
             self.n,
-            self.scores,
+            self.weights,
             self.tiles,
             lambda vector: Operand.of(self.values, [0, vector * lanes]),
         )
@@ -315,11 +354,17 @@ class AttentionLoops:
         a: Array,
         c: Array,
         b: Callable[[Expr], Operand],
+        scale: Expr | None = None,
     ) -> None:
-        """c[rows, vectors * lanes] = a[rows, depth] x b, in groups of vectors that fit the
-        registers; ``b(first)`` is the operand from that vector on.
+        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` where it is given, in
+        groups of vectors that fit the registers; ``b(first)`` is the operand from that vector on.
         """
         em, lanes = self.em, self.lanes
+
+        def store(i: int, column: Expr, vector: Expr) -> None:
+            scaled = vector if scale is None else vector * em.splat(scale)
+            em.store_vector(c, [i, column], scaled)
+
         groups = _groups(vectors, self.tile.vectors)
         for size in sorted({s for _, s in groups}, reverse=True):
             starts = [first for first, s in groups if s == size]
@@ -327,18 +372,19 @@ class AttentionLoops:
                 first = starts[0] + g * size
                 fma_tile(
                     em,
-                    MicroKernel(rows, size, lanes),
+                    replace(self.tile, rows=rows, vectors=size),
                     depth,
                     Operand.of(a, [0, 0]),
                     b(first),
-                    lambda i, j, vector, first=first: em.store_vector(  # type: ignore[misc]
-                        c, [i, first * lanes + j], vector
+                    lambda i, j, vector, first=first: store(  # type: ignore[misc]
+                        i, first * lanes + j, vector
                     ),
                 )
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
-        """scores[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding
-        columns masked; with ``guarded``, both are 0 where they would be NaN.
+        """weights[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding
+        columns masked; with ``guarded``, both are 0 where they would be NaN. Weights that are
+        bfloat16 are rounded, their sum is not.
         """
         em, lanes, n = self.em, self.lanes, self.n
         if len(self.op.inputs) > 3:
@@ -359,7 +405,9 @@ class AttentionLoops:
 
         def weight(j: Expr) -> Expr:
             value = vector_math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
-            em.store(self.scores, [i, j], value)
+            if self.rounds:
+                value = em.let(value, "weight")
+            em.store(self.weights, [i, j], self.rounded(value))
             return value
 
         total = fold(em, length, weight, add, 0.0)
@@ -367,9 +415,17 @@ class AttentionLoops:
         if self.op.get("guarded"):
             lost = is_nan(total)
             with em.when(lost), em.loop(self.key_vectors, "p") as p:
-                em.store_vector(self.scores, [i, p * lanes], em.splat(0.0))
+                zero = em.splat(literal(0.0, self.weights.dtype))
+                em.store_vector(self.weights, [i, p * lanes], zero)
             inverse = tirx.Select(lost, tirx.const(0, "float32"), inverse)
         em.store(self.inverse, [i], inverse)
+
+    def rounded(self, weight: Expr) -> Expr:
+        """A weight as it is multiplied with v."""
+        if not self.rounds:
+            return weight
+        bits = convert(self.em, weight, "float32", "bfloat16")
+        return convert(self.em, bits, "bfloat16", self.weights.dtype)
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
         em, hidden = self.em, self.op.get("hidden")

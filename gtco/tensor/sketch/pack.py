@@ -12,7 +12,7 @@ from tvm import tirx
 
 from gtco.tensor.analysis.contraction import Contraction, ConvView
 from gtco.tensor.analysis.placement import run_breaks
-from gtco.tensor.bfloat16 import convert, literal
+from gtco.tensor.bfloat16 import convert, literal, pair
 from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.intrinsics.table import Layout
 from gtco.tensor.reader import Reader
@@ -298,7 +298,7 @@ def pack_columns(
                 row(k, lambda j: element(k, j))
             return
         with em.loop(em.index(depth // 2), "k") as k:
-            row(k, lambda j: _pair(element(2 * k, j), element(2 * k + 1, j)))
+            row(k, lambda j: pair(element(2 * k, j), element(2 * k + 1, j)))
         if view.k % 2:  # the last element is alone
             blocks = ceil(view.k / kc)
             alone = view.k - (blocks - 1) * kc - 1
@@ -310,9 +310,3 @@ def pack_columns(
             fill(p, columns)
         else:
             em.branch(first_panel + p < last, lambda: fill(p, columns), lambda: fill(p, rest))
-
-
-def _pair(low: Expr, high: Expr) -> Expr:
-    """Two values of 16 bits as an int32."""
-    upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))
-    return tirx.bitwise_or(tirx.Cast("int32", low), upper)
