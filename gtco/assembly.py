@@ -26,6 +26,7 @@ def assemble(
     generated: Generated,
     target: Target,
     threads: int,
+    precision: str,
     notes: Sequence[str],
 ) -> Artifact:
     """The artifact of a model. Takes the graph's constants: packed, they move to the artifact."""
@@ -65,6 +66,7 @@ def assemble(
             "gtco": __version__,
             "tvm": _version("apache-tvm"),
             "target": target.to_json(),
+            "precision": precision,
             "notes": list(notes),
         },
     )

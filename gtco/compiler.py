@@ -217,7 +217,7 @@ class _Compilation:
             del imported
             with self.phase("fuse") as say:
                 policy = self.policy(machine, records)
-                graph, stages = self.fuse(graph, policy)
+                graph, stages = self.fuse(self.rounded(graph, policy), policy)
                 say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
             with self.phase("generate") as say:
                 generated = self.generate(stages, policy, workers)
@@ -318,6 +318,17 @@ class _Compilation:
         self.dump("4-layout.txt", graph.dump())
         return graph
 
+    def rounded(self, graph: Graph, policy: Policy) -> Graph:
+        """The graph in the precision that was asked for."""
+        from gtco.graph.precision import bfloat16_operands
+        from gtco.graph.rewrites.fold_constants import fold_constants
+
+        if self.options.precision == "fp32":
+            return graph
+        graph = fold_constants(bfloat16_operands(graph, policy.predict)).check()
+        self.dump("4-precision.txt", graph.dump())
+        return graph
+
     def policy(self, machine: Target, records: Records | None) -> Policy:
         """The policy, for a target with as many cores as the model is to have threads: the space
         and the price of a stage go by that one number.
@@ -413,6 +424,7 @@ class _Compilation:
             generated,
             policy.target,
             self.options.threads,
+            self.options.precision,
             self.report.notes,
         )
         self.report.stages = [dict(step.info) for step in artifact.steps]

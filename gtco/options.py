@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gtco.errors import BuildError, OptionError
 
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
 
 @dataclass(frozen=True)
 class Tune:
@@ -45,6 +46,8 @@ class CompileOptions:
     """How to compile.
 
     - ``target``: ``native`` or a name of ``gtco.target.TARGETS``
+    - ``precision``: ``fp32``, or ``bf16`` for products, convolutions and attention of operands that
+      are rounded to bfloat16; all else is fp32 either way, inputs and outputs too
     - ``threads``: of the compiled model, 0 for all allowed cores
     - ``shapes``: values of symbolic dimensions
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
@@ -61,6 +64,7 @@ class CompileOptions:
     """
 
     target: str = "native"
+    precision: str = "fp32"
     threads: int = 0
     shapes: Mapping[str, int] = field(default_factory=dict)
     simplify: bool = True
@@ -71,6 +75,12 @@ class CompileOptions:
     strict: bool = False
     tune: str | Tune = "off"
     records: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise OptionError(
+                f"unknown precision {self.precision!r}: choose from {', '.join(PRECISIONS)}"
+            )
 
 
 def cache_folder() -> Path:

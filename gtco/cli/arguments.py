@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.options import EFFORTS
+from gtco.options import EFFORTS, PRECISIONS
 
 T = TypeVar("T")
 
@@ -81,6 +81,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="native (default), x86-64-v3, x86-64-v4, znver4, ...",
     )
     parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="bf16: operands of products, convolutions and attention in bfloat16, sums and all "
+        "else in fp32 (default fp32)",
+    )
+    parser.add_argument(
         "--threads",
         type=zero_or_more,
         default=0,
@@ -140,6 +147,8 @@ def add_tuning(parser: argparse.ArgumentParser) -> None:
 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
-    names = "target threads simplify simplify_timeout workers strict tune records".split()
+    names = (
+        "target precision threads simplify simplify_timeout workers strict tune records"
+    ).split()
     shapes = unique(options.shape, "--shape") or None
     return {"shapes": shapes} | {name: getattr(options, name) for name in names}

@@ -117,6 +117,8 @@ def show_verification(report: Any, console: Console) -> None:
         f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)",
         highlight=False,
     )
+    if report.top1 is not None:
+        console.print(str(report.top1), highlight=False)
     table = Table()
     table.add_column("output")
     table.add_column("inputs")

@@ -114,10 +114,11 @@ def machine_checks(measure: bool) -> list[Check]:
         Check("instructions", " ".join(target.features)),
         Check("cores", cores),
         Check("caches", levels),
+        Check("bf16", bfloat16_products(target)),
         rates_check(target),
     ]
     if measure:
-        peak, reason = measured_peak(allowed_cores())
+        peak, reason = measured_peak(allowed_cores(), "fp32")
         if peak is None:
             checks.append(Check("peak", "not measured", reason or "unknown reason", needed=False))
         else:
@@ -129,6 +130,13 @@ def machine_checks(measure: bool) -> list[Check]:
                 )
             )
     return checks
+
+
+def bfloat16_products(target: Target) -> str:
+    """How products of bfloat16 (``--precision bf16``) are computed here."""
+    if "avx512bf16" in target.features:
+        return "multiplied in pairs (VDPBF16PS)"
+    return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
 
 
 def rates_check(target: Target) -> Check:

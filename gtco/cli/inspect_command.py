@@ -19,6 +19,7 @@ from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
 from gtco.errors import GtcoError
+from gtco.options import PRECISIONS
 
 REPEAT = 20  # calls that a stage's measured time is the median of
 
@@ -109,7 +110,8 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
         inputs = make_inputs(model.inputs, {}, seed=0)
         seconds = model.profile(*inputs.values(), repeat=REPEAT)
-        peak, unknown = measured_peak(model.threads)
+        precision = model.metadata.get("precision", "fp32")
+        peak, unknown = measured_peak(model.threads, precision)
         for stage, measured in zip(stages, seconds, strict=True):
             reached = stage["flops"] / measured if measured > 0 else None
             stage["measured_seconds"] = float(measured)
@@ -125,12 +127,12 @@ def _details(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measured_peak(threads: int) -> tuple[float | None, str | None]:
-    """The machine's fp32 FLOP/s on this many threads, or the reason why it is not known."""
+def measured_peak(threads: int, precision: str) -> tuple[float | None, str | None]:
+    """The machine's FLOP/s on this many threads, or the reason why it is not known."""
     try:
         from gtco.search.profile import measure_peak
 
-        return float(measure_peak(threads)), None
+        return float(measure_peak(threads, operand=PRECISIONS[precision])), None
     except (GtcoError, ImportError) as error:
         return None, f"not measured: {error}"
 
@@ -176,7 +178,10 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
     console.print(table)
     known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
     threads = seen.threads or "all that a process may use"
-    console.print(f"threads {threads}; peak: {known}", highlight=False, markup=False)
+    precision = seen.details["metadata"].get("precision", "fp32")
+    console.print(
+        f"precision {precision}; threads {threads}; peak: {known}", highlight=False, markup=False
+    )
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

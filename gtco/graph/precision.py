@@ -18,23 +18,30 @@ the fusion search's to find.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isfinite
+
 from gtco.graph.graph import Graph
 from gtco.tensor.sketch.depthwise import MOST_INPUTS
-from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 NARROW = "bfloat16"
+# Half of the bytes is worth a difference that predictions do not resolve.
+SLOWER = 1.05
+Cost = Callable[[Stage], float]  # seconds of a stage, infinite where no kernel can do it
 # Movement, which passes bits as they are, and which of its inputs it moves.
 _FIRST = frozenset("identity reshape permute slice broadcast roll gather".split())
 _MOVES = _FIRST | {"concat", "pad"}
 
 
-def bfloat16_operands(graph: Graph) -> Graph:
+def bfloat16_operands(graph: Graph, cost: Cost | None = None) -> Graph:
     """The graph with the float32 operands of its contractions rounded to bfloat16. Depthwise
     convolutions, and those in groups as narrow, stay: they multiply vectors of channels, and are
-    bound by memory that is float32.
+    bound by memory that is float32. With ``cost``, so does a contraction that would be slower, for
+    want of a kernel as good.
     """
     graph = graph.copy()
-    return _Narrowing(graph).run()
+    return _Narrowing(graph, cost).run()
 
 
 def narrowed_operands(graph: Graph, op: Operator) -> tuple[int, ...]:
@@ -50,16 +57,39 @@ def narrowed_operands(graph: Graph, op: Operator) -> tuple[int, ...]:
     return positions
 
 
+def _alone(graph: Graph, op: Operator, narrow: tuple[int, ...]) -> Stage:
+    """A stage of the operator, its operands at ``narrow`` in bfloat16."""
+    types = {x: graph.types[x] for x in op.inputs}
+    types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, NARROW) for i in narrow}
+    return make_stage((op,), types, graph.constants)
+
+
 class _Narrowing:
     """A graph under the pass; ``half`` is a tensor's rounded twin."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, cost: Cost | None) -> None:
+        self.graph, self.cost = graph, cost
         self.half: dict[str, str] = {}
-        self.positions = {o: narrowed_operands(graph, op) for o, op in graph.operators.items()}
+        self.found: dict[str, bool] = {}
+        self.positions = {o: self.narrow(op) for o, op in graph.operators.items()}
         self.alone: dict[str, bool] = {}
         for output in reversed(list(graph.operators)):
             self.alone[output] = self.read_by_contractions(output)
+
+    def narrow(self, op: Operator) -> tuple[int, ...]:
+        """Positions of the operands to be rounded."""
+        narrow = narrowed_operands(self.graph, op)
+        return narrow if narrow and self.pays(op, narrow) else ()
+
+    def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
+        """Is the operator, alone in a stage, no slower for it? Asked once for equal ones."""
+        if self.cost is None:
+            return True
+        plain = _alone(self.graph, op, ())
+        if plain.key not in self.found:
+            half = self.cost(_alone(self.graph, op, narrow))
+            self.found[plain.key] = isfinite(half) and half <= SLOWER * self.cost(plain)
+        return self.found[plain.key]
 
     def run(self) -> Graph:
         for output, op in list(self.graph.operators.items()):

@@ -31,7 +31,7 @@ from gtco.search.rates import RateTable
 from gtco.target import Target, cpu_identity, detect
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
-from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel
+from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel, micro_kernels
 from gtco.tensor.stage import TensorType
 from gtco.version import __version__
 
@@ -128,11 +128,21 @@ def measure(target: Target | None = None) -> RateTable:
     return _table(target, rates, bandwidths)
 
 
-def measure_peak(threads: int, target: Target | None = None) -> float:
-    """The float32 peak in FLOP/s: what ``threads`` threads sustain together for PEAK_SECONDS,
-    independent FMA chains in registers; the best of PEAK_ROUNDS.
+def measure_peak(
+    threads: int, target: Target | None = None, operand: str = "float32"
+) -> float:
+    """The peak in FLOP/s of products of this dtype: what ``threads`` threads sustain together for
+    PEAK_SECONDS, the best of PEAK_ROUNDS. In float32, independent FMA chains in registers; else
+    the micro-kernel of the most sums, on operands in L1.
     """
     target = target or detect()
+    if operand != "float32":
+        tile = max(micro_kernels(target, operand), key=lambda t: (t.kind.products, t.registers))
+        library = load([_tile_kernel(tile)], target)
+        flops = 2.0 * tile.rows * tile.columns * DEPTH * REPEATS
+        calls = [_tile_call(library, tile) for _ in range(threads)]
+        _sustained(calls, WARM_SECONDS)
+        return flops * max(_sustained(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS))
     chains = 24 if target.registers >= 32 else 12
     steps = 500_000  # some milliseconds a call
     flops = 2.0 * steps * chains * target.lanes

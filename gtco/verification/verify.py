@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,27 @@ from gtco.verification.cases import (
 )
 from gtco.verification.compare import compare, is_float, spread
 from gtco.verification.reference import Reference, open_reference
-from gtco.verification.report import Difference, VerificationReport, nothing_compared
+from gtco.verification.report import Difference, Top1, VerificationReport, nothing_compared
 from gtco.verification.roles import Role
+from gtco.verification.top1 import is_classifier, same_class_first
 
 Array = NDArray[Any]
 
-TOLERANCE = 1e-3  # of the magnitude around an element: fp32 against fp32, sums in another order
-NUDGE = 2.0**-20  # a few roundings: what the sums of a deep model lose in any order
+@dataclass(frozen=True)
+class Bound:
+    """``tolerance``: what an error may be of the magnitude around an element. ``nudge``: by how
+    much inputs are moved, of their own magnitude, to see how stable the reference is.
+    """
+
+    tolerance: float
+    nudge: float
+
+
+# By the precision that a model was compiled with. fp32 against fp32: sums in another order, and a
+# few roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of
+# every product is off by up to 2^-9.
+BOUNDS = {"fp32": Bound(1e-3, 2.0**-20), "bf16": Bound(2.0**-4, 2.0**-9)}
+TOLERANCE = BOUNDS["fp32"].tolerance
 
 
 def verify(
@@ -36,7 +51,7 @@ def verify(
     reference: Any,
     *,
     example_inputs: Any = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     seed: int = 0,
     check: bool = True,
 ) -> VerificationReport:
@@ -49,11 +64,19 @@ def verify(
     ``VerificationError`` when an output is wrong (unless ``check`` is false) or the reference
     cannot be run.
 
+    ``tolerance`` is by default that of :data:`BOUNDS` for the precision that the model was compiled
+    with. A classifier of less than fp32 is also held to put the same class first
+    (:mod:`gtco.verification.top1`).
+
     Where an output is over the tolerance, the reference is run again on inputs that differ by
     roundings, and by other kernels where it has some: an error within what it changes by itself is
     no failure, and the report counts it as unstable.
     """
     model = getattr(compiled, "model", compiled)
+    precision = getattr(model, "metadata", {}).get("precision", "fp32")
+    bound = BOUNDS[precision]
+    tolerance = bound.tolerance if tolerance is None else tolerance
+    top1: Top1 | None = None
     differences: list[Difference] = []
     sizes = {spec.name: int(np.prod(spec.shape)) for spec in model.outputs}
     with ExitStack() as stack:
@@ -78,14 +101,18 @@ def verify(
                 for spec, e in zip(model.outputs, expected, strict=True)
             ]
             found = [compare(case, name, a, e, tolerance) for name, a, e in pairs]
-            if any(d.failure for d in found) and (noise := _noise(source, inputs, masks, expected)):
+            if any(d.failure for d in found) and (
+                noise := _noise(source, inputs, masks, expected, bound.nudge)
+            ):
                 found = [
                     compare(case, *pair, tolerance, moved) if d.failure else d
                     for d, pair, moved in zip(found, pairs, noise, strict=True)
                 ]
             differences += found
+        if precision != "fp32" and is_classifier(model.inputs, model.outputs):
+            top1 = same_class_first(model, source.run, seed, source.roles, ranges, tolerance)
     differences += nothing_compared(differences, sizes)
-    report = VerificationReport(source.name, tolerance, tuple(differences))
+    report = VerificationReport(source.name, tolerance, tuple(differences), top1)
     if check:
         report.check()
     return report
@@ -137,14 +164,18 @@ def _answer(source: Reference, case: str, inputs: Mapping[str, Array]) -> Sequen
 
 
 def _noise(
-    source: Reference, inputs: Mapping[str, Array], masks: Sequence[str], expected: Sequence[Array]
+    source: Reference,
+    inputs: Mapping[str, Array],
+    masks: Sequence[str],
+    expected: Sequence[Array],
+    nudge: float,
 ) -> list[Array] | None:
     """How far each element of each output moves when the reference rounds otherwise; None where
     there is no other way to run it."""
     rng = np.random.default_rng(0)
     others = []
     for _ in range(2):
-        moved = nudged(inputs, masks, rng, NUDGE)
+        moved = nudged(inputs, masks, rng, nudge)
         if any(not np.array_equal(moved[k], inputs[k], equal_nan=True) for k in _floats(inputs)):
             others.append((source.run, moved))
     if source.otherwise is not None:

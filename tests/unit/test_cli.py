@@ -17,6 +17,7 @@ from gtco import cli
 from gtco.errors import InputError, ModelError
 from gtco.runtime import library
 from gtco.verification import Difference, VerificationReport
+from gtco.verification.report import Top1
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def model(monkeypatch):
 @pytest.fixture
 def peak(monkeypatch):
     module = types.ModuleType("gtco.search.profile")
-    module.measure_peak = lambda threads: 4e9
+    module.measure_peak = lambda threads, operand: 4e9
     monkeypatch.setitem(sys.modules, "gtco.search.profile", module)
 
 
@@ -166,8 +167,8 @@ def test_version_and_help_exit_with_0(capsys):
 
 def test_compile_hands_on_every_option(compiler, capsys):
     argv = (
-        "compile m.onnx -o out/v.so --target znver4 --threads 3 --verify --dump d --shape batch=2 "
-        "--shape h=224 --no-simplify --simplify-timeout 9 --workers 2 --strict"
+        "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
+        "--shape batch=2 --shape h=224 --no-simplify --simplify-timeout 9 --workers 2 --strict"
     ).split()
     assert cli.main(argv) == 0
     model, output, options = compiler.calls[0]
@@ -175,6 +176,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
     options.pop("progress")
     assert options == {
         "target": "znver4",
+        "precision": "bf16",
         "threads": 3,
         "verify": True,
         "dump": Path("d"),
@@ -199,6 +201,7 @@ def test_compile_defaults(compiler):
     options.pop("progress")
     assert options == {
         "target": "native",
+        "precision": "fp32",
         "threads": 0,
         "verify": False,
         "dump": None,
@@ -225,6 +228,17 @@ def test_compile_shows_the_verification(compiler, capsys):
     assert "agrees with ONNX Runtime" in out and "2.00e-04" in out and "3.00e-06" in out
     (unstable,) = (line for line in out.splitlines() if "spike" in line)
     assert "5.00e-01" in unstable and "unstable" in unstable and "wrong" not in out
+    report = VerificationReport("ONNX Runtime", 0.06, found, Top1(32, 31, 0))
+    compiler.report = Report(verification=report)
+    assert cli.main(["compile", "m.onnx", "--verify", "--precision", "bf16"]) == 0
+    assert "the same class first on 31 of 32 images" in capsys.readouterr().out
+
+
+def test_an_unknown_precision_is_wrong_usage(capsys):
+    for command in ("compile m.onnx", "inspect m.onnx", "bench m.onnx"):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([*command.split(), "--precision", "fp16"])
+        assert exit.value.code == 2 and "fp32" in capsys.readouterr().err
 
 
 def test_an_error_is_a_message_and_exit_1_and_debug_shows_the_traceback(compiler, capsys):

@@ -82,7 +82,9 @@ def test_a_wrong_shape_and_a_stranger_are_errors_with_exit_1(library, tmp_path, 
 
 
 def test_inspect_measures_every_stage(library, monkeypatch, capsys):
-    monkeypatch.setattr("gtco.cli.inspect_command.measured_peak", lambda threads: (1e9, None))
+    monkeypatch.setattr(
+        "gtco.cli.inspect_command.measured_peak", lambda threads, precision: (1e9, None)
+    )
     assert cli.main(["inspect", str(library), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [i["name"] for i in data["inputs"]] == ["x", "mask"] and data["threads"] >= 1

@@ -15,7 +15,7 @@ from gtco.cli import doctor_command
 @pytest.fixture(autouse=True)
 def peak(monkeypatch):
     module = types.ModuleType("gtco.search.profile")
-    module.measure_peak = lambda threads: 100e9 * threads
+    module.measure_peak = lambda threads, operand: 100e9 * threads
     module.cached = lambda target: None
     monkeypatch.setitem(sys.modules, "gtco.search.profile", module)
     return module

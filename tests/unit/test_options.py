@@ -53,7 +53,7 @@ def test_defaults() -> None:
 
 
 def test_unknown_option(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"unknown option thread; known: target, threads"):
+    with pytest.raises(OptionError, match=r"unknown option thread; known: target, precision, threads"):
         compile_to_file(b"", tmp_path / "m.so", thread=2)
 
 

@@ -13,7 +13,7 @@ from gtco.graph.duplicate import duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.graph.precision import bfloat16_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
-from gtco.tensor.stage import TensorType
+from gtco.tensor.stage import Stage, TensorType
 from tests.unit.test_rewrites import build, weights
 
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
@@ -155,3 +155,34 @@ def test_other_dtypes_are_left_alone(dtype: str) -> None:
 def test_a_graph_without_contractions_is_left_alone() -> None:
     graph = build(lambda g, x: g.add("softmax", (g.add("gelu", (x,)),), axis=2))
     assert halved(graph).dump() == graph.dump()
+
+
+def test_what_would_be_slower_stays_float32() -> None:
+    """The cost is asked of each different product alone, with and without rounded operands."""
+
+    def body(g: Graph, x: str) -> str:
+        first = g.add("matmul", (x, weights(g, 8, 8)))
+        second = g.add("matmul", (first, weights(g, 8, 8)))  # equal to the first
+        return g.add("matmul", (second, weights(g, 8, 3)))
+
+    graph = build(body)
+    asked: list[Stage] = []
+
+    def cost(stage: Stage) -> float:
+        asked.append(stage)
+        assert [i.constant for i in stage.inputs] == [False, True]
+        assert stage.output.type.dtype == "float32"
+        half = {i.type.dtype for i in stage.inputs} == {"bfloat16"}
+        return {8: 0.7, 3: 1.2}[int(stage.output.type.shape[-1])] if half else 1.0
+
+    after = bfloat16_operands(graph, cost).check()
+    assert len(asked) == 4
+    dtypes = [
+        {after.types[x].dtype for x in op.inputs}
+        for op in after.operators.values()
+        if op.kind == "matmul"
+    ]
+    assert dtypes == [{"bfloat16"}, {"bfloat16"}, {"float32"}]
+    for worst in (float("inf"), float("nan")):
+        alone = bfloat16_operands(graph, lambda stage, worst=worst: worst)
+        assert alone.dump() == graph.dump()

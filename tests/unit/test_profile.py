@@ -287,6 +287,7 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     rate = 2 * machine.lanes * profile._tile_rate(library, tile)
     assert 0.1 < profile.measure_peak(1) / rate < 10
     assert 0.1 < profile.measure_peak(2) / rate < 20
+    assert 0.1 < profile.measure_peak(2, operand="bfloat16") / rate < 40
 
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])

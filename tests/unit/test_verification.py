@@ -4,8 +4,9 @@ catches and what it lets pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -14,6 +15,8 @@ from onnx import TensorProto, helper
 from gtco.errors import VerificationError
 from gtco.verification import Role, cases, compare, onnx_roles, verify
 from gtco.verification.cases import nudged
+from gtco.verification.report import Top1
+from gtco.verification.top1 import is_classifier
 
 
 @dataclass(frozen=True)
@@ -354,3 +357,63 @@ def test_ids_that_the_reference_refuses_are_drawn_smaller():
     report = verify(Embedding(), reference)
     assert report.passed
     assert seen[-1]["ids"].max() == 511 and seen[-1]["kind"].max() == 1
+
+
+# less than fp32 -----------------------------------------------------------------------------------
+CLASSES = np.random.default_rng(2).standard_normal((8, 5)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Half(Fake):
+    """A classifier of four images, compiled in bf16."""
+
+    inputs: tuple[Spec, ...] = (Spec("x", "float32", (4, 8)),)
+    outputs: tuple[Spec, ...] = (Spec("y", "float32", (4, 5)),)
+    metadata: dict[str, str] = field(default_factory=lambda: {"precision": "bf16"})
+
+
+def classes(inputs):
+    return [inputs["x"] @ CLASSES]
+
+
+def rounded(x):
+    half = ml_dtypes.bfloat16
+    wide = [a.astype(half).astype(np.float32) for a in (x, CLASSES)]
+    return wide[0] @ wide[1]
+
+
+def test_roundings_of_bf16_are_no_failures_but_more_is():
+    report = verify(Half(rounded), classes)
+    assert report.passed and 1e-3 < report.worst.relative < report.tolerance == 2.0**-4
+    assert verify(Half(lambda x: x @ CLASSES), classes).top1 == Top1(32, 32, 0)
+    assert not verify(Fake(rounded, Half.inputs, Half.outputs), classes, check=False).passed  # fp32
+    kept = np.arange(8) < 7
+    wrong = verify(Half(lambda x: rounded(x * kept)), classes, check=False)
+    assert wrong.failures and wrong.top1.wrong
+
+
+def test_another_class_first_is_a_failure_unless_two_are_near():
+    """Asked on images of its own, the class decides even where every element is within bounds."""
+
+    def reference(inputs):
+        x = inputs["x"]
+        y = np.zeros((4, 5), np.float32)
+        y[:, 0], y[:, 1] = 1 + np.abs(x[:, 0]), 1
+        return [y]
+
+    def swapped(x):
+        return reference({"x": x})[0][:, [1, 0, 2, 3, 4]]
+
+    report = verify(Half(swapped), reference, check=False)
+    assert report.top1.agreed < 4 and 0 < report.top1.wrong < 32 - report.top1.agreed  # some near
+    assert "near ties" in str(report.top1)
+    with pytest.raises(VerificationError, match="the same class first on"):
+        report.check()
+
+
+def test_only_classifiers_are_asked_for_classes():
+    for dtype, shape in (("float32", (4, 5, 2)), ("float32", (4, 1)), ("int64", (4, 5))):
+        assert not is_classifier(Half.inputs, (Spec("y", dtype, shape),))
+    assert is_classifier(Half.inputs, Half.outputs)
+    assert not is_classifier(Half.inputs, Half.outputs * 2)
+    assert not is_classifier((Spec("ids", "int64", (4, 8)),), Half.outputs)

@@ -1,0 +1,145 @@
+"""Models compiled with ``precision="bf16"``: near PyTorch's float32, on the machine's own
+instructions and on plain AVX2, and what ``verify`` says of them, right and broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gtco
+from gtco.errors import OptionError, VerificationError
+from gtco.graph.graph import Graph
+from gtco.graph.precision import Cost, bfloat16_operands
+from gtco.verification import verify
+from models.weights import initialise
+from tests.end_to_end.node_runner import InProcess
+from tests.end_to_end.test_models import segformer, swin, vit
+from tests.end_to_end.test_verify import encoder, failing
+
+# Of the output's largest magnitude. Operands are off by up to 2^-9 each; through the dozen products
+# of these models that adds up to 5e-3 to 2e-2, and what comes out float32 is off by 1e-6.
+BOUND, LEAST = 4e-2, 1e-4
+
+
+class Convolutions(nn.Module):
+    """A stem, a residual block with a depthwise convolution, a 1x1 one and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 20, 7, 2, 3)
+        self.norm = nn.BatchNorm2d(20)
+        self.depthwise = nn.Conv2d(20, 20, 3, 1, 1, groups=20)
+        self.wide = nn.Conv2d(20, 33, 1)
+        self.narrow = nn.Conv2d(33, 20, 3, 1, 1)
+        self.head = nn.Linear(20, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = x + self.narrow(torch.relu(self.wide(self.depthwise(x))))
+        return self.head(x.mean((2, 3)))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "vit": (lambda: vit((48, 80)), (1, 3, 48, 80)),
+    "swin": (lambda: swin((56, 56)), (1, 3, 56, 56)),
+    "convolutions": (Convolutions, (2, 3, 37, 29)),
+    "segformer": (lambda: segformer((67, 95)), (1, 3, 67, 95)),
+}
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+    make, shape = MODELS[name]
+    model = make().eval().requires_grad_(False)
+    initialise(model, seed=len(name))
+    return model, torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled in this process, which has TVM already."""
+    monkeypatch.setattr("gtco.compiler.Workers", InProcess)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [*((name, "native") for name in MODELS), ("vit", "x86-64-v3"), ("convolutions", "x86-64-v3")],
+)
+def test_models_are_near_float32(name: str, target: str) -> None:
+    model, image = made(name)
+    compiled = gtco.compile_model(model, (image,), precision="bf16", target=target)
+    assert not compiled.report.notes
+    wanted = model(image).numpy()
+    got = compiled(image.numpy())
+    assert got.dtype == np.float32 and got.shape == wanted.shape
+    error = np.abs(got - wanted).max() / np.abs(wanted).max()
+    assert LEAST < error < BOUND
+    # what takes the fallback is right and slow, and no product may
+    slow = [s["operators"] for s in compiled.stages if s["schedule"]["sketch"] == "fallback"]
+    assert not slow
+
+
+def test_half_of_the_weights_and_the_same_interface(tmp_path: Path) -> None:
+    model, image = made("vit")
+    compiled = gtco.compile_model(model, (image,), precision="bf16")
+    plain = gtco.compile_model(model, (image,))
+    assert compiled.report.weights_bytes < 0.7 * plain.report.weights_bytes
+    assert compiled.model.metadata["precision"] == "bf16"
+    assert plain.model.metadata["precision"] == "fp32"
+    library = compiled.save(tmp_path / "vit.so")
+    outputs = []
+    for threads in (1, 2, 3):
+        with gtco.load(library, threads=threads) as loaded:
+            assert [s.dtype for s in (*loaded.inputs, *loaded.outputs)] == ["float32"] * 2
+            outputs.append(loaded(image.numpy()))
+    for output in outputs[1:]:
+        np.testing.assert_array_equal(output, outputs[0])
+
+
+def test_a_classifier_is_verified() -> None:
+    model, image = made("vit")
+    compiled = gtco.compile_model(model, (image,), precision="bf16", verify=True)
+    report = compiled.report.verification
+    assert report.passed and report.tolerance == 2.0**-4
+    assert report.top1 is not None and report.top1.images == 32 and not report.top1.wrong
+    assert "the same class first on" in str(report)
+
+
+def test_a_wrong_model_is_caught() -> None:
+    """One head's values swapped with another's, as in fp32."""
+    right = gtco.compile_model(encoder(), precision="bf16", simplify=False, threads=1)
+    assert verify(right, encoder()).passed
+    wrong = encoder(heads=(1, 0, 2))
+    with pytest.raises(VerificationError, match="is too coarse for"):
+        verify(right, wrong)
+    assert "random" in failing(verify(right, wrong, check=False))
+
+
+def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likely fault of kernels that multiply by pairs of k: here k's last row of one product's
+    weights counts as zero.
+    """
+
+    def broken(graph: Graph, cost: Cost) -> Graph:
+        made = bfloat16_operands(graph)
+        op = next(o for o in made.operators.values() if o.kind == "matmul")
+        (name,) = [made.producer(x).inputs[0] for x in op.inputs[1:]]  # type: ignore[union-attr]
+        value = made.constants[name].copy()
+        value[-1] = 0
+        made.constants[name] = value
+        return made
+
+    monkeypatch.setattr("gtco.graph.precision.bfloat16_operands", broken)
+    compiled = gtco.compile_model(encoder(), precision="bf16", simplify=False, threads=1)
+    assert "random" in failing(verify(compiled, encoder(), check=False))
+
+
+def test_unknown_precisions_are_refused() -> None:
+    model, image = made("convolutions")
+    with pytest.raises(OptionError, match=r"'fp16': choose from fp32, bf16"):
+        gtco.compile_model(model, (image,), precision="fp16")
