@@ -47,6 +47,7 @@ def build(
     library: str | Path,
     threads: int,
     shapes: Mapping[str, int] | None = None,
+    precision: str = "fp32",
     timeout: float = 1800.0,
 ) -> Build:
     """Compile ``model`` (.onnx) to ``library``. Never raises for a failed compile: ``error`` says
@@ -61,6 +62,7 @@ def build(
                     "library": str(library),
                     "threads": threads,
                     "shapes": dict(shapes or {}),
+                    "precision": precision,
                     "answer": str(answer),
                 }
             )
@@ -158,7 +160,11 @@ def main(argv: list[str]) -> int:
     job = json.loads(Path(argv[0]).read_text())
     try:
         report = compile_to_file(
-            job["model"], job["library"], threads=job["threads"], shapes=job["shapes"] or None
+            job["model"],
+            job["library"],
+            threads=job["threads"],
+            shapes=job["shapes"] or None,
+            precision=job["precision"],
         )
     except GtcoError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

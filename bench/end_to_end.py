@@ -1,7 +1,7 @@
 """Whole models beside their peers: the README's table.
 
 ``python -m bench end_to_end [--models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
-[--json FILE] [--peers onnxruntime,openvino,torch,torch-compile]``
+[--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]``
 
 A peer's name stands for all of its settings (``bench/peers.py``), of which the best counts.
 """
@@ -31,6 +31,7 @@ from bench.suite import (
 from bench.workload import check_peers
 from gtco.cli.arguments import positive
 from gtco.errors import GtcoError
+from gtco.options import PRECISIONS
 
 # the geometric mean is over these
 FIVE = ("vit-ti-16", "vit-s-16", "vit-base-16", "dinov2-s-14", "swin-t")
@@ -47,7 +48,14 @@ def main(argv: Sequence[str]) -> int:
         for name in options.models.split(","):
             results.append(
                 run_model(
-                    name, peers, options.folder, options.threads, options.rounds, None, output
+                    name,
+                    peers,
+                    options.folder,
+                    options.threads,
+                    options.rounds,
+                    None,
+                    output,
+                    precision=options.precision,
                 )
             )
             show(results[-1], output)
@@ -115,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--peers", default=",".join(SETTINGS), help="by comma; default: %(default)s"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of gtco, and of every peer that has it",
     )
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--rounds", type=positive, default=7)

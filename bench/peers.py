@@ -1,9 +1,10 @@
 """The systems that are timed: how each is loaded and called, every one with the same threads,
-inputs and fp32 arithmetic.
+inputs and precision (but ONNX Runtime, which has no bf16 on a CPU and says fp32 where that is
+asked).
 
 An opener takes the job (a plain dictionary: ``system``, ``threads``, ``inputs`` a .npz file, and
-where they apply ``onnx``, ``library``, ``model``) and runs in the worker process, so importing this
-module imports no framework.
+where they apply ``onnx``, ``library``, ``model``, ``precision``) and runs in the worker process, so
+importing this module imports no framework.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from bench.worker import Job, Opener, System
 from gtco.nested import tensors
+from gtco.options import PRECISIONS
 
 # Every peer in each setting that its own documentation tells a user to try; its best counts. A
 # system's name is the peer's, or PEER:SETTING.
@@ -78,9 +80,8 @@ def _open_onnxruntime(job: Job, path: str) -> System:
 
     session = onnxruntime_session(path, int(job["threads"]))
     feed = load_inputs(job)
-    return System(
-        ort.__version__, lambda: session.run(None, feed), lambda: list(session.run(None, feed))
-    )
+    version = ort.__version__ + (" (fp32)" if job.get("precision", "fp32") != "fp32" else "")
+    return System(version, lambda: session.run(None, feed), lambda: list(session.run(None, feed)))
 
 
 def onnxruntime_session(model: str | bytes, threads: int) -> Any:
@@ -104,7 +105,7 @@ def open_openvino(job: Job) -> System:
     feed = load_inputs(job)
     if any(port.partial_shape.is_dynamic for port in model.inputs):
         model.reshape({name: list(value.shape) for name, value in feed.items()})
-    compiled = core.compile_model(model, "CPU", openvino_settings(int(job["threads"])))
+    compiled = core.compile_model(model, "CPU", _settings(job))
     request = compiled.create_infer_request()
     ports = list(compiled.outputs)
 
@@ -118,13 +119,17 @@ def open_openvino(job: Job) -> System:
     return System(ov.__version__.split("-")[0], call, outputs)
 
 
-def openvino_settings(threads: int) -> dict[str, Any]:
-    """Best latency in float32."""
+def _settings(job: Job) -> dict[str, Any]:
+    return openvino_settings(int(job["threads"]), job.get("precision", "fp32"))
+
+
+def openvino_settings(threads: int, precision: str = "fp32") -> dict[str, Any]:
+    """Best latency in this precision."""
     return {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
     }
 
 
@@ -168,19 +173,27 @@ def _open_torch(
         ]
     function: Callable[..., Any] = compiler(module) if compiler else module
 
+    half = job.get("precision", "fp32") == "bf16"
+
     def call() -> Any:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
             return function(*inputs)
 
-    return System(torch.__version__, call, lambda: [tensor.numpy() for tensor in tensors(call())])
+    def outputs() -> list[np.ndarray]:
+        found = tensors(call())
+        return [(t.float() if t.dtype == torch.bfloat16 else t).numpy() for t in found]
+
+    return System(torch.__version__, call, outputs)
 
 
 def open_peak(job: Job) -> System:
-    """Not a system: a call measures the machine's fp32 peak, and the output is FLOP/s."""
+    """Not a system: a call measures the machine's peak, and the output is FLOP/s."""
     from gtco.search.profile import measure_peak
 
+    operand = PRECISIONS[job.get("precision", "fp32")]
+
     def measure() -> list[np.ndarray]:
-        return [np.array(measure_peak(int(job["threads"])), dtype=np.float64)]
+        return [np.array(measure_peak(int(job["threads"]), operand=operand), dtype=np.float64)]
 
     return System("-", measure, measure)
 

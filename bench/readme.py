@@ -60,6 +60,8 @@ def replace(readme: Path, text: str) -> None:
 def section(run: Mapping[str, Any]) -> str:
     """Machine and versions, one row a model, the means, and the rows gtco is least ahead on."""
     models: list[Row] = run["models"]
+    if any(model.get("precision", "fp32") != "fp32" for model in models):
+        raise ValueError("the README's table is of fp32 alone")
     peers = [p for p in SETTINGS if any(_best(model, p) for model in models)]
     lines = [_about(run, peers), ""]
     heads = ["model", "gtco ms", "% of peak", *(TITLES[p] for p in peers)]

@@ -21,6 +21,9 @@ from bench.peers import peer_of
 from bench.workload import Workload, candidates, prepare
 from gtco.errors import BuildError
 
+# of an output's largest magnitude, by precision: what engines may differ by and compute one model
+TOLERANCES = {"fp32": 1e-3, "bf16": 6e-2}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -60,6 +63,7 @@ class Result:
         return {
             "model": self.workload.name,
             "onnx": str(self.workload.onnx),
+            "precision": self.workload.precision,
             "flops": self.workload.flops,
             "compile": self.workload.build.to_json(),
             "notes": list(self.workload.notes),
@@ -96,6 +100,7 @@ def run_model(
     shapes: Mapping[str, int] | None,
     console: Console,
     library: Path | None = None,
+    precision: str = "fp32",
 ) -> Result:
     """Prepare and compare one model; progress goes to ``console``."""
     with console.status(f"{source}: prepare") as status:
@@ -106,11 +111,16 @@ def run_model(
             shapes,
             library,
             lambda text: status.update(f"{source}: {text}"),
+            precision,
         )
         chosen, skipped = candidates(workload, peers, threads)
-        peak = Candidate("peak", {"system": "peak", "threads": threads})
+        peak = Candidate("peak", {"system": "peak", "threads": threads, "precision": precision})
         comparison = compare(
-            chosen, rounds, peak=peak, progress=lambda text: status.update(f"{source}: {text}")
+            chosen,
+            rounds,
+            peak=peak,
+            tolerance=TOLERANCES[precision],
+            progress=lambda text: status.update(f"{source}: {text}"),
         )
     missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
     ordered = sorted(
@@ -122,7 +132,8 @@ def run_model(
 def show(result: Result, console: Console) -> None:
     """The table of one model, then every reason and note in full."""
     work, comparison = result.workload, result.comparison
-    title = work.name + (f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else "")
+    title = work.name + ("" if work.precision == "fp32" else f" · {work.precision}")
+    title += (f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else "")
     if comparison.peak:
         title += f" · peak {comparison.peak / 1e9:.0f} GFLOP/s"
     table = Table(title=title, title_justify="left")

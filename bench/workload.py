@@ -30,7 +30,7 @@ TORCH_NEEDS_SOURCE = (
 @dataclass(frozen=True)
 class Workload:
     """One model, ready to be timed. ``model`` is its name in ``models`` (None for a plain .onnx
-    file).
+    file); ``precision`` is gtco's, and its peers' as far as they have it.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Workload:
     build: Build
     flops: float | None
     notes: tuple[str, ...] = ()
+    precision: str = "fp32"
 
 
 def prepare(
@@ -49,6 +50,7 @@ def prepare(
     shapes: Mapping[str, int] | None = None,
     library: Path | None = None,
     progress: Progress = lambda text: None,
+    precision: str = "fp32",
 ) -> Workload:
     """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``.
 
@@ -66,7 +68,8 @@ def prepare(
         path = export(source, folder, progress)
     if library is None:
         progress(f"compile {name}")
-        built = build(path, folder / f"{name}.so", threads, shapes)
+        suffix = "" if precision == "fp32" else f".{precision}"
+        built = build(path, folder / f"{name}{suffix}.so", threads, shapes, precision)
     else:
         built = Build(str(library), 0.0, 0)
     flops, unknown = count_flops(path)
@@ -78,7 +81,14 @@ def prepare(
     inputs = folder / f"{name}.inputs.npz"
     np.savez(inputs, **make_inputs(path, shapes or {}))  # type: ignore[arg-type]
     return Workload(
-        name, path, model, inputs, built, None if unknown or not flops else flops, notes
+        name,
+        path,
+        model,
+        inputs,
+        built,
+        None if unknown or not flops else flops,
+        notes,
+        precision,
     )
 
 
@@ -140,6 +150,7 @@ def candidates(
         "onnx": str(workload.onnx),
         "inputs": str(workload.inputs),
         "model": workload.model,
+        "precision": workload.precision,
         "library": workload.build.library,
     }
     chosen: list[Candidate] = []

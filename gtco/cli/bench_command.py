@@ -10,6 +10,7 @@ from typing import Any
 from gtco.cli import arguments
 from gtco.cli.console import stdout
 from gtco.errors import OptionError
+from gtco.options import PRECISIONS
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -30,6 +31,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rounds", type=arguments.positive, default=7, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of gtco, and of every engine that has it (default fp32)",
     )
     parser.add_argument(
         "--threads",
@@ -81,6 +88,7 @@ def main(options: argparse.Namespace) -> int:
                     shapes,
                     console,
                     options.library,
+                    options.precision,
                 )
             )
             suite.show(results[-1], console)

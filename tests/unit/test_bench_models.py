@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from bench import __main__ as entry
-from bench import machine, readme, suite
+from bench import machine, peers, readme, suite
 from bench.build import Build, MemoryWatch, build
 from bench.end_to_end import FIVE, MODELS, summary
 from bench.flops import count_flops
@@ -156,6 +156,35 @@ def test_candidates_leave_out_what_cannot_run_and_say_why(workload):
     }
     with pytest.raises(OptionError, match="tensorrt"):
         check_peers("torch,tensorrt")
+
+
+def test_the_precision_goes_to_every_system(workload, monkeypatch):
+    half = replace(workload, precision="bf16")
+    chosen, _ = candidates(half, ("onnxruntime", "openvino"), 2)
+    assert {c.job["precision"] for c in chosen} == {"bf16"}
+    assert peers.openvino_settings(2, "bf16")["INFERENCE_PRECISION_HINT"] == "bf16"
+    assert peers.openvino_settings(2)["INFERENCE_PRECISION_HINT"] == "f32"
+    asked = []
+    monkeypatch.setattr(
+        "bench.workload.build", lambda *given: asked.append(given) or workload.build
+    )
+    path = one(workload.onnx, "Relu", [(100,)], (100,))
+    for precision in ("fp32", "bf16"):
+        prepare(str(path), workload.inputs.parent, 1, precision=precision)
+    names = [library.name for _, library, *_ in asked]  # one does not take the other's place
+    assert names == ["m.so", "m.bf16.so"] and [a[-1] for a in asked] == ["fp32", "bf16"]
+    assert result(half).to_json()["precision"] == "bf16"
+    assert "bf16" in printed(suite.show, result(half))
+    with pytest.raises(ValueError, match="fp32 alone"):
+        readme.section({"models": [result(half).to_json()]})
+
+
+def test_onnxruntime_says_that_it_is_fp32(tmp_path):
+    path = one(tmp_path / "m.onnx", "Relu", [(100,)], (100,))
+    np.savez(tmp_path / "x.npz", i0=np.ones(100, np.float32))
+    job = {"onnx": str(path), "inputs": str(tmp_path / "x.npz"), "threads": 1}
+    named = [peers.open_onnxruntime({**job, "precision": p}).version for p in ("fp32", "bf16")]
+    assert named[1] == f"{named[0]} (fp32)"
 
 
 def result(workload, ours=0.010, ort=0.012, **changes):
