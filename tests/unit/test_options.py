@@ -53,7 +53,8 @@ def test_defaults() -> None:
 
 
 def test_unknown_option(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"unknown option thread; known: target, precision, threads"):
+    known = "unknown option thread; known: target, precision, threads"
+    with pytest.raises(OptionError, match=known):
         compile_to_file(b"", tmp_path / "m.so", thread=2)
 
 
