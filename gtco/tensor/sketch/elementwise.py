@@ -33,7 +33,7 @@ from gtco.tensor.sketch.streaming import (
     GATHER,
     TASK_ELEMENTS,
     divisor_below,
-    rows_per_task,
+    grain,
     streaming_workload,
     tasks_of_rows,
     unflatten,
@@ -88,11 +88,8 @@ class Elementwise:
 
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if "rows" not in chosen:
-            units = self.blocks or self.grid
-            options = rows_per_task(units.units, units.work, self.target.cores)
-            return Decision("rows", "grain", options)
-        return None
+        cut = self.blocks or self.grid
+        return grain(chosen, cut.units, cut.work, self.target)
 
     @cached_property
     def blocks(self) -> Tiling | Interleaving | None:

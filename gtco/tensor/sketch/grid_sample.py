@@ -42,8 +42,8 @@ from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
     divisor_below,
+    grain,
     in_vectors,
-    rows_per_task,
     tasks_of_rows,
     unflatten,
     vector_runs,
@@ -128,10 +128,8 @@ class GridSample:
         return Scratch((Piece("corners", (self.tables, BLOCK)),))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if "rows" not in chosen:
-            work = self.size * max(self.output[3] * self.corners**2, self.target.lanes)
-            return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
-        return None
+        work = self.size * max(self.output[3] * self.corners**2, self.target.lanes)
+        return grain(chosen, self.units, work, self.target)
 
     def workload(self, config: Config) -> Workload:
         lanes, (_, _, _, channels) = self.target.lanes, self.output

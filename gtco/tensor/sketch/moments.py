@@ -33,7 +33,7 @@ from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
-    rows_per_task,
+    grain,
     streaming_workload,
     tasks_of_rows,
     unflatten,
@@ -91,10 +91,7 @@ class Moments:
         return min(self.shape[-2], self.target.registers // 4)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if "rows" in chosen:
-            return None
-        work = self.shape[-2] * self.chunk
-        return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
+        return grain(chosen, self.units, self.shape[-2] * self.chunk, self.target)
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
@@ -230,10 +227,7 @@ class MergedMoments:
         return Scratch((Piece("mean", (self.width,)), Piece("variance", (self.width,))))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if "rows" in chosen:
-            return None
-        work = self.shape[1] * 2 * self.width
-        return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
+        return grain(chosen, self.units, self.shape[1] * 2 * self.width, self.target)
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])

@@ -35,8 +35,8 @@ from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.resize_columns import Columns, fits
 from gtco.tensor.sketch.streaming import (
+    grain,
     in_vectors,
-    rows_per_task,
     streaming_workload,
     tasks_of_rows,
     unflatten,
@@ -122,10 +122,8 @@ class Resize:
         return Scratch(columns + (weights if self.taps > 1 else ()))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        if "rows" not in chosen:
-            work = prod(self.output) // self.units * self.taps**2
-            return Decision("rows", "grain", rows_per_task(self.units, work, self.target.cores))
-        return None
+        work = prod(self.output) // self.units * self.taps**2
+        return grain(chosen, self.units, work, self.target)
 
     def workload(self, config: Config) -> Workload:
         slow = 4.0 if not self.last and self.columns is None else 1.0

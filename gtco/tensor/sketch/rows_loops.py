@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import ceil, inf, prod
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 
 from gtco.tensor import vector_math
-from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.reduction import REDUCTIONS
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import Combine, Over, add, fold_rows
 from gtco.tensor.reader import Reader
-from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.streaming import (
     tasks_of_panels,
@@ -24,63 +23,26 @@ from gtco.tensor.sketch.streaming import (
     unflatten,
     vector_runs,
 )
-from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.vector_math import constant
+
+if TYPE_CHECKING:
+    from gtco.tensor.sketch.rows import Rows
 
 Value = Callable[[int, Expr], Expr]  # of (row of the group, position)
 Ahead = Callable[[Expr], None]
-
-REDUCTIONS = ("sum", "mean", "max", "min", "prod")
-
-
-class Reduced(Protocol):
-    """What the loops ask of the sketch; see :class:`gtco.tensor.sketch.rows.Rows`."""
-
-    @property
-    def stage(self) -> Stage: ...
-    @property
-    def op(self) -> Operator: ...
-    @property
-    def tail(self) -> Epilogue: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def axes(self) -> tuple[int, ...]: ...
-    @property
-    def trailing(self) -> int: ...
-    @property
-    def by_rows(self) -> bool: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def kept(self) -> tuple[int, ...]: ...
-    @property
-    def chunk(self) -> int: ...
-    @property
-    def units(self) -> int: ...
-    @property
-    def plain(self) -> bool: ...
-    @property
-    def piece(self) -> int: ...
-    @property
-    def side(self) -> int: ...
-    @property
-    def groups(self) -> int: ...
-    @property
-    def scratch(self) -> Scratch: ...
 
 
 class RowsLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Reduced, rows: int) -> None:
-        self.sketch, self.rows = sketch, rows
+    def __init__(self, sketch: Rows, rows: int) -> None:
+        self.sketch, self.view, self.rows = sketch, sketch.view, rows
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
-        if not sketch.by_rows:
+        if not self.view.by_rows:
             with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
                 self.columns(unit)
             return
@@ -120,12 +82,12 @@ class RowsLoops:
     def outer(self, local: Expr) -> list[Expr]:
         """The tensor's index of the panel's row ``local``."""
         row = self.em.let_index(self.first + local, "row")
-        return unflatten(self.em, row, self.sketch.kept)
+        return unflatten(self.em, row, self.view.kept)
 
     def index(self, outer: list[Expr], j: Expr) -> list[Expr]:
         """The reduced tensor's index at position ``j`` of the row."""
-        cut = self.sketch.trailing
-        return [*outer[:cut], *split_flat(j, self.sketch.shape[cut:])]
+        cut = self.view.trailing
+        return [*outer[:cut], *split_flat(j, self.view.shape[cut:])]
 
     def source(self, r: int, j: Expr) -> Expr:
         """x[j] of the block's row ``r``, from the input itself."""
@@ -158,7 +120,7 @@ class RowsLoops:
         with its first position.
         """
         em, piece = self.em, self.sketch.piece
-        with em.loop(self.sketch.length // piece, "piece") as p:
+        with em.loop(self.view.length // piece, "piece") as p:
             for begin, count, lanes in vector_runs(piece, em.lanes):
                 with em.loop(count, "block") as block:
                     at = p * piece + begin + block * lanes
@@ -169,7 +131,7 @@ class RowsLoops:
 
     def fold(self, value: Value, combine: Combine, start: float, over: Over | None = None) -> Expr:
         """Each row's values combined; see :func:`gtco.tensor.fold.fold_rows`."""
-        length = self.sketch.length
+        length = self.view.length
         return self.em.let(fold_rows(self.em, self.side, length, value, combine, start, over))
 
     def statistic(self) -> Array:
@@ -248,7 +210,7 @@ class RowsLoops:
             self.write(lambda r, j: (x(r, j) - top[r]) - shift[r])
 
     def normalise(self) -> None:
-        em, op, length = self.em, self.sketch.op, self.sketch.length
+        em, op, length = self.em, self.sketch.op, self.view.length
         x = self.held()
         centred = op.kind == "layer_norm"
         means, scales = self.statistic(), self.statistic()
@@ -271,7 +233,7 @@ class RowsLoops:
 
         def value(r: int, j: Expr) -> Expr:
             if r == 0:  # the rows side by side share them
-                at = self.index([0] * self.sketch.trailing, j)[-1:]
+                at = self.index([0] * self.view.trailing, j)[-1:]
                 affine[:] = [em.let(self.reader.value(p, at), "p") for p in op.inputs[1:]]
             d = (x(r, j) - mean[r] if centred else x(r, j)) * scale[r] * affine[0]
             return d + affine[1] if centred else d
@@ -284,10 +246,10 @@ class RowsLoops:
     def reduce(self) -> None:
         """A sum, mean, product or extreme over the trailing axes and any further ones."""
         em, sketch = self.em, self.sketch
-        inner = [a for a in sketch.axes if a < sketch.trailing]
+        inner = [a for a in self.view.axes if a < self.view.trailing]
 
         def over(run: Callable[[Expr], None]) -> None:
-            extents = [sketch.shape[a] for a in inner]
+            extents = [self.view.shape[a] for a in inner]
             with em.loop(prod(extents), "r") as r:
                 for axis, i in zip(inner, unflatten(em, r, extents), strict=True):
                     for outer in self.outers:
@@ -304,23 +266,19 @@ class RowsLoops:
 
     def finish(self, outer: list[Expr], value: Expr) -> None:
         """One reduced element through the epilogue."""
-        sketch, op = self.sketch, self.sketch.op
-        if op.kind == "mean":
-            value = value * tirx.const(1.0 / prod(sketch.shape[a] for a in sketch.axes), "float32")
-        reduced = {a % len(sketch.shape) for a in op["axes"]} or set(range(len(sketch.shape)))
-        at = [0 if a in reduced else i for a, i in enumerate(outer)]
-        if not op["keepdims"]:
-            at = [i for a, i in enumerate(at) if a not in reduced]
-        self.reader.finish(sketch.tail, at, self.em.let(value), self.args.output)
+        if self.sketch.op.kind == "mean":
+            value = value * tirx.const(1.0 / self.view.count, "float32")
+        at = self.view.result_index(outer)
+        self.reader.finish(self.sketch.tail, at, self.em.let(value), self.args.output)
 
     # columns --------------------------------------------------------------------------------------
     def columns(self, unit: Expr) -> None:
         em, sketch = self.em, self.sketch
-        width, last = sketch.chunk, sketch.shape[-1]
+        width, last = sketch.chunk, self.view.shape[-1]
         chunks = ceil(last / width)
         chunk = em.let_index(unit % chunks, "chunk") if chunks > 1 else 0
         outer = unflatten(
-            em, em.let_index(unit // chunks, "outer") if chunks > 1 else unit, sketch.kept
+            em, em.let_index(unit // chunks, "outer") if chunks > 1 else unit, self.view.kept
         )
         if last % width == 0:
             self.chunk(outer, chunk * width, width)
@@ -335,7 +293,7 @@ class RowsLoops:
         """``width`` neighbouring columns from ``first``, reduced side by side."""
         em, sketch = self.em, self.sketch
         kind = sketch.op.kind
-        columns = ColumnChunk(em, sketch.shape, sketch.axes, outer, first, width)
+        columns = ColumnChunk(em, self.view.shape, self.view.axes, outer, first, width)
 
         def read(index: list[Expr], begin: int, lane: Expr) -> Expr:
             return self.reader.value(sketch.op.inputs[0], index)

@@ -5,7 +5,7 @@ A row is a run of trailing output axes that one inner loop covers; a task is a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, prod
 
@@ -17,7 +17,7 @@ from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
-from gtco.tensor.space import Layer, Stream, Workload
+from gtco.tensor.space import Decision, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
@@ -54,6 +54,17 @@ def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
     # no more rows than what leaves every core a task
     most = max(1, ceil(rows / cores))
     return tuple(sorted({min(o, most) for o in options}))
+
+
+def grain(
+    chosen: Mapping[str, Option], units: int, work: int, target: Target
+) -> Decision | None:
+    """How many units, pieces of the output of ``work`` elements each, a task makes; None where that
+    is decided.
+    """
+    if "rows" in chosen:
+        return None
+    return Decision("rows", "grain", rows_per_task(units, work, target.cores))
 
 
 def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") -> list[Expr]:
