@@ -8,11 +8,13 @@ convolution is a batch, and so is a phase of a transposed one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from gtco.tensor.analysis.indices import broadcast_index, floordiv, floormod, reshape_index
+from gtco.tensor.analysis.loop_nest import loop_nest
+from gtco.tensor.analysis.mapping import widest
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.space import Packing
 from gtco.tensor.stage import Operator, Stage
@@ -325,23 +327,25 @@ def contraction(stage: Stage, op: Operator) -> Contraction | None:
         return None
     a, b = (tuple(int(d) for d in shape) for shape in shapes)
     out = tuple(int(d) for d in op.type.shape)
-    if op.kind == "matmul":
-        if len(a) < 2 or len(b) < 2:
-            return None
-        batch = prod(b[:-2])
-        return MatmulView(op, batch, prod(out[:-1]) // batch, out[-1], a[-1], a, b)
-    if op.kind == "conv2d":
-        groups = int(op["groups"])
-        n = b[0] // groups
-        if groups > 1 and b[1] == n == 1:
-            return None
-        return ConvView(op, groups, prod(out) // b[0], n, prod(b[1:]), a, b)
+    if op.kind == "matmul" and min(len(a), len(b)) < 2:
+        return None
+    if op.kind == "conv2d" and int(op["groups"]) > 1 and b[1] == b[0] // int(op["groups"]) == 1:
+        return None
     if op.kind == "conv_transpose2d":
-        groups, (sh, sw), nhwc = int(op["groups"]), op["strides"], op["layout"] == "NHWC"
-        height, width = out[1:3] if nhwc else out[2:]
-        if height % sh or width % sw:
+        space = out[1:3] if op["layout"] == "NHWC" else out[2:]
+        if any(size % stride for size, stride in zip(space, op["strides"], strict=True)):
             return None
-        k = b[0] // groups * ceil(b[2] / sh) * ceil(b[3] / sw)
-        batch, n = groups * sh * sw, b[1]
-        return TransposedView(op, batch, prod(out) // (batch * n), n, k, a, b)
-    return None
+    nest = loop_nest(op, a, b)
+    # what B has and A has not is a batch all the same: panels of B are packed one batch at a time
+    mapping = widest(nest, frozenset(x for x in nest.loops if x.startswith("batch of B")))
+    assert mapping is not None, f"no mapping of {nest}"
+    batch = nest.extent(x for x in nest.loops if x not in mapping.mapped)
+    m, n, k = (nest.extent(group) for group in (mapping.m, mapping.n, mapping.k))
+    return VIEWS[op.kind](op, batch, m, n, k, a, b)
+
+
+VIEWS: Mapping[str, type[Contraction]] = {
+    "matmul": MatmulView,
+    "conv2d": ConvView,
+    "conv_transpose2d": TransposedView,
+}
