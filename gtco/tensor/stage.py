@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 Dim = int | str  # a number, or the name of a symbolic size
 Attrs = tuple[tuple[str, Any], ...]
@@ -41,14 +41,19 @@ class TensorType:
     shape: tuple[Dim, ...]
     dtype: str = "float32"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements; raises ``TypeError`` while a dimension is symbolic."""
-        return prod(int(d) if isinstance(d, int) else _symbolic(d) for d in self.shape)
+        return prod(self.sizes)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.size * ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape in numbers; raises ``TypeError`` while a dimension is symbolic."""
+        return tuple(d if isinstance(d, int) else _symbolic(d) for d in self.shape)
 
     @cached_property
     def static(self) -> bool:
@@ -64,7 +69,7 @@ class TensorType:
         return f"{self.dtype}[{'x'.join(map(str, self.shape))}]"
 
 
-def _symbolic(dim: str) -> int:
+def _symbolic(dim: str) -> NoReturn:
     raise TypeError(f"dimension '{dim}' is symbolic")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -11,6 +11,9 @@ import pytest
 from gtco.codegen.llvm import lower
 from gtco.target import target
 from gtco.tensor import space
+from gtco.tensor.analysis.axes import longest_row, output_shape
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.sketch import elementwise
 from gtco.tensor.sketch.interleaving import Interleaving
 from gtco.tensor.space import Program, configs
@@ -519,6 +522,31 @@ WOVEN = {
     "every_8": lambda: every(8, 21),
     "few": lambda: every(2, 9),
 }
+
+
+@pytest.mark.parametrize("make", [*WOVEN.values(), *CASES])
+def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], Stage]) -> None:
+    """``even`` against the strides and conditions of everything, and the longest regular row
+    against asking every one."""
+    made = make()
+    output, shape = made.output.output, output_shape(made)
+    regular = []
+    for cut in range(len(shape)):
+        for most in (8, 1):
+            whole, asked = Probe(made), Probe(made)
+            (j, *outer), (there, *rest) = (
+                probe.scope.variables((prod(shape[cut:]), *shape[:cut]))
+                for probe in (whole, asked)
+            )
+            whole.follow(output, [*outer, *split_flat(j, shape[cut:])])
+            steps = whole.strides(j)
+            wanted = all(s is not None and 0 <= s <= most for s in steps)
+            wanted = wanted and not whole.decided_by(j)
+            index = [*rest, *split_flat(there, shape[cut:])]
+            assert asked.even(output, index, there, most) == wanted
+        if wanted:
+            regular.append(cut)
+    assert longest_row(made) == min(regular, default=None)
 
 
 @pytest.mark.parametrize("case", WOVEN)

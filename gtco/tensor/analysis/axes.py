@@ -42,8 +42,22 @@ class Segment:
 
 def regular(stage: Stage, cut: int) -> bool:
     """Is every load contiguous or constant along a row?"""
-    probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
-    return not probe.decided_by(j) and not probe.apart(j)
+    shape = output_shape(stage)
+    probe = Probe(stage)
+    j, *index = probe.scope.variables((prod(shape[cut:]), *shape[:cut]))
+    return probe.even(stage.output.output, [*index, *split_flat(j, shape[cut:])], j, 1)
+
+
+def longest_row(stage: Stage) -> int | None:
+    """The first axis of the longest row that is regular. The whole output is asked first, then the
+    shortest row, which all others hold.
+    """
+    last = len(output_shape(stage)) - 1
+    if last >= 0 and regular(stage, 0):
+        return 0
+    if last < 1 or not regular(stage, last):
+        return None
+    return next((cut for cut in range(1, last) if regular(stage, cut)), last)
 
 
 def gathers(stage: Stage, cut: int) -> int:
@@ -125,11 +139,9 @@ def phase_steps(
     probe = Probe(stage)
     i, *rest = probe.scope.variables((prod(shape[cut:]) // phases, *shape[:cut]))
     position = i * phases + phase
-    probe.follow(stage.output.output, [*rest, *split_flat(position, shape[cut:])])
-    found = probe.strides(i)
-    if any(s is None or not 0 <= s <= most for s in found) or probe.decided_by(i):
+    if not probe.even(stage.output.output, [*rest, *split_flat(position, shape[cut:])], i, most):
         return None
-    return tuple(s for s in found if s is not None and s > 1)
+    return tuple(s for s in probe.strides(i) if s is not None and s > 1)
 
 
 # turned axes --------------------------------------------------------------------------------------

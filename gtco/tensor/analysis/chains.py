@@ -14,7 +14,7 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def shape_of(stage: Stage, tensor: str) -> tuple[int, ...]:
-    return tuple(int(d) for d in stage.types[tensor].shape)
+    return stage.types[tensor].sizes
 
 
 def is_static(stage: Stage) -> bool:

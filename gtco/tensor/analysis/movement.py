@@ -26,7 +26,10 @@ def source_index(op: Operator, index: Sequence[Expr], shape: Sequence[int]) -> l
             inverse = sorted(range(len(shape)), key=op["axes"].__getitem__)
             return [index[i] for i in inverse]
         case "slice":
-            return [b + i * s for b, i, s in zip(op["begin"], index, op["strides"], strict=True)]
+            return [
+                i if (b, s) == (0, 1) else b + i * s
+                for b, i, s in zip(op["begin"], index, op["strides"], strict=True)
+            ]
         case "broadcast":
             return broadcast_index(index, shape)
         case "roll":

@@ -17,6 +17,10 @@ from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
 
 
+class _Uneven(Exception):
+    """What was asked for cannot be true any more."""
+
+
 @dataclass
 class Probe:
     """Records where each load of a stage lies, flat, and each condition that a range does not
@@ -31,6 +35,21 @@ class Probe:
     # what was followed already; holds the expressions, so that none gets another's id
     _seen: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
 
+    _asked: tuple[Expr, int] | None = None  # the variable that loads run evenly along, and its most
+
+    def even(self, tensor: str, index: Sequence[Expr], var: Expr, most: int) -> bool:
+        """Does all that ``tensor`` reads at an index lie 0 to ``most`` apart for neighbours along
+        ``var``, on which no condition depends? Followed until the first that does not.
+        """
+        self._asked = (var, most)
+        try:
+            self.follow(tensor, index)
+        except _Uneven:
+            return False
+        finally:
+            self._asked = None
+        return True
+
     def follow(self, tensor: str, index: Sequence[Expr]) -> None:
         """Everything that ``tensor`` reads at an index."""
         self._follow(tensor, [self.scope.index(i) for i in index])
@@ -39,8 +58,8 @@ class Probe:
         """Through ``tensor`` at an index in simplest form. A tensor that several operators read at
         one symbolic index is followed once.
         """
-        if not all(isinstance(i, int) for i in index):
-            key = (tensor, *(i if isinstance(i, int) else id(i) for i in index))
+        if set(map(type, index)) - {int}:
+            key = (tensor, *map(id, index))
             if key in self._seen:
                 return
             self._seen[key] = index
@@ -49,12 +68,24 @@ class Probe:
             self._load(tensor, index)
         elif pattern(op.kind) == ELEMENTWISE:
             for x in op.inputs:
-                self._follow(x, broadcast_index(index, shape_of(self.stage, x)))
+                shape = shape_of(self.stage, x)
+                same = shape == op.type.shape and 1 not in shape
+                self._follow(x, index if same else broadcast_index(index, shape))
         else:
             self._moved(op, index)
 
     def _load(self, tensor: str, index: Sequence[Expr]) -> None:
-        self.loads.append((tensor, self.scope.index(flatten(index, shape_of(self.stage, tensor)))))
+        flat = self.scope.index(flatten(index, shape_of(self.stage, tensor)))
+        if self._asked is not None:
+            step = _stride(flat, self._asked[0])
+            if step is None or not 0 <= step <= self._asked[1]:
+                raise _Uneven
+        self.loads.append((tensor, flat))
+
+    def _decides(self, condition: Expr) -> None:
+        if self._asked is not None and depends_on(condition, self._asked[0]):
+            raise _Uneven
+        self.conditions.append(condition)
 
     def _moved(self, op: Operator, index: list[Expr]) -> None:
         source = op.inputs[0]
@@ -75,24 +106,27 @@ class Probe:
         axis, start = op["axis"], 0
         for x in op.inputs:
             stop = start + shape_of(self.stage, x)[axis]
-            if known(index[axis] < start) is not True and known(index[axis] >= stop) is not True:
-                for condition in (index[axis] >= start, index[axis] < stop):
-                    if known(condition) is not True:
-                        self.conditions.append(condition)
+            before, within = known(index[axis] < start), known(index[axis] < stop)
+            if before is not True and within is not False:
+                if before is None:
+                    self._decides(index[axis] >= start)
+                if within is None:
+                    self._decides(index[axis] < stop)
                 self.parts.append(start)
                 self.follow(x, [*index[:axis], index[axis] - start, *index[axis + 1 :]])
             start = stop
 
     def _padded(self, op: Operator, index: list[Expr]) -> None:
         inner = [i - b for i, b in zip(index, op["before"], strict=True)]
-        for i, n in zip(inner, shape_of(self.stage, op.inputs[0]), strict=True):
-            for condition in (i >= 0, i < n):
+        shape = shape_of(self.stage, op.inputs[0])
+        for i, b, a, n in zip(inner, op["before"], op["after"], shape, strict=True):
+            for condition in ([i >= 0] if b > 0 else []) + ([i < n] if a > 0 else []):
                 known = self.scope.known(condition)
                 if known is False:
                     self.loads.append(("", 0))  # the padding's constant
                     return
                 if known is None:
-                    self.conditions.append(condition)
+                    self._decides(condition)
         self.follow(op.inputs[0], inner)
 
     def through(self, tail: Epilogue, index: Sequence[Expr]) -> None:
@@ -111,11 +145,7 @@ class Probe:
         """For each load, how far the next value of ``var`` lies in memory; None where that differs
         from place to place.
         """
-        found: list[int | None] = []
-        for _, flat in self.loads:
-            parts = (0, 0) if isinstance(flat, int) else detect_linear_equation(flat, [var])
-            found.append(int(parts[0]) if len(parts) == 2 else None)
-        return found
+        return [_stride(flat, var) for _, flat in self.loads]
 
     def apart(self, var: Expr) -> int:
         """How many loads are no vectors along ``var``."""
@@ -124,6 +154,12 @@ class Probe:
     def decided_by(self, var: Expr) -> int:
         """How many conditions depend on ``var``."""
         return sum(depends_on(condition, var) for condition in self.conditions)
+
+
+def _stride(flat: Expr, var: Expr) -> int | None:
+    """How far ``flat`` goes with ``var``; None where that differs from place to place."""
+    parts = (0, 0) if isinstance(flat, int) else detect_linear_equation(flat, [var])
+    return int(parts[0]) if len(parts) == 2 else None
 
 
 def depends_on(expr: Expr, var: Expr) -> bool:

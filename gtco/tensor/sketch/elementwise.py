@@ -21,7 +21,7 @@ from math import ceil, prod
 
 from gtco.target import Target
 from gtco.tensor import scalar
-from gtco.tensor.analysis.axes import Segment, gathers, output_shape, regular, segments
+from gtco.tensor.analysis.axes import Segment, gathers, longest_row, output_shape, segments
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
@@ -109,14 +109,14 @@ class Elementwise:
         it is not.
         """
         shape = output_shape(self.stage)
-        for cut in range(len(shape)):
-            outer, inner = shape[:cut], shape[cut:]
-            if regular(self.stage, cut):
-                rows, length = prod(outer), prod(inner)
-                few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
-                piece = divisor_below(length, TASK_ELEMENTS) if few else length
-                return Grid(outer, inner, length // piece, True)
-        return Grid(shape[:-1], shape[-1:], 1, not shape)
+        cut = longest_row(self.stage)
+        if cut is None:
+            return Grid(shape[:-1], shape[-1:], 1, not shape)
+        outer, inner = shape[:cut], shape[cut:]
+        rows, length = prod(outer), prod(inner)
+        few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
+        piece = divisor_below(length, TASK_ELEMENTS) if few else length
+        return Grid(outer, inner, length // piece, True)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
