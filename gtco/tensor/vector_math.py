@@ -222,18 +222,27 @@ def gelu(em: Emitter, x: Expr) -> Expr:
     return em.let(x * clamp(phi, 0.0, 1.0), "gelu")
 
 
+def _one_and_exp_minus(em: Emitter, x: Expr) -> Expr:
+    """1 + exp(-x): infinity below -88.4, where the exponent of 2^n says so by itself."""
+    x = em.let(clamp(x, -89.0, 87.0), "x")
+    shifted = em.let(x * constant(x, -LOG2E) + constant(x, BIASED_ROUND), "t")
+    n = em.let(shifted - constant(x, BIASED_ROUND), "n")
+    r = em.let(n * constant(x, -LN2_HIGH) - x, "r")
+    r = em.let(n * constant(x, -LN2_LOW) + r, "r")
+    power = from_bits(tirx.shift_left(bits(shifted), constant(bits(shifted), 23)))
+    return horner(r, EXP_6) * power + constant(x, 1.0)
+
+
 def sigmoid(em: Emitter, x: Expr) -> Expr:
-    """1 / (1 + exp(-x)): at most 3 ulp above -87, and 0 below -88, where it is a denormal."""
+    """1 / (1 + exp(-x)): at most 3 ulp above -87, and 0 below -88.4, where it is a denormal."""
     x = em.let(x, "x")
-    e = exp_within(em, constant(x, 0.0) - x)
-    value = constant(x, 1.0) / (e + constant(x, 1.0))
-    return em.let(tirx.Select(x < constant(x, -88.0), constant(x, 0.0), value), "sigmoid")
+    return em.let(constant(x, 1.0) / _one_and_exp_minus(em, x), "sigmoid")
 
 
 def silu(em: Emitter, x: Expr) -> Expr:
-    """x sigmoid(x): at most 4 ulp above -87."""
+    """x / (1 + exp(-x)): at most 3 ulp above -87; NaN at -inf, as x sigmoid(x) is."""
     x = em.let(x, "x")
-    return em.let(x * sigmoid(em, x), "silu")
+    return em.let(x / _one_and_exp_minus(em, x), "silu")
 
 
 def gelu_tanh(em: Emitter, x: Expr) -> Expr:
@@ -243,7 +252,7 @@ def gelu_tanh(em: Emitter, x: Expr) -> Expr:
     # beyond 12 the sigmoid is 0 or 1, and the cube must not overflow
     t = em.let(clamp(x, -12.0, 12.0), "t")
     z = t * (t * t * constant(x, 0.044715 * scale) + constant(x, scale))
-    return em.let(x * sigmoid(em, z), "gelu")
+    return em.let(x / _one_and_exp_minus(em, z), "gelu")
 
 
 def softplus(em: Emitter, x: Expr) -> Expr:
