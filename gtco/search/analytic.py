@@ -317,9 +317,9 @@ class AnalyticPolicy:
         """The innermost level whose capacity holds the working set (eq. 1)."""
         if stream.memory:
             return self._levels[stream.memory]
-        resident = stream.resident
+        whole, share = stream.resident, stream.resident / stream.cores
         for usable, memory in self._usable:
-            if resident <= usable:
+            if (whole if memory.shared else share) <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")
 

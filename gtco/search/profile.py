@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ ROUND_SECONDS = 2e-3  # of a round of level 0; the best of many short ones finds
 DRAM_SECONDS = 30e-3
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
-VERSION = 5  # of the cached file
+VERSION = 6  # of the cached file
 # Vector operations and bytes a second of one core that no machine reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 
@@ -252,8 +253,12 @@ def _tile_rate(library: Any, tile: MicroKernel) -> float:
 def _probe_bytes(target: Target, level: int) -> int:
     if target.memory[level].name == "DRAM":
         return 4 * target.memory[level - 1].capacity
+    capacity = target.memory[level].capacity
     lower = target.memory[level - 1].capacity if level else 0
-    return (lower + target.memory[level].capacity) // 2 // 4096 * 4096
+    # what overflows a core's own caches is mostly little beside what all share, and other tenants
+    # may hold the rest of that
+    middle = isqrt(lower * capacity) if target.memory[level].shared else (lower + capacity) // 2
+    return middle // 4096 * 4096
 
 
 def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:

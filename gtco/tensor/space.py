@@ -138,13 +138,15 @@ class Stream:
     The working set says where the bytes come from: the innermost level of memory that holds it
     (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights. ``chains``:
     the bytes are read as so many short runs at once, which no hardware prefetcher follows; 0 for
-    one sequential run.
+    one sequential run. ``cores``: the working set is dealt out to so many, each of which keeps its
+    own share in its own caches.
     """
 
     nbytes: float
     resident: float
     memory: str = ""
     chains: int = 0
+    cores: int = 1
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,34 @@ def affine(g: Graph, y: str, *shape: int) -> str:
     return g.add("add", (g.add("multiply", (y, weights(g, *shape))), weights(g, *shape)))
 
 
+def root_mean_square(g: Graph, x: str, axis: int, reciprocal: bool) -> str:
+    squares = g.add("power", (x, number(g, 2)))
+    variance = g.add("mean", (squares,), axes=(axis,), keepdims=True)
+    root = g.add("sqrt", (g.add("add", (variance, number(g, 1e-6))),))
+    if reciprocal:
+        return g.add("multiply", (x, g.add("divide", (number(g, 1), root))))
+    return g.add("divide", (x, root))
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_rms_norm(reciprocal: bool) -> None:
+    """As Hugging Face writes it; an addition behind it is no part of it."""
+
+    def body(g: Graph, x: str) -> str:
+        size = int(g.types[x].shape[-1])
+        y = root_mean_square(g, x, len(g.types[x].shape) - 1, reciprocal)
+        return g.add("add", (g.add("multiply", (weights(g, size), y)), weights(g, size)))
+
+    after = same(build(body), {"rms_norm": 1, "add": 1})
+    norm = next(op for op in after.operators.values() if op.kind == "rms_norm")
+    assert norm["epsilon"] == pytest.approx(1e-6) and after.constants[norm.inputs[1]].std() > 0
+
+
+def test_rms_norm_over_another_axis_stays() -> None:
+    graph = build(lambda g, x: root_mean_square(g, x, 0, False), (4, 6))
+    assert "rms_norm" not in canonicalize(graph).histogram()
+
+
 def test_normalisation_over_another_axis() -> None:
     """SAM's LayerNorm2d, scale and shift folded through the permutation."""
     graph = build(lambda g, x: affine(g, centred_over(g, x, (1,)), 5, 1, 1), (2, 5, 4, 3))

@@ -6,11 +6,16 @@ after:  y = layer_norm(x, gamma, beta)                     means over the last a
         y = permute(layer_norm(permute(x), gamma, beta))   over one other axis (SAM's LayerNorm2d)
         y = group_norm(x, gamma, beta)                     over all axes from the first or second on
 
+before: y = x / sqrt(mean(x * x) + eps) * gamma            the mean over the last axis
+after:  y = rms_norm(x, gamma)
+
 before: y = reshape(layer_norm(reshape(x: [N, C, H, W], [N, G, -1]), 1, 0)) * gamma + beta
 after:  y = group_norm(x, gamma, beta) {groups=G, axis=1}
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy
 
@@ -47,16 +52,23 @@ def _core(graph: Graph, op: Operator) -> str | None:
         root, centre = made_by(graph, deviation, root_kind), made_by(graph, centred, "subtract")
         total = made_by(graph, root.inputs[0], "add") if root is not None else None
         pair = with_constant(graph, total) if total is not None else None
-        if centre is None or pair is None:
+        if pair is None:
             continue
         variance, epsilon = _mean(graph, pair[0]), scalar(graph, pair[1])
         square = made_by(graph, variance.inputs[0], "multiply") if variance is not None else None
-        mean = _mean(graph, centre.inputs[1])
-        if square is None or mean is None or epsilon is None or mean.inputs[0] != centre.inputs[0]:
+        if square is None or square.inputs != (centred, centred) or epsilon is None:
             continue
         assert variance is not None
-        if square.inputs == (centred, centred) and variance["axes"] == mean["axes"]:
-            return _made(graph, op, centre.inputs[0], mean["axes"], epsilon)
+        mean = _mean(graph, centre.inputs[1]) if centre is not None else None
+        if centre is not None and mean is not None and mean.inputs[0] == centre.inputs[0]:
+            if variance["axes"] == mean["axes"]:
+                return _made(graph, op, centre.inputs[0], mean["axes"], epsilon)
+            continue
+        rank = len(op.type.shape)
+        size = op.type.shape[-1] if rank else None
+        if [a % rank for a in variance["axes"]] == [rank - 1] and isinstance(size, int):
+            ones = graph.add_constant(numpy.ones(size, op.type.dtype), "gamma")
+            return graph.add("rms_norm", (centred, ones), name=op.name, epsilon=epsilon)
     return None
 
 
@@ -138,7 +150,7 @@ def _affine(
     pair = with_constant(graph, op)
     if pair is None:
         return None
-    below = made_by(graph, pair[0], "layer_norm", "group_norm", "permute")
+    below = made_by(graph, pair[0], "layer_norm", "rms_norm", "group_norm", "permute")
     if below is None or below.type != op.type or graph.only_user(below.output) is None:
         return None
     order: tuple[int, ...] | None = None
@@ -164,22 +176,22 @@ def _scale(graph: Graph, op: Operator) -> str | None:
     if found is None:
         return None
     norm, order, vector = found
-    gamma, beta = (graph.add_constant(graph.constants[t] * vector, t) for t in norm.inputs[1:])
-    return _again(graph, norm, gamma, beta, order)
+    affine = [graph.add_constant(graph.constants[t] * vector, t) for t in norm.inputs[1:]]
+    return _again(graph, norm, affine, order)
 
 
 def _shift(graph: Graph, op: Operator) -> str | None:
     found = _affine(graph, op)
-    if found is None:
+    if found is None or found[0].kind == "rms_norm":
         return None
     norm, order, vector = found
     beta = graph.add_constant(graph.constants[norm.inputs[2]] + vector, norm.inputs[2])
-    return _again(graph, norm, norm.inputs[1], beta, order)
+    return _again(graph, norm, (norm.inputs[1], beta), order)
 
 
 def _again(
-    graph: Graph, norm: Operator, gamma: str, beta: str, order: tuple[int, ...] | None
+    graph: Graph, norm: Operator, affine: Sequence[str], order: tuple[int, ...] | None
 ) -> str:
     """The same normalisation with other constants, permuted as before."""
-    made = graph.add(norm.kind, (norm.inputs[0], gamma, beta), name=norm.name, **dict(norm.attrs))
+    made = graph.add(norm.kind, (norm.inputs[0], *affine), name=norm.name, **dict(norm.attrs))
     return made if order is None else graph.add("permute", (made,), axes=order)

@@ -207,16 +207,21 @@ def stage_vectors(stage: Stage, lanes: int) -> float:
 def streaming_workload(
     stage: Stage, target: Target, tasks: int, passes: float, slow: float = 1.0
 ) -> Workload:
-    """The price of reading every input once and writing the output: ``passes`` extra vector
-    instructions an output or input
-    vector, ``slow`` a factor for strided access."""
+    """The price of reading every input once and writing the output, each core its share:
+    ``passes`` extra vector instructions an output or input vector, ``slow`` a factor for strided
+    access.
+    """
     lanes = target.lanes
     read = [float(i.type.nbytes) for i in stage.inputs]
     written = float(stage.output.type.nbytes)
     size = max([stage.output.type.size, *(i.type.size for i in stage.inputs)], default=1)
     per_task = max(1.0, size / lanes / tasks)
-    loads = tuple(Stream(slow * n / tasks / per_task, sum(read) + written) for n in read)
-    inner = Layer(per_task, loads, (Stream(written / tasks / per_task, sum(read) + written),))
+    resident, cores = sum(read) + written, min(target.cores, tasks)
+
+    def stream(nbytes: float) -> Stream:
+        return Stream(nbytes / tasks / per_task, resident, cores=cores)
+
+    inner = Layer(per_task, tuple(stream(slow * n) for n in read), (stream(written),))
     units = slow * (stage_vectors(stage, lanes) + passes * size / lanes) / tasks / per_task
     flops = float(sum(op.type.size for op in stage.operators))
     return Workload("vector", units, (inner, Layer(1, (), (), tasks)), flops)
