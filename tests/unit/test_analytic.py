@@ -53,6 +53,21 @@ def test_a_working_set_lies_in_the_first_level_that_holds_it() -> None:
     assert policy().source(Stream(1, 10, memory="DRAM")).name == "DRAM"
 
 
+def test_each_core_keeps_its_share_in_its_own_cache() -> None:
+    """What all share holds the whole of it, for there the other cores' shares lie too."""
+    own = MemoryLevel("L1", 1000, 1.0, 1.0), MemoryLevel("L2", 9000, 1.0, 1.0)
+    shared = MemoryLevel("L3", 20_000, 1.0, 1.0, shared=True)
+    memory = (*own, shared, MemoryLevel("DRAM", 1 << 40, 1.0, 1.0, shared=True))
+    table = AnalyticPolicy(replace(target("x86-64-v4"), memory=memory, cores=4))
+
+    def level(nbytes: float, cores: int) -> str:
+        return table.source(Stream(1, nbytes, cores=cores)).name
+
+    assert [level(12_000, n) for n in (1, 2, 4)] == ["L3", "L2", "L2"]
+    assert [level(2_800, n) for n in (1, 2, 4)] == ["L2", "L2", "L1"]
+    assert [level(24_000, n) for n in (1, 4)] == ["DRAM", "L2"] and level(60_000, 4) == "DRAM"
+
+
 def test_bytes_at_the_levels_bandwidth() -> None:
     """Eq. 2; cores share the memory, not the caches."""
     assert policy().transfer(L1, 1) == pytest.approx(0.5)
