@@ -108,10 +108,14 @@ def build(sketch: Sketch, config: Config, machine: Target) -> Built:
     program = space.build(sketch, config, "kernel_under_test")
     assert isinstance(program, Program), f"rejected: {program}"
     library = load([program.function], machine)
-    stage = sketch.stage
+    return linked(library, "kernel_under_test", sketch.stage, program)
+
+
+def linked(library: Any, symbol: str, stage: Stage, program: Program) -> Built:
+    """A program that was linked as ``symbol``."""
     return Built(
         library,
-        "kernel_under_test",
+        symbol,
         tuple((i.name, i.type) for i in stage.inputs),
         stage.output.type,
         program.tasks,

@@ -319,14 +319,16 @@ class TransposedView(ConvView):
 
 def contraction(stage: Stage, op: Operator) -> Contraction | None:
     """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, which contracts no
-    channels, for a transposed one whose output is no whole number of strides, and for symbolic
-    shapes.
+    channels, for a transposed one whose output is no whole number of strides, for symbolic
+    shapes, and where there is nothing to multiply.
     """
     shapes = [stage.types[x].shape for x in op.inputs[:2]]
     if any(isinstance(d, str) for shape in (*shapes, op.type.shape) for d in shape):
         return None
     a, b = (tuple(int(d) for d in shape) for shape in shapes)
     out = tuple(int(d) for d in op.type.shape)
+    if 0 in (*a, *b, *out):
+        return None
     if op.kind == "matmul" and min(len(a), len(b)) < 2:
         return None
     if op.kind == "conv2d" and int(op["groups"]) > 1 and b[1] == b[0] // int(op["groups"]) == 1:

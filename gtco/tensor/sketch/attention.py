@@ -64,7 +64,7 @@ def match(stage: Stage, target: Target) -> Attention | None:
     if op is None:
         return None
     types = [stage.types[x] for x in op.inputs] + [op.type, stage.output.type]
-    if any(isinstance(d, str) for t in types for d in t.shape):
+    if any(isinstance(d, str) or d == 0 for t in types for d in t.shape):
         return None
     products, sums = {t.dtype for t in types[:3]}, {t.dtype for t in types[3:-1]}
     if products not in ({"float32"}, {"bfloat16"}) or sums != {"float32"}:
