@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from gtco.tensor.analysis.images import spatial_axes
 from gtco.tensor.arithmetic import nearest
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
-from gtco.tensor.spatial import Source, spatial_axes
+from gtco.tensor.spatial import Source
 from gtco.tensor.stage import Operator, TensorType
 from gtco.tensor.vector_math import constant
 

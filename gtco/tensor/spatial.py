@@ -9,12 +9,14 @@ integer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from gtco.tensor.analysis.images import spatial_axes
 from gtco.tensor.analysis.window import geometry
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
@@ -27,86 +29,75 @@ def wide(value: float) -> Any:
     return tirx.const(value, "float64")
 
 
-def position(i: Expr, size: int, out: int, coordinates: str) -> Expr:
-    """Where output position ``i`` of ``out`` lies among ``size`` input positions, in float64."""
-    x = tirx.Cast("float64", i) if not isinstance(i, int) else wide(i)
-    if coordinates == "align_corners":
-        return x * wide((size - 1) / (out - 1)) if out > 1 else wide(0)
-    if coordinates == "asymmetric":
-        return x * wide(size / out)
-    if coordinates == "pytorch_half_pixel" and out == 1:
-        return wide(0)
-    return (x + wide(0.5)) * wide(size / out) - wide(0.5)
-
-
-def clipped(em: Emitter, i: Expr, size: int) -> Expr:
-    """The index cut to the axis, bound with its range."""
-    return em.let_index(tirx.max(0, tirx.min(i, size - 1)), "at")
-
-
-def nearest(em: Emitter, i: Expr, size: int, out: int, coordinates: str, rounding: str) -> Expr:
-    """The input index that output position ``i`` copies."""
-    if size == out and coordinates != "align_corners":
-        return i
-    where = position(i, size, out, coordinates)
-    match rounding:
-        case "floor":
-            index = tirx.floor(where + wide(1e-5))
-        case "ceil":
-            index = tirx.ceil(where - wide(1e-5))
-        case "round_prefer_ceil":
-            index = tirx.floor(where + wide(0.5))
-        case _:
-            index = tirx.ceil(where - wide(0.5))
-    return clipped(em, em.let(tirx.Cast("int32", index), "nearest"), size)
-
-
 TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}  # offsets from the first one
 
 
-def located(
-    em: Emitter,
-    i: Expr,
-    size: int,
-    out: int,
-    method: str,
-    coordinates: str,
-    alpha: float,
-    dtype: str = "float32",
-) -> tuple[Expr, list[Expr]]:
-    """Where the taps of output position ``i`` start, from -1 on and not cut to the axis, and the
-    weights of the offsets ``TAPS[method]``: linear, or cubic (Keys 1981).
-    """
-    where = em.let(position(i, size, out, coordinates), "where")
-    base = em.let(tirx.floor(where), "base")
-    first = em.let(tirx.Cast("int32", base), "first")
-    fraction = em.let(where - base, "fraction")
-    if method == "linear":
-        weights = [wide(1) - fraction, fraction]
-    else:
-        weights = [
-            _keys(fraction + wide(1), alpha, True),
-            _keys(fraction, alpha, False),
-            _keys(wide(1) - fraction, alpha, False),
-            _keys(wide(2) - fraction, alpha, True),
-        ]
-    narrow = [w if dtype == "float64" else tirx.Cast(dtype, w) for w in weights]
-    return first, [em.let(w, "weight") for w in narrow]
+@dataclass(frozen=True)
+class ResizedAxis:
+    """One axis of a ``resize2d``: ``size`` input positions become ``out``."""
 
+    op: Operator
+    size: int
+    out: int
 
-def taps(
-    em: Emitter,
-    i: Expr,
-    size: int,
-    out: int,
-    method: str,
-    coordinates: str,
-    alpha: float,
-    dtype: str = "float32",
-) -> list[tuple[Expr, Expr]]:
-    """Indices, cut to the axis, and weights of an interpolation at output position ``i``."""
-    first, weights = located(em, i, size, out, method, coordinates, alpha, dtype)
-    return [(clipped(em, first + o, size), w) for o, w in zip(TAPS[method], weights, strict=True)]
+    def position(self, i: Expr) -> Expr:
+        """Where output position ``i`` lies among the input's, in float64."""
+        size, out, coordinates = self.size, self.out, self.op["coordinates"]
+        x = tirx.Cast("float64", i) if not isinstance(i, int) else wide(i)
+        if coordinates == "align_corners":
+            return x * wide((size - 1) / (out - 1)) if out > 1 else wide(0)
+        if coordinates == "asymmetric":
+            return x * wide(size / out)
+        if coordinates == "pytorch_half_pixel" and out == 1:
+            return wide(0)
+        return (x + wide(0.5)) * wide(size / out) - wide(0.5)
+
+    def clipped(self, em: Emitter, i: Expr) -> Expr:
+        """The index cut to the axis, bound with its range."""
+        return em.let_index(tirx.max(0, tirx.min(i, self.size - 1)), "at")
+
+    def nearest(self, em: Emitter, i: Expr) -> Expr:
+        """The input index that output position ``i`` copies."""
+        if self.size == self.out and self.op["coordinates"] != "align_corners":
+            return i
+        where = self.position(i)
+        match self.op["rounding"]:
+            case "floor":
+                index = tirx.floor(where + wide(1e-5))
+            case "ceil":
+                index = tirx.ceil(where - wide(1e-5))
+            case "round_prefer_ceil":
+                index = tirx.floor(where + wide(0.5))
+            case _:
+                index = tirx.ceil(where - wide(0.5))
+        return self.clipped(em, em.let(tirx.Cast("int32", index), "nearest"))
+
+    def located(self, em: Emitter, i: Expr, dtype: str = "float32") -> tuple[Expr, list[Expr]]:
+        """Where the taps of output position ``i`` start, from -1 on and not cut to the axis, and
+        the weights of their offsets, ``TAPS`` of the method: linear, or cubic (Keys 1981).
+        """
+        where = em.let(self.position(i), "where")
+        base = em.let(tirx.floor(where), "base")
+        first = em.let(tirx.Cast("int32", base), "first")
+        fraction = em.let(where - base, "fraction")
+        if self.op["method"] == "linear":
+            weights = [wide(1) - fraction, fraction]
+        else:
+            alpha = self.op["cubic_alpha"]
+            weights = [
+                _keys(fraction + wide(1), alpha, True),
+                _keys(fraction, alpha, False),
+                _keys(wide(1) - fraction, alpha, False),
+                _keys(wide(2) - fraction, alpha, True),
+            ]
+        narrow = [w if dtype == "float64" else tirx.Cast(dtype, w) for w in weights]
+        return first, [em.let(w, "weight") for w in narrow]
+
+    def taps(self, em: Emitter, i: Expr, dtype: str = "float32") -> list[tuple[Expr, Expr]]:
+        """Indices, cut to the axis, and weights of an interpolation at output position ``i``."""
+        first, weights = self.located(em, i, dtype)
+        offsets = TAPS[self.op["method"]]
+        return [(self.clipped(em, first + o), w) for o, w in zip(offsets, weights, strict=True)]
 
 
 def _keys(d: Expr, a: float, outer: bool) -> Expr:
@@ -116,17 +107,14 @@ def _keys(d: Expr, a: float, outer: bool) -> Expr:
     return (wide(a + 2) * d - wide(a + 3)) * d * d + wide(1)
 
 
-def spatial_axes(layout: str) -> tuple[int, int, int]:
-    """The axes of height, width and channels."""
-    return (2, 3, 1) if layout == "NCHW" else (1, 2, 3)
-
-
 def resized(
     em: Emitter, op: Operator, source: Source, type_: TensorType, index: Sequence[Expr]
 ) -> Expr:
     """One element of ``resize2d``: ``source`` reads the input, whose type is ``type_``."""
     h, w, _ = spatial_axes(op["layout"])
-    sizes, outs = [int(type_.shape[a]) for a in (h, w)], [int(op.type.shape[a]) for a in (h, w)]
+    rows, columns = (
+        ResizedAxis(op, int(type_.shape[a]), int(op.type.shape[a])) for a in (h, w)
+    )
 
     def at(y: Expr, x: Expr) -> Expr:
         where = list(index)
@@ -134,16 +122,11 @@ def resized(
         return source(where)
 
     if op["method"] == "nearest":
-        y, x = (
-            nearest(em, index[a], n, m, op["coordinates"], op["rounding"])
-            for a, n, m in zip((h, w), sizes, outs, strict=True)
-        )
-        return at(y, x)
+        y = rows.nearest(em, index[h])
+        return at(y, columns.nearest(em, index[w]))
     computed = "float64" if type_.dtype == "float64" else "float32"
-    ys, xs = (
-        taps(em, index[a], n, m, op["method"], op["coordinates"], op["cubic_alpha"], computed)
-        for a, n, m in zip((h, w), sizes, outs, strict=True)
-    )
+    ys = rows.taps(em, index[h], computed)
+    xs = columns.taps(em, index[w], computed)
     total: Expr = None
     for x, wx in xs:
         column: Expr = None

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from gtco.tensor.analysis.images import nhwc, place
 from gtco.tensor.analysis.indices import broadcast_index, floordiv, floormod, reshape_index
 from gtco.tensor.analysis.loop_nest import loop_nest
 from gtco.tensor.analysis.mapping import widest
@@ -144,10 +145,6 @@ class ConvView(Contraction):
         return self.b_shape[2], self.b_shape[3]
 
     @property
-    def nhwc(self) -> bool:
-        return self.op["layout"] == "NHWC"
-
-    @property
     def channels(self) -> int:
         """Input channels of a group."""
         return self.k // prod(self.kernel)
@@ -155,15 +152,12 @@ class ConvView(Contraction):
     @property
     def image(self) -> tuple[int, int]:
         """Input height and width."""
-        return (
-            (self.a_shape[1], self.a_shape[2]) if self.nhwc else (self.a_shape[2], self.a_shape[3])
-        )
+        return nhwc(self.a_shape, self.op["layout"])[1:3]
 
     @property
     def result(self) -> tuple[int, int, int]:
         """Images, output height and width."""
-        s = self.out_shape
-        return (s[0], s[1], s[2]) if self.nhwc else (s[0], s[2], s[3])
+        return nhwc(self.out_shape, self.op["layout"])[:3]
 
     @property
     def padded(self) -> bool:
@@ -188,7 +182,7 @@ class ConvView(Contraction):
 
     def place(self, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
         """The index in the layout's own order."""
-        return [image, row, column, c] if self.nhwc else [image, c, row, column]
+        return place(self.op["layout"], image, row, column, c)
 
     def x_index(self, b: Expr, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
         """Where the input's channel ``c`` of the batch's group lies."""
@@ -334,7 +328,7 @@ def contraction(stage: Stage, op: Operator) -> Contraction | None:
     if op.kind == "conv2d" and int(op["groups"]) > 1 and b[1] == b[0] // int(op["groups"]) == 1:
         return None
     if op.kind == "conv_transpose2d":
-        space = out[1:3] if op["layout"] == "NHWC" else out[2:]
+        space = nhwc(out, op["layout"])[1:3]
         if any(size % stride for size, stride in zip(space, op["strides"], strict=True)):
             return None
     nest = loop_nest(op, a, b)

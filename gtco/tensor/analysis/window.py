@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import tirx
 
+from gtco.tensor.analysis.images import nhwc, place
 from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Operator
 
@@ -31,7 +32,7 @@ class Geometry:
 
     def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
         """The index in the tensor's own layout."""
-        return [n, y, x, c] if self.layout == "NHWC" else [n, c, y, x]
+        return place(self.layout, n, y, x, c)
 
     @cached_property
     def interior(self) -> tuple[int, int]:
@@ -75,13 +76,8 @@ class Geometry:
 def geometry(op: Operator, source: Sequence[Any], kernel: Sequence[int]) -> Geometry:
     """The window of a convolution or a pooling operator whose input has the shape ``source``."""
     layout = op["layout"]
-
-    def nhwc(shape: Sequence[Any]) -> tuple[int, int, int, int]:
-        n, a, b, c = (int(d) for d in shape)
-        return (n, a, b, c) if layout == "NHWC" else (n, b, c, a)
-
     kh, kw = kernel
-    images, output = nhwc(source), nhwc(op.type.shape)
+    images, output = nhwc(source, layout), nhwc(op.type.shape, layout)
     if op.kind == "conv2d":
         groups = int(op["groups"])
         group = images[3] // groups, output[3] // groups

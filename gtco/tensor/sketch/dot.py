@@ -13,7 +13,7 @@ structure SSR: vectors run along k, since n would leave most of their lanes empt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -192,12 +192,28 @@ class DotLoops:
         return Array(origin.source, (view.k,), "float32", at)
 
     def block(self, batch: Expr, start: Expr, rows: int) -> None:
-        em, view, lanes, n = self.em, self.view, self.lanes, self.view.n
+        """``rows`` rows of the product from ``start`` on."""
+        em, view, n = self.em, self.view, self.view.n
         if self.sketch.direct_rows is None:
             packed = self.arrays["rows"]
             pack_rows(self.reader, view, packed, batch, start, rows, 0, view.k)
         a = [self.row(batch, start, i) for i in range(rows)]
         b = [self.column(batch, j) for j in range(n)]
+        acc = self.products(a, b)
+        sums = self.arrays["sums"]
+        for i in range(rows):
+            for j in range(n):
+                vector = em.let(em.load_vector(acc, [(i * n + j) * self.lanes]), "sum")
+                em.store(sums, [j, i], em.reduce_vector(vector, lambda x, y: x + y))
+        for j in range(n):
+            with em.vector(rows) as v:
+                index = view.c_index(batch, start + v, j)
+                value = em.let(em.load(sums, [j, v]))
+                self.reader.finish(self.sketch.tail, index, value, self.args.output)
+
+    def products(self, a: Sequence[Array], b: Sequence[Array]) -> Array:
+        """Vectors whose lanes add up to each row of A times each column of B."""
+        em, view, lanes, rows, n = self.em, self.view, self.lanes, len(a), len(b)
         acc = em.registers(rows * n * lanes)
         for cell in range(rows * n):
             em.store_vector(acc, [cell * lanes], em.splat(0.0))
@@ -220,13 +236,4 @@ class DotLoops:
                         at = (i * n + j) * lanes + lane
                         product = em.load(a[i], [k]) * em.load(b[j], [k])
                         em.store(acc, [at], em.load(acc, [at]) + product)
-        sums = self.arrays["sums"]
-        for i in range(rows):
-            for j in range(n):
-                vector = em.let(em.load_vector(acc, [(i * n + j) * lanes]), "sum")
-                em.store(sums, [j, i], em.reduce_vector(vector, lambda x, y: x + y))
-        for j in range(n):
-            with em.vector(rows) as v:
-                index = view.c_index(batch, start + v, j)
-                value = em.let(em.load(sums, [j, v]))
-                self.reader.finish(self.sketch.tail, index, value, self.args.output)
+        return acc

@@ -29,6 +29,7 @@ from gtco.tensor.analysis.chains import (
     is_static,
     shape_of,
 )
+from gtco.tensor.analysis.images import nhwc, place
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
@@ -43,7 +44,7 @@ from gtco.tensor.sketch.streaming import (
     vector_runs,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
-from gtco.tensor.spatial import nearest, taps
+from gtco.tensor.spatial import ResizedAxis
 from gtco.tensor.stage import Operator, Stage
 
 Tap = tuple[Expr, Expr | None]  # source position, weight (None for 1)
@@ -79,20 +80,20 @@ class Resize:
         return bool(self.op["layout"] == "NHWC")
 
     def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
-        return [n, y, x, c] if self.last else [n, c, y, x]
+        return place(self.op["layout"], n, y, x, c)
 
     @cached_property
     def output(self) -> tuple[int, int, int, int]:
         """Images, height, width, channels."""
-        return self._nhwc(self.op.output)
+        return nhwc(self.op.type.shape, self.op["layout"])
 
     @cached_property
     def source(self) -> tuple[int, int, int, int]:
-        return self._nhwc(self.op.inputs[0])
+        return nhwc(shape_of(self.stage, self.op.inputs[0]), self.op["layout"])
 
-    def _nhwc(self, tensor: str) -> tuple[int, int, int, int]:
-        n, a, b, c = shape_of(self.stage, tensor)
-        return (n, a, b, c) if self.last else (n, b, c, a)
+    def axis(self, axis: int) -> ResizedAxis:
+        """The rows (axis 0) or columns (axis 1)."""
+        return ResizedAxis(self.op, self.source[1 + axis], self.output[1 + axis])
 
     @property
     def taps(self) -> int:
@@ -102,10 +103,10 @@ class Resize:
     @cached_property
     def columns(self) -> Columns | None:
         """Channels first: how a row's columns are found by permuting vectors, where they can be."""
-        size, out = self.source[2], self.output[2]
-        if self.last or not fits(size, out, self.target.lanes):
+        axis = self.axis(1)
+        if self.last or not fits(axis.size, axis.out, self.target.lanes):
             return None
-        return Columns(self.op, size, out, self.target.lanes)
+        return Columns(axis, self.target.lanes)
 
     @property
     def units(self) -> int:
@@ -174,10 +175,10 @@ class ResizeLoops:
 
     def found(self, i: Expr, axis: int) -> list[Tap]:
         """The taps of output row (axis 0) or column (axis 1) ``i``."""
-        op, size, out = self.sketch.op, self.sketch.source[1 + axis], self.sketch.output[1 + axis]
-        if op["method"] == "nearest":
-            return [(nearest(self.em, i, size, out, op["coordinates"], op["rounding"]), None)]
-        return list(taps(self.em, i, size, out, op["method"], op["coordinates"], op["cubic_alpha"]))
+        along = self.sketch.axis(axis)
+        if self.sketch.op["method"] == "nearest":
+            return [(along.nearest(self.em, i), None)]
+        return list(along.taps(self.em, i))
 
     def kept(self, x: Expr) -> list[Tap]:
         """The taps of output column ``x`` from the tables."""
@@ -240,5 +241,5 @@ class ResizeLoops:
 
     def finish(self, n: Expr, y: Expr, x: Expr, c: Expr, total: Expr) -> None:
         value = self.em.let(total, "value")
-        place = self.sketch.place(n, y, x, c)
-        self.reader.finish(self.sketch.tail, place, value, self.args.output)
+        at = self.sketch.place(n, y, x, c)
+        self.reader.finish(self.sketch.tail, at, value, self.args.output)

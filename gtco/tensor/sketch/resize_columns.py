@@ -23,7 +23,7 @@ from tvm import tirx
 from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.streaming import vector_runs
-from gtco.tensor.spatial import TAPS, located, nearest
+from gtco.tensor.spatial import TAPS, ResizedAxis
 from gtco.tensor.stage import Operator
 
 PERMUTE = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}
@@ -39,12 +39,14 @@ def fits(size: int, out: int, lanes: int) -> bool:
 
 @dataclass(frozen=True)
 class Columns:
-    """The horizontal half of ``resize2d``: ``size`` source columns to ``out`` output columns."""
+    """The horizontal half of ``resize2d``: the axis of its columns."""
 
-    op: Operator
-    size: int
-    out: int
+    axis: ResizedAxis
     lanes: int
+
+    @property
+    def op(self) -> Operator:
+        return self.axis.op
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -57,20 +59,17 @@ class Columns:
     @property
     def scratch(self) -> Scratch:
         """The tables, and a line with what whole vectors read beyond it."""
-        tables = tuple(Piece(f"table{t}", (self.out,)) for t in range(self.tables))
-        return Scratch((*tables, Piece("line", (PADDING + self.size + 2 + self.lanes,))))
+        tables = tuple(Piece(f"table{t}", (self.axis.out,)) for t in range(self.tables))
+        return Scratch((*tables, Piece("line", (PADDING + self.axis.size + 2 + self.lanes,))))
 
     def fill(self, em: Emitter, held: Mapping[str, Array]) -> None:
         """The tables; source columns are kept as float32, exact below 2^24."""
-        op = self.op
-        with em.loop(self.out, "x") as x:
+        with em.loop(self.axis.out, "x") as x:
             weights: list[Expr] = []
-            if op["method"] == "nearest":
-                first = nearest(em, x, self.size, self.out, op["coordinates"], op["rounding"])
+            if self.op["method"] == "nearest":
+                first = self.axis.nearest(em, x)
             else:
-                first, weights = located(
-                    em, x, self.size, self.out, op["method"], op["coordinates"], op["cubic_alpha"]
-                )
+                first, weights = self.axis.located(em, x)
             for t, value in enumerate([tirx.Cast("float32", first), *weights]):
                 em.store(held[f"table{t}"], [x], value)
 
@@ -86,11 +85,11 @@ class Columns:
         line = replace(held["line"], offset=held["line"].offset + PADDING)
         self.blend(em, line, rows, source)
         first, lanes = held["table0"], em.lanes
-        with em.loop(-(-self.out // lanes), "block") as block:
+        with em.loop(-(-self.axis.out // lanes), "block") as block:
             # the last vector overlaps the one before it rather than being shorter
-            x0 = em.let_index(tirx.min(block * lanes, self.out - lanes), "x0")
+            x0 = em.let_index(tirx.min(block * lanes, self.axis.out - lanes), "x0")
             base = em.let(tirx.Cast("int32", em.load(first, [x0])), "base")
-            em.bind(base, self.size + 1, -1)
+            em.bind(base, self.axis.size + 1, -1)
             columns = tirx.Cast(f"int32x{lanes}", em.load_vector(first, [x0]))
             order = em.let(columns - tirx.Broadcast(base, lanes), "order")
             total: Expr = None
@@ -113,7 +112,7 @@ class Columns:
         source: Callable[[Expr, Expr], Expr],
     ) -> None:
         """line[x] = sum over rows of weight * source(row, x); its ends are repeated twice."""
-        for begin, count, lanes in vector_runs(self.size, em.lanes):
+        for begin, count, lanes in vector_runs(self.axis.size, em.lanes):
             with em.loop(count, "part") as part, em.vector(lanes) as lane:
                 x = begin + part * lanes + lane
                 total: Expr = None
@@ -122,7 +121,7 @@ class Columns:
                     term = value if weight is None else value * weight
                     total = term if total is None else total + term
                 em.store(line, [x], total)
-        first, last = em.let(em.load(line, [0])), em.let(em.load(line, [self.size - 1]))
+        first, last = em.let(em.load(line, [0])), em.let(em.load(line, [self.axis.size - 1]))
         for i in (-2, -1):
             em.store(line, [i], first)
-            em.store(line, [self.size - 1 - i], last)
+            em.store(line, [self.axis.size - 1 - i], last)
