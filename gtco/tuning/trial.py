@@ -39,6 +39,11 @@ class Trial:
     kernels: tuple[Kernel, ...]
 
     @property
+    def rounded(self) -> bool:
+        """Does anything in it have bfloat16's eight bits?"""
+        return any(type_.dtype == "bfloat16" for type_ in self.stage.types.values())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the buffers that timing it takes."""
         constants = sum(i.type.nbytes for i in self.stage.inputs if i.constant)
@@ -60,7 +65,8 @@ def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[T
 
 def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
     """The steps of each trial: the first candidate, all of them, the first again. Their numbers are
-    ``metadata["trials"]``, trial by trial. Every step's result is an output.
+    ``metadata["trials"]``, trial by trial; ``"rounded"`` says which round to bfloat16. Every step's
+    result is an output.
     """
     random = np.random.default_rng(0)
     inputs: dict[TensorType, int] = {}
@@ -99,7 +105,7 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
         weights=weights,
         cpu_features=target.features,
         threads=threads,
-        metadata={"trials": groups},
+        metadata={"trials": groups, "rounded": [trial.rounded for trial in trials]},
     )
 
 

@@ -151,6 +151,7 @@ def test_results_agree_up_to_the_order_of_sums() -> None:
     broken = x.copy()
     broken[2, 3] = 0
     assert not agree(x, broken)
+    assert not agree(x, x * np.float32(1.01)) and agree(x, x * np.float32(1.01), rounded=True)
     unfinished = x.copy()
     unfinished[0, 0] = np.nan
     assert not agree(x, unfinished)
@@ -316,10 +317,12 @@ def small_model() -> Any:
     return onnx.parser.parse_model(text)
 
 
-def test_a_tuned_model_is_right() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_tuned_model_is_right(precision: str) -> None:
     """The whole way, on an ONNX model; the report says what was measured."""
-    made = small_model()
-    compiled = gtco.compile_model(made, tune="quick", verify=True)
+    made, effort = small_model(), gtco.Tune(rounds=1)
+    compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
+    assert not compiled.report.notes
     assert compiled.report.verification.passed
     assert [name for name, _ in compiled.report.phases].count("tune") == 1
     results = compiled.report.tuning
