@@ -15,6 +15,7 @@ from rich.table import Table
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
+from gtco.dtypes import is_float, numpy_dtype
 from gtco.errors import BuildError, InputError
 
 
@@ -86,10 +87,10 @@ def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, n
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
     for spec in specs:
-        dtype = np.dtype(spec.dtype)
+        dtype = numpy_dtype(spec.dtype)
         random = (
             rng.standard_normal(spec.shape)
-            if dtype.kind == "f"
+            if is_float(dtype)
             else rng.integers(0, 2 if dtype.kind == "b" else 4, spec.shape)
         )
         inputs[spec.name] = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gtco.dtypes import numpy_dtype
 from gtco.errors import InputError
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
 
@@ -19,9 +20,8 @@ def aligned_empty(spec: TensorSpec) -> np.ndarray:
     """
     buffer = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % ALIGNMENT
-    return (
-        buffer[start : start + spec.nbytes].view(spec.dtype).reshape([int(d) for d in spec.shape])
-    )
+    data = buffer[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
+    return data.reshape([int(d) for d in spec.shape])
 
 
 def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:

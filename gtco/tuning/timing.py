@@ -13,6 +13,7 @@ import time
 import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
+from gtco.dtypes import numpy_dtype
 from gtco.runtime.module import load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import aligned_empty
@@ -58,7 +59,7 @@ def values(random: np.random.Generator, type_: TensorType) -> np.ndarray:
     """Values of order one and of both signs, so that a kernel that leaves something out is seen;
     integers are 0, which is an index into anything.
     """
-    shape, dtype = tuple(int(d) for d in type_.shape), np.dtype(type_.dtype)
+    shape, dtype = tuple(int(d) for d in type_.shape), numpy_dtype(type_.dtype)
     match dtype.kind:
         case "b":
             return random.random(shape) < 0.5

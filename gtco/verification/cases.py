@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.verification.compare import is_float
+from gtco.dtypes import is_float, numpy_dtype
 from gtco.verification.roles import Mask, Role
 
 Array = NDArray[Any]
@@ -181,16 +181,6 @@ def nudged(
         usual = usual if 0 < usual < np.inf else 1.0
         step = by * np.maximum(np.abs(x), usual) * rng.uniform(-1, 1, x.shape)
         result[name] = np.where(finite, x + step, x).astype(value.dtype)
-    return result
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """numpy's type of that name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    result: np.dtype[Any] = np.dtype(name)
     return result
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gtco.dtypes import is_float
 from gtco.verification.report import Difference
 
 Array = NDArray[Any]
@@ -103,11 +104,6 @@ def spread(one: Array, other: Array) -> Array:
     with np.errstate(invalid="ignore"):
         moved = np.abs(a - b)
     return np.where(same, 0.0, np.where(np.isfinite(moved), moved, np.inf))
-
-
-def is_float(dtype: Any) -> bool:
-    """numpy's floats and the bfloat16 of ml_dtypes, which is of kind V."""
-    return dtype.kind == "f" or "float" in dtype.name
 
 
 def _equal(

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gtco.dtypes import numpy_dtype
 from gtco.errors import VerificationError
 from gtco.nested import call_arguments, tensors
-from gtco.verification.cases import numpy_dtype
 from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]

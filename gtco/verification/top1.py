@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.verification.cases import Range, Spec, numpy_dtype, usual
-from gtco.verification.compare import is_float, scales
+from gtco.dtypes import is_float, numpy_dtype
+from gtco.verification.cases import Range, Spec, usual
+from gtco.verification.compare import scales
 from gtco.verification.report import Top1
 from gtco.verification.roles import Role
 

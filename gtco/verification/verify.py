@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gtco.dtypes import is_float, numpy_dtype
 from gtco.errors import VerificationError
 from gtco.verification.cases import (
     Range,
@@ -17,11 +18,10 @@ from gtco.verification.cases import (
     cases,
     mask_of,
     nudged,
-    numpy_dtype,
     ranges_to_try,
     usual,
 )
-from gtco.verification.compare import compare, is_float, spread
+from gtco.verification.compare import compare, spread
 from gtco.verification.reference import Reference, open_reference
 from gtco.verification.report import Difference, Top1, VerificationReport, nothing_compared
 from gtco.verification.roles import Role

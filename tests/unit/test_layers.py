@@ -34,6 +34,7 @@ LEVELS = {
     "options": 1,
     "toolchain": 1,
     "errors": 1,
+    "dtypes": 1,
     "nested": 1,
     "version": 1,
 }

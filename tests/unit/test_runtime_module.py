@@ -621,3 +621,13 @@ def test_no_thread_is_an_error(small: Path) -> None:
     message, threads = result.stdout.splitlines()
     assert "cannot start 999 threads: Resource temporarily unavailable" in message
     assert threads == "3"
+
+
+def test_bfloat16_tensors_need_nothing_imported_before() -> None:
+    """numpy knows the type's name only where ml_dtypes is imported."""
+    code = (
+        "from gtco.runtime.plan import TensorSpec; from gtco.runtime.tensors import aligned_empty\n"
+        "x = aligned_empty(TensorSpec('x', 'bfloat16', (2, 3)))\n"
+        "assert str(x.dtype) == 'bfloat16' and x.shape == (2, 3)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
