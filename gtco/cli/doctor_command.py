@@ -134,7 +134,10 @@ def machine_checks(measure: bool) -> list[Check]:
 
 def bfloat16_products(target: Target) -> str:
     """How products of bfloat16 (``--precision bf16``) are computed here."""
-    if "avx512bf16" in target.features:
+    from gtco.tensor.intrinsics.table import kinds
+
+    best = kinds(target, "bfloat16")[0]
+    if best.products > 1:
         return "multiplied in pairs (VDPBF16PS)"
     return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
 
