@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import tirx
 
@@ -86,11 +86,17 @@ def fold_rows(
         vectors = [em.load_vector(acc, [(r * chains + c) * lanes]) for c in range(chains)]
         if odd is not None:
             vectors.append(em.load_vector(odd, [r * lanes]))
-        while len(vectors) > 1:
-            pairs = [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
-            vectors = [em.let(combine(*pair)) if len(pair) == 2 else pair[0] for pair in pairs]
-        folded.append(em.let(vectors[0]))
+        folded.append(em.let(by_pairs(em, vectors, combine)))
     return em.reduce_vector(_stacked(em, folded, combine), combine, left=rows)
+
+
+def by_pairs(em: Emitter, values: Sequence[Expr], combine: Combine) -> Expr:
+    """All values combined in short chains: neighbours first, then what they make."""
+    left = list(values)
+    while len(left) > 1:
+        pairs = [left[i : i + 2] for i in range(0, len(left), 2)]
+        left = [em.let(combine(*pair)) if len(pair) == 2 else pair[0] for pair in pairs]
+    return left[0]
 
 
 def _stacked(em: Emitter, vectors: list[Expr], combine: Combine) -> Expr:

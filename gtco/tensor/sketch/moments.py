@@ -27,7 +27,7 @@ from tvm import tirx
 from gtco.target import Target
 from gtco.tensor.analysis.chains import is_static, prologue_readable, shape_of
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.fold import add, fold
+from gtco.tensor.fold import add, by_pairs, fold
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
@@ -143,9 +143,9 @@ class Moments:
                 at = [begin + lane]
                 zero = em.load(origin, at)
                 values = [em.let(read(r + k, begin, lane) - zero) for k in range(count)]
-                middle = em.let(_sum(em, values) * tirx.const(1.0 / count, "float32"), "m")
+                middle = em.let(by_pairs(em, values, add) * tirx.const(1.0 / count, "float32"), "m")
                 away = [em.let(x - middle, "d") for x in values]
-                inside = _sum(em, [d * d for d in away])
+                inside = by_pairs(em, [d * d for d in away], add)
                 distance = em.let(middle - em.load(mean, at), "d")
                 apart = distance * distance * weight
                 em.store(squares, at, em.load(squares, at) + inside + apart)
@@ -173,14 +173,6 @@ class Moments:
             em.store(args.output, [*outer, 1, first + begin + lane], variance)
 
         chunk.each(finish)
-
-
-def _sum(em: Emitter, values: list[Expr]) -> Expr:
-    """By halves: short chains."""
-    if len(values) == 1:
-        return values[0]
-    half = len(values) // 2
-    return em.let(_sum(em, values[:half]) + _sum(em, values[half:]), "s")
 
 
 @dataclass(frozen=True)
