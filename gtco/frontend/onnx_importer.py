@@ -5,6 +5,7 @@ ONNX's own backend tests showed what has to be put right or refused:
 
 - LayerNormalization's second and third output, Pow of two types
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
+- BatchNormalization's new statistics
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
@@ -116,6 +117,20 @@ def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     if _outputs(attrs) == 1:
         return inputs[0]
     return relax.Tuple([inputs[0], builder.emit(relax.op.ones(_shape(inputs[0]), "bool"))])
+
+
+def _batch_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """In training mode the share of the new statistics is 1 - momentum: TVM takes momentum."""
+    if not attrs.get("training_mode", 0) or any(x.ty.dtype != "float32" for x in inputs):
+        return None
+    made = relax.op.nn.batch_norm(
+        *inputs,
+        axis=1,
+        epsilon=attrs.get("epsilon", 1e-5),
+        momentum=1 - attrs.get("momentum", 0.9),
+        training=True,
+    )
+    return relax.Tuple([relax.TupleGetItem(made, n) for n in range(3)])
 
 
 def _is_inf(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -339,6 +354,7 @@ def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 OVERRIDES: dict[str, Override] = {
     "LayerNormalization": _layer_normalization,
     "Dropout": _dropout,
+    "BatchNormalization": _batch_normalization,
     "IsInf": _is_inf,
     "Constant": _constant_node,
     "ConvTranspose": _conv_transpose,

@@ -62,6 +62,13 @@ class Lowering:
         """The value of a constant tensor; None for any other."""
         return self.graph.constants.get(tensor)
 
+    def computed(self, tensor: str) -> bool:
+        """Does an input of the model decide the tensor's value?"""
+        op = self.graph.producer(tensor)
+        if op is None:
+            return not self.graph.is_constant(tensor)
+        return any(self.computed(source) for source in op.inputs)
+
     def type(self, tensor: str) -> TensorType:
         return self.graph.types[tensor]
 

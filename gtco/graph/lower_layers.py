@@ -231,9 +231,9 @@ def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
     which folds to constants.
     """
     a = call.attrs
-    if a.training:
-        raise NoRule("batch_norm in training mode (export the model after model.eval())")
     x, gamma, beta, mean, variance = (lowering.value(argument) for argument in call.args)
+    if a.training:
+        return _standardized(lowering, call)
     known = lowering.type(x)
     rank = len(known.shape)
     axis = integer(a.axis) % rank
@@ -246,6 +246,41 @@ def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
         shift = lowering.emit("add", (beta, shift))
     y = lowering.emit("multiply", (x, _per_channel(lowering, scale, rank, axis)))
     return lowering.emit("add", (y, _per_channel(lowering, shift, rank, axis))), mean, variance
+
+
+def _standardized(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
+    """With the statistics of what is normalised, as TorchScript writes the standardizing of weights
+    (BiT); then all of it folds to constants. Of what an input decides it is refused: that is a
+    model exported in training mode.
+    """
+    a = call.attrs
+    x, gamma, beta, *running = (lowering.value(argument) for argument in call.args)
+    if lowering.computed(x):
+        raise NoRule("batch_norm in training mode (export the model after model.eval())")
+    known = lowering.type(x)
+    rank = len(known.shape)
+    axis = integer(a.axis) % rank
+    axes = tuple(n for n in range(rank) if n != axis)
+    mean = lowering.emit("mean", (x,), axes=axes, keepdims=True)
+    centred = lowering.emit("subtract", (x, mean))
+    square = lowering.emit("multiply", (centred, centred))
+    variance = lowering.emit("mean", (square,), axes=axes, keepdims=True)
+    epsilon = lowering.constant(a.epsilon, known.dtype)
+    scale = lowering.emit("rsqrt", (lowering.emit("add", (variance, epsilon)),))
+    y = lowering.emit("multiply", (centred, scale))
+    if a.scale:
+        y = lowering.emit("multiply", (y, _per_channel(lowering, gamma, rank, axis)))
+    if a.center:
+        y = lowering.emit("add", (y, _per_channel(lowering, beta, rank, axis)))
+
+    def moved(old: str, new: str) -> str:
+        share = float(a.momentum)
+        kept = lowering.emit("multiply", (old, lowering.constant(1 - share, known.dtype)))
+        now = lowering.reshape(new, lowering.type(old).shape)
+        added = lowering.emit("multiply", (now, lowering.constant(share, known.dtype)))
+        return lowering.emit("add", (kept, added))
+
+    return y, moved(running[0], mean), moved(running[1], variance)
 
 
 def _dropout(lowering: Lowering, call: relax.Call) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from gtco.errors import UnsupportedError
 from gtco.frontend.onnx import load_onnx
@@ -267,3 +268,51 @@ def test_rows_that_see_no_key_are_zeros_and_masks_may_be_short():
     (got,) = lower(load_onnx(model, simplify=False)).evaluate(inputs).values()
     assert not got[:, :, 1].any() and np.isfinite(got).all()
     np.testing.assert_allclose(got[:, :, 2], inputs["v"][:, :, 0], rtol=1e-6)
+
+
+# -- BatchNormalization in training mode -----------------------------------------------------------
+
+
+def standardized(weight: np.ndarray, inputs: Arrays, constants: Arrays) -> onnx.ModelProto:
+    """``weight`` normalised channel by channel, as BiT's convolutions do with their weights."""
+    channels, size = weight.shape[0], weight.size // weight.shape[0]
+    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    stored = {"shape": np.array([1, channels, size], np.int64), "mean": zeros + 0.5, "var": ones}
+    constants = {**constants, **stored, "scale": 2 * ones, "bias": ones}
+    order = ["flat", "scale", "bias", "mean", "var"]
+    made = ["y0", "y1", "y2"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["w", "shape"], ["flat"]),
+            helper.make_node(
+                "BatchNormalization", order, made, training_mode=1, momentum=0.7, epsilon=1e-3
+            ),
+        ],
+        "test",
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_weights_are_standardized_by_their_own_statistics():
+    """ONNX Runtime has no such kernel: against the operator's reference in onnx."""
+    weight = np.random.default_rng(0).normal(size=(6, 5, 3, 3)).astype(np.float32)
+    model = standardized(weight, {}, {"w": weight})
+    wanted = ReferenceEvaluator(model).run(None, {})
+    for value, array in zip(model.graph.output, wanted, strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, array.shape))
+    got = list(lower(load_onnx(model, simplify=False)).evaluate({}).values())
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_in_training_mode_is_refused():
+    weight = np.zeros((6, 5, 3, 3), np.float32)
+    model = standardized(weight, {"w": weight}, {})
+    for value in model.graph.output:
+        shape = (1, 6, 45) if value.name == "y0" else (6,)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
+    with pytest.raises(UnsupportedError, match=r"model\.eval"):
+        lower(load_onnx(model, simplify=False))
