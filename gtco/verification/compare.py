@@ -31,6 +31,7 @@ def compare(
     expected: Array,
     tolerance: float,
     noise: Array | None = None,
+    floor: float = FLOOR,
 ) -> Difference:
     """One output against its reference.
 
@@ -61,7 +62,7 @@ def compare(
     if not compared.any():
         return Difference(case, output, 0.0, 0.0, unstable=bool(other.any()))
     error = np.where(compared, np.abs(np.where(compared, a, 0) - np.where(compared, e, 0)), 0)
-    scale = scales(e, tolerance, expected.dtype)
+    scale = scales(e, tolerance, expected.dtype, floor)
     absolute, relative = float(error.max()), float((error / scale).max())
     allowed = max(tolerance, _rounding(expected.dtype)) * scale
     beyond, unstable, failure = error > allowed, bool(other.any()), None
@@ -79,12 +80,12 @@ def compare(
     return Difference(case, output, absolute, relative, failure, int(compared.sum()), unstable)
 
 
-def scales(expected: Array, tolerance: float, dtype: Any) -> Array:
+def scales(expected: Array, tolerance: float, dtype: Any, floor: float = FLOOR) -> Array:
     """What the error of each element is measured against, in the shape of ``expected`` (float64).
 
-    The largest of: its own magnitude; the upper quartile of the magnitudes in its row; a hundredth
-    of the median magnitude of all that is not zero; the smallest normal number over the tolerance.
-    1 where the whole output is zero.
+    The largest of: its own magnitude; the upper quartile of the magnitudes in its row; ``floor``
+    times the median magnitude of all that is not zero; the smallest normal number over the
+    tolerance. 1 where the whole output is zero.
     """
     magnitude = np.where(np.isfinite(expected), np.abs(expected), 0)
     present = magnitude[magnitude > 0]
@@ -92,9 +93,9 @@ def scales(expected: Array, tolerance: float, dtype: Any) -> Array:
         return np.ones_like(magnitude)
     tiny = float(np.finfo(np.float32 if dtype.kind != "f" else dtype).tiny)
     median = float(np.partition(present, (present.size - 1) // 2)[(present.size - 1) // 2])
-    floor = max(FLOOR * median, tiny / max(tolerance, 1e-12))
+    least = max(floor * median, tiny / max(tolerance, 1e-12))
     around = _over_rows(magnitude, _upper_quartile)
-    return np.maximum(np.maximum(magnitude, around), floor)
+    return np.maximum(np.maximum(magnitude, around), least)
 
 
 def spread(one: Array, other: Array) -> Array:

@@ -97,7 +97,7 @@ def test_models_are_near_float32(name: str, target: str) -> None:
 def test_a_classifier_is_verified(classifier: gtco.CompiledModel) -> None:
     check("vit", classifier)
     report = classifier.report.verification
-    assert report.passed and report.tolerance == 2.0**-4
+    assert report.passed and report.tolerance == 0.1
     assert report.top1 is not None and report.top1.images == 32 and not report.top1.wrong
     assert "the same class first on" in str(report)
 

@@ -384,7 +384,7 @@ def rounded(x):
 
 def test_roundings_of_bf16_are_no_failures_but_more_is():
     report = verify(Half(rounded), classes)
-    assert report.passed and 1e-3 < report.worst.relative < report.tolerance == 2.0**-4
+    assert report.passed and 1e-3 < report.worst.relative < report.tolerance == 0.1
     assert verify(Half(lambda x: x @ CLASSES), classes).top1 == Top1(32, 32, 0)
     assert not verify(Fake(rounded, Half.inputs, Half.outputs), classes, check=False).passed  # fp32
     kept = np.arange(8) < 7
@@ -417,3 +417,20 @@ def test_only_classifiers_are_asked_for_classes():
     assert is_classifier(Half.inputs, Half.outputs)
     assert not is_classifier(Half.inputs, Half.outputs * 2)
     assert not is_classifier((Spec("ids", "int64", (4, 8)),), Half.outputs)
+
+
+def test_what_nearly_cancels_is_held_to_its_neighbours_in_bf16():
+    """A map of a class that is nearly zero everywhere is as far off as the others are."""
+
+    def reference(inputs):
+        y = np.ones((2, 6, 32), np.float32)
+        y[:, 2] = 1e-3
+        return [y]
+
+    outputs = (Spec("y", "float32", (2, 6, 32)),)
+
+    def off_by(part):
+        return Half(lambda x: reference({})[0] + np.float32(part), Half.inputs, outputs)
+
+    assert verify(off_by(0.02), reference).passed
+    assert not verify(off_by(0.2), reference, check=False).passed
