@@ -21,7 +21,7 @@ import numpy as np
 from gtco.errors import describe
 from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
-from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
+from gtco.tensor.intrinsics.table import kinds, micro_kernels
 from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
@@ -245,22 +245,14 @@ class AnalyticPolicy:
         options = decision.options
         match decision.role:
             case "micro-kernel":
-                ordered = sorted(options, key=lambda o: -self._rate(str(o), decision.extent))
-                return tuple(ordered[:TILES_KEPT])
+                rates = [self.rates.rate(kernel) * useful for kernel, useful in decision.kernels]
+                fastest = sorted(range(len(rates)), key=lambda i: -rates[i])
+                return tuple(options[i] for i in fastest[:TILES_KEPT])
             case "parallel":  # more tasks than that only cost packing and hand-outs
                 return tuple(o for o in options if int(o) <= tasks) or options[:1]
             case "overlap":  # never costs by equation 5
                 return options[:1]
         return options
-
-    def _rate(self, name: str, extent: int | None) -> float:
-        """Useful vector products a second of a micro-kernel: the table's rate, less what rounding
-        the extent up to its columns wastes.
-        """
-        tile = MicroKernel.parse(name, self.target.lanes)
-        columns = extent or tile.columns
-        covered = ceil(columns / tile.columns) * tile.columns
-        return self.rates.rate(tile.kernel) * tile.kind.products * columns / covered
 
     # equations 1 to 8 -----------------------------------------------------------------------------
     def seconds(self, work: Workload) -> float:

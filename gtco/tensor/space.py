@@ -40,14 +40,15 @@ Role = Literal[
 class Decision:
     """One named choice, what it is for and its options, given the choices before it.
 
-    ``extent``, of a micro-kernel: the columns that its copies are laid over side by side, where
-    they may cover more than there are.
+    ``kernels``, of a micro-kernel: for each option its row of the table of rates, and how many
+    useful products one lane of one of its vector operations makes (what it multiplies beyond the
+    stage's columns is none).
     """
 
     name: str
     role: Role
     options: tuple[Option, ...]
-    extent: int | None = None
+    kernels: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

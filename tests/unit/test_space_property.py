@@ -8,6 +8,7 @@ what stages around one contraction share by their sketches' signatures. A long r
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import time
@@ -16,17 +17,19 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+import gtco
 from gtco.codegen.load import load
 from gtco.search.analytic import AnalyticPolicy
 from gtco.target import Target
 from gtco.tensor.sketch import RULES, space_of
-from gtco.tensor.space import Config, Program, Rejection, Sketch, Space
+from gtco.tensor.space import Config, Decision, Program, Rejection, Sketch, Space
 from gtco.tensor.stage import Stage
 from tests.kernels import (
     assert_close,
@@ -206,6 +209,23 @@ def signed(seed: int, around: int) -> dict[object, list[Sketch]]:
     return found
 
 
+def test_policies_know_roles() -> None:
+    """No policy, and no part of the tuner, names a sketch or a decision."""
+    known: set[object] = set()
+    for _, stage, random in islice(stages(5), 4 * len(CORES)):
+        space = space_of(stage, machine_of(random))
+        for sketch in space.sketches:
+            known |= {sketch.name, *(d.name for d in first_path(sketch))}
+    assert {"gemm", "tile", "kc", "rows", "chunks_m", "fallback"} <= known
+    known -= {"attention"}  # the operator, which has its products counted
+    root = Path(gtco.__file__).parent
+    policies = [root / "search" / f"{name}.py" for name in ("policy", "analytic", "recorded")]
+    for path in (*policies, *root.glob("tuning/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = isinstance(node, ast.Constant) and node.value in known
+            assert not named, f"{path.name}:{getattr(node, 'lineno', 0)} names {ast.unparse(node)}"
+
+
 def test_equal_signatures_are_equal_spaces_and_loop_prices() -> None:
     """What a policy works out for one of them it takes for the others."""
     policy = AnalyticPolicy(replace(runnable("x86-64-v3"), cores=3))
@@ -227,11 +247,11 @@ def test_equal_signatures_are_equal_spaces_and_loop_prices() -> None:
     assert all(compared[name] >= 10 for name in ("gemm", "convolution", "attention")), compared
 
 
-def first_path(sketch: Sketch) -> list[object]:
+def first_path(sketch: Sketch) -> list[Decision]:
     """The decisions, all of their options, on the way to the last config: also of what the policy
     looks at no further."""
     chosen: dict[str, int | str] = {}
-    path: list[object] = []
+    path: list[Decision] = []
     while decision := sketch.next_decision(chosen):
         path.append(decision)
         chosen[decision.name] = decision.options[-1]

@@ -27,7 +27,7 @@ from gtco.tensor.cost import epilogue_vectors
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch.attention_loops import AttentionLoops
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.tiling import chunk_options, tile_options
+from gtco.tensor.sketch.tiling import chunk_options, tile_decision, tile_options
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -100,8 +100,7 @@ class Attention:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            tiles = tile_options(micro_kernels(self.target, self.operand), m, e)
-            return Decision("tile", "micro-kernel", tuple(t.name for t in tiles))
+            return tile_decision(tile_options(micro_kernels(self.target, self.operand), m, e))
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))

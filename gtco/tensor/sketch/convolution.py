@@ -32,7 +32,7 @@ from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.pack import RUN_COST
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
+from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -155,9 +155,7 @@ class Convolution:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v, cores = self.view, self.target.cores
         if "tile" not in chosen:
-            return Decision(
-                "tile", "micro-kernel", tuple(t.name for t in self.line.tiles()), v.n
-            )
+            return tile_decision(self.line.tiles(), v.n)
         tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
         if "rows" not in chosen:
             return Decision("rows", "grain", self.row_options)

@@ -52,7 +52,13 @@ from gtco.tensor.sketch import norm_prologue
 from gtco.tensor.sketch.gemm_loops import GemmLoops
 from gtco.tensor.sketch.pack import row_vectors
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_options
+from gtco.tensor.sketch.tiling import (
+    TaskShape,
+    chunk_options,
+    task_shape,
+    tile_decision,
+    tile_options,
+)
 from gtco.tensor.space import (
     Config,
     Decision,
@@ -178,7 +184,7 @@ class Gemm:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
-            return Decision("tile", "micro-kernel", tuple(t.name for t in self.tiles()), v.n)
+            return tile_decision(self.tiles(), v.n)
         tile = self.row(chosen)
         if "chunks_m" not in chosen:
             return Decision(

@@ -12,6 +12,7 @@ from tvm import tirx
 from gtco.tensor.analysis.contraction import Contraction
 from gtco.tensor.emit import Expr
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.space import Decision
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,19 @@ def tile_options(rows: Sequence[MicroKernel], height: int, width: int) -> list[M
             best.setdefault((tile.kind.name, tile.vectors, ceil(height / tile.rows)), tile)
     chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows >= height // 2]
     return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
+
+
+def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0) -> Decision:
+    """The choice of a micro-kernel. Where there are ``columns``, its copies are laid over them side
+    by side, and may cover more than there are.
+    """
+    kernels = []
+    for tile in tiles:
+        covered = ceil(columns / tile.columns) * tile.columns
+        useful = columns / covered if columns else 1.0
+        kernels.append((tile.kernel, tile.kind.products * useful))
+    names = tuple(tile.name for tile in tiles)
+    return Decision("tile", "micro-kernel", names, tuple(kernels))
 
 
 def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
