@@ -13,7 +13,8 @@ from gtco.errors import GtcoError
 from gtco.version import __version__
 
 if TYPE_CHECKING:
-    from gtco.compiler import CompiledModel, compile_model, compile_to_file
+    from gtco.compiled import CompiledModel
+    from gtco.compiler import compile_model, compile_to_file
     from gtco.options import Tune
     from gtco.runtime.module import Model, load
 
@@ -31,7 +32,7 @@ __all__ = [
 _HOMES = {
     "compile_model": "gtco.compiler",
     "compile_to_file": "gtco.compiler",
-    "CompiledModel": "gtco.compiler",
+    "CompiledModel": "gtco.compiled",
     "load": "gtco.runtime.module",
     "Model": "gtco.runtime.module",
     "Tune": "gtco.options",

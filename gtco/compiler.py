@@ -11,29 +11,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.assembly import assemble
+from gtco.checks import check_dump, check_output, check_sizes, effort_of, is_onnx
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
+from gtco.compiled import CompiledModel, CompileReport
 from gtco.errors import (
     REPORT,
     BuildError,
     InternalError,
-    ModelError,
     OptionError,
-    ShapeError,
     UnsupportedError,
     VerificationError,
     guarded,
 )
-from gtco.options import EFFORTS, CompileOptions, Tune, c_compiler
+from gtco.options import CompileOptions, Tune, c_compiler
 from gtco.runtime.artifact import build_artifact
-from gtco.runtime.module import Model, load
-from gtco.runtime.plan import TensorSpec
+from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging, write_error
 from gtco.search.records import Records
 from gtco.target import Target, target
@@ -43,58 +42,7 @@ if TYPE_CHECKING:
     from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
 
-LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 Progress = Callable[[str, float | None, str], None]
-
-
-@dataclass
-class CompileReport:
-    """What a compile did: seconds of each phase, the stages, memory, what tuning changed, and
-    notes for the user; ``rejections`` are the configs that no program was made of, by reason.
-    """
-
-    phases: list[tuple[str, float]] = field(default_factory=list)
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    rejections: dict[str, int] = field(default_factory=dict)
-    predicted_seconds: float = 0.0
-    weights_bytes: int = 0
-    arena_bytes: int = 0
-    peak_memory_bytes: int = 0
-    verification: Any = None
-    tuning: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.phases)
-
-
-@dataclass(frozen=True)
-class CompiledModel:
-    """A compiled model, loaded and ready: call it, or :meth:`save` it."""
-
-    model: Model
-    report: CompileReport
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Arrays in (numpy, or anything with DLPack), arrays of the same kind out."""
-        return self.model(*args, **kwargs)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the library, its header and, where there is one, its weights file."""
-        return Path(self.model.save(path))
-
-    @property
-    def stages(self) -> list[dict[str, Any]]:
-        return self.model.stages
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return self.model.outputs
 
 
 def compile_model(
@@ -182,13 +130,13 @@ class _Compilation:
 
     def run(self) -> CompileReport:
         machine = target(self.options.target)
-        effort = _effort(self.options.tune, machine)
-        _check_output(self.output)
+        effort = effort_of(self.options.tune, machine)
+        check_output(self.output)
         # what is missing is said before the work is done
         c_compiler()
-        if self.options.verify and _is_onnx(self.model) and find_spec("onnxruntime") is None:
+        if self.options.verify and is_onnx(self.model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
-        _check_dump(self.options.dump)
+        check_dump(self.options.dump)
         with ExitStack() as stack:
             records = None
             if self.options.records is not None:
@@ -263,7 +211,7 @@ class _Compilation:
     def read(self) -> Any:
         """Model -> Relax, by the importer that its kind needs."""
         options = self.options
-        if _is_onnx(self.model):
+        if is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
 
             if self.example_inputs is not None:
@@ -304,7 +252,7 @@ class _Compilation:
         from gtco.graph.rewrites.split_reductions import split_reductions
 
         graph = lower(imported)
-        _check_sizes(graph)
+        check_sizes(graph)
         self.dump("2-lowered.txt", graph.dump())
         graph = canonicalize(graph, failed=self.worked_around)
         self.dump("3-canonical.txt", graph.dump())
@@ -442,68 +390,6 @@ class _Compilation:
                 compiled, self.model, example_inputs=self.example_inputs, check=False
             )
         self.report.verification.check()
-
-
-def _is_onnx(model: Any) -> bool:
-    if isinstance(model, str | os.PathLike | bytes | bytearray):
-        return True
-    if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ == "ModelProto":
-        return True
-    if type(model).__name__ == "ExportedProgram" or callable(getattr(model, "parameters", None)):
-        return False
-    raise ModelError(
-        f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, "
-        "a torch nn.Module with example_inputs, or a torch ExportedProgram"
-    )
-
-
-def _effort(wanted: str | Tune, machine: Target) -> Tune | None:
-    """What is to be measured; None where nothing is."""
-    if wanted == "off":
-        return None
-    effort = EFFORTS.get(wanted) if isinstance(wanted, str) else wanted
-    if not isinstance(effort, Tune):
-        raise OptionError(
-            f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
-        )
-    if machine.name != "native":
-        raise OptionError(
-            f"tune={wanted}: candidates are timed on the machine that compiles, which target "
-            f"'{machine.name}' need not be; tune where the library is to run, or leave it off"
-        )
-    return effort
-
-
-def _check_output(path: Path) -> None:
-    if path.suffix != ".so":
-        raise OptionError(f"the output '{path}' must end in .so")
-    if not path.parent.is_dir():
-        raise OptionError(f"the folder '{path.parent}' does not exist")
-
-
-def _check_sizes(graph: Graph) -> None:
-    for name, kind in graph.types.items():
-        if kind.nbytes > LARGEST:
-            raise ShapeError(
-                f"the tensor '{name}' ({kind}) would take {kind.nbytes / 1e9:.0f} GB: look at the "
-                "sizes of the inputs and at those that operators such as Pad, Tile, Expand and "
-                "Resize are given"
-            )
-
-
-def _check_dump(folder: Path | None) -> None:
-    """The folder is made, and can be written."""
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OptionError(
-            f"--dump: cannot write in the folder '{folder}': {error.strerror or error}. Choose "
-            "another one"
-        ) from error
 
 
 def _identifier(stem: str) -> str:

@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco import compiler
 from gtco.cli import main
 from gtco.codegen.workers import Workers
-from gtco.compiler import CompileReport, compile_model, compile_to_file
+from gtco.compiled import CompileReport
+from gtco.compiler import compile_model, compile_to_file
 from gtco.errors import BuildError, GtcoError, InternalError, UnsupportedError, guarded
 from gtco.graph import lower_operators
 from gtco.graph.rewrites import pipeline

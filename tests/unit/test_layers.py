@@ -20,6 +20,8 @@ LEVELS = {
     "cli": 6,
     "compiler": 5,
     "assembly": 4,
+    "checks": 4,
+    "compiled": 4,
     "tuning": 4,
     "frontend": 3,
     "graph": 3,

@@ -1,0 +1,79 @@
+"""What is asked of a compile's arguments, so that what is wrong is said before the work is done."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtco.errors import ModelError, OptionError, ShapeError
+from gtco.options import EFFORTS, Tune
+from gtco.target import Target
+
+if TYPE_CHECKING:
+    from gtco.graph.graph import Graph
+
+LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
+
+
+def is_onnx(model: Any) -> bool:
+    if isinstance(model, str | os.PathLike | bytes | bytearray):
+        return True
+    if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ == "ModelProto":
+        return True
+    if type(model).__name__ == "ExportedProgram" or callable(getattr(model, "parameters", None)):
+        return False
+    raise ModelError(
+        f"cannot compile a {type(model).__name__}: give an ONNX file's path, bytes or ModelProto, "
+        "a torch nn.Module with example_inputs, or a torch ExportedProgram"
+    )
+
+
+def effort_of(wanted: str | Tune, machine: Target) -> Tune | None:
+    """What is to be measured; None where nothing is."""
+    if wanted == "off":
+        return None
+    effort = EFFORTS.get(wanted) if isinstance(wanted, str) else wanted
+    if not isinstance(effort, Tune):
+        raise OptionError(
+            f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
+        )
+    if machine.name != "native":
+        raise OptionError(
+            f"tune={wanted}: candidates are timed on the machine that compiles, which target "
+            f"'{machine.name}' need not be; tune where the library is to run, or leave it off"
+        )
+    return effort
+
+
+def check_output(path: Path) -> None:
+    if path.suffix != ".so":
+        raise OptionError(f"the output '{path}' must end in .so")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder '{path.parent}' does not exist")
+
+
+def check_sizes(graph: Graph) -> None:
+    for name, kind in graph.types.items():
+        if kind.nbytes > LARGEST:
+            raise ShapeError(
+                f"the tensor '{name}' ({kind}) would take {kind.nbytes / 1e9:.0f} GB: look at the "
+                "sizes of the inputs and at those that operators such as Pad, Tile, Expand and "
+                "Resize are given"
+            )
+
+
+def check_dump(folder: Path | None) -> None:
+    """The folder is made, and can be written."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"--dump: cannot write in the folder '{folder}': {error.strerror or error}. Choose "
+            "another one"
+        ) from error

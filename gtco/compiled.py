@@ -1,0 +1,61 @@
+"""What a compile gives: the model, ready to be called, and the report of what was done."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gtco.runtime.module import Model
+from gtco.runtime.plan import TensorSpec
+
+
+@dataclass
+class CompileReport:
+    """What a compile did: seconds of each phase, the stages, memory, what tuning changed, and
+    notes for the user; ``rejections`` are the configs that no program was made of, by reason.
+    """
+
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rejections: dict[str, int] = field(default_factory=dict)
+    predicted_seconds: float = 0.0
+    weights_bytes: int = 0
+    arena_bytes: int = 0
+    peak_memory_bytes: int = 0
+    verification: Any = None
+    tuning: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.phases)
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A compiled model, loaded and ready: call it, or :meth:`save` it."""
+
+    model: Model
+    report: CompileReport
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Arrays in (numpy, or anything with DLPack), arrays of the same kind out."""
+        return self.model(*args, **kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the library, its header and, where there is one, its weights file."""
+        return Path(self.model.save(path))
+
+    @property
+    def stages(self) -> list[dict[str, Any]]:
+        return self.model.stages
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.model.outputs
