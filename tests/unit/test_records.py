@@ -170,7 +170,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Records({str(path)!r}) as records:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size}, {path.stat().st_size}))
     try:
-        records.add([Record("s", "matmul", "{{}}", "{{}}", "slower")] * 100000)
+        records.add([Record("s", "matmul", "{{}}", "{{}}", "slower")] * 20000)
     except RecordError as error:
         print(error)
 """
@@ -189,12 +189,13 @@ def test_writers_at_once_and_killed_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "a"
     Records(path).__exit__()
     script = f"""
-import sys
+import sys, time
 from gtco.search.records import Record, Records
 with Records({str(path)!r}) as records:
     for n in range(10**6):
         records.add([Record(f"{{sys.argv[1]}}-{{n}}", "matmul", "{{}}", "{{}}", "slower")] * 3)
         print(n, flush=True)
+        time.sleep(0.01)  # SQLite's lock is not fair: who never pauses may starve the others
 """
     root = Path(__file__).resolve().parents[2]
     draw = random.Random(11)
