@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from gtco.errors import GtcoError
+
 BENCHMARKS = {
     "end_to_end": "every system on whole models, interleaved (the README's table)",
     "readme": "the README's table, from what end_to_end wrote",
@@ -27,7 +29,13 @@ def main(argv: list[str]) -> int:
             print(f"  {name:18} {what}", file=out)
         return 0 if asked_for_help else 2
     module = importlib.import_module(f"bench.{argv[0]}")
-    return int(module.main(argv[1:]) or 0)
+    try:
+        return int(module.main(argv[1:]) or 0)
+    except GtcoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

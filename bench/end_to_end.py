@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from bench.suite import (
 )
 from bench.workload import check_peers
 from gtco.cli.arguments import positive
-from gtco.errors import GtcoError
 from gtco.options import PRECISIONS
 
 # the geometric mean is over these
@@ -41,31 +39,25 @@ MODELS = (*FIVE, "detr-resnet50-e6", "setr-naive-base", "segformer-b0")
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     output = console()
-    try:
-        peers = check_peers(options.peers)
-        results: list[Result] = []
-        header(output, options.threads)
-        for name in options.models.split(","):
-            results.append(
-                run_model(
-                    name,
-                    peers,
-                    options.folder,
-                    options.threads,
-                    options.rounds,
-                    None,
-                    output,
-                    precision=options.precision,
-                )
+    peers = check_peers(options.peers)
+    results: list[Result] = []
+    header(output, options.threads)
+    for name in options.models.split(","):
+        results.append(
+            run_model(
+                name,
+                peers,
+                options.folder,
+                options.threads,
+                options.rounds,
+                None,
+                output,
+                precision=options.precision,
             )
-            show(results[-1], output)
-            if options.json:  # after each: a long run keeps what it has
-                write_json(options.json, results, options.threads, options.rounds)
-    except GtcoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        )
+        show(results[-1], output)
+        if options.json:  # after each: a long run keeps what it has
+            write_json(options.json, results, options.threads, options.rounds)
     summary(results, peers, output)
     return 0 if sound(results) else 1
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +29,6 @@ from bench.workload import export
 from gtco.cli.arguments import positive
 from gtco.cli.console import Phases
 from gtco.compiler import compile_to_file
-from gtco.errors import GtcoError
 from gtco.options import Tune
 from gtco.search.records import Record, Records
 
@@ -59,16 +57,10 @@ def main(argv: Sequence[str]) -> int:
     output = console()
     rows: list[Row] = []
     header(output, options.threads)
-    try:
-        for name in options.models.split(","):
-            rows += measure(name, options)
-            if options.json:
-                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    except GtcoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    for name in options.models.split(","):
+        rows += measure(name, options)
+        if options.json:
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     show(rows)
     return 0
 

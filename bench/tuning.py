@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from bench.suite import available_threads, console, header
 from bench.workload import candidates, check_peers, prepare
 from gtco.cli.arguments import positive
 from gtco.compiler import compile_to_file
-from gtco.errors import GtcoError
 from gtco.options import EFFORTS
 
 TUNED = "gtco-tuned"
@@ -65,19 +63,13 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     output = console()
     rows: list[Row] = []
-    try:
-        peers = check_peers(options.peers)
-        header(output, options.threads)
-        for name in options.models.split(","):
-            rows.append(measure(name, peers, options))
-            show(rows[-1:])
-            if options.json:
-                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    except GtcoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    peers = check_peers(options.peers)
+    header(output, options.threads)
+    for name in options.models.split(","):
+        rows.append(measure(name, peers, options))
+        show(rows[-1:])
+        if options.json:
+            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if len(rows) > 1:
         show(rows)
     output.print(f"gain, geometric mean: {statistics.geometric_mean(r.gain for r in rows):.3f}")

@@ -339,7 +339,7 @@ class _Compilation:
         effort: Tune,
     ) -> str:
         """Measured candidates in the place of picks that they beat; in words what came of it."""
-        from gtco.tuning.tune import tune
+        from gtco.tuning.tune import summary, tune
 
         known = len(generated.notes)
         results = tune(
@@ -353,14 +353,7 @@ class _Compilation:
         )
         self.report.notes += generated.notes[known:]
         self.report.tuning = [result.to_json() for result in results]
-        before = sum(r.occurrences * r.first_seconds for r in results)
-        after = sum(r.occurrences * r.seconds for r in results)
-        changed = sum(r.last != r.first for r in results)
-        measured = sum(r.measured for r in results)
-        return (
-            f"{measured} candidates of {len(results)} stages measured, {changed} picks changed, "
-            f"{before * 1e3:.2f} -> {after * 1e3:.2f} ms"
-        )
+        return summary(results)
 
     def link(
         self, graph: Graph, generated: Generated, policy: Policy, folder: Path

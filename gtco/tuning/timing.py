@@ -10,7 +10,6 @@ import json
 import sys
 import time
 
-import ml_dtypes  # noqa: F401  numpy knows bfloat16 by it
 import numpy as np
 
 from gtco.dtypes import numpy_dtype

@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -99,16 +98,25 @@ def tune(
     heaviest first. Failures of candidates (builds, crashes, time-outs, wrong results) are notes of
     ``generated``; the pick stands then.
     """
-    deadline = time.monotonic() + effort.seconds
-    tuner = _Tuner(
-        generated, policy, workers, threads, deadline, effort.patience, records, progress
-    )
+    tuner = _Tuner(generated, policy, workers, threads, effort, records, progress)
     for _ in range(effort.rounds):
         open_ = [r for r in tuner.results.values() if not r.done]
         if not open_ or tuner.left <= 0:
             break
         tuner.round(open_)
     return [result for result in tuner.results.values() if result.measured]
+
+
+def summary(results: Iterable[StageResult]) -> str:
+    """What was done, and what the stages that were measured take in a run of the model."""
+    found = [r for r in results if r.measured]
+    before = 1e3 * sum(r.occurrences * r.first_seconds for r in found)
+    after = 1e3 * sum(r.occurrences * r.seconds for r in found)
+    measured, changed = sum(r.measured for r in found), sum(r.last != r.first for r in found)
+    return (
+        f"{measured} candidates of {len(found)} stages measured, {changed} picks changed, "
+        f"{before:.2f} -> {after:.2f} ms"
+    )
 
 
 class _Tuner:
@@ -118,15 +126,14 @@ class _Tuner:
         policy: Policy,
         workers: Workers,
         threads: int,
-        deadline: float,
-        patience: int,
+        effort: Tune,
         records: Records | None,
         progress: Callable[[str], None],
     ) -> None:
         self.generated, self.policy, self.workers = generated, policy, workers
-        self.threads, self.deadline, self.progress = threads, deadline, progress
+        self.threads, self.effort, self.progress = threads, effort, progress
+        self.deadline = time.monotonic() + effort.seconds
         self.records, self.circumstances = records, circumstances(policy.target)
-        self.patience = patience
         self.serial, self.random = 0, Random(0)
         self.results = {r.stage.key: r for r in _heaviest(generated)}
         if records is not None:
@@ -138,13 +145,8 @@ class _Tuner:
     def left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def news(self) -> str:
-        """What has been done so far, and what the stages that were measured take in a run."""
-        found = [r for r in self.results.values() if r.measured]
-        before = 1e3 * sum(r.occurrences * r.first_seconds for r in found)
-        after = 1e3 * sum(r.occurrences * r.seconds for r in found)
-        tried = sum(r.measured for r in found)
-        return f"{tried} candidates measured, {before:.2f} -> {after:.2f} ms"
+    def say(self, doing: str) -> None:
+        self.progress(f"{summary(self.results.values())}; {doing}")
 
     def round(self, results: Sequence[StageResult]) -> None:
         """Alternatives of each stage, built in order of weight until a half of the time is over;
@@ -155,7 +157,7 @@ class _Tuner:
         for number, result in enumerate(results):
             if time.monotonic() - begin > left / 2:
                 break
-            self.progress(f"{self.news()}; building for stage {number + 1} of {len(results)}")
+            self.say(f"building for stage {number + 1} of {len(results)}")
             picks = self.policy.alternatives(result.stage, result.last, result.tested)
             picks = picks[:ALTERNATIVES] + (self.mutations(result) if result.rounds else [])
             hopeful = {
@@ -169,8 +171,7 @@ class _Tuner:
         total = sum(self.results[t.stage.key].last.seconds for t in trials) or 1.0
         for batch in batches(trials):
             share = sum(self.results[t.stage.key].last.seconds for t in batch) / total
-            candidates = sum(len(t.picks) for t in batch)
-            self.progress(f"{self.news()}; timing {candidates} candidates")
+            self.say(f"timing {sum(len(t.picks) for t in batch)} candidates")
             self.time(batch, max(self.left, 0.0) * share)
 
     def mutations(self, result: StageResult) -> list[Pick]:
@@ -213,8 +214,9 @@ class _Tuner:
     def time(self, batch: Sequence[Trial], seconds: float) -> None:
         """Time the candidates, and take those that beat their first."""
         target = self.policy.target
-        with _folder() as folder:
-            library = write_artifact(artifact(batch, target, self.threads), folder / "trials.so")
+        with tempfile.TemporaryDirectory(prefix="gtco-trials-") as folder:
+            library = Path(folder, "trials.so")
+            write_artifact(artifact(batch, target, self.threads), library)
             said = _run(library, seconds)
         if isinstance(said, str):
             if len(batch) > 1:  # it is one of them: the others are worth another try
@@ -249,7 +251,7 @@ class _Tuner:
         result.seconds *= verdict.seconds / verdict.first_seconds
         if not verdict.best:
             result.unchanged += 1
-            result.done = result.unchanged >= self.patience
+            result.done = result.unchanged >= self.effort.patience
         else:
             result.unchanged = 0
             result.last = trial.picks[verdict.best]
@@ -314,12 +316,6 @@ def _heaviest(generated: Generated) -> list[StageResult]:
         for key in sorted(counts, key=lambda key: -weights[key])
         if weights[key] >= least
     ]
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="gtco-trials-") as name:
-        yield Path(name)
 
 
 def _run(library: Path, seconds: float) -> dict[str, Any] | str:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gtco.target import Target, detect
+from gtco.target import detect
 from gtco.tensor.sketch import attention, gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
@@ -114,14 +114,10 @@ def machines() -> list[str]:
     return ["x86-64-v3", "native"]
 
 
-def machine_of(name: str) -> Target:
-    return detect() if name == "native" else runnable(name)
-
-
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_products(stage: Stage, name: str) -> None:
-    machine = machine_of(name)
+    machine = runnable(name)
     sketch = gemm.match(stage, machine)
     assert sketch is not None
     arrays = inputs(stage, fresh_seed())
@@ -163,7 +159,7 @@ ATTENTIONS = {
 @pytest.mark.parametrize("stage", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_attention(stage: Stage, name: str) -> None:
     """A weight at the middle of two bfloat16 may fall to either: half a unit of one of them."""
-    machine = machine_of(name)
+    machine = runnable(name)
     sketch = attention.match(stage, machine)
     assert sketch is not None
     arrays = inputs(stage, fresh_seed())
