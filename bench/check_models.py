@@ -1,7 +1,7 @@
 """The whole family, one row a model: does it compile, is it right, how fast, by which kernels?
 
 ``python -m bench check_models [--models swinv2,beit] [--exporters dynamo,torchscript] [--part 2/6]
-[--rounds 5] [--no-peers] [--json FILE]``
+[--rounds 5] [--no-peers] [--precision bf16] [--json FILE]``
 
 For every model of ``models.family``, exported by each of torch's exporters:
 
@@ -35,6 +35,7 @@ from bench.peers import SETTINGS
 from bench.suite import available_threads, console, header, write_report
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
+from gtco.options import PRECISIONS
 
 SYSTEMS = tuple(s for peer in ("onnxruntime", "openvino") for s in SETTINGS[peer])
 OPSETS = {"dynamo": 20, "torchscript": 18}
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         for name, exporter in chosen:
             rows.append(check(name, exporter, options, output))
             output.print(line(rows[-1]), markup=False, highlight=False)
-            write_json(options.json, rows, options.threads, options.rounds)
+            write_json(options, rows)
     except GtcoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -109,8 +110,9 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
     """Export, compile, examine and race one model; whatever fails ends in the row."""
     folder: Path = options.folder
     row = Row(name, exporter)
-    stem = f"{name}-{exporter}"
-    model, library = folder / f"{stem}.onnx", folder / f"{stem}.so"
+    stem, precision = f"{name}-{exporter}", options.precision
+    suffix = "" if precision == "fp32" else f".{precision}"
+    model, library = folder / f"{stem}.onnx", folder / f"{stem}{suffix}.so"
     with output.status(f"{stem}: export") as status:
         inputs = folder / f"{stem}.npz"
         if not (options.reuse and model.exists() and inputs.exists()):
@@ -119,7 +121,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
                 return replace(row, failure=f"not exported: {error}")
         if not (options.reuse and library.exists()):
             status.update(f"{stem}: compile")
-            built = build(model, library, options.threads)
+            built = build(model, library, options.threads, precision=precision)
             if built.error:
                 return replace(row, failure=f"not compiled: {built.error}")
             phases = dict(built.phases)
@@ -144,6 +146,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
                 "onnx": str(model),
                 "inputs": str(inputs),
                 "library": str(library),
+                "precision": precision,
             }
             systems = [Candidate(n, {"system": n, **job}) for n in ("gtco", *SYSTEMS)]
             raced = compare(
@@ -249,13 +252,15 @@ def summary(rows: Sequence[Row], output: Console) -> None:
     output.print(f"\n{good} of {len(rows)} compile and agree", highlight=False)
 
 
-def write_json(path: Path, rows: Sequence[Row], threads: int, rounds: int) -> None:
+def write_json(options: argparse.Namespace, rows: Sequence[Row]) -> None:
     """Machine, versions and all rows; the folder is made, the file appears whole or not at all."""
+    path: Path = options.json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BuildError(f"cannot write {path}: {error.strerror}") from None
-    write_report(path, threads, rounds, {"rows": [row.to_json() for row in rows]})
+    found = {"precision": options.precision, "rows": [row.to_json() for row in rows]}
+    write_report(path, options.threads, options.rounds, found)
 
 
 def _chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -283,6 +288,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exporters", default="dynamo,torchscript", help="by comma")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="every Nth row from the Kth")
     parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of gtco, and of every peer that has it; agreement is with fp32",
+    )
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="time nothing")
     parser.add_argument(
         "--reuse",

@@ -42,7 +42,8 @@ def faked(monkeypatch, tmp_path):
         monkeypatch.setitem(family.FAMILY, name, member(name))
     monkeypatch.setattr(check_models, "export", lambda *_: None)
 
-    def build(model: Path, library: Path, threads: int) -> Build:
+    def build(model: Path, library: Path, threads: int, precision: str) -> Build:
+        assert precision == "fp32"
         error = "UnsupportedError: no such operator" if "broken" in model.name else None
         return Build(str(library), 9.0, 0, phases=PHASES, stages=7, error=error)
 
@@ -140,6 +141,27 @@ def test_the_whole_way_and_a_library_of_other_weights(monkeypatch, tmp_path):
         monkeypatch.setattr(family.Member, "create", lambda self: create(self, seed=1))
         assert "random" not in {case for case, _ in right_in_float64(library, "tiny")}
     assert "No such file" in (examine(other, tmp_path / "none.so", 2).error or "")
+
+
+def test_a_precision_is_gtcos_and_its_peers(monkeypatch, tmp_path):
+    """Beside the library of the other precision, held to that one's tolerance."""
+    raced: list[dict] = []
+
+    def race(systems, *_, **__) -> Comparison:
+        raced.extend(system.job for system in systems)
+        return Comparison(())
+
+    monkeypatch.setitem(family.FAMILY, "tiny", member("tiny"))
+    monkeypatch.setattr(check_models, "compare", race)
+    flags = ("--models", "tiny", "--exporters", "dynamo", "--precision", "bf16")
+    code, rows = run(tmp_path, *flags)
+    assert code == 0, rows
+    assert {job["precision"] for job in raced} == {"bf16"} and len(raced) > 2
+    library = tmp_path / "tiny-dynamo.bf16.so"
+    assert {job["library"] for job in raced} == {str(library)}
+    with gtco.load(library) as loaded:
+        assert loaded.metadata["precision"] == "bf16"
+    assert json.loads((tmp_path / "report.json").read_text())["precision"] == "bf16"
 
 
 def test_fallbacks_are_summed_by_operator():
