@@ -339,11 +339,12 @@ class _Compilation:
         effort: Tune,
     ) -> str:
         """Measured candidates in the place of picks that they beat; in words what came of it."""
-        from gtco.tuning.tune import summary, tune
+        from gtco.tuning.result import summary
+        from gtco.tuning.tune import tune
 
         known = len(generated.notes)
         results = tune(
-            generated,
+            [generated],
             policy,
             workers,
             threads=self.options.threads,

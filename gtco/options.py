@@ -20,25 +20,26 @@ from gtco.errors import BuildError, OptionError
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
 
+
 @dataclass(frozen=True)
 class Tune:
-    """How much a compile may measure: rounds at most, which begin within so many seconds; a stage
-    is done with when ``patience`` rounds on end have changed nothing.
+    """How much a compile may measure: so many trials at most, each a candidate of a stage, within
+    so many seconds; a stage is done with when ``patience`` slots on end have gained nothing.
     """
 
-    rounds: int = 1 << 30
+    trials: int = 1 << 30
     seconds: float = 600.0
     patience: int = 2
 
     def __post_init__(self) -> None:
-        if self.rounds < 1 or self.patience < 1 or not 0 < self.seconds < inf:
+        if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
             raise OptionError(
-                f"rounds={self.rounds}, seconds={self.seconds:g}, patience={self.patience}: tuning "
-                "needs one round and some time; tune='off' measures nothing"
+                f"trials={self.trials}, seconds={self.seconds:g}, patience={self.patience}: tuning "
+                "needs one trial and some time; tune='off' measures nothing"
             )
 
 
-EFFORTS = {"quick": Tune(2, 10.0), "full": Tune()}
+EFFORTS = {"quick": Tune(seconds=10.0, patience=1), "full": Tune()}
 
 
 @dataclass(frozen=True)

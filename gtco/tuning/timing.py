@@ -18,8 +18,9 @@ from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import aligned_empty
 from gtco.tensor.stage import TensorType
 
-LEAST_ROUNDS, MOST_ROUNDS = 14, 200
 WARM_ROUNDS = 2
+# Eight rounds are the fewest by which a rival of eight can win by more than luck (verdict.CHANCE).
+LEAST_ROUNDS, MOST_ROUNDS = WARM_ROUNDS + 8, 200
 TOLERANCE = 1e-3  # of the largest magnitude; results differ by the order of their sums
 BFLOAT16_TOLERANCE = 2e-2  # where operands or results are rounded to 8 bits
 

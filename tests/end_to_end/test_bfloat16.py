@@ -123,7 +123,7 @@ def test_kernels_of_bfloat16_are_tuned() -> None:
     """In a process of its own, which knows the type without TVM or onnx around."""
     model, image = made("convolutions")
     compiled = gtco.compile_model(
-        model, (image,), precision="bf16", tune=gtco.Tune(rounds=1, seconds=20.0), verify=True
+        model, (image,), precision="bf16", tune=gtco.Tune(trials=16, seconds=20.0), verify=True
     )
     assert not compiled.report.notes and compiled.report.tuning
     assert compiled.report.verification.passed

@@ -27,7 +27,7 @@ from gtco.target import Target, detect, target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Pick, check
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
-from gtco.tuning import timing, tune
+from gtco.tuning import measure, timing, tune
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, batches
 from gtco.tuning.verdict import judge, luck
@@ -183,7 +183,7 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
     made = artifact(trials, machine, 2)
     assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     library = write_artifact(made, tmp_path / "trials.so")
-    said = tune._run(library, 0.1)
+    said = measure.run(library, 0.1)
     assert isinstance(said, dict) and said["wrong"] == []
     readings = np.array(said["seconds"])
     assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
@@ -209,7 +209,7 @@ def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_
     wrong = kernel(other, good.picks[1].config, machine, "wrong")
     posed = replace(good, kernels=(good.kernels[0], wrong))
     library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
-    said = tune._run(library, 0.05)
+    said = measure.run(library, 0.05)
     assert isinstance(said, dict) and said["wrong"] == [2]
 
 
@@ -249,17 +249,17 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
     first = made.choices[stage.key]
     told: list[dict[str, Any]] = []
 
-    def read(self: Any, batch: list[Trial], seconds: float) -> None:
-        for t in batch:
+    def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
+        for t in trials:
             told.append({p.config: k.symbol for p, k in zip(t.picks, t.kernels, strict=True)})
-            factors = [p.seconds for p in t.picks]
-            self.decide(t, rounds(*factors), frozenset())
+            yield measure.Timed(t, rounds(*(p.seconds for p in t.picks)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune._Tuner, "time", read)
-        (result,) = tune.tune(made, policy, workers, threads=0, effort=Tune(50, 300.0))
+        patch.setattr(measure.Measurer, "time", read)
+        (result,) = tune.tune([made], policy, workers, threads=0, effort=Tune(seconds=300.0))
     assert result.first == first and result.last.seconds < first.seconds
-    assert result.done and result.seconds < result.first_seconds
+    assert result.seconds < result.first_seconds
+    assert result.readings[result.last.config] == pytest.approx(result.seconds)
     assert made.choices[stage.key] == result.last
     symbol = made.kernels[stage.key].symbol
     assert any(symbols.get(result.last.config) == symbol for symbols in told)
@@ -280,8 +280,8 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
     made = generated(policy, workers, *stages)
     picks = dict(made.choices)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "_run", lambda library, seconds: "crashed (SIGSEGV)")
-        results = tune.tune(made, policy, workers, threads=1, effort=Tune(1, 60.0))
+        patch.setattr(measure, "run", lambda library, seconds: "crashed (SIGSEGV)")
+        results = tune.tune([made], policy, workers, threads=1, effort=Tune(seconds=60.0))
     assert made.choices == picks and results == []
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
 
@@ -297,9 +297,9 @@ def test_the_process_that_times_may_die_or_hang(
     script = tmp_path / "python"
     script.write_text(f"#!{sys.executable}\n{code}\n")
     script.chmod(0o755)
-    monkeypatch.setattr(tune.sys, "executable", str(script))
-    monkeypatch.setattr(tune, "GRACE", 1.0)
-    answer = tune._run(tmp_path / "no.so", 0.1)
+    monkeypatch.setattr(measure.sys, "executable", str(script))
+    monkeypatch.setattr(measure, "GRACE", 1.0)
+    answer = measure.run(tmp_path / "no.so", 0.1)
     assert isinstance(answer, str) and answer.startswith(said)
 
 
@@ -320,7 +320,7 @@ def small_model() -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_tuned_model_is_right(precision: str) -> None:
     """The whole way, on an ONNX model; the report says what was measured."""
-    made, effort = small_model(), gtco.Tune(rounds=1)
+    made, effort = small_model(), gtco.Tune(trials=16)
     compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
     assert not compiled.report.notes
     assert compiled.report.verification.passed
@@ -341,7 +341,7 @@ def test_what_cannot_be_tuned_is_said_before_the_work() -> None:
 
 def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> None:
     made, path = small_model(), tmp_path / "m.records"
-    tuned = gtco.compile_model(made, tune=gtco.Tune(rounds=1, seconds=60.0), records=path)
+    tuned = gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
     with Records(path) as records:
         first = records.all()
     # a config other than the analytic pick, so that it shows where it is taken
@@ -356,7 +356,7 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
         if stage["key"] != rival.stage:
             assert stage["schedule"] in [s["schedule"] for s in tuned.stages]
     # going on from there measures other candidates than those that are known
-    gtco.compile_model(made, tune=gtco.Tune(rounds=1, seconds=60.0), records=path)
+    gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
     with Records(path) as records:
         new = records.all()[len(first) + 1 :]
     standing = {"kept", "beaten"}

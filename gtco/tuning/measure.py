@@ -1,0 +1,133 @@
+"""Candidates of stages, built by the workers and timed together in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.workers import Workers, environment
+from gtco.runtime.artifact import write_artifact
+from gtco.target import Target
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
+from gtco.tuning.timing import LEAST_ROUNDS
+from gtco.tuning.trial import REPEATS, Trial, artifact, batches
+
+GRACE = 60.0  # seconds that timing may take beyond what it was given: opening, a slow first round
+BUILD_SECONDS = 0.4  # for one candidate, until some were built
+START_SECONDS = 1.0  # of a process that times: linking, opening, ending
+SLOWER = 1.5  # how much longer than its stage's pick a candidate is reckoned to run
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A trial's readings: seconds [rounds, candidates + 1], the last column the first candidate
+    again; ``wrong`` has the candidates that compute something else. ``failed`` says in words how
+    timing ended instead.
+    """
+
+    trial: Trial
+    readings: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    wrong: frozenset[int] = frozenset()
+    failed: str = ""
+
+
+class Measurer:
+    """Builds and times; reckons beforehand how long that will take."""
+
+    def __init__(self, workers: Workers, target: Target, threads: int) -> None:
+        self.workers, self.target, self.threads = workers, target, threads
+        self._built, self._building, self._serial = 0, 0.0, 0
+
+    def build_cost(self, candidates: int) -> float:
+        """Seconds that building so many takes, by those that were built so far."""
+        each = self._building / self._built if self._built else BUILD_SECONDS
+        return candidates * each
+
+    def timing_cost(self, seconds: float, candidates: int) -> float:
+        """Seconds that timing so many candidates of a stage takes at the least, where its pick
+        takes ``seconds``.
+        """
+        return LEAST_ROUNDS * seconds * (1 + REPEATS + SLOWER * candidates)
+
+    def build(
+        self, stage: Stage, first: Pick, kernel: Kernel, picks: Sequence[Pick]
+    ) -> tuple[Trial | None, list[tuple[Pick, Failure]]]:
+        """The trial of ``first``, which ``kernel`` is of, and of those ``picks`` that could be
+        built, None where none could; and those that could not.
+        """
+        begin = time.monotonic()
+        named: dict[str, Pick] = {}
+        for pick in picks:
+            self._serial += 1
+            named[f"gtco_{stage.key}_{self._serial}"] = pick
+        jobs = [Job(name, stage, pick.config, self.target) for name, pick in named.items()]
+        answers = list(self.workers.build(jobs))
+        self._built += len(jobs)
+        self._building += time.monotonic() - begin
+        kernels = [answer for answer in answers if isinstance(answer, Kernel)]
+        failed = [(named[a.symbol], a) for a in answers if isinstance(a, Failure)]
+        if not kernels:
+            return None, failed
+        kept = (first, *(named[k.symbol] for k in kernels))
+        return Trial(stage, kept, (kernel, *kernels)), failed
+
+    def time(self, trials: Sequence[Trial], seconds: float) -> Iterator[Timed]:
+        """The readings of each trial, as they come; ``seconds`` for all of them, or as long as the
+        least number of rounds takes.
+        """
+        total = sum(map(_weight, trials)) or 1.0
+        for batch in batches(trials):
+            yield from self._time(batch, seconds * sum(map(_weight, batch)) / total)
+
+    def _time(self, batch: Sequence[Trial], seconds: float) -> Iterator[Timed]:
+        with tempfile.TemporaryDirectory(prefix="gtco-trials-") as folder:
+            library = Path(folder, "trials.so")
+            write_artifact(artifact(batch, self.target, self.threads), library)
+            said = run(library, seconds)
+        if isinstance(said, str):
+            if len(batch) == 1:
+                yield Timed(batch[0], failed=said)
+                return
+            for trial in batch:  # it is one of them: the others are worth another try
+                yield from self._time([trial], seconds / len(batch))
+            return
+        readings, wrong = np.array(said["seconds"]), set(said["wrong"])
+        for trial, steps in zip(batch, said["trials"], strict=True):
+            columns = steps[1:]  # the first one brought in the activations
+            bad = frozenset(n for n, step in enumerate(columns) if step in wrong)
+            yield Timed(trial, readings[:, columns], bad)
+
+
+def _weight(trial: Trial) -> float:
+    return trial.picks[0].seconds * len(trial.picks)
+
+
+def run(library: Path, seconds: float) -> dict[str, Any] | str:
+    """What :mod:`gtco.tuning.timing` prints of the library, or in words how it failed."""
+    command = [sys.executable, "-m", "gtco.tuning.timing", str(library), str(seconds)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds + GRACE,
+        )
+    except subprocess.TimeoutExpired:
+        return "hung"
+    if done.returncode:
+        return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said

@@ -1,0 +1,105 @@
+"""What tuning knows of one stage: its first pick, its last one, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gtco.tensor.space import Config, Pick
+from gtco.tensor.stage import Stage
+from gtco.tuning.measure import Timed
+from gtco.tuning.verdict import Verdict
+
+
+@dataclass
+class StageResult:
+    """A stage that occurs ``weights[j]`` times in model j, its first pick and the last one.
+
+    ``history``: seconds of the best before any slot (predicted, until it is measured) and after
+    each; ``readings``: seconds of every config that was timed, made comparable over rounds by the
+    pick that all rivals of a round are timed against; ``tested``: all that were tried or are known
+    from records, whatever came of them; ``noise``: of the last round, as a share.
+    """
+
+    stage: Stage
+    weights: tuple[int, ...]
+    first: Pick
+    last: Pick
+    history: list[float] = field(default_factory=list)
+    readings: dict[Config, float] = field(default_factory=dict)
+    tested: set[Config] = field(default_factory=set)
+    noise: float = 0.0
+    rounds: int = 0
+    measured: int = 0
+    exhausted: bool = False  # nothing is left to try, or trying it crashes
+
+    def __post_init__(self) -> None:
+        self.history = self.history or [self.last.seconds]
+        self.tested.add(self.first.config)
+
+    @property
+    def occurrences(self) -> int:
+        """In all models."""
+        return sum(self.weights)
+
+    @property
+    def first_seconds(self) -> float:
+        """Of the first pick; predicted, until it is measured."""
+        return self.history[0]
+
+    @property
+    def seconds(self) -> float:
+        return self.history[-1]
+
+    @property
+    def flops(self) -> float:
+        """What one run is counted for."""
+        return self.first.sketch.workload(self.first.config).flops
+
+    @property
+    def slots(self) -> int:
+        return len(self.history) - 1
+
+    def add(self, timed: Timed, verdict: Verdict) -> None:
+        """One slot's readings. The gains of rounds multiply: their seconds were read at different
+        moments.
+        """
+        if not self.measured:
+            self.history[0] = verdict.first_seconds
+        picks, readings = timed.trial.picks, timed.readings
+        ratios = np.median(readings / readings[:, [0, -1]].mean(axis=1, keepdims=True), axis=0)
+        for n, pick in enumerate(picks):
+            if n not in timed.wrong:
+                self.readings[pick.config] = self.seconds * float(ratios[n])
+        self.measured += len(picks) - 1
+        self.noise = verdict.noise
+        self.history.append(self.seconds * verdict.seconds / verdict.first_seconds)
+
+    def to_json(self, model: int = 0) -> dict[str, Any]:
+        """What the report of a model says of the stage."""
+        return {
+            "stage": self.stage.label,
+            "key": self.stage.key,
+            "occurrences": self.weights[model],
+            "candidates": self.measured,
+            "first": self.first.config.to_json(),
+            "last": self.last.config.to_json(),
+            "first_seconds": self.first_seconds,
+            "seconds": self.seconds,
+            "noise": self.noise,
+        }
+
+
+def summary(results: Sequence[StageResult]) -> str:
+    """What was done, and what the stages that were measured take in a run of the models."""
+    found = [r for r in results if r.measured]
+    before = 1e3 * sum(r.occurrences * r.first_seconds for r in found)
+    after = 1e3 * sum(r.occurrences * r.seconds for r in found)
+    measured, changed = sum(r.measured for r in found), sum(r.last != r.first for r in found)
+    return (
+        f"{measured} candidates of {len(found)} stages measured, {changed} picks changed, "
+        f"{before:.2f} -> {after:.2f} ms"
+    )
