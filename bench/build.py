@@ -154,6 +154,9 @@ def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
+    from gtco.torchless import import_tvm
+
+    import_tvm()  # as the command line does
     from gtco.compiler import compile_to_file
     from gtco.errors import GtcoError
 

@@ -48,6 +48,9 @@ def main(options: argparse.Namespace) -> int:
 
 def compile_model(options: argparse.Namespace) -> int:
     """Compile what :func:`add_output` was given; a summary on standard output."""
+    from gtco.torchless import import_tvm
+
+    import_tvm()
     from gtco.compiler import compile_to_file
 
     output = options.output or options.model.with_suffix(".so")

@@ -7,8 +7,11 @@ from __future__ import annotations
 import sys
 from multiprocessing.connection import Connection
 
-from gtco.codegen.build import Failure, Job, Kernel, build
 from gtco.errors import describe
+from gtco.torchless import import_tvm
+
+import_tvm()
+from gtco.codegen.build import Failure, Job, Kernel, build  # noqa: E402
 
 
 def serve(connection: Connection) -> None:

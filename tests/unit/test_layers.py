@@ -38,6 +38,7 @@ LEVELS = {
     "errors": 1,
     "dtypes": 1,
     "nested": 1,
+    "torchless": 1,
     "version": 1,
 }
 PUBLIC = "gtco/__init__.py"  # names things of every layer
