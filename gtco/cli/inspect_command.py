@@ -68,6 +68,9 @@ class Inspection:
 
 def main(options: argparse.Namespace) -> int:
     if options.model.suffix == ".onnx":
+        from gtco.torchless import import_tvm
+
+        import_tvm()
         from gtco.compiler import compile_to_file
 
         with tempfile.TemporaryDirectory(prefix="gtco-inspect-") as folder:

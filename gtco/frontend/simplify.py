@@ -18,8 +18,8 @@ import onnx
 # Fused attention is an operator of ONNX Runtime's domain; gtco finds attention by itself. A softmax
 # over a single element is taken for 1, which NaN and infinities are not: softmax(-inf) is NaN.
 SKIPPED = ["fuse_attention", "eliminate_nop_softmax"]
-# onnxsim imports these where they are installed: seconds that only its quantization and its formulas
-# of symbolic sizes need.
+# onnxsim imports these where they are installed: seconds that only its quantization and its
+# formulas of symbolic sizes need.
 _CHILD = """
 import sys
 sys.modules["torch"] = sys.modules["sympy"] = None
