@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gtco.target import detect
-from gtco.tensor.sketch import attention, gemm
+from gtco.tensor.sketch import attention, convolution, gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import assert_close, build, fresh_seed, reference, runnable
@@ -18,6 +18,7 @@ from tests.kernels import assert_close, build, fresh_seed, reference, runnable
 T = TensorType
 # float32 sums of exact products: rounding of up to 300 sums, the largest around their middle
 TOLERANCE = 2e-6
+DEEP = 1e-5  # and of up to 4608
 ROUNDED = 2.0**-8  # of a result that is stored as bfloat16: half a unit of its last place
 
 
@@ -43,15 +44,22 @@ def dense(m: int, n: int, k: int, *, constant: bool = True, out: str = "float32"
     return chain({"x": half(m, k), b: half(k, n), "bias": T((n,))}, *rows)
 
 
+def window(pad: int, **attrs: Any) -> dict[str, Any]:
+    given = {"layout": "NHWC", "groups": 1, "strides": (1, 1), "dilation": (1, 1), **attrs}
+    return {"padding": (pad,) * 4, **given}
+
+
 def conv(size: int, channels: int, n: int, taps: int, layout: str = "NHWC", **attrs: Any) -> Stage:
     image = (2, size, size, channels) if layout == "NHWC" else (2, channels, size, size)
-    pad = taps // 2
-    attrs = {"groups": 1, "strides": (1, 1), "padding": (pad,) * 4, "dilation": (1, 1), **attrs}
-    (top, left, *_), (sh, sw) = attrs["padding"], attrs["strides"]
-    out = tuple((size + 2 * p - taps) // s + 1 for p, s in ((top, sh), (left, sw)))
+    attrs = window(taps // 2, layout=layout, **attrs)
+    (top, left, *_), strides, dilation = attrs["padding"], attrs["strides"], attrs["dilation"]
+    out = tuple(
+        (size + 2 * p - (taps - 1) * d - 1) // s + 1
+        for p, s, d in zip((top, left), strides, dilation, strict=True)
+    )
     shape = (2, *out, n) if layout == "NHWC" else (2, n, *out)
     weights = half(n, channels // attrs["groups"], taps, taps)
-    row = ("conv2d", "x w", "y", T(shape), {"layout": layout, **attrs})
+    row = ("conv2d", "x w", "y", T(shape), attrs)
     return chain({"x": half(*image), "w": weights}, row)
 
 
@@ -128,6 +136,56 @@ def test_products(stage: Stage, name: str) -> None:
         print(config.to_json())
         got = build(sketch, config, machine)(*arrays)
         assert_close(got, wanted, 2 * ROUNDED if rounds else TOLERANCE)
+
+
+WINDOWS = {
+    "conv3x3": conv(9, 12, 20, 3),
+    "strided": conv(11, 6, 33, 3, strides=(2, 1)),
+    "dilated": conv(9, 8, 17, 3, dilation=(2, 2), padding=(2,) * 4),
+    "grouped": conv(8, 20, 24, 5, groups=2),
+    "wide": conv(4, 512, 20, 3),  # pixels of 1 KiB, set apart
+    "channels_first": conv(9, 6, 20, 4, "NCHW", padding=(2, 2, 2, 2)),
+    "dressed": chain(
+        {"x": T((2, 7, 9, 12)), "w": half(19, 12, 3, 3), "b": T((19,)), "r": T((2, 7, 9, 19))},
+        ("silu", "x", "s", T((2, 7, 9, 12)), {}),
+        ("cast", "s", "h", half(2, 7, 9, 12), {}),
+        ("conv2d", "h w", "c", T((2, 7, 9, 19)), window(1)),
+        ("add", "c b", "d", T((2, 7, 9, 19)), {}),
+        ("add", "d r", "e", T((2, 7, 9, 19)), {}),
+        ("cast", "e", "y", half(2, 7, 9, 19), {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", WINDOWS.values(), ids=WINDOWS)
+def test_windows_read_in_place(stage: Stage, name: str) -> None:
+    """Of every kind of row; what is rounded may be one unit off."""
+    machine = runnable(name)
+    sketch = convolution.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    rounds = stage.output.type.dtype == "bfloat16"
+    for config in few(sketch, 3):
+        print(config.to_json())
+        got = build(sketch, config, machine)(*arrays)
+        assert_close(got, wanted, 2 * ROUNDED if rounds else DEEP)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        conv(7, 5, 11, 3),  # 15 steps of k lie side by side, and no pair may span two runs
+        conv(9, 5, 11, 3, dilation=(2, 2), padding=(2,) * 4),
+        conv(19, 3, 20, 7, "NCHW", strides=(2, 2)),
+    ],
+    ids=["odd", "odd, dilated", "odd, channels first"],
+)
+@pytest.mark.parametrize("name", machines())
+def test_runs_that_end_in_half_a_pair_are_left_to_the_product(stage: Stage, name: str) -> None:
+    assert convolution.match(stage, runnable(name)) is None
+    assert gemm.match(stage, runnable(name)) is not None
 
 
 def heads(m: int, n: int, d: int, e: int, *, bias: bool = False, **attrs: Any) -> Stage:

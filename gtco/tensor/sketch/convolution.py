@@ -26,7 +26,8 @@ from math import ceil, prod
 from gtco.target import Target
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.scratch import ALIGN
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
@@ -44,9 +45,9 @@ from gtco.tensor.space import (
     Stream,
     Workload,
 )
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import ITEM_BYTES, Stage
 
-ALIGN = 16  # floats: pixels of the scratch are padded by as many where they would share cache sets
+CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line is put between
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
 DEPTHS = (128, 1024)  # of a block of taps: at least, at most
 CALL_COST = 32.0  # vector instructions in the time that a mispredicted branch, a loop's last, takes
@@ -65,18 +66,19 @@ def match(stage: Stage, target: Target) -> Convolution | None:
     if all(span <= stride for span, stride in zip(spans, op["strides"], strict=True)):
         return None
     product = gemm.match(stage, target)
-    if product is None or not isinstance(product.view, ConvView) or product.operand != "float32":
+    if product is None or not isinstance(product.view, ConvView):
         return None
     assert not isinstance(product.view, TransposedView)
     found = Convolution(product)
-    return found if found.row_options else None
+    return found if found.tiles else None
 
 
 @dataclass(frozen=True)
 class Halo:
-    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included.
+    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included, elements as
+    a kind of micro-kernel reads A.
 
-    Channels last it is [row, pixel, channel], ``pixel`` floats a pixel; channels first [channel,
+    Channels last it is [row, pixel, channel], ``pixel`` elements a pixel; channels first [channel,
     row, pixel]. k is cut into ``runs`` of ``depth`` steps, along each of which a window is one
     stretch of it, elements ``step`` apart.
     """
@@ -90,7 +92,7 @@ class Halo:
     step: int
 
     @property
-    def floats(self) -> int:
+    def elements(self) -> int:
         planes = self.channels if self.pixel == 1 else 1
         return planes * self.rows * self.width * self.pixel
 
@@ -127,18 +129,33 @@ class Convolution:
         return replace(self.product, view=replace(self.view, m=self.view.result[2], batch=1))
 
     @cached_property
-    def row_options(self) -> tuple[int, ...]:
-        """Output rows of a task whose input rows fit half of L2, which panels and results share, or
-        three quarters where that is one row; none where not even that does.
+    def tiles(self) -> tuple[MicroKernel, ...]:
+        """Those whose kind can read windows in place: see :meth:`row_options`."""
+        return tuple(tile for tile in self.line.tiles() if self.row_options[tile.kind.name])
+
+    @cached_property
+    def row_options(self) -> Mapping[str, tuple[int, ...]]:
+        """By the kind of micro-kernel, output rows of a task whose input rows fit half of L2, which
+        panels and results share, or three quarters where that is one row; none where not even that
+        does, or where a run of taps ends within what a step of k reads at once.
         """
-        capacity = self.target.level("L2").capacity
+        return {kind.name: self._row_options(kind) for kind in self.kinds}
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return kinds(self.target, self.product.operand)
+
+    def _row_options(self, kind: Kind) -> tuple[int, ...]:
+        capacity, one = self.target.level("L2").capacity, self.halo(1, kind)
         height = self.view.result[1]
-        sizes = [(r, 4 * self.halo(r).floats) for r in ROWS if r <= height]
-        if self.halo(1).depth < LEAST_STEPS or sizes[0][1] > capacity * 3 // 4:
+        sizes = [(r, kind.a.nbytes * self.halo(r, kind).elements) for r in ROWS if r <= height]
+        if one.depth < LEAST_STEPS * kind.step or sizes[0][1] > capacity * 3 // 4:
+            return ()
+        if one.depth % kind.step or (one.step > 1 and kind.a.step > 1):
             return ()
         return tuple(r for r, size in sizes if r == 1 or size <= capacity // 2)
 
-    def halo(self, rows: int) -> Halo:
+    def halo(self, rows: int, kind: Kind) -> Halo:
         """The scratch that ``rows`` output rows need."""
         v = self.view
         (kh, kw), (sh, sw), (dh, dw) = v.kernel, v.op["strides"], v.op["dilation"]
@@ -146,8 +163,9 @@ class Convolution:
         width = (v.result[2] - 1) * sw + (kw - 1) * dw + 1
         if v.channels_first:
             return Halo(height, width, 1, v.channels, v.channels * kh, kw, dw)
-        if v.channels % 256 == 0:
-            return Halo(height, width, v.channels + ALIGN, v.channels, kh * kw, v.channels, 1)
+        if v.channels * kind.a.nbytes % CONFLICTS == 0:
+            pixel = v.channels + ALIGN // kind.a.nbytes
+            return Halo(height, width, pixel, v.channels, kh * kw, v.channels, 1)
         if dw > 1:
             return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
         return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
@@ -155,15 +173,15 @@ class Convolution:
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v, cores = self.view, self.target.cores
         if "tile" not in chosen:
-            return tile_decision(self.line.tiles(), v.n)
-        tile = MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+            return tile_decision(self.tiles, v.n)
+        tile = self.product.row(chosen)
         if "rows" not in chosen:
-            return Decision("rows", "grain", self.row_options)
+            return Decision("rows", "grain", self.row_options[tile.kind.name])
         if "chunks_n" not in chosen:
             options = chunk_options(ceil(v.n / tile.columns), cores)[:3]
             return Decision("chunks_n", "parallel", options)
         if "kc" not in chosen:
-            return Decision("kc", "block", self.depth_options)
+            return Decision("kc", "block", self.depth_options[tile.kind.name])
         if "prefetch" not in chosen:
             panels = ceil(ceil(v.n / tile.columns) / int(chosen["chunks_n"]))
             follows = panels * v.k > int(chosen["kc"])  # is there anything behind the first block?
@@ -172,9 +190,12 @@ class Convolution:
         return None
 
     @cached_property
-    def depth_options(self) -> tuple[int, ...]:
-        """Steps of k in a block of taps: whole runs, and all of k."""
-        halo = self.halo(1)
+    def depth_options(self) -> Mapping[str, tuple[int, ...]]:
+        """By the kind of micro-kernel, steps of k in a block of taps: whole runs, and all of k."""
+        return {kind.name: self._depth_options(kind) for kind in self.kinds}
+
+    def _depth_options(self, kind: Kind) -> tuple[int, ...]:
+        halo = self.halo(1, kind)
         least, most = DEPTHS
         sizes = [halo.depth * r for r in range(1, halo.runs) if halo.runs % r == 0]
         fitting = [size for size in sizes if least <= size <= most] or sizes[:1]
@@ -182,7 +203,7 @@ class Convolution:
 
     def shape(self, config: Config) -> TaskShape:
         """How one output row is cut."""
-        tile = MicroKernel.parse(config["tile"], self.target.lanes)
+        tile = self.product.row(config)
         return task_shape(self.line.view, tile, 1, config["chunks_n"])
 
     def row_groups(self, config: Config) -> int:
@@ -194,33 +215,37 @@ class Convolution:
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, shape, halo = self.view, self.shape(config), self.halo(config["rows"])
-        tile = MicroKernel.parse(config["tile"], self.target.lanes)
+        v, shape, tile = self.view, self.shape(config), self.product.row(config)
+        halo = self.halo(config["rows"], tile.kind)
+        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+        item = float(ITEM_BYTES[self.product.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
         tasks, groups = self.tasks(config), self.row_groups(config)
         rows = v.result[1] / groups  # of a task, on average
         height = v.result[2] / shape.blocks
         held = rows * shape.blocks
-        scratch = 4.0 * halo.floats
+        scratch = item_a * halo.elements
         panels = shape.task_panels
         window = (height - 1) * v.op["strides"][1] * halo.channels + kc / v.kernel[0]
-        a_tile = 4.0 * min(window * v.kernel[0] / kblocks, height * kc)
-        b_panel, c_tile = 4.0 * kc * columns, 4.0 * height * columns
-        tiles = Stream(c_tile, 4.0 * held * tile.rows * columns)
+        a_tile = item_a * min(window * v.kernel[0] / kblocks, height * kc)
+        b_panel, c_tile = item_b * kc * columns, item_c * height * columns
+        tiles = Stream(c_tile, item_c * held * tile.rows * columns)
         partial = (tiles,) if kblocks > 1 else ()
         micro = Layer(
             held, (Stream(a_tile, scratch), Stream(b_panel, b_panel + a_tile), *partial), partial
         )
-        weights = Stream(b_panel, 4.0 * v.k * v.n * v.batch)
+        weights = Stream(b_panel, item_b * v.k * v.n * v.batch)
         panel = Layer(panels * kblocks, (weights,), overlapped=config["prefetch"] == "next")
-        image = 4.0 * prod(v.a_shape)
+        image = item * prod(v.a_shape)
         new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
-        written = 4.0 * rows * v.result[2] * panels * columns
+        written = item_out * rows * v.result[2] * panels * columns
         cores = min(self.target.cores, tasks)
         task = Layer(  # while one core copies, others compute
             ceil(tasks / cores),
-            (Stream(new, image), Stream(scratch - new, 2 * scratch)),
-            (Stream(scratch, scratch), Stream(written, 4.0 * v.batch * v.m * v.n)),
+            (Stream(new * item / item_a, image), Stream(scratch - new, 2 * scratch)),
+            (Stream(scratch, scratch), Stream(written, item_out * v.batch * v.m * v.n)),
             cores,
         )
         lanes = self.target.lanes
@@ -228,8 +253,8 @@ class Convolution:
         calls = tasks * panels * held * kblocks
         runs = tasks * panels * held * halo.runs
         return Workload(
-            f"fma:{ceil(height)}x{tile.vectors}",
-            height * tile.vectors * kc,
+            replace(tile, rows=ceil(height)).kernel,
+            tile.work(height, kc),
             (micro, panel, task),
             v.flops,
             (
@@ -253,6 +278,8 @@ class Convolution:
         v, op = self.view, self.view.op
         return (
             self.name,
+            self.product.operand,
+            self.stage.output.type.dtype,
             v.a_shape,
             v.b_shape,
             v.result,
@@ -265,7 +292,8 @@ class Convolution:
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = ConvolutionLoops(self, config)
-        packings = {self.view.op.inputs[1]: self.view.packing(loops.tile.columns)}
+        tile = loops.tile
+        packings = {self.view.op.inputs[1]: self.view.packing(tile.columns, tile.kind.b.step)}
         return program(
             symbol, self.stage, self.target, self.tasks(config), loops.emit, loops.scratch, packings
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 
 from gtco.tensor.analysis.placement import run_breaks
+from gtco.tensor.bfloat16 import convert, literal
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
@@ -32,11 +33,11 @@ class ConvolutionLoops:
         self.shape: TaskShape = sketch.shape(config)
         self.rows, self.kc = config["rows"], config["kc"]
         self.kblocks = self.view.k // self.kc
-        self.halo = sketch.halo(self.rows)
+        self.halo = sketch.halo(self.rows, self.tile.kind)
         tiles = self.rows * self.shape.blocks if self.kblocks > 1 else 1
         self.scratch = Scratch(
             (
-                Piece("image", (self.halo.floats,)),
+                Piece("image", (self.halo.elements,), self.tile.kind.a.dtype),
                 Piece("tiles", (tiles, self.tile.rows, self.tile.columns)),
             )
         )
@@ -102,7 +103,7 @@ class ConvolutionLoops:
                     em,
                     inner,
                     lambda x: self.reader.value(source, view.x_index(batch, image, y, x, c)),
-                    lambda x, value: self.put(r, left + x, c, value),
+                    lambda x, value: self.put(r, left + x, c, self.read(value)),
                 )
             return
         breaks = run_breaks(self.stage, view)
@@ -111,14 +112,19 @@ class ConvolutionLoops:
                 em,
                 self.halo.channels,
                 lambda c: self.reader.value(source, view.x_index(batch, image, y, x, c)),
-                lambda c, value: self.put(r, left + x, c, value),
+                lambda c, value: self.put(r, left + x, c, self.read(value)),
                 breaks,
             )
+
+    def read(self, value: Expr) -> Expr:
+        """A value of the input in the dtype that it is multiplied in."""
+        dtype = self.stage.types[self.view.op.inputs[0]].dtype
+        return convert(self.em, value, dtype, self.image.dtype)
 
     def clear(self, r: Expr, begin: int, end: int) -> None:
         """Zeros in pixels [begin, end) of a row of the scratch."""
         em, halo = self.em, self.halo
-        zero = tirx.const(0, "float32")
+        zero = literal(0.0, self.image.dtype)
         if end <= begin:
             return
         if self.view.channels_first:
@@ -226,7 +232,7 @@ class ConvolutionLoops:
             replace(self.tile, rows=rows),
             self.halo.depth,
             self.window(y, start, kb),
-            Operand(array.buffer, base, columns),
+            Operand(array.buffer, base, columns * self.tile.kind.b.step),
             lambda i, j, vector: em.store_vector(tile, [i, j], vector),
             load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
             first=kb == 0,
