@@ -16,6 +16,7 @@ BENCHMARKS = {
     "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
     "policy": "the analytic policy's picks beside the best that measuring finds",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
+    "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }
 

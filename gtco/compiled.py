@@ -9,12 +9,14 @@ from typing import Any
 
 from gtco.runtime.module import Model
 from gtco.runtime.plan import TensorSpec
+from gtco.tuning.view import View
 
 
 @dataclass
 class CompileReport:
-    """What a compile did: seconds of each phase, the stages, memory, what tuning changed, and
-    notes for the user; ``rejections`` are the configs that no program was made of, by reason.
+    """What a compile did: seconds of each phase, the stages, memory, what ``tuning`` made of each
+    stage that it measured and in sum (``tuned``, None where nothing was to be measured), and notes
+    for the user; ``rejections`` are the configs that no program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -27,6 +29,7 @@ class CompileReport:
     peak_memory_bytes: int = 0
     verification: Any = None
     tuning: list[dict[str, Any]] = field(default_factory=list)
+    tuned: View | None = None
 
     @property
     def seconds(self) -> float:

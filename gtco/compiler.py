@@ -9,7 +9,7 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -41,8 +41,11 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
+    from gtco.tuning.census import Census
 
-Progress = Callable[[str, float | None, str], None]
+# The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
+# are a gtco.tuning.view.View, which has them as its str().
+Progress = Callable[[str, float | None, Any], None]
 
 
 def compile_model(
@@ -91,8 +94,61 @@ def compile_to_file(
     """Compile a model to ``output`` (a ``.so``, with a header beside it); see
     :func:`compile_model`.
     """
+    return compile_to_files([(model, output, example_inputs)], progress=progress, **options)[0]
+
+
+def compile_to_files(
+    models: Sequence[tuple[Any, str | os.PathLike[str], Any]],
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> list[CompileReport]:
+    """Compile several models with the same options, each to its output and with its example inputs
+    (None for ONNX); see :func:`compile_model`. What measuring there is goes over all of them: a
+    stage that several have is tuned once, and its time counts as often as it occurs in all. The
+    libraries are put in place when all of them are made.
+    """
     chosen = _options(options)
-    return _Compilation(model, Path(output), example_inputs, chosen, progress or _silent).run()
+    compilations = [
+        _Compilation(model, Path(output), inputs, chosen, progress or _silent)
+        for model, output, inputs in models
+    ]
+    outputs = [c.output.resolve() for c in compilations]
+    if twice := [output for output in outputs if outputs.count(output) > 1]:
+        raise OptionError(f"two models would be compiled to the same file '{twice[0]}'")
+    _run(compilations, chosen)
+    return [c.report for c in compilations]
+
+
+def stages_of(
+    model: Any, example_inputs: Any = None, *, progress: Progress | None = None, **options: Any
+) -> tuple[Policy, list[Stage]]:
+    """The stages that :func:`compile_model` would make of the model, and the policy that it would
+    pick kernels by.
+    """
+    chosen = _options(options)
+    run = _Compilation(model, Path("model.so"), example_inputs, chosen, progress or _silent)
+    stages = run.partition(target(chosen.target), None)
+    return run.policy, stages
+
+
+def space_sizes(
+    model: Any, example_inputs: Any = None, *, progress: Progress | None = None, **options: Any
+) -> list[Census]:
+    """How large the space of each different stage is, and what becomes of configs drawn from it;
+    see :func:`stages_of`.
+    """
+    from gtco.tuning.census import census
+
+    say = progress or _silent
+    policy, stages = stages_of(model, example_inputs, progress=progress, **options)
+    with Workers(_options(options).workers or policy.target.cores) as workers:
+        return census(
+            stages,
+            policy.target,
+            workers,
+            lambda done, total: say("sample", None, f"{done}/{total} stages"),
+        )
 
 
 def _options(given: Mapping[str, Any]) -> CompileOptions:
@@ -109,12 +165,79 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions(**known)
 
 
-def _silent(phase: str, seconds: float | None, detail: str) -> None:
+def _silent(phase: str, seconds: float | None, detail: object) -> None:
     return None
 
 
+def _run(compilations: Sequence[_Compilation], options: CompileOptions) -> None:
+    """The steps of every model, those that measure for all models at once."""
+    machine = target(options.target)
+    effort = effort_of(options.tune, machine)
+    # what is missing is said before the work is done
+    c_compiler()
+    for compilation in compilations:
+        check_output(compilation.output)
+        if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
+            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
+    check_dump(options.dump)
+    with ExitStack() as stack:
+        records = None
+        if options.records is not None:
+            records = stack.enter_context(Records(options.records))
+        folders = [stack.enter_context(staging(c.output)) for c in compilations]
+        with Workers(options.workers or machine.cores) as workers:
+            for compilation in compilations:
+                compilation.prepare(machine, records, workers)
+            if effort is not None:
+                _tune(compilations, workers, records, effort)
+        for compilation, folder in zip(compilations, folders, strict=True):
+            compilation.finish(folder)
+        for compilation, folder in zip(compilations, folders, strict=True):
+            publish(folder, compilation.output)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for compilation in compilations:
+        compilation.report.peak_memory_bytes = peak
+
+
+def _tune(
+    compilations: Sequence[_Compilation],
+    workers: Workers,
+    records: Records | None,
+    effort: Tune,
+) -> None:
+    """Measured candidates in the place of picks that they beat, in all models."""
+    from gtco.tuning.tune import tune
+    from gtco.tuning.view import View
+
+    first = compilations[0]
+    views: list[View] = []
+
+    def progress(view: View) -> None:
+        views.append(view)
+        first.progress("tune", None, view)
+
+    known = [len(c.generated.notes) for c in compilations]
+    with first.phase("tune") as say:
+        results = tune(
+            [c.generated for c in compilations],
+            first.policy,
+            workers,
+            threads=first.options.threads,
+            effort=effort,
+            records=records,
+            progress=progress,
+        )
+        say(str(views[-1]))
+    for compilation in compilations[1:]:
+        compilation.report.phases.append(first.report.phases[-1])
+    for number, compilation in enumerate(compilations):
+        compilation.report.notes += compilation.generated.notes[known[number] :]
+        compilation.report.tuning = [r.to_json(number) for r in results if r.weights[number]]
+        compilation.report.tuned = views[-1]
+
+
 class _Compilation:
-    """One run of the steps."""
+    """One model's way through the steps."""
 
     def __init__(
         self,
@@ -127,59 +250,44 @@ class _Compilation:
         self.model, self.output, self.example_inputs = model, output, example_inputs
         self.options, self.progress = options, progress
         self.report = CompileReport()
+        self.policy: Policy  # these, once it is prepared
+        self.graph: Graph
+        self.generated: Generated
 
-    def run(self) -> CompileReport:
-        machine = target(self.options.target)
-        effort = effort_of(self.options.tune, machine)
-        check_output(self.output)
-        # what is missing is said before the work is done
-        c_compiler()
-        if self.options.verify and is_onnx(self.model) and find_spec("onnxruntime") is None:
-            raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")
-        check_dump(self.options.dump)
-        with ExitStack() as stack:
-            records = None
-            if self.options.records is not None:
-                records = stack.enter_context(Records(self.options.records))
-            folder = stack.enter_context(staging(self.output))
-            library = self.build(folder, machine, records, effort)
-            if self.options.verify:
-                with self.phase("verify") as say:
-                    self.verify(library)
-                    say(str(self.report.verification).splitlines()[0])
-            publish(folder, self.output)
-        self.report.peak_memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return self.report
+    def partition(self, machine: Target, records: Records | None) -> list[Stage]:
+        """The steps from the model to its stages."""
+        with self.phase("read") as say:
+            imported = self.read()
+            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+        with self.phase("simplify") as say:
+            graph = self.canonical(imported, self.threads(machine))
+            say(f"{len(graph.operators)} operators")
+        del imported
+        with self.phase("fuse") as say:
+            self.policy = policy = self.policy_for(machine, records)
+            self.graph, stages = self.fuse(self.rounded(graph, policy), policy)
+            say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
+        return stages
 
-    def build(
-        self, folder: Path, machine: Target, records: Records | None, effort: Tune | None
-    ) -> Path:
-        """The steps from the model to the library, made in ``folder``."""
-        with Workers(self.options.workers or machine.cores) as workers:
-            with self.phase("read") as say:
-                imported = self.read()
-                say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
-            with self.phase("simplify") as say:
-                graph = self.canonical(imported, self.threads(machine))
-                say(f"{len(graph.operators)} operators")
-            del imported
-            with self.phase("fuse") as say:
-                policy = self.policy(machine, records)
-                graph, stages = self.fuse(self.rounded(graph, policy), policy)
-                say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
-            with self.phase("generate") as say:
-                generated = self.generate(stages, policy, workers)
-                code = sum(len(k.code) for k in generated.kernels.values())
-                say(f"{len(generated.kernels)} kernels, {code >> 10} KiB")
-            if effort is not None:
-                with self.phase("tune") as say:
-                    say(self.tune(generated, policy, workers, records, effort))
-            self.report.rejections = dict(generated.rejections)
+    def prepare(self, machine: Target, records: Records | None, workers: Workers) -> None:
+        """The steps from the model to the kernels that the policy picks."""
+        stages = self.partition(machine, records)
+        with self.phase("generate") as say:
+            self.generated = self.generate(stages, self.policy, workers)
+            code = sum(len(k.code) for k in self.generated.kernels.values())
+            say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
+
+    def finish(self, folder: Path) -> None:
+        """The library, made in ``folder`` and compared where that is asked for."""
+        self.report.rejections = dict(self.generated.rejections)
         with self.phase("link") as say:
-            library = self.link(graph, generated, policy, folder)
+            library = self.link(self.graph, self.generated, self.policy, folder)
             weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
             say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
-        return library
+        if self.options.verify:
+            with self.phase("verify") as say:
+                self.verify(library)
+                say(str(self.report.verification).splitlines()[0])
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -277,7 +385,7 @@ class _Compilation:
         self.dump("4-precision.txt", graph.dump())
         return graph
 
-    def policy(self, machine: Target, records: Records | None) -> Policy:
+    def policy_for(self, machine: Target, records: Records | None) -> Policy:
         """The policy, for a target with as many cores as the model is to have threads: the space
         and the price of a stage go by that one number.
         """
@@ -329,32 +437,6 @@ class _Compilation:
             if kernel.text:
                 self.dump(f"6-{kernel.symbol}.txt", kernel.text)
         return result
-
-    def tune(
-        self,
-        generated: Generated,
-        policy: Policy,
-        workers: Workers,
-        records: Records | None,
-        effort: Tune,
-    ) -> str:
-        """Measured candidates in the place of picks that they beat; in words what came of it."""
-        from gtco.tuning.result import summary
-        from gtco.tuning.tune import tune
-
-        known = len(generated.notes)
-        results = tune(
-            [generated],
-            policy,
-            workers,
-            threads=self.options.threads,
-            effort=effort,
-            records=records,
-            progress=lambda news: self.progress("tune", None, news),
-        )
-        self.report.notes += generated.notes[known:]
-        self.report.tuning = [result.to_json() for result in results]
-        return summary(results)
 
     def link(
         self, graph: Graph, generated: Generated, policy: Policy, folder: Path

@@ -24,12 +24,14 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what p
 @dataclass(frozen=True)
 class Tune:
     """How much a compile may measure: so many trials at most, each a candidate of a stage, within
-    so many seconds; a stage is done with when ``patience`` slots on end have gained nothing.
+    so many seconds; a stage is done with when ``patience`` slots on end have gained nothing, and a
+    model when its stages' times add up to no more than ``latency`` seconds.
     """
 
     trials: int = 1 << 30
     seconds: float = 600.0
     patience: int = 2
+    latency: float = 0.0
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
@@ -37,6 +39,8 @@ class Tune:
                 f"trials={self.trials}, seconds={self.seconds:g}, patience={self.patience}: tuning "
                 "needs one trial and some time; tune='off' measures nothing"
             )
+        if not 0 <= self.latency < inf:
+            raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
 
 
 EFFORTS = {"quick": Tune(seconds=10.0, patience=1), "full": Tune()}

@@ -42,12 +42,23 @@ def zero_or_more(text: str) -> int:
 
 def minutes(text: str) -> float:
     """A time above zero, in seconds."""
+    return _time(text, 60.0, "minutes", 30)
+
+
+def milliseconds(text: str) -> float:
+    """A time above zero, in seconds."""
+    return _time(text, 1e-3, "milliseconds", 12.5)
+
+
+def _time(text: str, unit: float, name: str, example: float) -> float:
     try:
-        seconds = 60 * float(text)
+        seconds = unit * float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < inf:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of minutes above 0, such as 30")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no number of {name} above 0, such as {example:g}"
+        )
     return seconds
 
 

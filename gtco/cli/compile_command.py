@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gtco.cli import arguments
-from gtco.cli.console import Phases, milliseconds, size, stdout, text
+from gtco.cli import arguments, tuning_tables
+from gtco.cli.console import Phases, milliseconds, size, stdout
 from gtco.errors import OptionError, VerificationError
 from gtco.runtime.publish import weights_beside
 
@@ -29,6 +30,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
 def add_output(parser: argparse.ArgumentParser) -> None:
     """The model, and what is made of it."""
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    add_made(parser)
+
+
+def add_made(parser: argparse.ArgumentParser) -> None:
+    """What is made of models."""
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.so", help="default: the model's name with .so"
     )
@@ -43,24 +49,23 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    return compile_model(options)
+    return compile_models(options, [options.model])
 
 
-def compile_model(options: argparse.Namespace) -> int:
-    """Compile what :func:`add_output` was given; a summary on standard output."""
+def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
+    """Compile ``models`` with what :func:`add_made` was given; summaries on standard output."""
     from gtco.torchless import import_tvm
 
     import_tvm()
-    from gtco.compiler import compile_to_file
+    from gtco.compiler import compile_to_files
 
-    output = options.output or options.model.with_suffix(".so")
-    if output.suffix != ".so":
-        raise OptionError(f"--output {output}: the library's name must end in .so")
+    outputs = [options.output or model.with_suffix(".so") for model in models]
+    if outputs[0].suffix != ".so":
+        raise OptionError(f"--output {outputs[0]}: the library's name must end in .so")
     try:
         with Phases() as progress:
-            report = compile_to_file(
-                options.model,
-                output,
+            reports = compile_to_files(
+                [(model, output, None) for model, output in zip(models, outputs, strict=True)],
                 verify=options.verify,
                 dump=options.dump,
                 **arguments.compile_options(options),
@@ -70,7 +75,11 @@ def compile_model(options: argparse.Namespace) -> int:
         if error.report is not None:
             show_verification(error.report, stdout())
         raise
-    summary(output, report, stdout())
+    for output, report in zip(outputs, reports, strict=True):
+        summary(output, report, stdout())
+    if reports[0].tuned is not None:
+        for line in reports[0].tuned.outlook:
+            stdout().print(line, markup=False, highlight=False)
     return 0
 
 
@@ -86,31 +95,17 @@ def summary(output: Path, report: Any, console: Console) -> None:
         "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
         "peak memory": size(report.peak_memory_bytes),
     }
+    if report.tuned is not None:
+        rows["measured"] = f"{report.tuned.elapsed:.1f} s of it: {report.tuned}"
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
     if report.verification is not None:
         show_verification(report.verification, console)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
-        show_tuning(changed, console)
+        console.print(tuning_tables.changed(changed))
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
-
-
-def show_tuning(stages: list[dict[str, Any]], console: Console) -> None:
-    """What tuning changed: the schedules before and after, and the seconds of each."""
-    table = Table(title="changed by measuring", title_justify="left")
-    table.add_column("stage", max_width=40)
-    table.add_column("runs", justify="right")
-    for title in ("before", "after"):
-        table.add_column(f"{title}, us", justify="right")
-        table.add_column(f"schedule {title}")
-    for stage in stages:
-        row = [escape(stage["stage"]), str(stage["occurrences"])]
-        for seconds, config in (("first_seconds", "first"), ("seconds", "last")):
-            row += [f"{stage[seconds] * 1e6:.1f}", escape(text(stage[config]))]
-        table.add_row(*row)
-    console.print(table)
 
 
 def show_verification(report: Any, console: Console) -> None:

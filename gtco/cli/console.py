@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.status import Status
+
+from gtco.cli.live import live
+from gtco.tuning.view import View
 
 NEWS_SECONDS = 15.0
 PIPE_WIDTH = 160  # a pipe has no width; rich would fold tables at 80
@@ -21,7 +25,7 @@ def stdout() -> Console:
 
 class Phases:
     """A compile's progress on standard error: a line a phase; and of the one that runs, on a
-    terminal a spinner, elsewhere a line every NEWS_SECONDS.
+    terminal a spinner, while it measures a table, elsewhere a line every NEWS_SECONDS.
 
     Called as ``progress(phase, seconds or None, detail)``: without seconds the phase has begun or
     has news, with seconds it has ended.
@@ -49,16 +53,21 @@ class Phases:
         if self._status:
             self._status.stop()
 
-    def __call__(self, phase: str, seconds: float | None, detail: str) -> None:
+    def __call__(self, phase: str, seconds: float | None, detail: Any) -> None:
         if seconds is not None:
             self._console.print(f"  {phase:<12} {seconds:7.2f} s  {detail}".rstrip(), markup=False)
             self._shown = time.monotonic()
         elif self._status and time.monotonic() - self._shown > 0.05:
             self._shown = time.monotonic()
-            self._status.update(f"{phase} {detail}".replace("[", r"\["))
+            self._status.update(self._shape(phase, detail))
         elif not self._status and detail and time.monotonic() - self._shown > NEWS_SECONDS:
             self._shown = time.monotonic()
             self._console.print(f"  {phase:<12} ...        {detail}", markup=False)
+
+    def _shape(self, phase: str, detail: Any) -> RenderableType:
+        if isinstance(detail, View):
+            return live(detail)
+        return escape(f"{phase} {detail}")
 
 
 def milliseconds(seconds: float | None) -> str:

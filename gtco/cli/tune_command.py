@@ -1,42 +1,97 @@
-"""``gtco tune MODEL.onnx --minutes M``: a compile that measures for as long as it is given, and
-keeps what it measured; it may be stopped and run again at any time.
+"""``gtco tune MODEL.onnx ... [--trials N | --minutes M]``: a compile that measures for as long as
+it is given, and keeps what it measured; it may be stopped and run again at any time. Of several
+models each gets its library, and what they share is tuned once.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gtco.cli import arguments
-from gtco.cli.compile_command import add_output, compile_model
+from gtco.cli import arguments, tuning_tables
+from gtco.cli.compile_command import add_made, compile_models
+from gtco.cli.console import Phases, stdout
+from gtco.errors import OptionError
 from gtco.options import EFFORTS, Tune
+
+ENDLESS = 30 * 24 * 3600.0  # seconds: as good as no limit, where trials are counted
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "tune", help="compile a model with kernels measured on this machine"
+        "tune", help="compile models with kernels measured on this machine"
     )
-    add_output(parser)
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.onnx")
+    add_made(parser)
     arguments.add_compile_options(parser)
-    parser.add_argument(
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument(
+        "--trials",
+        type=arguments.positive,
+        metavar="N",
+        help="candidates to measure at most, whatever time that takes",
+    )
+    budget.add_argument(
         "--minutes",
         dest="seconds",
         type=arguments.minutes,
         default=EFFORTS["full"].seconds,
         metavar="M",
-        help="rounds begin for so long (default 10); less where nothing is left that may gain",
+        help="how long to measure (default 10); less where nothing is left that may gain",
+    )
+    parser.add_argument(
+        "--latency",
+        type=arguments.milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="a model that takes no longer is left as it is (default: none is)",
     )
     parser.add_argument(
         "--records",
         type=Path,
         metavar="FILE",
-        help="measurements to go on from and to add to (default: the model's name with .records)",
+        help="measurements to go on from and to add to (default: the first model's name with "
+        ".records)",
+    )
+    parser.add_argument(
+        "--space",
+        action="store_true",
+        help="show how many configs each stage has and what becomes of some; measure nothing",
     )
     return parser
 
 
 def main(options: argparse.Namespace) -> int:
-    options.tune = Tune(seconds=options.seconds)
-    options.records = options.records or options.model.with_suffix(".records")
-    return compile_model(options)
+    if options.space:
+        return show_spaces(options)
+    if options.output and len(options.models) > 1:
+        raise OptionError("--output is for one model; each of several goes beside its own file")
+    if options.trials:
+        budget = Tune(trials=options.trials, seconds=ENDLESS)
+    else:
+        budget = Tune(seconds=options.seconds)
+    options.tune = replace(budget, latency=options.latency)
+    options.records = options.records or options.models[0].with_suffix(".records")
+    return compile_models(options, options.models)
+
+
+def show_spaces(options: argparse.Namespace) -> int:
+    """A table for each model."""
+    from gtco.torchless import import_tvm
+
+    import_tvm()
+    from gtco.compiler import space_sizes
+
+    chosen = arguments.compile_options(argparse.Namespace(tune="off", **vars(options)))
+    for model in options.models:
+        with Phases() as progress:
+            found = space_sizes(model, progress=progress, **chosen)
+        stdout().print(tuning_tables.spaces(found))
+        stdout().print(
+            "configs are counted, those with ~ estimated from random walks down the decisions; "
+            "rejections are of configs drawn at random and built",
+            highlight=False,
+        )
+    return 0

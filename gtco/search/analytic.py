@@ -133,6 +133,11 @@ class AnalyticPolicy:
         fastest = self._fastest(types[op.inputs[0]].dtype)
         return LAUNCH + CERTAIN * products / (fastest * self.target.cores)
 
+    def peak(self, operand: str) -> float:
+        """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
+        """
+        return 2.0 * self._fastest(operand) * self.target.cores
+
     def possible(self, anchors: tuple[str, ...]) -> bool:
         """May a stage with these anchors, or one that grows from it, have a kernel?"""
         return possible(anchors)

@@ -42,6 +42,11 @@ class Policy(Protocol):
         """
         ...
 
+    def peak(self, operand: str) -> float:
+        """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
+        """
+        ...
+
     def propose(self, stage: Stage, n: int) -> list[Config]:
         """Up to ``n`` different configs of the stage, the most promising first."""
         ...

@@ -59,6 +59,9 @@ class RecordedPolicy:
     def possible(self, anchors: tuple[str, ...]) -> bool:
         return self.policy.possible(anchors)
 
+    def peak(self, operand: str) -> float:
+        return self.policy.peak(operand)
+
     def price(self, sketch: Sketch, config: Config) -> float:
         return self.policy.price(sketch, config)
 

@@ -27,8 +27,9 @@ from gtco.version import __version__
 APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
 WAIT_SECONDS = 30.0  # for another writer
 # What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
-# another, was no faster, computed something else, or could not be built or run.
-Outcome = Literal["kept", "taken", "beaten", "slower", "wrong", "failed"]
+# another, was no faster, was timed on a machine too noisy to say, computed something else, or could
+# not be built or run.
+Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed"]
 STANDING = ("kept", "taken")
 COLUMNS = {
     "stage": "TEXT NOT NULL",

@@ -53,14 +53,19 @@ class Task:
         return self.history[-1]
 
     @property
+    def unchanged(self) -> int:
+        """The latest slots that together gained nothing."""
+        return next(
+            (n for n in range(self.slots) if not self._same(self.history[-2 - n])), self.slots
+        )
+
+    def _same(self, before: float) -> bool:
+        return before - self.seconds <= LEAST_GAIN * before
+
+    @property
     def stopped(self) -> bool:
         """Is it at its ES: nothing left, or no gain in as many slots as it has patience for?"""
-        if self.exhausted:
-            return True
-        if self.slots < self.patience:
-            return False
-        before = self.history[-1 - self.patience]
-        return before - self.seconds <= LEAST_GAIN * before
+        return self.exhausted or self.unchanged >= self.patience
 
 
 def objective(tasks: Sequence[Task], requirements: Sequence[float] = (0.0,)) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +31,7 @@ class StageResult:
     readings: dict[Config, float] = field(default_factory=dict)
     tested: set[Config] = field(default_factory=set)
     noise: float = 0.0
+    ranked: bool = True  # could the last round tell rivals apart?
     rounds: int = 0
     measured: int = 0
     exhausted: bool = False  # nothing is left to try, or trying it crashes
@@ -75,7 +75,7 @@ class StageResult:
             if n not in timed.wrong:
                 self.readings[pick.config] = self.seconds * float(ratios[n])
         self.measured += len(picks) - 1
-        self.noise = verdict.noise
+        self.noise, self.ranked = verdict.noise, verdict.ranked
         self.history.append(self.seconds * verdict.seconds / verdict.first_seconds)
 
     def to_json(self, model: int = 0) -> dict[str, Any]:
@@ -92,14 +92,3 @@ class StageResult:
             "noise": self.noise,
         }
 
-
-def summary(results: Sequence[StageResult]) -> str:
-    """What was done, and what the stages that were measured take in a run of the models."""
-    found = [r for r in results if r.measured]
-    before = 1e3 * sum(r.occurrences * r.first_seconds for r in found)
-    after = 1e3 * sum(r.occurrences * r.seconds for r in found)
-    measured, changed = sum(r.measured for r in found), sum(r.last != r.first for r in found)
-    return (
-        f"{measured} candidates of {len(found)} stages measured, {changed} picks changed, "
-        f"{before:.2f} -> {after:.2f} ms"
-    )

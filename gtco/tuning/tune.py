@@ -13,6 +13,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -22,13 +23,14 @@ from gtco.codegen.workers import Workers
 from gtco.options import Tune
 from gtco.search.policy import Policy
 from gtco.search.records import Outcome, Record, Records, circumstances, now
-from gtco.search.scheduler import Task, allot, gradient
+from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.tensor.space import Pick
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import propose
-from gtco.tuning.result import StageResult, summary
+from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, judge
+from gtco.tuning.view import HOUR, StageView, View
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
 CANDIDATES, LEAST_CANDIDATES = 8, 3  # of one slot; where time is short
@@ -45,19 +47,21 @@ def tune(
     threads: int,
     effort: Tune,
     records: Records | None = None,
-    progress: Callable[[str], None] = lambda news: None,
+    progress: Callable[[View], None] = lambda view: None,
 ) -> list[StageResult]:
     """Improve ``models`` in place, as far as ``effort`` goes. A stage that several of them have is
     tuned once, and counts for all of them.
 
     ``records`` gets a row for each candidate as soon as its stage's round is decided, and what it
-    has of this machine is not measured again. Returns what became of each stage that was measured,
-    heaviest first. Failures of candidates (builds, crashes, time-outs, wrong results) are notes of
-    the models; the pick stands then.
+    has of this machine is not measured again. ``progress`` is told how it goes, and at the end how
+    it went. Returns what became of each stage that was measured, heaviest first. Failures of
+    candidates (builds, crashes, time-outs, wrong results), a budget that is too small and a machine
+    that is too noisy are notes of the models; the picks stand then.
     """
     tuner = _Tuner(models, policy, workers, threads, effort, records, progress)
     while tuner.round():
         pass
+    tuner.end()
     return [result for result in tuner.results.values() if result.measured]
 
 
@@ -70,27 +74,98 @@ class _Tuner:
         threads: int,
         effort: Tune,
         records: Records | None,
-        progress: Callable[[str], None],
+        progress: Callable[[View], None],
     ) -> None:
         self.models, self.policy = models, policy
         self.measurer = Measurer(workers, policy.target, threads)
         self.effort, self.progress = effort, progress
-        self.deadline = time.monotonic() + effort.seconds
+        self.begin = time.monotonic()
         self.trials = effort.trials
         self.records, self.circumstances = records, circumstances(policy.target)
         self.random = Random(0)
-        self.results = {r.stage.key: r for r in _heaviest(models)}
+        self.results = {r.stage.key: r for r in heaviest(models)}
         if records is not None:
             for key, result in self.results.items():
                 known = records.of(key, self.circumstances)
-                result.tested.update(record.parsed for record in known)
+                result.tested.update(r.parsed for r in known if r.outcome != "noisy")
 
     @property
     def left(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.begin + self.effort.seconds - time.monotonic()
 
     def say(self, doing: str) -> None:
-        self.progress(f"{summary(list(self.results.values()))}; {doing}")
+        self.progress(self.view(doing))
+
+    def view(self, doing: str = "") -> View:
+        """How it stands, while ``doing`` something; at the end, doing nothing."""
+        results = list(self.results.values())
+        tasks = [self.task(result, CANDIDATES) for result in results]
+        open_ = [task for task in tasks if not task.stopped]
+        slots = int(HOUR / sum(task.cost for task in open_)) if open_ else 0
+        ending = sum(task.cost * (task.patience - task.unchanged) for task in open_)
+        stages = [
+            StageView(
+                result.stage.label,
+                result.occurrences,
+                result.first_seconds,
+                result.seconds,
+                peak_seconds(result, self.policy) / result.seconds or None,
+                result.measured,
+                "done" if task.stopped else "open" if result.measured else "waiting",
+            )
+            for result, task in zip(results, tasks, strict=True)
+        ]
+        unranked = [result for result in results if not result.ranked]
+        return View(
+            doing,
+            tuple(sorted(stages, key=lambda stage: -stage.total)),
+            tuple(self.latency(number) for number in range(len(self.models))),
+            time.monotonic() - self.begin,
+            max(min(self.left, ending), 0.0) if doing else 0.0,
+            changed=sum(result.last != result.first for result in results),
+            unranked=len(unranked),
+            noise=max((result.noise for result in unranked), default=0.0),
+            hour=sum(sum(task.weights) * prospect(task, slots) for task in tasks),
+        )
+
+    def latency(self, number: int) -> tuple[float, float]:
+        """Seconds of a run of one model with its first picks, and now."""
+        rest = self.rest(number)
+        tuned = [(r.weights[number], r) for r in self.results.values()]
+        return (
+            rest + sum(n * result.first_seconds for n, result in tuned),
+            rest + sum(n * result.seconds for n, result in tuned),
+        )
+
+    def rest(self, number: int) -> float:
+        """Predicted seconds of the stages of a model that are left as they are."""
+        model = self.models[number]
+        left = (stage.key for stage in model.stages if stage.key not in self.results)
+        return sum(model.choices[key].seconds for key in left)
+
+    def end(self) -> None:
+        """What is to be said of the whole."""
+        view = self.view()
+        wanting = any(now > self.effort.latency for _, now in view.models)
+        exhausted = any(result.exhausted for result in self.results.values())
+        if self.results and wanting and not exhausted and not view.measured:
+            least = min(self.cost(r, LEAST_CANDIDATES) for r in self.results.values())
+            self.note_all(
+                f"tuning: nothing was measured: {self.effort.seconds:g} s do not suffice for one "
+                f"stage, which takes about {least + START_SECONDS:.0f} s to build and to time; the "
+                "picks stand"
+            )
+        if view.unranked:
+            self.note_all(
+                f"tuning: the machine was too noisy to rank the candidates of {view.unranked} of "
+                f"{view.measured} stages (two readings of one kernel were {view.noise:.0%} apart), "
+                "whose picks stand; tune where nothing else runs"
+            )
+        self.progress(view)
+
+    def note_all(self, what: str) -> None:
+        for model in self.models:
+            model.notes.append(what)
 
     def round(self) -> bool:
         """One round, of the stages that the scheduler gives slots to; False where none is left or
@@ -99,8 +174,15 @@ class _Tuner:
         results = list(self.results.values())
         candidates = self.candidates(results)
         tasks = [self.task(result, candidates) for result in results]
-        falls = [g / t.cost for g, t in zip(gradient(tasks), tasks, strict=True)]
-        slots = allot(tasks, SLOTS)
+        tasks = [  # nothing is left to try of what the budget does not suffice for
+            replace(task, exhausted=True)
+            if self.trials < 1 or START_SECONDS + task.cost > self.left
+            else task
+            for task in tasks
+        ]
+        needed = [self.effort.latency - self.rest(n) for n in range(len(self.models))]
+        falls = [g / t.cost for g, t in zip(gradient(tasks, needed), tasks, strict=True)]
+        slots = allot(tasks, SLOTS, needed)
         best_first = sorted(range(len(tasks)), key=lambda i: -falls[i])
         chosen = [(results[i], slots[i] * candidates) for i in best_first if slots[i]]
         trials, least = self.built(chosen)
@@ -120,19 +202,20 @@ class _Tuner:
         return max(min(affordable, CANDIDATES), LEAST_CANDIDATES)
 
     def task(self, result: StageResult, candidates: int) -> Task:
-        """The stage with what a slot of it costs; with nothing left to try where that is more than
-        what is left of the budget.
-        """
-        cost = self.measurer.build_cost(candidates)
-        cost += self.measurer.timing_cost(result.seconds, candidates)
-        exhausted = result.exhausted or START_SECONDS + cost > self.left or not self.trials
+        """The stage as the scheduler sees it."""
         return Task(
             result.weights,
             tuple(result.history),
-            cost=cost,
+            floor=peak_seconds(result, self.policy),
+            cost=self.cost(result, candidates),
             patience=self.effort.patience,
-            exhausted=exhausted,
+            exhausted=result.exhausted,
         )
+
+    def cost(self, result: StageResult, candidates: int) -> float:
+        """Seconds that a slot of so many candidates takes."""
+        timing = self.measurer.timing_cost(result.seconds, candidates)
+        return self.measurer.build_cost(candidates) + timing
 
     def built(self, chosen: Sequence[tuple[StageResult, int]]) -> tuple[list[Trial], float]:
         """A trial for each stage, of so many candidates, of as many stages as can be built and
@@ -201,8 +284,12 @@ class _Tuner:
         readings = timed.readings
         first = (readings[:, 0] + readings[:, -1]) / 2
         for n, pick in enumerate(timed.trial.picks):
-            outcome: Outcome = "wrong" if n in timed.wrong else "slower"
-            if n == verdict.best:
+            outcome: Outcome = "slower"
+            if n in timed.wrong:
+                outcome = "wrong"
+            elif not verdict.ranked:
+                outcome = "noisy"
+            elif n == verdict.best:
                 outcome = "taken" if n else "kept"
             elif n == 0:
                 outcome = "beaten"
@@ -243,7 +330,7 @@ class _Tuner:
                 model.notes.append(f"tuning: a candidate of stage {stage} {what}")
 
 
-def _heaviest(models: Sequence[Generated]) -> list[StageResult]:
+def heaviest(models: Sequence[Generated]) -> list[StageResult]:
     """The different stages by their share of the predicted time, without those that are small in
     every model.
     """
@@ -263,3 +350,12 @@ def _heaviest(models: Sequence[Generated]) -> list[StageResult]:
         if key in heavy
     ]
     return sorted(found, key=lambda r: -r.occurrences * r.first.seconds)
+
+
+def peak_seconds(result: StageResult, policy: Policy) -> float:
+    """Seconds that the stage's products take at the machine's peak; 0 where it makes none."""
+    stage = result.stage
+    products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
+    if not products:
+        return 0.0
+    return result.flops / policy.peak(stage.types[products[0].inputs[0]].dtype)

@@ -15,6 +15,7 @@ import numpy as np
 LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
 CHANCE = 0.05  # that of all a stage's rivals, were they equals, one wins by luck
 NOISE_FACTOR = 2.0  # a gain must be so many times what noise makes of equals
+NOISIEST = 0.1  # beyond it rivals are not told apart at all
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Verdict:
     seconds: float
     first_seconds: float
     noise: float
+
+    @property
+    def ranked(self) -> bool:
+        """Was the machine quiet enough to say?"""
+        return self.noise <= NOISIEST
 
 
 def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
@@ -42,7 +48,8 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     clear = [
         c
         for c in rivals
-        if c not in wrong
+        if noise <= NOISIEST
+        and c not in wrong
         and middle[c] <= most
         and luck(int(np.sum(ratios[:, c] < 1.0)), len(rounds)) * len(rivals) <= CHANCE
     ]

@@ -112,7 +112,7 @@ def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.Mon
     machine = dataclasses.replace(target("x86-64-v3"), name=name, cores=5)
     options = CompileOptions(threads=threads)
     run = compiler._Compilation(None, Path("m.so"), None, options, compiler._silent)
-    policy = run.policy(machine, None)
+    policy = run.policy_for(machine, None)
     assert policy.target == dataclasses.replace(machine, cores=threads or 5)
     assert asked == [machine] * (name == "native")
 

@@ -46,6 +46,9 @@ elif phase == "fuse":
 elif phase == "build":
     from gtco import compiler
     compiler.Workers = functools.partial(compiler.Workers, command=(sys.executable, "-c", waiting))
+elif phase == "tune":
+    from gtco.tuning import measure
+    measure.run = wait
 elif phase == "gcc":  # with a child of its own, as gcc has cc1 and ld
     script = marker + ".sh"
     with open(script, "w") as file:
@@ -58,7 +61,7 @@ elif phase == "verify":
 from gtco.cli import main
 raise SystemExit(main(["compile", *command]))
 """
-PHASES = ("read", "onnxsim", "fuse", "build", "gcc", "verify")
+PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "verify")
 
 
 def left(folder: Path) -> list[str]:
@@ -91,6 +94,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
         (out / "mlp.so").write_bytes(b"older")
     marker = tmp_path / "marker"
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    command += ["--tune", "quick" if phase == "tune" else "off"]
     child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
     while not marker.exists():
         assert child.poll() is None, child.communicate()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ from gtco.cli import main
 from gtco.codegen.build import Job, Kernel, build
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
+from gtco.compiler import compile_to_files
 from gtco.errors import OptionError
 from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.records import Record, Records
 from gtco.target import Target, detect, target
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Pick, check
+from gtco.tensor.space import Config, Pick, check, configs
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
-from gtco.tuning import measure, timing, tune
+from gtco.tuning import census, measure, timing, tune
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, batches
 from gtco.tuning.verdict import judge, luck
@@ -365,25 +367,75 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """gtco tune writes the library and the records; gtco compile takes them."""
+    """gtco tune writes a library for each model, and the records; gtco compile takes them."""
     import onnx
 
-    model, library = tmp_path / "m.onnx", tmp_path / "m.so"
-    onnx.save(small_model(), model)
-    assert main(["tune", str(model), "--minutes", "0.05", "--verify"]) == 0
+    models = [tmp_path / "m.onnx", tmp_path / "n.onnx"]
+    for model in models:
+        onnx.save(small_model(), model)
+    names = [str(model) for model in models]
+    assert main(["tune", *names, "--trials", "6", "--verify"]) == 0
     told = capsys.readouterr()
-    assert "tune" in told.err and "candidates of" in told.err and library.exists()
-    assert main(["records", "show", str(tmp_path / "m.records")]) == 0
+    assert "tune" in told.err and "6 candidates of" in told.err
+    assert "gained: " in told.out and "another hour" in told.out and "of it: 6 cand" in told.out
+    assert all(model.with_suffix(".so").exists() for model in models)
+    records = tmp_path / "m.records"
+    with Records(records) as kept:  # what both have was measured once
+        assert len({(r.stage, r.config) for r in kept.all() if r.outcome != "kept"}) <= 6 + 3
+    assert main(["records", "show", str(records)]) == 0
     assert "matmul" in capsys.readouterr().out
-    records = str(tmp_path / "m.records")
-    assert main(["compile", str(model), "--records", records]) == 0
+    assert main(["compile", names[0], "--records", str(records)]) == 0
+    (tmp_path / "text").write_text("text" * 100)
+    assert main(["compile", names[0], "--records", str(tmp_path / "text")]) == 1
+    assert "could not be opened" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_budget_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for minutes in ("0", "-1", "nan", "inf", "x"):
         with pytest.raises(SystemExit):
-            main(["tune", str(model), "--minutes", minutes])
+            main(["tune", "m.onnx", "--minutes", minutes])
         assert "no number of minutes above 0" in capsys.readouterr().err
-    (tmp_path / "text").write_text("text" * 100)
-    assert main(["compile", str(model), "--records", str(tmp_path / "text")]) == 1
-    assert "could not be opened" in capsys.readouterr().err
+    for trials in ("0", "-1", "1.5", "many"):
+        with pytest.raises(SystemExit):
+            main(["tune", "m.onnx", "--trials", trials])
+        assert "not a whole number of 1 or more" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["tune", "m.onnx", "--trials", "8", "--minutes", "1"])
+    assert "not allowed with" in capsys.readouterr().err
+    assert main(["tune", "a.onnx", "b.onnx", "-o", "c.so"]) == 1
+    assert "--output is for one model" in capsys.readouterr().err
+    (tmp_path / "a").mkdir()
+    twice = [(str(tmp_path / "m.onnx"), tmp_path / "a" / "m.so", None)] * 2
+    with pytest.raises(OptionError, match="to the same file"):
+        compile_to_files(twice)
+    for wrong in ({"trials": 0}, {"seconds": 0.0}, {"seconds": float("nan")}, {"latency": -1.0}):
+        with pytest.raises(OptionError):
+            Tune(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_sizes_of_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Target
+) -> None:
+    import onnx
+
+    onnx.save(small_model(), tmp_path / "m.onnx")
+    assert main(["tune", "--space", str(tmp_path / "m.onnx")]) == 0
+    told = capsys.readouterr().out
+    assert "matmul" in told and "estimated from random walks" in told
+    assert not (tmp_path / "m.so").exists() and not (tmp_path / "m.records").exists()
+    sketch = next(s for s in sketches(linear(197, 192, 768), machine) if s.name == "gemm")
+    whole = sum(1 for _ in configs(sketch))
+    random = Random(0)
+    assert whole > census.COUNTED
+    estimated = census.size(sketch, random)
+    assert not estimated.exact and estimated.configs == pytest.approx(whole, rel=0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census, "COUNTED", whole)
+        assert census.size(sketch, random) == census.Size(whole, True)
+        patch.setattr(census, "COUNTED", whole - 1)
+        assert not census.size(sketch, random).exact
 
 
 def test_the_policy_benchmark_follows_a_pick_through_rounds() -> None:

@@ -1,0 +1,109 @@
+"""What a run of tuning looks like from outside: each stage, the models' times so far, when it ends,
+what was gained and what more of it would be expected to gain. A value; it prints nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Not measured yet; still gaining, or not tried enough; done with, or nothing left to try.
+State = Literal["waiting", "open", "done"]
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class StageView:
+    """A stage that runs ``runs`` times in all models; ``seconds`` of a run, measured or, while it
+    is waiting, predicted; ``share``, of the machine's peak, where it makes products.
+    """
+
+    label: str
+    runs: int
+    first_seconds: float
+    seconds: float
+    share: float | None
+    trials: int
+    state: State
+
+    @property
+    def total(self) -> float:
+        return self.runs * self.seconds
+
+
+@dataclass(frozen=True)
+class View:
+    """``stages``, heaviest first; ``models``: seconds of a run of each model, with its first picks
+    and now, as the stages' times add up (predicted where they were not measured); ``elapsed``
+    seconds, and how many more are expected; ``changed`` picks; ``unranked``: stages whose last
+    readings were too noisy to rank rivals, the worst of them ``noise`` apart; ``hour``: seconds of
+    all models together that another hour would be expected to gain, by what the latest slots
+    gained.
+    """
+
+    doing: str
+    stages: tuple[StageView, ...]
+    models: tuple[tuple[float, float], ...]
+    elapsed: float
+    remaining: float
+    changed: int = 0
+    unranked: int = 0
+    noise: float = 0.0
+    hour: float = 0.0
+
+    @property
+    def trials(self) -> int:
+        return sum(stage.trials for stage in self.stages)
+
+    @property
+    def before(self) -> float:
+        return sum(first for first, _ in self.models)
+
+    @property
+    def now(self) -> float:
+        return sum(now for _, now in self.models)
+
+    @property
+    def measured(self) -> int:
+        return sum(stage.state != "waiting" for stage in self.stages)
+
+    def __str__(self) -> str:
+        """On one line."""
+        done = (
+            f"{self.trials} candidates of {self.measured} stages measured, {self.changed} picks "
+            f"changed, model {1e3 * self.before:.2f} -> {1e3 * self.now:.2f} ms"
+        )
+        if self.doing:
+            done += f"; {self.doing}, about {self.remaining:.0f} s to go"
+        return done
+
+    @property
+    def outlook(self) -> list[str]:
+        """What was gained, where the rest of the time goes, and what more of it would give."""
+        if not self.measured:
+            return []
+        gain = self.before / self.now if self.now else 1.0
+        said = [
+            f"gained: {1e3 * self.before:.2f} -> {1e3 * self.now:.2f} ms ({gain:.3f} times) by "
+            f"{self.trials} candidates in {self.elapsed:.0f} s"
+        ]
+        heaviest = sorted(self.stages, key=lambda s: -s.total)[:3]
+        shares = [
+            f"{s.total / self.now:.0%} {s.label}"
+            + (f" ({s.share:.0%} of the peak)" if s.share else "")
+            for s in heaviest
+        ]
+        said.append(f"the rest of the time: {'; '.join(shares)}")
+        waiting = len(self.stages) - self.measured
+        if waiting:
+            said.append(f"{waiting} of {len(self.stages)} stages were not measured: no time left")
+        if all(stage.state == "done" for stage in self.stages):
+            said.append("more time would be expected to give nothing: every stage stopped gaining")
+        elif self.hour < 0.001 * self.now:
+            said.append("another hour would be expected to give nothing, by the latest gains")
+        else:
+            said.append(
+                f"another hour would be expected to give {1e3 * self.hour:.2f} ms, by the latest "
+                "gains"
+            )
+        return said
