@@ -31,7 +31,7 @@ CODE := gtco models bench tests setup.py
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
-	$(BIN)/gtco compile $(DEMO)/vit-ti-16.onnx -o $(DEMO)/vit-ti-16.so --verify
+	$(BIN)/gtco compile $(DEMO)/vit-ti-16.onnx -o $(DEMO)/vit-ti-16.so --tune off --verify
 	$(BIN)/gtco bench $(DEMO)/vit-ti-16.onnx --library $(DEMO)/vit-ti-16.so --peers onnxruntime
 
 test: lint

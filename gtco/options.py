@@ -25,13 +25,15 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what p
 class Tune:
     """How much a compile may measure: so many trials at most, each a candidate of a stage, within
     so many seconds; a stage is done with when ``patience`` slots on end have gained nothing, and a
-    model when its stages' times add up to no more than ``latency`` seconds.
+    model when its stages' times add up to no more than ``latency`` seconds. Where not ``again``, a
+    stage that was measured before, by the records, is left as it was found best.
     """
 
     trials: int = 1 << 30
     seconds: float = 600.0
     patience: int = 2
     latency: float = 0.0
+    again: bool = True
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
@@ -43,7 +45,7 @@ class Tune:
             raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
 
 
-EFFORTS = {"quick": Tune(seconds=10.0, patience=1), "full": Tune()}
+EFFORTS = {"quick": Tune(seconds=10.0, patience=1, again=False), "full": Tune()}
 
 
 @dataclass(frozen=True)

@@ -139,14 +139,17 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tuning(parser: argparse.ArgumentParser) -> None:
-    """How much is measured, and where that is kept."""
+def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> None:
+    """How much is measured, and where that is kept. None for the ``default``: quick where the
+    target is this machine.
+    """
+    said = "off: nothing is measured" if default else "quick for the native target, else off"
     parser.add_argument(
         "--tune",
         choices=("off", *EFFORTS),
-        default="off",
-        help="time candidates of the heaviest stages on this machine: quick takes seconds, full "
-        "minutes (default off: nothing is measured)",
+        default=default,
+        help="time candidates of the heaviest stages on this machine: quick takes 10 seconds, full "
+        f"minutes (default {said})",
     )
     parser.add_argument(
         "--records",

@@ -23,7 +23,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     add_output(parser)
     arguments.add_compile_options(parser)
-    arguments.add_tuning(parser)
+    arguments.add_tuning(parser, default=None)
     return parser
 
 
@@ -49,6 +49,8 @@ def add_made(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.tune is None:  # another machine cannot be measured
+        options.tune = "quick" if options.target == "native" else "off"
     return compile_models(options, [options.model])
 
 

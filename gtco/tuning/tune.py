@@ -22,7 +22,7 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.options import Tune
 from gtco.search.policy import Policy
-from gtco.search.records import Outcome, Record, Records, circumstances, now
+from gtco.search.records import Outcome, Record, Records, circumstances, now, standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.tensor.space import Pick
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
@@ -88,6 +88,7 @@ class _Tuner:
             for key, result in self.results.items():
                 known = records.of(key, self.circumstances)
                 result.tested.update(r.parsed for r in known if r.outcome != "noisy")
+                result.exhausted = not effort.again and standing(known) is not None
 
     @property
     def left(self) -> float:

@@ -65,7 +65,7 @@ class View:
 
     @property
     def measured(self) -> int:
-        return sum(stage.state != "waiting" for stage in self.stages)
+        return sum(stage.trials > 0 for stage in self.stages)
 
     def __str__(self) -> str:
         """On one line."""
@@ -94,7 +94,7 @@ class View:
             for s in heaviest
         ]
         said.append(f"the rest of the time: {'; '.join(shares)}")
-        waiting = len(self.stages) - self.measured
+        waiting = sum(stage.state == "waiting" for stage in self.stages)
         if waiting:
             said.append(f"{waiting} of {len(self.stages)} stages were not measured: no time left")
         if all(stage.state == "done" for stage in self.stages):

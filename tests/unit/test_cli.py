@@ -16,6 +16,7 @@ import pytest
 from gtco import cli
 from gtco.errors import InputError, ModelError
 from gtco.runtime import library
+from gtco.tuning.view import StageView, View
 from gtco.verification import Difference, VerificationReport
 from gtco.verification.report import Top1
 
@@ -36,6 +37,7 @@ class Report:
     predicted_seconds: float = 0.012
     notes: tuple = ("stage s1 fell back [slow]",)
     tuning: tuple = ()
+    tuned: View | None = None
     verification: VerificationReport | None = None
 
 
@@ -99,6 +101,9 @@ def compiler(monkeypatch):
         return module.report
 
     module.compile_to_file = compile_to_file
+    module.compile_to_files = lambda models, **options: [
+        compile_to_file(model, output, **options) for model, output, _ in models
+    ]
     monkeypatch.setitem(sys.modules, "gtco.compiler", module)
     return module
 
@@ -210,10 +215,42 @@ def test_compile_defaults(compiler):
         "simplify_timeout": 120,
         "workers": None,
         "strict": False,
-        "tune": "off",
+        "tune": "quick",
         "records": None,
     }
     assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "tune"),
+    [
+        ("", "quick"),
+        ("--target native", "quick"),
+        ("--target znver4", "off"),  # another machine cannot be measured
+        ("--tune off", "off"),
+        ("--tune full", "full"),
+        ("--target znver4 --tune quick", "quick"),  # which the compiler refuses
+    ],
+)
+def test_what_is_measured_by_default(compiler, flags, tune):
+    assert cli.main(["compile", "m.onnx", *flags.split()]) == 0
+    assert compiler.calls[0][2]["tune"] == tune
+
+
+def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
+    stages = (
+        StageView("matmul+add", 12, 3e-4, 2e-4, 0.91, 16, "open"),
+        StageView("softmax", 12, 1e-5, 1e-5, None, 0, "waiting"),
+    )
+    view = View("", stages, ((4e-3, 2.6e-3),), elapsed=9.5, remaining=0.0, changed=1, hour=1e-4)
+    compiler.report = Report(tuned=view)
+    assert cli.main(["compile", "m.onnx"]) == 0
+    out = capsys.readouterr().out
+    assert "9.5 s of it: 16 candidates of 1 stages measured, 1 picks changed" in out
+    assert "gained: 4.00 -> 2.60 ms (1.538 times) by 16 candidates in 10 s" in out
+    assert "92% matmul+add (91% of the peak); 5% softmax" in out
+    assert "1 of 2 stages were not measured" in out
+    assert "another hour would be expected to give 0.10 ms" in out
 
 
 def test_compile_shows_the_verification(compiler, capsys):

@@ -182,6 +182,7 @@ def test_what_fails_the_verification_is_not_published(
     out.mkdir()
     library = out / "mlp.so"
     command = ["compile", str(tmp_path / "mlp.onnx"), "-o", str(library), "--verify"]
+    command += ["--tune", "off"]
     with monkeypatch.context() as patch:
         patch.setattr(verification, "verify", against_another)
         assert main(command) == 1
@@ -257,7 +258,7 @@ def test_symbolic_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     source, library = str(tmp_path / "mlp.onnx"), str(tmp_path / "mlp.so")
     assert main(["compile", source, "-o", library]) != 0
     assert "--shape batch=1" in " ".join(capsys.readouterr().err.split())
-    assert main(["compile", source, "-o", library, "--shape", "batch=5"]) == 0
+    assert main(["compile", source, "-o", library, "--shape", "batch=5", "--tune", "off"]) == 0
     with gtco.load(library) as loaded:
         assert loaded.inputs[0].shape == (5, 24)
         check(loaded, model, 5)

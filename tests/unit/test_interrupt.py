@@ -118,7 +118,7 @@ def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
     onnx.save(mlp(layers=3), tmp_path / "mlp.onnx")
     out = tmp_path / "out"
     out.mkdir()
-    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify", "--tune", "off"]
     start(root, tmp_path, DRIVER, "none", "", *command).communicate()
     before = (out / "mlp.so").read_bytes()
     started = "import sys; from gtco.cli import main; print(flush=True); "

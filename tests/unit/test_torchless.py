@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 COMMAND = """
 import sys
 from gtco.cli import main
-assert main(["compile", sys.argv[1], "-o", sys.argv[2]]) == 0
+assert main(["compile", sys.argv[1], "-o", sys.argv[2], "--tune", "quick"]) == 0
 assert "tvm" in sys.modules and "torch" not in sys.modules
 """
 MODULE_AFTERWARDS = """
