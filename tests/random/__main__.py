@@ -42,13 +42,19 @@ def opset_of(seed: int) -> int:
     return OPSETS[seed // BATCH % len(OPSETS)]
 
 
+def precision_of(seed: int) -> str:
+    """Of the batch's compile: bf16 of every third, in each opset."""
+    return "bf16" if seed // BATCH % 3 == 2 else "fp32"
+
+
 def serve(folder: Path, small: bool) -> None:
     """A child: a line "FIRST COUNT" in, a line of JSON out, the outcome of that batch."""
     faulthandler.enable()
     with in_process():
         for line in sys.stdin:
             tally = Tally()
-            check(graphs_of(*map(int, line.split())), tally)
+            first, count = map(int, line.split())
+            check(graphs_of(first, count), tally, precision_of(first))
             for found in tally.found:
                 save(found, folder, small)
             print(json.dumps(vars(tally) | {"found": [vars(f) for f in tally.found]}), flush=True)
@@ -56,20 +62,20 @@ def serve(folder: Path, small: bool) -> None:
 
 def save(found: Found, folder: Path, small: bool) -> None:
     """The graph as ``SEED.onnx`` with its inputs, shrunk where that is wanted."""
-    graph = draw(found.seed, found.opset)
+    graph, precision = draw(found.seed, found.opset), precision_of(found.seed)
     case: Case = (model_of([graph]), dict(graph.feeds))
     if small and found.kind != "refused":
-        case = shrink(*case, lambda c: outcome(c, graph.smooth) == found.kind)
+        case = shrink(*case, lambda c: outcome(c, graph.smooth, precision) == found.kind)
     onnx.save(case[0], folder / f"{found.seed}.onnx")
     np.savez(folder / f"{found.seed}.npz", **case[1])
 
 
-def outcome(case: Case, smooth: bool) -> str:
+def outcome(case: Case, smooth: bool, precision: str) -> str:
     """What :func:`tests.random.engine.check` calls this model's failure, "" where it is right."""
     model, feeds = case
-    want = wanted(model, feeds)
+    want = wanted(model, feeds, precision)
     try:
-        got = run(model, feeds)
+        got = run(model, feeds, precision)
     except Exception:
         return "error"
     return "wrong" if any(difference(got[n], w, smooth) for n, w in want.items()) else ""
@@ -144,7 +150,8 @@ def search(
         total.kinds.update(tally.kinds)
         total.found += tally.found
         for f in tally.found if loud else ():
-            print(f"{f.kind}: seed {f.seed}, opset {f.opset}, {folder}/{f.seed}.onnx: {f.reason}")
+            where = f"seed {f.seed}, opset {f.opset}, {precision_of(f.seed)}"
+            print(f"{f.kind}: {where}, {folder}/{f.seed}.onnx: {f.reason}")
         if loud:
             sys.stdout.flush()
     child.close()

@@ -3,10 +3,11 @@
 A compile of twenty graphs costs little more than one of a single graph. What is cut short is what
 :mod:`tests.end_to_end.node_runner` cuts short: workers, onnxsim's process, the C runtime.
 
-The tolerance of an output is 1e-4 of its largest magnitude plus fifty times what small changes make
-of it, as ONNX Runtime (without its own fusions) sees it: a relative 1e-6 of the inputs, and two
-roundings of every tensor between. So an output that cancels, or stands behind a rounding or a
-comparison that may fall either way, is held to no more than it is good for.
+The tolerance of an output is a share of its largest magnitude plus some times what small changes
+make of it, as ONNX Runtime (without its own fusions) sees it: of the inputs, of what products
+multiply by, and of every tensor between, about as large as the precision's roundings
+(:data:`BOUNDS`). So an output that cancels, or stands behind a rounding or a comparison that may
+fall either way, is held to no more than it is good for.
 """
 
 from __future__ import annotations
@@ -31,12 +32,31 @@ from tests.end_to_end.node_runner import InProcess, compiler_with_runtime, simpl
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import SPECIAL
 
-TOLERANCE, NUDGE, CONDITION = 1e-4, 1e-6, 50.0
-ROUNDINGS = 2.0**-22  # relative, of the tensors between
-# The most that one is changed by: what a mask of -1e9 or finfo.min absorbs stays absorbed
-MOST_CHANGE = 0.005
+
+@dataclass(frozen=True)
+class Bound:
+    """What an output may be off by. ``tolerance``: of its largest magnitude; ``condition``: times
+    what the changes make of it; ``nudge`` and ``rounding``: the relative changes, of the inputs and
+    of what lies between, ``most`` the largest; ``rough``: the share of the elements, where a
+    rounding or a comparison may fall the other way.
+    """
+
+    tolerance: float
+    condition: float
+    nudge: float
+    rounding: float
+    most: float
+    rough: float
+
+
+# fp32: the changes are a share of what float32 loses, and a mask of -1e9 or finfo.min absorbs the
+# largest. bf16: each is what an operand of a product loses, all at once.
+BOUNDS = {
+    "fp32": Bound(1e-4, 50.0, 1e-6, 2.0**-22, 0.005, 0.02),
+    "bf16": Bound(2e-2, 8.0, 2.0**-9, 2.0**-9, 0.5, 0.1),
+}
+PRODUCTS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Attention": 3}
 RUNS = 3  # with other changes each
-ROUGH_SHARE = 0.02  # of the elements, where a rounding or a comparison may fall the other way
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -92,13 +112,15 @@ class Wanted:
 
     value: np.ndarray
     changed: tuple[np.ndarray, ...]
+    bound: Bound = BOUNDS["fp32"]
 
 
-def wanted(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Wanted]:
+def wanted(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[str, Wanted]:
+    bound = BOUNDS[precision]
     runner = session(model)
     names = [o.name for o in runner.get_outputs()]
     values = runner.run(names, dict(feeds))
-    unsteady, shapes = with_changes(model)
+    unsteady, shapes = with_changes(model, bound.most)
     other, rng = session(unsteady), np.random.default_rng(0)
     runs = []
     for _ in range(RUNS):
@@ -107,40 +129,57 @@ def wanted(model: onnx.ModelProto, feeds: Arrays) -> dict[str, Wanted]:
             changes[name] = array
             if array.dtype == np.float32:
                 with np.errstate(all="ignore"):
-                    change = 1 + NUDGE * rng.choice([-1.0, 1.0], array.shape)
+                    change = 1 + bound.nudge * rng.choice([-1.0, 1.0], array.shape)
                     changes[name] = np.asarray(array * change, np.float32)
         for name, shape in shapes.items():
-            signs = rng.choice([-ROUNDINGS, ROUNDINGS], shape)
+            signs = rng.choice([-bound.rounding, bound.rounding], shape)
             changes[name] = np.asarray(signs, np.float32)
         runs.append(other.run(names, changes))
-    return {n: Wanted(v, tuple(r)) for n, v, *r in zip(names, values, *runs, strict=True)}
+    return {n: Wanted(v, tuple(r), bound) for n, v, *r in zip(names, values, *runs, strict=True)}
 
 
-def with_changes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """The model with every float tensor t between its nodes as t + clip(t u), and the shapes of the
-    inputs u.
+def with_changes(
+    model: onnx.ModelProto, most: float
+) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """The model with every float tensor t between its nodes, and every constant that a product
+    multiplies by, as t + clip(t u), and the shapes of the inputs u.
     """
     made = onnx.shape_inference.infer_shapes(model)
     graph = made.graph
     types = {v.name: v.type.tensor_type for v in graph.value_info}
     shapes: dict[str, tuple[int, ...]] = {}
     nodes: list[onnx.NodeProto] = []
+
+    def change(raw: str, name: str, shape: tuple[int, ...]) -> None:
+        shapes[f"{name}_u"] = shape
+        make = onnx.helper.make_node
+        nodes.extend(
+            [
+                make("Mul", [raw, f"{name}_u"], [f"{name}_tu"]),
+                make("Clip", [f"{name}_tu", "least_change", "most_change"], [f"{name}_change"]),
+                make("Add", [raw, f"{name}_change"], [name]),
+            ]
+        )
+
+    constants = {
+        t.name: tuple(t.dims) for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT
+    }
     for node in graph.node:
+        for k in range(min(PRODUCTS.get(node.op_type, 0), len(node.input))):
+            name = node.input[k]
+            if name in constants:
+                node.input[k] = f"{name}_changed"
+                if f"{name}_changed_u" not in shapes:
+                    change(name, f"{name}_changed", constants[name])
         nodes.append(node)
         for k, name in enumerate(node.output):
             if name not in types or types[name].elem_type != onnx.TensorProto.FLOAT:
                 continue
             node.output[k] = f"{name}_raw"
-            shapes[f"{name}_u"] = tuple(d.dim_value for d in types[name].shape.dim)
-            make = onnx.helper.make_node
-            nodes += [
-                make("Mul", [f"{name}_raw", f"{name}_u"], [f"{name}_tu"]),
-                make("Clip", [f"{name}_tu", "least_change", "most_change"], [f"{name}_change"]),
-                make("Add", [f"{name}_raw", f"{name}_change"], [name]),
-            ]
+            change(f"{name}_raw", name, tuple(d.dim_value for d in types[name].shape.dim))
     del graph.node[:], graph.value_info[:]
     graph.node.extend(nodes)
-    for name, value in (("least_change", -MOST_CHANGE), ("most_change", MOST_CHANGE)):
+    for name, value in (("least_change", -most), ("most_change", most)):
         graph.initializer.append(onnx.numpy_helper.from_array(np.float32(value), name))
     graph.input.extend(
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
@@ -156,12 +195,13 @@ def difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
 
 
 def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
+    bound = want.bound
     if got.shape != want.value.shape or got.dtype != want.value.dtype:
         return f"{got.dtype}{got.shape}, not {want.value.dtype}{want.value.shape}"
     if got.dtype.kind != "f":
         wrong = int((got != want.value).sum())
         either = int(np.any([want.value != c for c in want.changed], axis=0).sum())
-        allowed = 2 * either if smooth else 2 * either + ROUGH_SHARE * got.size + 1
+        allowed = 2 * either if smooth else 2 * either + bound.rough * got.size + 1
         return f"{wrong} of {got.size} differ" if wrong > allowed else ""
     a, b, *changed = (np.atleast_1d(x).astype(np.float64) for x in (got, want.value, *want.changed))
     usual = np.isfinite(b)
@@ -173,41 +213,44 @@ def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
     change, error = np.zeros_like(b), np.zeros_like(b)
     change[both] = np.max([np.abs(b - c)[both] for c in changed], axis=0)
     error[both] = np.abs(a - b)[both]
-    allowed = TOLERANCE * np.abs(b[both]).max(initial=0.0) + CONDITION * change.max(initial=0.0)
+    allowed = bound.tolerance * np.abs(b[both]).max(initial=0.0)
+    allowed += bound.condition * change.max(initial=0.0)
     wrong = ~same | (error > allowed + 1e-30)
     count = int(wrong.sum())
-    if not count or (not smooth and count <= ROUGH_SHARE * got.size + 1):
+    if not count or (not smooth and count <= bound.rough * got.size + 1):
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     return f"{count} of {got.size} differ, first at {at}: {a[at]}, not {b[at]}"
 
 
-def run(model: onnx.ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
+def run(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[str, np.ndarray]:
     """gtco's outputs. What it would work around is an error here (``strict``)."""
     with tempfile.TemporaryDirectory(prefix="gtco-random-") as folder:
         library = Path(folder, "random.so")
         simplified = model.opset_import[0].version not in SPECIAL
-        gtco.compiler.compile_to_file(model, library, strict=True, simplify=simplified)
+        gtco.compiler.compile_to_file(
+            model, library, strict=True, simplify=simplified, precision=precision
+        )
         with load(library, threads=2) as compiled:
             return dict(compiled.run(dict(feeds)))
 
 
-def check(graphs: Sequence[Drawn], tally: Tally) -> None:
+def check(graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32") -> None:
     """Compare all of them, in one compile where that works and halves where it does not."""
     feeds = {k: v for g in graphs for k, v in g.feeds.items()}
     model = model_of(graphs)
     try:
-        want = wanted(model, feeds)
+        want = wanted(model, feeds, precision)
     except Exception:
         if len(graphs) > 1:
-            return _halves(graphs, tally)
+            return _halves(graphs, tally, precision)
         tally.invalid += 1
         return None
     try:
-        got = run(model, feeds)
+        got = run(model, feeds, precision)
     except Exception as error:
         if len(graphs) > 1:
-            return _halves(graphs, tally)
+            return _halves(graphs, tally, precision)
         kind = "refused" if isinstance(error, UnsupportedError) else "error"
         label = "" if isinstance(error, GtcoError) else f"{type(error).__name__}: "
         return _found(graphs[0], kind, label + str(error), tally)
@@ -224,10 +267,10 @@ def check(graphs: Sequence[Drawn], tally: Tally) -> None:
     return None
 
 
-def _halves(graphs: Sequence[Drawn], tally: Tally) -> None:
+def _halves(graphs: Sequence[Drawn], tally: Tally, precision: str) -> None:
     middle = len(graphs) // 2
-    check(graphs[:middle], tally)
-    check(graphs[middle:], tally)
+    check(graphs[:middle], tally, precision)
+    check(graphs[middle:], tally, precision)
 
 
 def _found(graph: Drawn, kind: str, reason: str, tally: Tally) -> None:

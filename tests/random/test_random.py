@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 
-from tests.random.__main__ import search
+from gtco.options import PRECISIONS
+from tests.random.__main__ import BATCH, opset_of, precision_of, search
 from tests.random.builder import model_of
 from tests.random.draw import OPSETS, draw
-from tests.random.engine import TOLERANCE, Wanted, difference, wanted
+from tests.random.engine import BOUNDS, Wanted, difference, wanted
 from tests.random.shrink import shrink
 
 SEED, COUNT = 0, 180
@@ -43,6 +45,28 @@ def test_every_difference_is_seen() -> None:
     one = Wanted(np.float32(np.nan), (np.float32(np.nan),))
     assert difference(np.float32(np.nan), one, True) == ""
     assert difference(np.float32(0), one, True)
+
+
+def test_bfloat16_is_held_to_its_own_roundings() -> None:
+    """A product of what rounds to 8 bits passes, one that lacks the last row of k does not, and
+    neither passes as float32.
+    """
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((9, 16), (16, 8)))
+    model = graph_of("agraph (float[9,16] x) => (float[9,8] y) { y = MatMul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    rounded = [a.astype(ml_dtypes.bfloat16).astype(np.float32) for a in (x, w)]
+    near, wrong = rounded[0] @ rounded[1], x[:, :-1] @ w[:-1]
+    for precision, passes in (("bf16", True), ("fp32", False)):
+        want = wanted(model, {"x": x}, precision)["y"]
+        assert (difference(near, want, True) == "") is passes
+        assert difference(wrong, want, True)
+
+
+def test_every_third_batch_is_bfloat16() -> None:
+    drawn = {(precision_of(s), opset_of(s)) for s in range(0, 12 * BATCH, BATCH)}
+    assert drawn == {(p, o) for p in PRECISIONS for o in OPSETS}
+    assert precision_of(3 * BATCH - 1) == "bf16" == precision_of(2 * BATCH)
 
 
 def test_shrinking_keeps_what_fails() -> None:
@@ -86,7 +110,7 @@ def test_what_may_fall_either_way_is_held_to_no_more() -> None:
     want = wanted(graph_of(f"agraph (float[4,8] x) => (float[4,8] y) {low}"), {"x": x})["y"]
     exact = np.exp(x.astype(np.float64) ** 2)
     exact /= exact.sum(1, keepdims=True)
-    assert np.abs(want.value - exact).max() > TOLERANCE
+    assert np.abs(want.value - exact).max() > BOUNDS["fp32"].tolerance
     assert difference(exact.astype(np.float32), want, True) == ""
 
 
