@@ -14,6 +14,7 @@ BENCHMARKS = {
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
     "memory_bound": "normalisation, softmax, gates and movement beside the machine's limits",
     "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
+    "gemm": "products with constant weights in fp32 and bf16, as shares of the peak",
     "policy": "the analytic policy's picks beside the best that measuring finds",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
     "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",

@@ -1,7 +1,7 @@
 """Contractions other than large products: convolutions, stems, heads, depthwise ones, products with
 one row, beside ONNX Runtime and OpenVINO.
 
-    python -m bench convolutions [--cases TEXT ...] [--threads N] [--rounds N] [--json FILE]
+    python -m bench convolutions [--cases TEXT ...] [--precision bf16] [--threads N] [--json FILE]
 
 Each case is one layer with its bias and ReLU. Inside a model, a layer's input and output lie as its
 engine likes them, so a case is spelled twice, channels first and channels last (with transposes
@@ -24,6 +24,7 @@ import gtco
 from bench.peers import openvino_settings
 from bench.single import Stages, fastest, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
+from gtco.options import PRECISIONS
 from gtco.search.profile import measure_peak
 
 WORST = 5  # rows that are named at the end
@@ -155,10 +156,10 @@ def with_constants(made: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def openvino_seconds(made: onnx.ModelProto, threads: int) -> float:
+def openvino_seconds(made: onnx.ModelProto, threads: int, precision: str = "fp32") -> float:
     import openvino
 
-    settings = openvino_settings(threads)
+    settings = openvino_settings(threads, precision)
     core = openvino.Core()
     compiled = core.compile_model(core.read_model(made.SerializeToString()), "CPU", settings)
     request = compiled.create_infer_request()
@@ -173,41 +174,45 @@ def arrays_of(made: onnx.ModelProto) -> dict[str, np.ndarray]:
     }
 
 
-def gtco_stages(made: onnx.ModelProto, threads: int) -> Stages:
-    with gtco.compile_model(made, threads=threads).model as runtime:
+def gtco_stages(made: onnx.ModelProto, threads: int, precision: str = "fp32") -> Stages:
+    with gtco.compile_model(made, threads=threads, precision=precision).model as runtime:
         return profiled(runtime, arrays_of(made))
 
 
-def run(case: Conv | Product, threads: int) -> dict[str, Any]:
+def run(case: Conv | Product, threads: int, precision: str) -> dict[str, Any]:
     """Seconds of each system with the spelling that suits it, and gtco's kernels."""
     models = case.models()
-    every = [[(operators, t) for operators, _, t in gtco_stages(m, threads)] for m in models]
+    found = [gtco_stages(m, threads, precision) for m in models]
+    every = [[(operators, t) for operators, _, t in stages] for stages in found]
     kernels = min(every, key=lambda stages: sum(t for _, t in stages))
     return {
         "flops": case.flops,
         "seconds": sum(t for _, t in kernels),
         "kernels": kernels,
         "onnxruntime": min(onnxruntime_seconds(m, arrays_of(m), threads)[0] for m in models),
-        "openvino": min(openvino_seconds(m, threads) for m in models),
+        "openvino": min(openvino_seconds(m, threads, precision) for m in models),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="of gtco, OpenVINO and the peak"
+    )
     parser.add_argument("--threads", type=int, default=available_threads())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
     header(console(), args.threads)
-    peak = measure_peak(args.threads)
+    peak = measure_peak(args.threads, operand=PRECISIONS[args.precision])
     print(
         f"peak {peak / 1e9:.0f} GFLOP/s; ORT and OV: their time over gtco's, above 1 gtco is faster"
     )
     print(f"{'case':32}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'ORT':>7}{'OV':>7}  kernels")
     results = {}
     for name, case in chosen.items():
-        r = results[name] = run(case, args.threads)
+        r = results[name] = run(case, args.threads, args.precision)
         rate = r["flops"] / r["seconds"]
         print(
             f"{name:32}{r['seconds'] * 1e6:10.1f}{rate / 1e9:9.1f}{rate / peak:8.0%}"
@@ -219,7 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     worst = sorted(ratios, key=ratios.__getitem__)[:WORST]
     print("Least ahead of the better peer: " + ", ".join(f"{n} {ratios[n]:.2f}" for n in worst))
     if args.json:
-        write_report(args.json, args.threads, 1, {"peak": peak, "cases": results})
+        found = {"precision": args.precision, "peak": peak, "cases": results}
+        write_report(args.json, args.threads, 1, found)
     return 0
 
 
