@@ -14,7 +14,7 @@ from gtco.graph.graph import Graph
 from gtco.graph.precision import bfloat16_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.tensor.stage import Stage, TensorType
-from tests.unit.test_rewrites import build, weights
+from tests.graphs import build, weights
 
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
 
