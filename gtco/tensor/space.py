@@ -357,6 +357,25 @@ class Space:
 
         return self._completed(chosen, choose)
 
+    def crossover(self, one: Config, other: Config, rng: Random) -> Config | None:
+        """A config whose every decision is one of its parents', drawn where theirs differ; None
+        where at some decision neither parent's choice is an option any more. ``ValueError`` where a
+        parent is no point of the space.
+        """
+        parents = []
+        for parent in (one, other):
+            if rejection := self.check(parent):
+                raise ValueError(str(rejection))
+            parents.append(parent.to_json())
+        chosen: dict[str, Option] = {}
+        while decision := self.next_decision(chosen):
+            theirs = [p[decision.name] for p in parents if decision.name in p]
+            left = [choice for choice in theirs if _is_option(choice, decision)]
+            if not left:
+                return None
+            chosen[decision.name] = rng.choice(left)
+        return Config.from_json(chosen)
+
     def _completed(
         self, chosen: dict[str, Option], choose: Callable[[Decision], Option]
     ) -> Config:

@@ -273,6 +273,50 @@ def test_sampling_and_mutation_reach_every_config() -> None:
     assert reached == every
 
 
+@given(st.integers(0, 1 << 30))
+def test_a_child_has_its_parents_choices(seed: int) -> None:
+    """Each of them one of the two parents' own; legal, or there is none."""
+    space, rng = toy(), Random(seed)
+    one, other = space.sample(rng), space.sample(rng)
+    child = space.crossover(one, other, Random(seed))
+    assert child == space.crossover(one, other, Random(seed))
+    if child is None:
+        assert one != other
+        return
+    assert space.check(child) is None
+    assert space.crossover(one, one, rng) == one
+    for name, choice in child.to_json().items():
+        assert choice in {one.to_json().get(name), other.to_json().get(name)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The third decision has the one option that names both before it."""
+
+    name = "pair"
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        if len(chosen) < 2:
+            return Decision("ab"[len(chosen)], "block", (1, 2, 3))
+        both = 10 * int(chosen["a"]) + int(chosen["b"])
+        return None if "c" in chosen else Decision("c", "block", (both,))
+
+
+def test_crossover_mixes_where_that_is_legal() -> None:
+    """Decisions that fit each other come together or not at all."""
+    space, rng = toy(), Random(2)
+    one, other, wrong = (
+        Config("triangle", (("a", a), ("b", b))) for a, b in ((3, 0), (2, 1), (2, 2))
+    )
+    children = {space.crossover(one, other, rng) for _ in range(60)}
+    assert {(c["a"], c["b"]) for c in children if c} == {(3, 0), (3, 1), (2, 0), (2, 1)}
+    with pytest.raises(ValueError, match="no option"):
+        space.crossover(one, wrong, rng)
+    pairs = Space(space.stage, space.target, (Pair(),))  # type: ignore[arg-type]
+    parents = [Config("pair", (("a", a), ("b", b), ("c", 10 * a + b))) for a, b in ((1, 2), (3, 1))]
+    assert {pairs.crossover(*parents, rng) for _ in range(60)} == {*parents, None}
+
+
 def test_a_space_of_one_config_has_no_mutation() -> None:
     kind = TensorType((4,), "int64")
     stage = make_stage([Operator("relax", ("x",), "y", kind)], {"x": kind}, [])

@@ -97,6 +97,8 @@ def check_space(space: Space, random: Random, other: Config, seen: Counter[str])
         while decision := space.next_decision(chosen):
             assert decision.options and len(set(decision.options)) == len(decision.options)
             chosen[decision.name] = legal.to_json()[decision.name]
+    child = space.crossover(mutant, space.sample(random), random)
+    assert child is None or space.check(child) is None
     every = list(islice(space.configs(), ENUMERATED))
     assert len(set(every)) == len(every)
     assert mutant != config or len(every) == 1
