@@ -15,12 +15,16 @@ TVM = ["apache-tvm==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1"]
 # Pinned because an unpinned torch may bring gigabytes of CUDA where only the CPU build is wanted.
 TORCH = ["torch==2.13.0", "onnxscript"]
 PEERS = ["onnxruntime", "openvino"]
+# XGBoost without the NCCL of its main wheel; with scipy, which it needs, 160 MB. Only a tuner that
+# learns asks for it.
+LEARNING = ["xgboost-cpu"]
 
 EXTRAS = {
     "torch": TORCH,
+    "tune": LEARNING,
     "cuda": ["cuda-bindings"],
     "demo": [*TORCH, "onnxruntime", "safetensors"],
-    "bench": [*TORCH, *PEERS, "psutil", "safetensors", "transformers"],
+    "bench": [*TORCH, *PEERS, *LEARNING, "psutil", "safetensors", "transformers"],
     "test": [
         *TORCH,
         "pytest",
@@ -30,6 +34,7 @@ EXTRAS = {
         "ruff",
         "mypy",
         *PEERS,
+        *LEARNING,
         "transformers",
         "psutil",
         "safetensors",

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.table import Table
 
 from bench.end_to_end import MODELS
@@ -30,7 +29,8 @@ from gtco.cli.arguments import positive
 from gtco.cli.console import Phases
 from gtco.compiler import compile_to_file
 from gtco.options import Tune
-from gtco.search.records import Record, Records
+from gtco.search.cost_model import spearman
+from gtco.search.records import Record, Records, relative
 
 PATIENCE = 6
 
@@ -91,33 +91,23 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
 
 
 def row(model: str, stage: str, runs: int, timed: Sequence[Record]) -> Row:
-    """What the readings of a stage say. The first of them is the pick's; those of later rounds
-    count as much more or less as the pick of their round, which had been read before.
-    """
-    relative: dict[str, float] = {}  # time over the first pick's
-    scale = 1.0
-    for record in timed:
-        assert record.ratio is not None
-        if record.outcome in ("kept", "beaten") and record.config in relative:
-            scale = relative[record.config]  # a round begins with its pick
-        relative.setdefault(record.config, scale * record.ratio)
+    """What the readings of a stage say. The first of them is the pick's."""
+    times = relative(timed)
     first = timed[0]
     assert first.seconds is not None and first.predicted is not None
-    predicted = {r.config: r.predicted or math.nan for r in timed}
-    pairs = [(predicted[c], t * first.seconds) for c, t in relative.items()]
+    predicted = {r.parsed: r.predicted or math.nan for r in timed}
+    pairs = [(predicted[c], t * first.seconds) for c, t in times.items()]
     errors = [abs(p / m - 1) for p, m in pairs]
-    ranks = [np.argsort(np.argsort(values)) for values in zip(*pairs, strict=True)]
-    correlation = np.corrcoef(np.array(ranks)) if len(pairs) > 2 else None
     return Row(
         model,
         stage,
         runs,
-        len(relative),
+        len(times),
         first.predicted * 1e6,
         first.seconds * 1e6,
-        min(relative.values()),
+        min(times.values()),
         statistics.median(errors),
-        math.nan if correlation is None else float(np.asarray(correlation)[0, 1]),
+        spearman([p for p, _ in pairs], [m for _, m in pairs]),
     )
 
 

@@ -26,7 +26,9 @@ class Tune:
     """How much a compile may measure: so many trials at most, each a candidate of a stage, within
     so many seconds; a stage is done with when ``patience`` slots on end have gained nothing, and a
     model when its stages' times add up to no more than ``latency`` seconds. Where not ``again``, a
-    stage that was measured before, by the records, is left as it was found best.
+    stage that was measured before, by the records, is left as it was found best. ``learned``: a
+    cost model that learns from what was measured says what is tried next, once it knows enough
+    (needs XGBoost: ``pip install gtco[tune]``), and not the analytic policy alone.
     """
 
     trials: int = 1 << 30
@@ -34,6 +36,7 @@ class Tune:
     patience: int = 2
     latency: float = 0.0
     again: bool = True
+    learned: bool = True
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
@@ -45,7 +48,7 @@ class Tune:
             raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
 
 
-EFFORTS = {"quick": Tune(seconds=10.0, patience=1, again=False), "full": Tune()}
+EFFORTS = {"quick": Tune(seconds=10.0, patience=1, again=False, learned=False), "full": Tune()}
 
 
 @dataclass(frozen=True)

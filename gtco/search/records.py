@@ -194,6 +194,23 @@ def standing(records: Iterable[Record]) -> Config | None:
     return found[-1] if found else None
 
 
+def relative(records: Iterable[Record]) -> dict[Config, float]:
+    """Each config's time, over that of the first pick of all, from the trials of one stage in
+    order. A trial begins with its pick, whose time was read in an earlier one where it is not the
+    first; the others count as much more or less.
+    """
+    found: dict[Config, float] = {}
+    scale = 1.0
+    for record in records:
+        if record.ratio is None or record.outcome in ("wrong", "noisy"):
+            continue
+        config = record.parsed
+        if record.outcome in ("kept", "beaten") and config in found:
+            scale = found[config]
+        found.setdefault(config, scale * record.ratio)
+    return found
+
+
 def to_lines(records: Iterable[Record]) -> str:
     return "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
 

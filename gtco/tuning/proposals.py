@@ -1,8 +1,10 @@
-"""What is worth measuring next for one stage. It neither builds nor measures."""
+"""What is worth measuring next for one stage. It neither builds kernels nor measures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from typing import Protocol
 
 from gtco.search.policy import Policy
 from gtco.tensor.sketch import space_of
@@ -14,29 +16,46 @@ DRAWS = 8  # for one mutation that was not tested yet
 HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth building
 
 
-def propose(result: StageResult, policy: Policy, random: Random, n: int) -> list[Pick]:
-    """Up to ``n`` picks, the most promising first; none of them ``result.tested``, none twice.
+class Proposals(Protocol):
+    """Where candidates come from."""
 
-    They are the policy's alternatives to the pick that stands (coordinate descent over the
-    decisions of the space); from the second round on mutations of that pick go along, which the
-    policy's own model would never propose.
+    @property
+    def failures(self) -> Sequence[str]:
+        """What went wrong inside sketches so far, in words."""
+        ...
+
+    def propose(self, result: StageResult, n: int) -> list[Pick]:
+        """Up to ``n`` picks, the most promising first; none of them ``result.tested``, none twice.
+        """
+        ...
+
+
+class AnalyticProposals:
+    """The policy's alternatives to the pick that stands (coordinate descent over the decisions of
+    the space); from the second round on mutations of that pick go along, which the policy's own
+    model would never propose.
     """
-    mutated = mutations(result, policy, random, n // MUTATIONS) if result.rounds else []
-    found = policy.alternatives(result.stage, result.last, result.tested)[: n - len(mutated)]
-    picks = {pick.config: pick for pick in (*found, *mutated)}
-    least = HOPELESS * result.last.seconds
-    return [pick for pick in picks.values() if pick.seconds <= least]
 
+    def __init__(self, policy: Policy, seed: int = 0) -> None:
+        self.policy, self.random = policy, Random(seed)
+        self.failures: tuple[str, ...] = ()  # the policy's own are told when stages are picked
 
-def mutations(result: StageResult, policy: Policy, random: Random, n: int) -> list[Pick]:
-    """The pick with a decision changed at random, for every draw that was not tested yet."""
-    space = space_of(result.stage, policy.target)
-    found: dict[Config, Pick] = {}
-    for _ in range(DRAWS * n):
-        config = space.mutate(result.last.config, random)
-        if config in result.tested or config in found or len(found) == n:
-            continue
-        sketch = space.sketch(config)
-        assert not isinstance(sketch, Rejection)
-        found[config] = Pick(sketch, config, policy.price(sketch, config))
-    return list(found.values())
+    def propose(self, result: StageResult, n: int) -> list[Pick]:
+        mutated = self._mutations(result, n // MUTATIONS) if result.rounds else []
+        found = self.policy.alternatives(result.stage, result.last, result.tested)
+        picks = {pick.config: pick for pick in (*found[: n - len(mutated)], *mutated)}
+        least = HOPELESS * result.last.seconds
+        return [pick for pick in picks.values() if pick.seconds <= least]
+
+    def _mutations(self, result: StageResult, n: int) -> list[Pick]:
+        """The pick with a decision changed at random, for every draw that was not tested yet."""
+        space = space_of(result.stage, self.policy.target)
+        found: dict[Config, Pick] = {}
+        for _ in range(DRAWS * n):
+            config = space.mutate(result.last.config, self.random)
+            if config in result.tested or config in found or len(found) == n:
+                continue
+            sketch = space.sketch(config)
+            assert not isinstance(sketch, Rejection)
+            found[config] = Pick(sketch, config, self.policy.price(sketch, config))
+        return list(found.values())

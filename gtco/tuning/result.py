@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gtco.search.cost_model import Quality, quality
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Timed
 from gtco.tuning.verdict import Verdict
+
+
+class Prediction(NamedTuple):
+    """Scores of a config before it was measured, higher is faster: the learned model's, and the
+    analytic price's.
+    """
+
+    learned: float
+    analytic: float
 
 
 @dataclass
@@ -20,7 +30,8 @@ class StageResult:
     ``history``: seconds of the best before any slot (predicted, until it is measured) and after
     each; ``readings``: seconds of every config that was timed, made comparable over rounds by the
     pick that all rivals of a round are timed against; ``tested``: all that were tried or are known
-    from records, whatever came of them; ``noise``: of the last round, as a share.
+    from records, whatever came of them; ``predicted``: what a learned model said of those that it
+    proposed; ``noise``: of the last round, as a share.
     """
 
     stage: Stage
@@ -30,6 +41,7 @@ class StageResult:
     history: list[float] = field(default_factory=list)
     readings: dict[Config, float] = field(default_factory=dict)
     tested: set[Config] = field(default_factory=set)
+    predicted: dict[Config, Prediction] = field(default_factory=dict)
     noise: float = 0.0
     ranked: bool = True  # could the last round tell rivals apart?
     rounds: int = 0
@@ -78,6 +90,20 @@ class StageResult:
         self.noise, self.ranked = verdict.noise, verdict.ranked
         self.history.append(self.seconds * verdict.seconds / verdict.first_seconds)
 
+    @property
+    def rankings(self) -> tuple[Quality, Quality] | None:
+        """How the learned model and the analytic price ranked what was measured only afterwards;
+        None of fewer than two programs.
+        """
+        both = [(p, self.readings[c]) for c, p in self.predicted.items() if c in self.readings]
+        if len(both) < 2:
+            return None
+        seconds = [s for _, s in both]
+        return (
+            quality([p.learned for p, _ in both], seconds),
+            quality([p.analytic for p, _ in both], seconds),
+        )
+
     def to_json(self, model: int = 0) -> dict[str, Any]:
         """What the report of a model says of the stage."""
         return {
@@ -90,5 +116,5 @@ class StageResult:
             "first_seconds": self.first_seconds,
             "seconds": self.seconds,
             "noise": self.noise,
+            "ranking": [asdict(ranking) for ranking in self.rankings or ()],
         }
-

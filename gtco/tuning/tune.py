@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 
@@ -25,8 +24,9 @@ from gtco.search.policy import Policy
 from gtco.search.records import Outcome, Record, Records, circumstances, now, standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.tensor.space import Pick
+from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
-from gtco.tuning.proposals import propose
+from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, judge
@@ -82,13 +82,21 @@ class _Tuner:
         self.begin = time.monotonic()
         self.trials = effort.trials
         self.records, self.circumstances = records, circumstances(policy.target)
-        self.random = Random(0)
         self.results = {r.stage.key: r for r in heaviest(models)}
-        if records is not None:
+        known = [r for r in records.all() if r.outcome != "noisy"] if records is not None else []
+        here = [record for record in known if record.circumstances == self.circumstances]
+        for record in here:
+            if record.stage in self.results:
+                self.results[record.stage].tested.add(record.parsed)
+        if not effort.again:
             for key, result in self.results.items():
-                known = records.of(key, self.circumstances)
-                result.tested.update(r.parsed for r in known if r.outcome != "noisy")
-                result.exhausted = not effort.again and standing(known) is not None
+                result.exhausted = standing(r for r in here if r.stage == key) is not None
+        others = [record for record in known if record.circumstances != self.circumstances]
+        self.proposals: Proposals = (
+            LearnedProposals(policy, self.results, here, others)
+            if effort.learned
+            else AnalyticProposals(policy)
+        )
 
     @property
     def left(self) -> float:
@@ -162,6 +170,8 @@ class _Tuner:
                 f"{view.measured} stages (two readings of one kernel were {view.noise:.0%} apart), "
                 "whose picks stand; tune where nothing else runs"
             )
+        for failure in self.proposals.failures:
+            self.note_all(f"tuning: {failure}")
         self.progress(view)
 
     def note_all(self, what: str) -> None:
@@ -230,7 +240,7 @@ class _Tuner:
             if n < 1 or needed > self.left:
                 continue
             self.say(f"building for stage {number + 1} of {len(chosen)}")
-            picks = propose(result, self.policy, self.random, n)
+            picks = self.proposals.propose(result, n)
             if trial := self.trial(result, picks):
                 trials.append(trial)
                 timing += more

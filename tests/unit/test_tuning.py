@@ -258,7 +258,7 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure.Measurer, "time", read)
-        (result,) = tune.tune([made], policy, workers, threads=0, effort=Tune(seconds=300.0))
+        (result,) = tune.tune([made], policy, workers, threads=0, effort=Tune(learned=False))
     assert result.first == first and result.last.seconds < first.seconds
     assert result.seconds < result.first_seconds
     assert result.readings[result.last.config] == pytest.approx(result.seconds)
@@ -443,7 +443,8 @@ def test_the_policy_benchmark_follows_a_pick_through_rounds() -> None:
     from bench.policy import row
 
     def reading(config: str, outcome: str, predicted: float, ratio: float) -> Record:
-        return Record("s", "matmul", "{}", config, outcome, predicted, 1e-3 * ratio, ratio, 0.0)  # type: ignore[arg-type]
+        written = json.dumps({"sketch": config})
+        return Record("s", "matmul", "{}", written, outcome, predicted, 1e-3 * ratio, ratio, 0.0)  # type: ignore[arg-type]
 
     timed = [
         reading("a", "beaten", 1e-3, 1.0),

@@ -1,0 +1,185 @@
+"""Proposals of a learned cost model: rounds of propose, measure, learn (GTCO Section IV-E).
+
+The model learns from every stage that is tuned, and from records of the same circumstances; an
+evolutionary search over a stage's space asks it for what is worth measuring. The search begins with
+what the analytic policy ranks first, what was measured to be fast, and what was best for stages
+that do the same on other sizes, on other machines too. Until the model knows enough, the analytic
+proposals stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from random import Random
+
+import numpy as np
+
+from gtco.errors import describe
+from gtco.search.cost_model import LEAST, CostModel, Example, available
+from gtco.search.evolution import adapted, evolve
+from gtco.search.features import features
+from gtco.search.policy import Policy
+from gtco.search.records import STANDING, Record, relative
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Pick, Rejection, Space
+from gtco.tensor.stage import Stage
+from gtco.tuning.proposals import HOPELESS, AnalyticProposals
+from gtco.tuning.result import Prediction, StageResult
+
+RANKED = 16  # of the analytic ranking, that a search begins with
+FASTEST = 6  # of the stage's measured configs, likewise
+SIMILAR = 8  # of those that stood for stages with the same operators
+KNOWN_FIRST = 2  # of these, that a stage's first round tries
+ABSENT = (
+    "XGBoost is not installed, so nothing was learned from what was measured and the analytic "
+    "policy proposed all candidates: pip install gtco[tune]"
+)
+
+
+class LearnedProposals:
+    """``results`` are all that is tuned together, by stage key; ``known`` what records have of
+    these very circumstances, ``others`` all other records, which give no times and no pick, but
+    configs to begin with.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        results: Mapping[str, StageResult],
+        known: Sequence[Record] = (),
+        others: Sequence[Record] = (),
+        seed: int = 0,
+    ) -> None:
+        self.policy, self.results = policy, results
+        self.analytic = AnalyticProposals(policy, seed)
+        self.random, self.model = Random(seed), CostModel(seed)
+        self.known: dict[str, list[Record]] = {}
+        for record in known:
+            self.known.setdefault(record.stage, []).append(record)
+        self.stood: dict[str, list[Config]] = {}  # by label
+        for record in (*others, *known):
+            if record.outcome in STANDING:
+                self.stood.setdefault(record.label, []).append(record.parsed)
+        self.failures: list[str] = []
+        self._features: dict[tuple[str, Config], np.ndarray | None] = {}
+        self._learned = -1  # examples at the last training
+
+    def propose(self, result: StageResult, n: int) -> list[Pick]:
+        space = space_of(result.stage, self.policy.target)
+        self._learn()
+        if not self.model.trained:
+            return self._unlearned(space, result, n)
+        first = self._of(result.stage, space, result.first.config)
+        if first is None:
+            return self.analytic.propose(result, n)
+        prices: dict[Config, float] = {}
+        scores: dict[Config, float] = {}
+
+        def score(configs: Sequence[Config]) -> list[float]:
+            rows: dict[Config, np.ndarray] = {}
+            for config in configs:
+                prices[config] = price = self._price(space, config)
+                if price <= HOPELESS * result.last.seconds:
+                    row = self._of(result.stage, space, config)
+                    if row is not None:
+                        rows[config] = row
+            found = self.model.scores(list(rows.values()), first).tolist()
+            scores.update(zip(rows, found, strict=True))
+            return [scores.get(config, -inf) for config in configs]
+
+        seeds = self._seeds(space, result)
+        chosen = evolve(space, score, seeds, n, self.random, result.tested)
+        for config in chosen:
+            result.predicted[config] = Prediction(scores[config], -prices[config])
+        return [self._pick(space, config) for config in chosen]
+
+    def _unlearned(self, space: Space, result: StageResult, n: int) -> list[Pick]:
+        """The analytic proposals, and in the first round some of what stood elsewhere."""
+        if result.rounds:
+            return self.analytic.propose(result, n)
+        elsewhere = [c for c in self._elsewhere(space, result) if c not in result.tested]
+        picks = [self._pick(space, config) for config in elsewhere[:KNOWN_FIRST]]
+        picks = [p for p in picks if p.seconds <= HOPELESS * result.last.seconds]
+        more = self.analytic.propose(result, n)
+        configs = {pick.config for pick in picks}
+        return (picks + [pick for pick in more if pick.config not in configs])[:n]
+
+    def _seeds(self, space: Space, result: StageResult) -> list[Config]:
+        fastest = sorted(result.readings, key=lambda config: result.readings[config])
+        alternatives = self.policy.alternatives(result.stage, result.last, result.tested)
+        return [
+            result.last.config,
+            *fastest[:FASTEST],
+            *self._elsewhere(space, result),
+            *(pick.config for pick in alternatives),
+            *self.policy.propose(result.stage, RANKED),
+        ]
+
+    def _elsewhere(self, space: Space, result: StageResult) -> list[Config]:
+        """What stood for stages with the same operators, here and in records, as this space has it.
+        """
+        same = [
+            r.last.config
+            for r in self.results.values()
+            if r is not result and r.measured and r.stage.label == result.stage.label
+        ]
+        stood = [*same, *reversed(self.stood.get(result.stage.label, ()))]
+        fitting = (adapted(space, config) for config in dict.fromkeys(stood))
+        return list(dict.fromkeys(config for config in fitting if config))[:SIMILAR]
+
+    # what is learned ------------------------------------------------------------------------------
+    def _learn(self) -> None:
+        """Train anew where something was measured since."""
+        count = sum(len(result.readings) for result in self.results.values())
+        if count == self._learned or ABSENT in self.failures:
+            return
+        self._learned = count
+        examples = self.examples()
+        if len(examples) >= LEAST and not available():
+            self.failures.append(ABSENT)
+        else:
+            self.model.train(examples)
+
+    def examples(self) -> list[Example]:
+        """Every program that was measured, here or according to the records."""
+        found = []
+        for key, result in self.results.items():
+            space = space_of(result.stage, self.policy.target)
+            first = self._of(result.stage, space, result.first.config)
+            if first is None:
+                continue
+            times = {f"{key} recorded": relative(self.known.get(key, ())), key: result.readings}
+            for group, readings in times.items():
+                for config, seconds in readings.items():
+                    if space.check(config) is None:
+                        row = self._of(result.stage, space, config)
+                        if row is not None:
+                            found.append(Example(group, row, first, seconds))
+        return found
+
+    def _of(self, stage: Stage, space: Space, config: Config) -> np.ndarray | None:
+        """The features of the config's program; None where it has none."""
+        key = (stage.key, config)
+        if key not in self._features:
+            self._features[key] = self._read(stage, space, config)
+        return self._features[key]
+
+    def _read(self, stage: Stage, space: Space, config: Config) -> np.ndarray | None:
+        try:
+            program = space.build(config, "program")
+            if isinstance(program, Rejection):
+                return None
+            return features(program, stage, self.policy.target, self._price(space, config))
+        except Exception as error:  # of a sketch: the others go on
+            what = f"a program of stage {stage.label} ({stage.key}) has no features"
+            self.failures.append(f"{what}: {describe(error)}")
+            return None
+
+    def _price(self, space: Space, config: Config) -> float:
+        return self._pick(space, config).seconds
+
+    def _pick(self, space: Space, config: Config) -> Pick:
+        sketch = space.sketch(config)
+        assert not isinstance(sketch, Rejection)
+        return Pick(sketch, config, self.policy.price(sketch, config))
