@@ -18,6 +18,7 @@ BENCHMARKS = {
     "policy": "the analytic policy's picks beside the best that measuring finds",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
     "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
+    "cost_model": "the tuner's learned cost model: its ranking, and its search at equal trials",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }
 
