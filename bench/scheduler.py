@@ -32,7 +32,7 @@ from gtco.search.scheduler import Task, allot
 
 SLOT = 4  # trials
 SHUFFLES = 20
-PATIENCE = 3
+PATIENCE = 4  # slots; fewer stop sooner and end farther from the best
 SHARES = (0.2, 0.3, 0.4, 0.6, 0.8)  # of all trials, at which schedulers are compared
 NEAR = 1.02  # times the best: as good as done
 
@@ -192,8 +192,8 @@ def shuffled(tasks: Sequence[Readings], seed: int) -> list[Readings]:
 @dataclass(frozen=True)
 class Row:
     """One scheduler on one model: the model's time over the best after each of ``SHARES`` of the
-    trials; the trials (of ``total``) until it was within ``NEAR`` of the best, in the median, and
-    in how many of the orders it got there.
+    trials; the trials until it was within ``NEAR`` of the best, in the median, and in how many of
+    the orders it got there; those that it gave out of ``total``, in the mean, and where it ended.
     """
 
     model: str
@@ -201,7 +201,9 @@ class Row:
     over: tuple[float, ...]
     trials: float
     reached: int
+    given: float
     total: int
+    end: float
 
 
 def compare(model: str, tasks: Sequence[Readings]) -> list[Row]:
@@ -211,9 +213,14 @@ def compare(model: str, tasks: Sequence[Readings]) -> list[Row]:
     for name, scheduler in SCHEDULERS.items():
         over: list[list[float]] = [[] for _ in SHARES]
         near: list[int] = []
+        given: list[int] = []
+        ends: list[float] = []
         for seed in range(SHUFFLES):
             order = shuffled(tasks, seed)
-            seconds = list(curve(order, scheduler(order, seed)))
+            chosen = scheduler(order, seed)
+            seconds = list(curve(order, chosen))
+            given.append(SLOT * len(chosen))
+            ends.append(seconds[-1] / best)
             first = len(tasks) - 1  # every stage has had a slot
             for found, share in zip(over, SHARES, strict=True):
                 at = min(max(int(share * slots) - 1 - first, 0), len(seconds) - 1)
@@ -223,7 +230,9 @@ def compare(model: str, tasks: Sequence[Readings]) -> list[Row]:
                 near.append(SLOT * (reached + 1 + first))
         means = tuple(statistics.geometric_mean(values) for values in over)
         median = statistics.median([*near, *[float("inf")] * (SHUFFLES - len(near))])
-        rows.append(Row(model, name, means, median, len(near), SLOT * slots))
+        end = statistics.geometric_mean(ends)
+        spent = statistics.fmean(given)
+        rows.append(Row(model, name, means, median, len(near), spent, SLOT * slots, end))
     return rows
 
 
@@ -296,12 +305,14 @@ def show(rows: Sequence[Row]) -> None:
     for share in SHARES:
         table.add_column(f"{share:.0%} of the trials", justify="right")
     table.add_column(f"trials to {NEAR:g} of the best", justify="right")
+    table.add_column("trials given, end", justify="right")
     for row in rows:
         table.add_row(
             row.model,
             row.scheduler,
             *(f"{over:.3f}" for over in row.over),
-            f"{row.trials:g} of {row.total} ({row.reached} of {SHUFFLES} orders)",
+            f"{row.trials:g} ({row.reached} of {SHUFFLES} orders)",
+            f"{row.given:.0f} of {row.total}, {row.end:.3f}",
         )
     console().print(table)
 

@@ -11,14 +11,16 @@ over t from (1, ..., 1): each slot goes where f is expected to fall most for wha
 model that meets its L_j, and a stage that is at its ES, have a gradient of zero and get none.
 
 How g_i goes on is not known. As in Ansor, its slope is a mean of what the last slots gained and of
-what may be hoped for after as many again, which is less the longer a stage was searched, and never
-more than what is between it and the machine's peak.
+what may be hoped for, which is less the longer a stage was searched. Ansor hopes for g_i / t_i;
+here it is the geometric mean of that and of (g_i - floor) / t_i, the floor being the machine's
+peak: what stands at the peak has nothing to hope for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 WINDOW = 3  # slots that a stage's latest gain is averaged over
 BACKWARD = 0.2  # share of that gain in the slope, as in Ansor; the rest is hope
@@ -89,7 +91,7 @@ def slope(task: Task) -> float:
     if task.stopped:
         return 0.0
     room = max(task.seconds - task.floor, 0.0)
-    hope = min(task.seconds / max(task.slots, 1), room)
+    hope = sqrt(task.seconds * room) / max(task.slots, 1)
     return BACKWARD * gained(task) + (1.0 - BACKWARD) * hope
 
 

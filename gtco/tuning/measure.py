@@ -21,11 +21,12 @@ from gtco.target import Target
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.timing import LEAST_ROUNDS
-from gtco.tuning.trial import REPEATS, Trial, artifact, batches
+from gtco.tuning.trial import REPEATS, Trial, artifact, batches, buffers
 
 GRACE = 60.0  # seconds that timing may take beyond what it was given: opening, a slow first round
 BUILD_SECONDS = 0.4  # for one candidate, until some were built
 START_SECONDS = 1.0  # of a process that times: linking, opening, ending
+BYTES_A_SECOND = 4e8  # of a trial's tensors
 SLOWER = 1.5  # how much longer than its stage's pick a candidate is reckoned to run
 
 
@@ -54,11 +55,12 @@ class Measurer:
         each = self._building / self._built if self._built else BUILD_SECONDS
         return candidates * each
 
-    def timing_cost(self, seconds: float, candidates: int) -> float:
+    def timing_cost(self, stage: Stage, seconds: float, candidates: int) -> float:
         """Seconds that timing so many candidates of a stage takes at the least, where its pick
-        takes ``seconds``.
+        takes ``seconds``: its rounds, and its tensors, which are made, written and compared.
         """
-        return LEAST_ROUNDS * seconds * (1 + REPEATS + SLOWER * candidates)
+        rounds = LEAST_ROUNDS * seconds * (1 + REPEATS + SLOWER * candidates)
+        return rounds + buffers(stage, 1 + candidates) / BYTES_A_SECOND
 
     def build(
         self, stage: Stage, first: Pick, kernel: Kernel, picks: Sequence[Pick]

@@ -46,9 +46,14 @@ class Trial:
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers that timing it takes."""
-        constants = sum(i.type.nbytes for i in self.stage.inputs if i.constant)
-        each = constants + self.stage.output.type.nbytes
-        return sum(i.type.nbytes for i in self.stage.inputs) + each * (len(self.kernels) + REPEATS)
+        return buffers(self.stage, len(self.kernels))
+
+
+def buffers(stage: Stage, kernels: int) -> int:
+    """Bytes of the inputs, and of the constants and results of each of so many kernels."""
+    constants = sum(i.type.nbytes for i in stage.inputs if i.constant)
+    each = constants + stage.output.type.nbytes
+    return sum(i.type.nbytes for i in stage.inputs) + each * (kernels + REPEATS)
 
 
 def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[Trial]]:

@@ -225,7 +225,7 @@ class _Tuner:
 
     def cost(self, result: StageResult, candidates: int) -> float:
         """Seconds that a slot of so many candidates takes."""
-        timing = self.measurer.timing_cost(result.seconds, candidates)
+        timing = self.measurer.timing_cost(result.stage, result.seconds, candidates)
         return self.measurer.build_cost(candidates) + timing
 
     def built(self, chosen: Sequence[tuple[StageResult, int]]) -> tuple[list[Trial], float]:
@@ -235,7 +235,7 @@ class _Tuner:
         trials, timing = [], 0.0
         for number, (result, n) in enumerate(chosen):
             n = min(n, self.trials)
-            more = self.measurer.timing_cost(result.seconds, n)
+            more = self.measurer.timing_cost(result.stage, result.seconds, n)
             needed = self.measurer.build_cost(n) + timing + more + START_SECONDS
             if n < 1 or needed > self.left:
                 continue

@@ -96,7 +96,9 @@ class View:
         said.append(f"the rest of the time: {'; '.join(shares)}")
         waiting = sum(stage.state == "waiting" for stage in self.stages)
         if waiting:
-            said.append(f"{waiting} of {len(self.stages)} stages were not measured: no time left")
+            said.append(
+                f"{waiting} of {len(self.stages)} stages were not measured: the budget was spent"
+            )
         if all(stage.state == "done" for stage in self.stages):
             said.append("more time would be expected to give nothing: every stage stopped gaining")
         elif self.hour < 0.001 * self.now:

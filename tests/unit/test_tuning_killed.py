@@ -61,6 +61,7 @@ def test_what_was_measured_before_a_kill_is_kept(turns: int, root: Path, tmp_pat
     assert (tmp_path / "mlp.so").exists()
     last = kept(path)
     assert last[: len(seen)] == seen
-    # a round is one transaction: it has the pick that the others were timed against
-    tried = Counter((r.stage, r.config) for r in last if r.outcome not in ("kept", "beaten"))
-    assert max(tried.values()) == 1, "nothing is measured twice"
+    # but the pick that others are timed against, and what a noisy machine could not rank
+    again = ("kept", "beaten", "noisy")
+    tried = Counter((r.stage, r.config) for r in last if r.outcome not in again)
+    assert max(tried.values(), default=1) == 1, "nothing is measured twice"
