@@ -55,6 +55,10 @@ class Measurer:
         each = self._building / self._built if self._built else BUILD_SECONDS
         return candidates * each
 
+    def proposed(self, seconds: float) -> None:
+        """So long it took to find what is built next, which counts as building."""
+        self._building += seconds
+
     def timing_cost(self, stage: Stage, seconds: float, candidates: int) -> float:
         """Seconds that timing so many candidates of a stage takes at the least, where its pick
         takes ``seconds``: its rounds, and its tensors, which are made, written and compared.

@@ -84,7 +84,7 @@ class StageResult:
         picks, readings = timed.trial.picks, timed.readings
         ratios = np.median(readings / readings[:, [0, -1]].mean(axis=1, keepdims=True), axis=0)
         for n, pick in enumerate(picks):
-            if n not in timed.wrong:
+            if verdict.ranked and n not in timed.wrong:
                 self.readings[pick.config] = self.seconds * float(ratios[n])
         self.measured += len(picks) - 1
         self.noise, self.ranked = verdict.noise, verdict.ranked

@@ -102,6 +102,11 @@ class _Tuner:
     def left(self) -> float:
         return self.begin + self.effort.seconds - time.monotonic()
 
+    @property
+    def done(self) -> int:
+        """Stages with nothing left to try."""
+        return sum(result.exhausted for result in self.results.values())
+
     def say(self, doing: str) -> None:
         self.progress(self.view(doing))
 
@@ -196,13 +201,14 @@ class _Tuner:
         slots = allot(tasks, SLOTS, needed)
         best_first = sorted(range(len(tasks)), key=lambda i: -falls[i])
         chosen = [(results[i], slots[i] * candidates) for i in best_first if slots[i]]
+        before = self.done
         trials, least = self.built(chosen)
         if trials:
             self.say(f"timing {sum(len(t.picks) for t in trials)} candidates")
             wanted = max(GENEROUS * least, SHORTEST)
             for timed in self.measurer.time(trials, max(min(wanted, self.left), 0.0)):
                 self.decide(timed)
-        return bool(chosen)
+        return bool(trials) or self.done > before
 
     def candidates(self, results: Sequence[StageResult]) -> int:
         """How many a slot tries: fewer where the time left would not do for a slot of each stage of
@@ -233,14 +239,18 @@ class _Tuner:
         timed in what is left; and the seconds that timing them takes at the least.
         """
         trials, timing = [], 0.0
-        for number, (result, n) in enumerate(chosen):
-            n = min(n, self.trials)
-            more = self.measurer.timing_cost(result.stage, result.seconds, n)
-            needed = self.measurer.build_cost(n) + timing + more + START_SECONDS
-            if n < 1 or needed > self.left:
+        for number, (result, wanted) in enumerate(chosen):
+            spare = self.left - timing - START_SECONDS
+            n = min(wanted, self.trials)
+            while n > LEAST_CANDIDATES and self.cost(result, n) > spare:
+                n -= 1
+            if n < 1 or self.cost(result, n) > spare:
                 continue
+            more = self.measurer.timing_cost(result.stage, result.seconds, n)
             self.say(f"building for stage {number + 1} of {len(chosen)}")
+            begin = time.monotonic()
             picks = self.proposals.propose(result, n)
+            self.measurer.proposed(time.monotonic() - begin)
             if trial := self.trial(result, picks):
                 trials.append(trial)
                 timing += more

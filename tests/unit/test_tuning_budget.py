@@ -126,6 +126,17 @@ def test_building_counts_too(
         assert len(results) == len(STAGES)
 
 
+@pytest.mark.parametrize("gaining", [False, True])
+def test_every_budget_comes_to_an_end(machine: Machine, gaining: bool) -> None:
+    """Also where what is left suffices for one slot and not for the several that are wanted."""
+    if gaining:
+        machine.factor = lambda pick, n: 1.0 if n == 0 else 0.9  # type: ignore[method-assign]
+    for seconds in np.arange(1.5, 7.0, 0.25):
+        begin = machine.now
+        run(generated(STAGES[0]), seconds=float(seconds), learned=False)
+        assert machine.now - begin <= seconds + 1.0
+
+
 def test_what_takes_long_to_time_is_held_to_the_budget(machine: Machine) -> None:
     """A stage whose readings alone would take longer than all there is waits for ever; the others
     are measured.
