@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from gtco.errors import RecordError
 from gtco.target import Target, cpu_identity
 from gtco.tensor.space import Config
+from gtco.tensor.stage import Stage
 from gtco.version import __version__
 
 APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
@@ -44,6 +45,7 @@ COLUMNS = {
     "reason": "TEXT NOT NULL",
     "time": "TEXT NOT NULL",
 }
+STAGES = "stages (key TEXT PRIMARY KEY, stage TEXT NOT NULL)"  # what they compute, as JSON
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,29 @@ class Records:
                 f"INSERT INTO records ({names}) VALUES ({marks})",
                 [tuple(asdict(record)[name] for name in COLUMNS) for record in records],
             )
+
+    def remember(self, stages: Iterable[Stage]) -> None:
+        """Keep what these stages compute, so that their records say something to other models too.
+        """
+        rows = [(stage.key, json.dumps(stage.to_json())) for stage in stages]
+        with self._errors("written"), self._transaction():
+            self._base.execute(f"CREATE TABLE IF NOT EXISTS {STAGES}")
+            self._base.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?)", rows)
+
+    def stages(self) -> dict[str, Stage]:
+        """By key, the stages that were kept and that this version can read."""
+        with self._errors("read"):
+            tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stages'"
+            if not self._base.execute(tables).fetchone()[0]:
+                return {}
+            rows = list(self._base.execute("SELECT key, stage FROM stages ORDER BY key"))
+        found = {}
+        for key, text in rows:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):  # of another version
+                stage = Stage.from_json(json.loads(text))
+                if stage.key == key:
+                    found[key] = stage
+        return found
 
     def all(self) -> list[Record]:
         """Every record, in the order they were added."""

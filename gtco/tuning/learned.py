@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from gtco.tuning.result import Prediction, StageResult
 RANKED = 16  # of the analytic ranking, that a search begins with
 FASTEST = 6  # of the stage's measured configs, likewise
 SIMILAR = 8  # of those that stood for stages with the same operators
+RECORDED = 48  # programs of one stage that are learned from records, the latest
+RECORDED_STAGES = 12  # that are not tuned now: building a program takes some 10 ms
 KNOWN_FIRST = 2  # of these, that a stage's first round tries
 ABSENT = (
     "XGBoost is not installed, so nothing was learned from what was measured and the analytic "
@@ -39,8 +42,8 @@ ABSENT = (
 
 class LearnedProposals:
     """``results`` are all that is tuned together, by stage key; ``known`` what records have of
-    these very circumstances, ``others`` all other records, which give no times and no pick, but
-    configs to begin with.
+    these very circumstances, of the ``stages`` by key that are not tuned now too, ``others`` all
+    other records, which give no times and no pick, but configs to begin with.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class LearnedProposals:
         results: Mapping[str, StageResult],
         known: Sequence[Record] = (),
         others: Sequence[Record] = (),
+        stages: Mapping[str, Stage] = MappingProxyType({}),
         seed: int = 0,
     ) -> None:
         self.policy, self.results = policy, results
@@ -57,6 +61,8 @@ class LearnedProposals:
         self.known: dict[str, list[Record]] = {}
         for record in known:
             self.known.setdefault(record.stage, []).append(record)
+        elsewhere = [key for key in self.known if key in stages and key not in results]
+        self.stages = {key: stages[key] for key in elsewhere[-RECORDED_STAGES:]}
         self.stood: dict[str, list[Config]] = {}  # by label
         for record in (*others, *known):
             if record.outcome in STANDING:
@@ -142,21 +148,35 @@ class LearnedProposals:
             self.model.train(examples)
 
     def examples(self) -> list[Example]:
-        """Every program that was measured, here or according to the records."""
+        """Every program that was measured here, and the latest according to the records."""
         found = []
         for key, result in self.results.items():
             space = space_of(result.stage, self.policy.target)
             first = self._of(result.stage, space, result.first.config)
-            if first is None:
+            if first is not None:
+                found += self._measured(key, space, first, result.readings)
+                found += self._measured(f"{key} recorded", space, first, self._recorded(key))
+        for key, stage in self.stages.items():
+            space, times = space_of(stage, self.policy.target), relative(self.known[key])
+            began = next(iter(times), None)
+            if began is None or space.check(began) is not None:
                 continue
-            times = {f"{key} recorded": relative(self.known.get(key, ())), key: result.readings}
-            for group, readings in times.items():
-                for config, seconds in readings.items():
-                    if space.check(config) is None:
-                        row = self._of(result.stage, space, config)
-                        if row is not None:
-                            found.append(Example(group, row, first, seconds))
+            first = self._of(stage, space, began)
+            if first is not None:
+                found += self._measured(key, space, first, self._recorded(key))
         return found
+
+    def _recorded(self, key: str) -> dict[Config, float]:
+        """The latest configs of a stage in records, with their times over the first one's."""
+        return dict(list(relative(self.known.get(key, ())).items())[-RECORDED:])
+
+    def _measured(
+        self, group: str, space: Space, first: np.ndarray, times: Mapping[Config, float]
+    ) -> list[Example]:
+        """An example for each config that has a program; ``times`` are comparable."""
+        legal = [config for config in times if space.check(config) is None]
+        rows = ((config, self._of(space.stage, space, config)) for config in legal)
+        return [Example(group, row, first, times[c]) for c, row in rows if row is not None]
 
     def _of(self, stage: Stage, space: Space, config: Config) -> np.ndarray | None:
         """The features of the config's program; None where it has none."""

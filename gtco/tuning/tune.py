@@ -92,11 +92,14 @@ class _Tuner:
             for key, result in self.results.items():
                 result.exhausted = standing(r for r in here if r.stage == key) is not None
         others = [record for record in known if record.circumstances != self.circumstances]
+        stages = records.stages() if records is not None else {}
         self.proposals: Proposals = (
-            LearnedProposals(policy, self.results, here, others)
+            LearnedProposals(policy, self.results, here, others, stages)
             if effort.learned
             else AnalyticProposals(policy)
         )
+        if records is not None:
+            records.remember(result.stage for result in self.results.values())
 
     @property
     def left(self) -> float:

@@ -80,22 +80,44 @@ def test_it_begins_with_what_earlier_runs_measured() -> None:
     """Records of these circumstances are examples before anything is measured."""
     policy, stage = AnalyticPolicy(V4), linear(197, 192, 768)
     result, earlier = result_of(policy, stage), result_of(policy, stage)
-    first = machine(policy, earlier.first)
     analytic = AnalyticProposals(policy)
     while len(earlier.readings) < 2 * LEAST:
         round_of(analytic, policy, earlier)
-    records = [
-        Record(
-            *(stage.key, stage.label, "{}", json.dumps(config.to_json()), "slower"),
-            ratio=seconds / first,
-        )
-        for config, seconds in earlier.readings.items()
-    ]
+    records = recorded(earlier, policy)
     result.tested.update(earlier.readings)
     proposals = LearnedProposals(policy, {stage.key: result}, records)
     round_of(proposals, policy, result)
     assert proposals.model.trained and len(proposals.examples()) >= 2 * LEAST
     assert len(result.predicted) == result.measured
+
+
+def recorded(result: StageResult, policy: AnalyticPolicy) -> list[Record]:
+    """The records of what was measured of a stage, in a file's order."""
+    first = machine(policy, result.first)
+    stage = result.stage
+    return [
+        Record(
+            *(stage.key, stage.label, "{}", json.dumps(config.to_json()), "slower"),
+            ratio=seconds / first,
+        )
+        for config, seconds in result.readings.items()
+    ]
+
+
+def test_it_learns_from_other_models_too() -> None:
+    """Of stages that the records know and that are not tuned now; not of those unknown by name."""
+    policy, other = AnalyticPolicy(V4), linear(64, 256, 320)
+    earlier = result_of(policy, other)
+    analytic = AnalyticProposals(policy)
+    while len(earlier.readings) < 2 * LEAST:
+        round_of(analytic, policy, earlier)
+    records = recorded(earlier, policy)
+    for stages in ({}, {other.key: other}):
+        result = result_of(policy, linear(197, 192, 768))
+        proposals = LearnedProposals(policy, {result.stage.key: result}, records, (), stages)
+        round_of(proposals, policy, result)
+        assert proposals.model.trained == bool(stages) == bool(result.predicted)
+        assert len({example.stage for example in proposals.examples()}) == 1 + len(stages)
 
 
 def test_what_stood_for_a_similar_stage_is_tried_first() -> None:

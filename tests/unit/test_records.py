@@ -231,6 +231,23 @@ def linear() -> Stage:
     return Stage(inputs, (Operator("matmul", ("x", "w"), "y", y),)).canonical
 
 
+def test_stages_are_remembered_by_what_they_compute(tmp_path: Path) -> None:
+    """A file from before knows none; what another version wrote is passed over."""
+    stage = linear()
+    with Records(tmp_path / "a") as records:
+        assert records.stages() == {}
+        for _ in range(2):
+            records.remember([stage])
+        records.add(some(2))
+    base = sqlite3.connect(tmp_path / "a")
+    strange = ("{}", "no JSON", '{"inputs": 3}', json.dumps(stage.to_json()))
+    base.executemany("INSERT INTO stages VALUES (?, ?)", list(zip("wxyz", strange, strict=True)))
+    base.commit()
+    base.close()
+    with Records(tmp_path / "a") as records:
+        assert records.stages() == {stage.key: stage} and records.all() == some(2)
+
+
 def test_a_record_of_this_machine_overrules_the_prediction(tmp_path: Path) -> None:
     analytic, stage = AnalyticPolicy(MACHINE), linear()
     pick = analytic.choose(stage)
