@@ -42,6 +42,7 @@ from gtco.tuning.trial import Trial
 from gtco.tuning.tune import tune
 
 SECONDS = 5.0  # of timing what was picked in the end
+PATIENCE = 1000  # slots without a gain: both searches spend all their trials
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,11 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
             made = replace(
                 untuned, kernels=dict(untuned.kernels), choices=dict(untuned.choices), notes=[]
             )
-            effort = Tune(options.trials, options.seconds, learned=learned)
+            effort = Tune(options.trials, options.seconds, PATIENCE, learned=learned)
             found = tune([made], policy, workers, threads=options.threads, effort=effort)
             searches.append((made, found))
+            done, what = sum(r.measured for r in found), "learned" if learned else "analytic"
+            console().print(f"{name}: {done} candidates timed, {what} search", highlight=False)
             for note in made.notes:
                 console().print(f"{name}: {note}", highlight=False, markup=False)
         rankings = ranked(policy, [found for _, found in searches])
