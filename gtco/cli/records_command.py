@@ -15,6 +15,7 @@ from rich.table import Table
 from gtco.cli.console import stdout, text
 from gtco.errors import RecordError
 from gtco.search.records import STANDING, Record, Records, from_lines, to_lines
+from gtco.tensor.stage import Stage
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -45,19 +46,22 @@ def main(options: argparse.Namespace) -> int:
             show(options.file, found)
         return 0
     # all is read before anything is written
-    new = [record for source in options.sources for record in _read(source, options.action)]
+    read = [_read(source, options.action) for source in options.sources]
+    new = [record for records, _ in read for record in records]
     with Records(options.file) as records:
         added = records.merge(new)
+        records.remember(stage for _, stages in read for stage in stages)
     print(f"{options.file}: {added} of {len(new)} records added, the others were there")
     return 0
 
 
-def _read(source: Path, action: str) -> list[Record]:
+def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
+    """The records of a source, and what is known of their stages; lines know nothing of these."""
     if action == "merge":
         with Records(source, create=False) as records:
-            return records.all()
+            return records.all(), list(records.stages().values())
     try:
-        return from_lines(source.read_text(), str(source))
+        return from_lines(source.read_text(), str(source)), []
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{source} could not be read: {error}") from error
 

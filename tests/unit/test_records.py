@@ -288,6 +288,7 @@ def test_the_command_carries_records(tmp_path: Path, capsys: pytest.CaptureFixtu
         records.add(some(4))
     with Records(b) as records:
         records.add(some(6))
+        records.remember([linear()])
     assert main(["records", "show", a]) == 0
     assert "4 records" in capsys.readouterr().out
     assert main(["records", "export", a]) == 0
@@ -299,6 +300,7 @@ def test_the_command_carries_records(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["records", "merge", c, a, b]) == 0
     with Records(c) as records:
         assert {r.config for r in records.all()} == {r.config for r in some(6)}
+        assert records.stages() == {linear().key: linear()}
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
