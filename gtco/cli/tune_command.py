@@ -6,6 +6,7 @@ models each gets its library, and what they share is tuned once.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,15 @@ def main(options: argparse.Namespace) -> int:
         budget = Tune(seconds=options.seconds)
     options.tune = replace(budget, latency=options.latency)
     options.records = options.records or options.models[0].with_suffix(".records")
-    return compile_models(options, options.models)
+    try:
+        return compile_models(options, options.models)
+    except BaseException as error:
+        if not isinstance(error, Exception) and options.records.exists():  # Ctrl-C, SIGTERM
+            print(
+                f"what was measured is kept in {options.records}; the same command goes on from it",
+                file=sys.stderr,
+            )
+        raise
 
 
 def show_spaces(options: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""A run of tuning that is killed loses the measurements in flight and no other, and the next run
-goes on from what is there.
+"""A run of tuning that is killed or stopped loses the measurements in flight and no other, and the
+next run goes on from what is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def kept(path: Path) -> list[Record]:
 
 @pytest.mark.parametrize("turns", [2, pytest.param(100, marks=pytest.mark.scheduled)])
 def test_what_was_measured_before_a_kill_is_kept(turns: int, root: Path, tmp_path: Path) -> None:
-    """Killed at a random moment after new records were seen; then run to its end."""
+    """Killed, or stopped by Ctrl-C, at a random moment after new records were seen; then run to its
+    end.
+    """
     draw = random.Random(turns)
     path, model = tmp_path / "r", tmp_path / "mlp.onnx"
     onnx.save(mlp(layers=3), model)
@@ -40,8 +42,10 @@ def test_what_was_measured_before_a_kill_is_kept(turns: int, root: Path, tmp_pat
     command = [sys.executable, "-c", TUNE, "tune", str(model), "--records", str(path)]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(root)}
     seen: list[Record] = []
-    for _ in range(turns):
-        child = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.DEVNULL)
+    for turn in range(turns):
+        child = subprocess.Popen(
+            command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True
+        )
         processes = psutil.Process(child.pid).children(recursive=True)
         # a run that has nothing left to measure ends by itself
         while child.poll() is None and kept(path) == seen:
@@ -51,8 +55,11 @@ def test_what_was_measured_before_a_kill_is_kept(turns: int, root: Path, tmp_pat
         assert before[: len(seen)] == seen
         if child.poll() is None:
             processes = psutil.Process(child.pid).children(recursive=True)
-            os.kill(child.pid, signal.SIGKILL)
-        child.wait()
+            os.kill(child.pid, signal.SIGINT if turn % 2 else signal.SIGKILL)
+        _, said = child.communicate(timeout=100)
+        assert child.returncode in (0, 130 if turn % 2 else -signal.SIGKILL), said
+        if child.returncode == 130:
+            assert f"what was measured is kept in {path}" in said
         seen = kept(path)
         assert seen[: len(before)] == before
         assert not psutil.wait_procs(processes, timeout=60)[1], "its processes end with it"
