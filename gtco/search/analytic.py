@@ -23,6 +23,7 @@ from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import kinds, micro_kernels
 from gtco.tensor.sketch import possible, space_of
+from gtco.tensor.sketch.winograd_transform import least_products
 from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -126,7 +127,7 @@ class AnalyticPolicy:
         if any(isinstance(d, str) for d in (*a, *b, *op.type.shape)):
             return LAUNCH
         depth = prod(int(d) for d in b[1:]) if op.kind == "conv2d" else int(a[-1])
-        products = float(op.type.size * depth)
+        products = op.type.size * depth * least_products(op, b)
         if op.kind == "attention":  # q k^T and its product with v
             products = float(op.type.size // int(op.type.shape[-1]))
             products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))

@@ -94,7 +94,9 @@ class Packing:
 
     The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
     ``pad``, viewed as ``split`` and transposed by ``order``; then packed once more where ``then``
-    says so. Every field is data, so a packing crosses processes and goes to JSON.
+    says so. Before all that its last two axes are multiplied by the matrix ``both`` from both
+    sides, w -> both w both^T, where there is one: in float64, and rounded once. Every field is
+    data, so a packing crosses processes and goes to JSON.
     """
 
     shape: tuple[int, ...]
@@ -103,8 +105,12 @@ class Packing:
     split: tuple[int, ...]
     order: tuple[int, ...]
     then: Packing | None = None
+    both: tuple[tuple[float, ...], ...] = ()
 
     def apply(self, array: np.ndarray) -> np.ndarray:
+        if self.both:
+            matrix = np.array(self.both)
+            array = (matrix @ array.astype(np.float64) @ matrix.T).astype(array.dtype)
         view = array.reshape(self.shape).transpose(self.axes)
         if any(self.pad):
             view = np.pad(view, [(0, p) for p in self.pad])

@@ -20,6 +20,7 @@ from gtco.tensor.sketch import (
     pool,
     resize,
     rows,
+    winograd,
 )
 from gtco.tensor.space import Sketch, Space
 from gtco.tensor.stage import Stage
@@ -30,6 +31,7 @@ Failed = Callable[[str, Exception], None]
 RULES: tuple[Rule, ...] = (
     gemm.match,
     convolution.match,
+    winograd.match,
     dot.match,
     attention.match,
     depthwise.match,

@@ -63,18 +63,7 @@ class GemmLoops:
         self.reader = Reader(self.stage, em, args.inputs)
         self.arrays = self.scratch.arrays(args)
         with em.range(args.begin, args.end, "task") as task:
-            em.bind(task, shape.tasks)
-            chunk_n = em.let_index(task % shape.chunks_n, "chunk_n")
-            rest = em.let_index(task // shape.chunks_n, "rest")
-            chunk_m = em.let_index(rest % shape.chunks_m, "chunk_m")
-            batch = em.let_index(rest // shape.chunks_m, "batch")
-            first_block = em.let_index(chunk_m * shape.task_blocks, "first_block")
-            blocks = em.let_index(shape.share(first_block), "blocks")
-            first_panel = em.let_index(chunk_n * shape.task_panels, "first_panel")
-            panels = shape.task_panels
-            if shape.panels % shape.task_panels:
-                left = shape.panels - first_panel
-                panels = em.let_index(tirx.min(shape.task_panels, left), "panels")
+            batch, first_block, blocks, first_panel, panels = shape.pieces(em, task)
             if (norm := self.sketch.norm) is not None:
                 row0 = em.let_index(shape.first_row(first_block), "row0")
                 rows = em.let_index(shape.first_row(first_block + blocks) - row0, "rows")

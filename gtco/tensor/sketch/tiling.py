@@ -10,7 +10,7 @@ from math import ceil
 from tvm import tirx
 
 from gtco.tensor.analysis.contraction import Contraction
-from gtco.tensor.emit import Expr
+from gtco.tensor.emit import Emitter, Expr
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.space import Decision
 
@@ -49,6 +49,24 @@ class TaskShape:
         """Blocks of the task that starts at ``first``."""
         whole = self.blocks % self.task_blocks == 0
         return self.task_blocks if whole else tirx.min(self.task_blocks, self.blocks - first)
+
+    def pieces(self, em: Emitter, task: Expr) -> tuple[Expr, Expr, Expr, Expr, Expr]:
+        """What a task makes: its batch, its first row block and how many, its first panel and how
+        many.
+        """
+        em.bind(task, self.tasks)
+        chunk_n = em.let_index(task % self.chunks_n, "chunk_n")
+        rest = em.let_index(task // self.chunks_n, "rest")
+        chunk_m = em.let_index(rest % self.chunks_m, "chunk_m")
+        batch = em.let_index(rest // self.chunks_m, "batch")
+        first_block = em.let_index(chunk_m * self.task_blocks, "first_block")
+        blocks = em.let_index(self.share(first_block), "blocks")
+        first_panel = em.let_index(chunk_n * self.task_panels, "first_panel")
+        panels: Expr = self.task_panels
+        if self.panels % self.task_panels:
+            left = self.panels - first_panel
+            panels = em.let_index(tirx.min(self.task_panels, left), "panels")
+        return batch, first_block, blocks, first_panel, panels
 
     @property
     def heights(self) -> tuple[int, ...]:

@@ -1,0 +1,267 @@
+"""Sketch rule for 3x3 convolutions of stride 1 by Winograd's minimal filtering (Lavin and Gray
+2016), structure SSSRS: F(2x2, 3x3) takes 2.25 and F(4x4, 3x3) 4 times fewer products than any sum
+over taps does.
+
+::
+
+    for task in chunks of output tiles x column chunks:             # parallel
+      for held tiles of m x m outputs:                              # what L2 holds
+        for tile, channel: inputs[p, tile, channel] = (B^T x B)[p]  # p: the (m + 2)^2 positions
+        for panel of nr columns in the task's columns:
+          for p, for block of mr (or mr - 1) of these tiles:
+            products[p, mr, nr] = inputs[p, mr, k] x U[p, k, nr]    # micro-kernel, in registers
+          for tile, column: epilogue(A^T products A) -> output
+
+U = G w G^T is made when weights are packed, in float64 and rounded once. A tile at the border is
+copied with zeros around it first.
+
+Accuracy, beside float64 on random data of 16 to 512 channels: the root of the mean square error is
+0.6 to 0.8 of a direct convolution's for F(2x2), and 1.7 to 2.5 of it for F(4x4), which grows with
+the square root of the channels as a direct one's does (8e-7 of the outputs' at 64 channels, 2.2e-6
+at 512). Errors are relative to the largest inputs of a tile's window: where an output is small
+beside its neighbours it has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile,
+and inputs whose magnitude is within a factor of 12 of the largest float32 may overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.target import Target
+from gtco.tensor.analysis.chains import anchor
+from gtco.tensor.analysis.contraction import ConvView, TransposedView
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch import gemm
+from gtco.tensor.sketch.gemm import Gemm
+from gtco.tensor.sketch.pack import RUN_COST
+from gtco.tensor.sketch.program import program
+from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
+from gtco.tensor.sketch.winograd_loops import WinogradLoops
+from gtco.tensor.sketch.winograd_transform import TAPS, TRANSFORMS, applicable
+from gtco.tensor.space import (
+    Config,
+    Decision,
+    Extra,
+    Layer,
+    Option,
+    Packing,
+    Program,
+    Rejection,
+    Stream,
+    Workload,
+)
+from gtco.tensor.stage import Stage
+
+MOVE_COST = 3.0  # vector instructions in the time that a vector is loaded and stored in
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, that the transformed inputs of the held tiles may take
+
+
+def match(stage: Stage, target: Target) -> Winograd | None:
+    """A 3x3 convolution of stride 1 with constant weights, channels last, that ``gemm`` takes."""
+    op = anchor(stage, "conv2d")
+    if op is None or op.inputs[1] not in stage.constants:
+        return None
+    if not applicable(op, stage.types[op.inputs[1]].shape):
+        return None
+    product = gemm.match(stage, target)
+    if product is None or product.operand != "float32" or not isinstance(product.view, ConvView):
+        return None
+    assert not isinstance(product.view, TransposedView)
+    return None if product.view.channels_first else Winograd(product)
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """A 3x3 convolution on a CPU; see the module's text for the loops. ``product`` is the same
+    stage as the ``gemm`` sketch sees it.
+    """
+
+    product: Gemm
+
+    name = "winograd"
+    structure = "SSSRS"
+
+    @property
+    def stage(self) -> Stage:
+        return self.product.stage
+
+    @property
+    def target(self) -> Target:
+        return self.product.target
+
+    @property
+    def view(self) -> ConvView:
+        view = self.product.view
+        assert isinstance(view, ConvView)
+        return view
+
+    # tiles ----------------------------------------------------------------------------------------
+    def grid(self, size: int) -> tuple[int, int, int]:
+        """Images, and rows and columns of tiles of ``size`` x ``size`` outputs."""
+        images, height, width = self.view.result
+        return images, ceil(height / size), ceil(width / size)
+
+    def tiles(self, size: int) -> int:
+        return prod(self.grid(size))
+
+    def widths(self, size: int) -> tuple[int, ...]:
+        """Outputs that tiles have along a row, the most first."""
+        width = self.view.result[2]
+        return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
+
+    def borders(self, size: int) -> float:
+        """The share of the tiles that read beyond the image."""
+        inner = 1.0
+        ends = self.view.op["padding"][:2]
+        for before, extent, count in zip(ends, self.view.image, self.grid(size)[1:], strict=True):
+            starts = (i * size - before for i in range(count))
+            inner *= sum(0 <= s <= extent - size - (TAPS - 1) for s in starts) / count
+        return 1.0 - inner
+
+    # the space ------------------------------------------------------------------------------------
+    def line(self, size: int) -> Gemm:
+        """The product of one position."""
+        view = replace(self.view, m=self.tiles(size), k=self.view.channels, batch=1)
+        return replace(self.product, view=view)
+
+    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
+        """The micro-kernel that was chosen."""
+        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        cores, n = self.target.cores, self.view.n
+        if "m" not in chosen:
+            return Decision("m", "grain", tuple(TRANSFORMS))
+        size = int(chosen["m"])
+        if "tile" not in chosen:
+            return tile_decision(self.line(size).tiles(), n)
+        tile = self.row(chosen)
+        if "chunks_m" not in chosen:
+            options = chunk_options(ceil(self.tiles(size) / tile.rows), cores)
+            return Decision("chunks_m", "parallel", options)
+        if "chunks_n" not in chosen:
+            options = chunk_options(ceil(n / tile.columns), cores)[:2]
+            return Decision("chunks_n", "parallel", options)
+        if "mc" not in chosen:
+            return Decision("mc", "block", self.held_options(chosen))
+        if "prefetch" not in chosen:
+            return Decision("prefetch", "overlap", ("next", "none"))
+        return None
+
+    def held_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
+        """Numbers of row blocks whose transformed inputs take a share of L2."""
+        size, tile = int(chosen["m"]), self.row(chosen)
+        shape = self._shape(size, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        capacity = self.target.level("L2").capacity
+        block = 4.0 * TRANSFORMS[size].positions * self.view.channels * shape.heights[0]
+        fitting = (max(1, int(share * capacity / block)) for share in SHARES)
+        return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
+
+    def blocks_at_once(self, config: Config) -> int:
+        return int(config["mc"])
+
+    def _shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
+        return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
+
+    def shape(self, config: Config) -> TaskShape:
+        """How the tiles, as rows, and the columns are cut."""
+        return self._shape(
+            config["m"], self.row(config), config["chunks_m"], config["chunks_n"]
+        )
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, tile, shape = self.view, self.row(config), self.shape(config)
+        size, lanes, depth, columns = config["m"], self.target.lanes, v.channels, tile.columns
+        transform = TRANSFORMS[size]
+        positions, tiles = transform.positions, self.tiles(size)
+        held = self.blocks_at_once(config)
+        passes = shape.task_blocks / held
+        rows, panels = shape.task_rows / passes, shape.task_panels
+        height = rows / held
+        a_tile, b_panel, c_tile = (
+            4.0 * height * depth,
+            4.0 * depth * columns,
+            4.0 * height * columns,
+        )
+        inputs, products = 4.0 * positions * rows * depth, 4.0 * positions * rows * columns
+        micro = Layer(
+            held,
+            (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
+            (Stream(c_tile, inputs + products),),
+        )
+        # all cores walk the same weights: they come from memory once
+        weights, rounds = 4.0 * positions * depth * v.n, passes * ceil(
+            shape.tasks / self.target.cores
+        )
+        again = b_panel * (1 - 1 / rounds)
+        position = Layer(
+            positions * panels,
+            (Stream(b_panel - again, weights, "DRAM"), Stream(again, weights)),
+            overlapped=config["prefetch"] == "next",
+        )
+        image = 4.0 * rows * (size * size) * depth
+        held_layer = Layer(  # products wait for the transforms, and these for memory
+            passes,
+            (Stream(image, 4.0 * prod(v.a_shape)), Stream(products * panels, inputs + products)),
+            (Stream(inputs, inputs + products),),
+            overlapped=False,
+        )
+        written = 4.0 * rows * passes * size * size * panels * columns
+        task = Layer(1, (), (Stream(written, 4.0 * v.m * v.n),), shape.tasks)
+        vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
+        vectors_out = tiles * shape.panels * tile.vectors
+        forth, back = self.instructions(size)
+        border = self.borders(size)
+        return Workload(
+            replace(tile, rows=ceil(height)).kernel,
+            tile.work(height, depth),
+            (micro, position, held_layer, task),
+            v.flops,
+            (
+                Extra("vector", vectors_in * positions, self.product.head_vectors),
+                Extra("vector", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
+                Extra("vector", shape.chunks_n * tiles * border * positions * RUN_COST),
+                Extra("vector", vectors_out * (back + positions + MOVE_COST * size * size)),
+                Extra("vector", tiles * shape.panels * size * RUN_COST),
+            ),
+            (Extra("vector", v.m * v.n / lanes, self.product.tail_vectors),),
+        )
+
+    def instructions(self, size: int) -> tuple[int, int]:
+        """Vector instructions of the two transforms of one tile."""
+        width = TRANSFORMS[size].width
+        forth = 2 * width * (4 + 2 * (width - 2))
+        back = (width + size) * (width - 2 + 2 * size)
+        return forth, back
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the price without prologue and epilogue depend on."""
+        v = self.view
+        return (self.name, v.a_shape, v.b_shape, v.result, v.op["padding"])
+
+    # the program ----------------------------------------------------------------------------------
+    def packing(self, config: Config) -> Packing:
+        """[panels, positions, k, nr]"""
+        v, columns = self.view, self.row(config).columns
+        transform = TRANSFORMS[config["m"]]
+        panels = ceil(v.n / columns)
+        return Packing(
+            (v.n, v.channels, transform.positions),
+            (2, 1, 0),
+            (0, 0, panels * columns - v.n),
+            (transform.positions, v.channels, panels, columns),
+            (2, 0, 1, 3),
+            both=transform.weight_matrix,
+        )
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = WinogradLoops(self, config)
+        packings = {self.view.op.inputs[1]: self.packing(config)}
+        return program(
+            symbol, self.stage, self.target, loops.shape.tasks, loops.emit, loops.scratch, packings
+        )
