@@ -200,6 +200,15 @@ def conv2d(d: Drawing) -> str:
     return d.add("conv2d", x, w, groups=groups, layout=layout, **window)
 
 
+def conv3x3(d: Drawing) -> str:
+    """What Winograd's filtering is for."""
+    inputs, outputs = d.size(20), d.size(40)
+    x = d.given((d.pick(1, 1, 2), d.pick(1, 5, 8), d.pick(4, 7, 9), inputs))
+    padding = d.pick((0, 1, 2, 0), (1, 1, 1, 1), (1, 1, 1, 1))
+    window = dict(strides=(1, 1), padding=padding, dilation=(1, 1), groups=1, layout="NHWC")
+    return d.add("conv2d", x, d.input((outputs, inputs, 3, 3), True), **window)
+
+
 def depthwise(d: Drawing) -> str:
     channels, layout = d.size(70), d.pick("NHWC", "NHWC", "NCHW")
     x = d.given(_image(d, channels, layout))
@@ -355,8 +364,9 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     resize,
     grid_sample,
     elementwise,
+    conv3x3,
 )
-CONTRACTIONS = (matmul, norm_matmul, conv2d, conv_transpose2d, attention, half_matmul)
+CONTRACTIONS = (matmul, norm_matmul, conv2d, conv3x3, conv_transpose2d, attention, half_matmul)
 
 
 def drawn(
