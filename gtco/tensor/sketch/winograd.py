@@ -18,9 +18,9 @@ copied with zeros around it first.
 Accuracy, beside float64 on random data of 16 to 512 channels: the root of the mean square error is
 0.6 to 0.8 of a direct convolution's for F(2x2), and 1.7 to 2.5 of it for F(4x4), which grows with
 the square root of the channels as a direct one's does (8e-7 of the outputs' at 64 channels, 2.2e-6
-at 512). Errors are relative to the largest inputs of a tile's window: where an output is small
-beside its neighbours it has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile,
-and inputs whose magnitude is within a factor of 12 of the largest float32 may overflow.
+at 512). Errors are relative to the largest inputs of a tile's window: an output that is small
+beside its neighbours has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile as
+NaN, and inputs whose products come within 10^4 of the largest float32 may overflow.
 """
 
 from __future__ import annotations
