@@ -5,30 +5,43 @@ analytic policy thinks it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gtco.codegen.build import Kernel
+from gtco.codegen.generate import Generated
+from gtco.codegen.workers import Workers
+from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.cost_model import LEAST
-from gtco.search.records import Record
+from gtco.search.recorded import RecordedPolicy
+from gtco.search.records import Record, Records
 from gtco.target import target
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning import learned
 from gtco.tuning.learned import ABSENT, LearnedProposals
+from gtco.tuning.measure import Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
-from tests.unit.test_tuning import linear
+from gtco.tuning.trial import Trial
+from gtco.tuning.tune import tune
+from tests.unit.test_tuning import linear, rounds
 
 V4 = target("x86-64-v4")
 
 
 def machine(policy: AnalyticPolicy, pick: Pick) -> float:
-    """Seconds on a machine where few rows a tile and packing cost more than is predicted."""
+    """Seconds on a machine where rows of a tile and reading A where it lies cost more than is
+    predicted.
+    """
     rows = int(str(pick.config.by_name.get("tile", "1x1")).partition("x")[0])
-    packed = 1.3 if pick.config.by_name.get("a") == "packed" else 1.0
-    return pick.seconds * (1 + 2 / rows) * packed
+    direct = 1.3 if pick.config.by_name.get("a") == "direct" else 1.0
+    return pick.seconds * (1 + rows / 10) * direct
 
 
 def result_of(policy: AnalyticPolicy, stage: Stage) -> StageResult:
@@ -132,6 +145,38 @@ def test_what_stood_for_a_similar_stage_is_tried_first() -> None:
     picks = round_of(proposals, policy, result)
     assert picks[0].config == stood and proposals.examples()[0].features is not None
     assert len(proposals.examples()) == len(result.readings)
+
+
+def test_tuning_asks_what_was_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole loop on the made-up machine; a second run knows what the first one measured."""
+    policy, stage = AnalyticPolicy(V4), linear(197, 192, 768)
+
+    def built(
+        self: object, stage: Stage, first: Pick, kernel: Kernel, picks: Sequence[Pick]
+    ) -> tuple[Trial, list[Any]]:
+        return Trial(stage, (first, *picks), (kernel,) * (1 + len(picks))), []
+
+    def read(self: object, trials: Sequence[Trial], seconds: float) -> Iterator[Timed]:
+        for t in trials:
+            yield Timed(t, rounds(*(machine(policy, pick) for pick in t.picks)))
+
+    monkeypatch.setattr(Measurer, "build", built)
+    monkeypatch.setattr(Measurer, "time", read)
+    ends = []
+    for trials in (2 * LEAST, 8):
+        with Records(tmp_path / "records") as records, Workers(1) as workers:
+            chooser = RecordedPolicy(policy, records)
+            pick = chooser.choose(stage)
+            assert pick is not None
+            made = Generated([stage], {stage.key: Kernel("k", b"", 1, 0, {})}, {stage.key: pick})
+            effort = Tune(trials=trials, patience=9)
+            (result,) = tune([made], chooser, workers, threads=1, effort=effort, records=records)
+            assert records.stages() == {stage.key: stage}
+        assert made.notes == [] and made.choices[stage.key] == result.last
+        assert result.measured == trials and result.predicted
+        ends.append((machine(policy, pick), machine(policy, result.last)))
+    (untuned, tuned), (from_records, last) = ends
+    assert last <= from_records == tuned < untuned
 
 
 def test_without_xgboost_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
