@@ -71,22 +71,22 @@ def test_until_it_knows_enough_the_analytic_proposals_stand() -> None:
     """Then it ranks what it has not seen better than they do, and a seed says all."""
     policy = AnalyticPolicy(V4)
     tried: list[list[Config]] = []
-    for _ in range(2):
+    for learned_rounds in (2, 1):
         result, other = (result_of(policy, linear(197, 192, 768)) for _ in range(2))
         proposals = LearnedProposals(policy, {result.stage.key: result})
         analytic = AnalyticProposals(policy)
         while len(result.readings) < LEAST:
             assert round_of(proposals, policy, result) == round_of(analytic, policy, other)
             assert not proposals.model.trained and result.rankings is None
-        for _ in range(2):
+        for _ in range(learned_rounds):
             round_of(proposals, policy, result)
         assert proposals.model.trained and proposals.failures == []
         model, price = result.rankings or pytest.fail("nothing was predicted")
-        assert model.programs == len(result.predicted) > 8
+        assert model.programs == len(result.predicted) == 8 * learned_rounds
         assert model.pairs > price.pairs
         assert len(result.to_json()["ranking"]) == 2
         tried.append(list(result.readings))
-    assert tried[0] == tried[1]
+    assert tried[0][: len(tried[1])] == tried[1]
 
 
 def test_it_begins_with_what_earlier_runs_measured() -> None:
