@@ -362,6 +362,9 @@ def scan(b: Builder, x: Tensor) -> Tensor:
         return b.add("CumSum", [x, axes], x.shape)
     b.smooth = False
     shape = [1 if a == axis else n for a, n in enumerate(x.shape)]
+    if any(np.isneginf(c).any() for c in b.constants.values() if c.dtype == np.float32):
+        # rows that a mask hid may be NaN, and which of them is the largest is an engine's own
+        x = b.add("Where", [b.add("IsNaN", [x], x.shape, "bool"), b.number(0.5), x], x.shape)
     index = b.add(b.pick(["ArgMax", "ArgMin"]), [x], shape, "int64", axis=axis, keepdims=1)
     return b.add("Cast", [index], shape, to=1)
 
