@@ -39,9 +39,11 @@ from gtco.target import Target, target
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
+    from gtco.graph.fusion import Partition
     from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
+    from gtco.tuning.result import StageResult
 
 # The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
 # are a gtco.tuning.view.View, which has them as its str().
@@ -128,8 +130,8 @@ def stages_of(
     """
     chosen = _options(options)
     run = _Compilation(model, Path("model.so"), example_inputs, chosen, progress or _silent)
-    stages = run.partition(target(chosen.target), None)
-    return run.policy, stages
+    run.partition(target(chosen.target), None)
+    return run.policy, list(run.found.stages)
 
 
 def space_sizes(
@@ -184,6 +186,8 @@ def _run(compilations: Sequence[_Compilation], options: CompileOptions) -> None:
         records = None
         if options.records is not None:
             records = stack.enter_context(Records(options.records))
+        elif effort is not None and effort.fusion:
+            records = stack.enter_context(Records(":memory:"))
         folders = [stack.enter_context(staging(c.output)) for c in compilations]
         with Workers(options.workers or machine.cores) as workers:
             for compilation in compilations:
@@ -206,6 +210,8 @@ def _tune(
     effort: Tune,
 ) -> None:
     """Measured candidates in the place of picks that they beat, in all models."""
+    from gtco.cooptimize import SHARE, part, rest
+    from gtco.tuning.result import together
     from gtco.tuning.tune import tune
     from gtco.tuning.view import View
 
@@ -216,10 +222,10 @@ def _tune(
         views.append(view)
         first.progress("tune", None, view)
 
-    known = [len(c.generated.notes) for c in compilations]
-    with first.phase("tune") as say:
+    def tuned(models: Sequence[Generated], effort: Tune) -> list[StageResult]:
+        known = [len(model.notes) for model in models]
         results = tune(
-            [c.generated for c in compilations],
+            models,
             first.policy,
             workers,
             threads=first.options.threads,
@@ -227,12 +233,26 @@ def _tune(
             records=records,
             progress=progress,
         )
+        for model, length in zip(models, known, strict=True):
+            notes.setdefault(id(model), []).extend(model.notes[length:])
+        return results
+
+    notes: dict[int, list[str]] = {}
+    with first.phase("tune") as say:
+        results: list[StageResult] = []
+        if effort.fusion:
+            begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
+            for compilation in compilations:
+                results += compilation.cooptimize(tuned, workers, some, say)
+            trials = sum(result.measured for result in results)
+            effort = rest(effort, time.monotonic() - begin, trials)
+        results += tuned([c.generated for c in compilations], effort)
         say(str(views[-1]))
     for compilation in compilations[1:]:
         compilation.report.phases.append(first.report.phases[-1])
-    for number, compilation in enumerate(compilations):
-        compilation.report.notes += compilation.generated.notes[known[number] :]
-        compilation.report.tuning = [r.to_json(number) for r in results if r.weights[number]]
+    for compilation in compilations:
+        compilation.report.notes += notes[id(compilation.generated)]
+        compilation.report.tuning = together(results, compilation.generated.stages)
         compilation.report.tuned = views[-1]
 
 
@@ -251,10 +271,12 @@ class _Compilation:
         self.options, self.progress = options, progress
         self.report = CompileReport()
         self.policy: Policy  # these, once it is prepared
-        self.graph: Graph
+        self.whole: Graph  # what is cut
+        self.graph: Graph  # what the stages are of, some movement copied
+        self.found: Partition
         self.generated: Generated
 
-    def partition(self, machine: Target, records: Records | None) -> list[Stage]:
+    def partition(self, machine: Target, records: Records | None) -> None:
         """The steps from the model to its stages."""
         with self.phase("read") as say:
             imported = self.read()
@@ -265,15 +287,15 @@ class _Compilation:
         del imported
         with self.phase("fuse") as say:
             self.policy = policy = self.policy_for(machine, records)
-            self.graph, stages = self.fuse(self.rounded(graph, policy), policy)
-            say(f"{len(stages)} stages, {len({s.key for s in stages})} of them different")
-        return stages
+            self.whole = self.rounded(graph, policy)
+            self.graph, self.found = self.fuse(self.whole, policy)
+            say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
 
     def prepare(self, machine: Target, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels that the policy picks."""
-        stages = self.partition(machine, records)
+        self.partition(machine, records)
         with self.phase("generate") as say:
-            self.generated = self.generate(stages, self.policy, workers)
+            self.generated = self.generate(list(self.found.stages), self.policy, workers)
             code = sum(len(k.code) for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
 
@@ -399,25 +421,51 @@ class _Compilation:
         analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
         return analytic if records is None else RecordedPolicy(analytic, records)
 
-    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, list[Stage]]:
-        """Graph -> stages at the least predicted cost; the graph with movement copied where it
-        pays.
+    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
+        """Graph -> stages at the least cost, measured or predicted; the graph with movement copied
+        where it pays.
         """
-        from gtco.graph.fusion import fuse
+        from gtco.graph.fusion import CLOSE, PROMISING, fuse
 
+        known = CLOSE if policy.measured else PROMISING
         try:
-            graph, result = fuse(graph, policy.predict, policy.floor, policy.possible)
+            graph, result = fuse(
+                graph, policy.predict, policy.floor, policy.possible, promising=known
+            )
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
             raise
         self.report.notes += result.notes
-        lines = [
-            f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
-            for stage, cost in zip(result.stages, result.costs, strict=True)
-        ]
-        self.dump("5-stages.txt", "\n".join(lines))
-        return graph, list(result.stages)
+        self.dump("5-stages.txt", result.text())
+        return graph, result
+
+    def cooptimize(
+        self,
+        tuned: Callable[[Sequence[Generated], Tune], list[StageResult]],
+        workers: Workers,
+        effort: Tune,
+        say: Callable[[str], None],
+    ) -> list[StageResult]:
+        """The partition that stands when rivals were measured beside the predicted one."""
+        from gtco.cooptimize import Candidate, Measured, cooptimize
+        from gtco.search.recorded import RecordedPolicy
+
+        assert isinstance(self.policy, RecordedPolicy)
+        results: list[StageResult] = []
+        steps = Measured(
+            self.whole,
+            self.policy,
+            workers,
+            self.options.threads,
+            lambda stages: self.generate(stages, self.policy, workers),
+            lambda models, some: results.extend(tuned(models, some)),
+        )
+        first = Candidate(self.graph, self.found, self.generated)
+        chosen, news = cooptimize(first, steps, effort)
+        self.graph, self.found, self.generated = chosen.graph, chosen.partition, chosen.generated
+        say(news)
+        return results
 
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""

@@ -29,6 +29,7 @@ class Tune:
     stage that was measured before, by the records, is left as it was found best. ``learned``: a
     cost model that learns from what was measured says what is tried next, once it knows enough
     (needs XGBoost: ``pip install gtco[tune]``), and not the analytic policy alone.
+    ``fusion``: partitions of the graph are measured beside the predicted one, and the best stands.
     """
 
     trials: int = 1 << 30
@@ -37,6 +38,7 @@ class Tune:
     latency: float = 0.0
     again: bool = True
     learned: bool = True
+    fusion: bool = False
 
     def __post_init__(self) -> None:
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
@@ -48,7 +50,10 @@ class Tune:
             raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
 
 
-EFFORTS = {"quick": Tune(seconds=10.0, patience=1, again=False, learned=False), "full": Tune()}
+EFFORTS = {
+    "quick": Tune(seconds=10.0, patience=1, again=False, learned=False),
+    "full": Tune(fusion=True),
+}
 
 
 @dataclass(frozen=True)

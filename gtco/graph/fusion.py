@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from gtco.errors import UnsupportedError
 from gtco.graph.dpof import Cost, Floor, Possible, Pricer, Search
 from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.graph.take_apart import kinds_of_attention, taken_apart
+from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about a millisecond
@@ -21,6 +23,9 @@ MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about 
 # with K and V packed for one row, parts that promised 0.46-0.68 of it took 0.55-1.07 on a Zen 5,
 # and those that promised 0.83-0.93 took 0.91-1.42.
 PROMISING = 0.67
+# Where prices were measured, or are to be: attention and its parts that are within this of each
+# other, and partitions within this of the best.
+CLOSE, NEAR = 1.25, 1.1
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,13 @@ class Partition:
         for stage in self.stages:
             counts[stage.key] = counts.get(stage.key, 0) + 1
         return counts
+
+    def text(self) -> str:
+        """A line for each stage: what it costs, its key and operators, what it makes."""
+        return "\n".join(
+            f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
+            for stage, cost in zip(self.stages, self.costs, strict=True)
+        )
 
 
 def no_floor(op: Operator, types: Mapping[str, TensorType]) -> float:
@@ -104,7 +116,12 @@ def partition(
 
 
 def fuse(
-    graph: Graph, cost: Cost, floor: Floor = no_floor, possible: Possible = any_anchors
+    graph: Graph,
+    cost: Cost,
+    floor: Floor = no_floor,
+    possible: Possible = any_anchors,
+    *,
+    promising: float = PROMISING,
 ) -> tuple[Graph, Partition]:
     """``partition`` of the graph at its cheapest in two respects that no stage shows; gives the
     graph that the stages belong to. Counters and times are those of all rounds together.
@@ -113,19 +130,18 @@ def fuse(
     in are taken back, and the rest partitioned anew, until every copy that is left saves something.
 
     Attention is one operator, or the products and the softmax that it stands for: a kind of
-    attention that costs clearly less in parts, alone, is taken apart, and stays so where the whole
-    graph costs less for it.
+    attention whose parts cost at most ``promising`` of it, alone, is taken apart, and stays so
+    where the whole graph costs less for it.
     """
     with _uncollected():
         pricer = Pricer(cost)
         best = _fuse(graph, pricer, floor, possible)
         rounds = [best[1]]
         for alone, attentions in kinds_of_attention(graph):
-            # the shape alone decides what is tried: a search of the whole graph takes seconds
-            apart = partition(taken_apart(alone, alone.outputs), pricer, floor, possible)
-            one = partition(alone, pricer, floor, possible)
-            rounds += [apart, one]
-            if apart.seconds > PROMISING * one.seconds:
+            # alone first: a search of the whole graph takes seconds
+            share, spent = _apart(alone, pricer, floor, possible)
+            rounds += spent
+            if share > promising:
                 continue
             other = taken_apart(graph, attentions)
             found = _fuse(other, pricer, floor, possible)
@@ -133,6 +149,52 @@ def fuse(
             if found[1].seconds < best[1].seconds:
                 graph, best = other, found
         return best[0], _together(best[1], rounds)
+
+
+def _apart(
+    alone: Graph, pricer: Pricer, floor: Floor, possible: Possible
+) -> tuple[float, tuple[Partition, Partition]]:
+    """What an attention costs in parts, as a share of what it costs as one; and both partitions."""
+    apart = partition(taken_apart(alone, alone.outputs), pricer, floor, possible)
+    one = partition(alone, pricer, floor, possible)
+    return apart.seconds / one.seconds, (apart, one)
+
+
+def rivals(
+    graph: Graph,
+    best: Partition,
+    cost: Cost,
+    floor: Floor = no_floor,
+    possible: Possible = any_anchors,
+    *,
+    most: int = 4,
+) -> list[tuple[Graph, Partition]]:
+    """Partitions of the graph that ``best`` is one of, worth measuring beside it, with the graphs
+    they belong to: the best one without each of its ``most`` heaviest fused stages, and that with
+    each kind of attention in parts. Only those whose price comes near that of the best.
+    """
+    found: list[tuple[Graph, Partition]] = []
+    weights = best.weights()
+    prices = {s.key: c for s, c in zip(best.stages, best.costs, strict=True)}
+    fused = {s.key: s for s in best.stages if len(s.operators) > 1 and has_anchor(s)}
+    heaviest = sorted(fused, key=lambda key: -weights[key] * prices[key])[:most]
+    with _uncollected():
+        pricer = Pricer(cost)
+        for alone, attentions in kinds_of_attention(graph):
+            if _apart(alone, pricer, floor, possible)[0] <= CLOSE:
+                found.append(_fuse(taken_apart(graph, attentions), pricer, floor, possible))
+        for key in heaviest:
+            without = Pricer(pricer.cost, {**pricer.memo, key: math.inf})
+            try:
+                found.append(_fuse(graph, without, floor, possible))
+            except UnsupportedError:  # no kernels but this one
+                continue
+    near = [each for each in found if each[1].seconds <= NEAR * best.seconds]
+    return sorted(near, key=lambda each: each[1].seconds)[:most]
+
+
+def has_anchor(stage: Stage) -> bool:
+    return any(is_anchor(op.kind) for op in stage.operators)
 
 
 def _fuse(

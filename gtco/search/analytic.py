@@ -72,6 +72,11 @@ class AnalyticPolicy:
             self._stages[key] = self._best(stage, 1)
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
+    @property
+    def measured(self) -> bool:
+        """Nothing but its table of rates is."""
+        return False
+
     def propose(self, stage: Stage, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
         return [pick.config for pick in self._best(stage, n)[:n]]

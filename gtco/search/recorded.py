@@ -1,16 +1,74 @@
-"""The policy that knows what was measured: a config that records leave standing is the pick."""
+"""The policy that knows what was measured: a config that records leave standing is the pick, and
+its measured time is the stage's price.
+
+Prices that the fusion search adds up must be of one scale. Predictions are for an unloaded machine
+and too low by a factor that differs from sketch to sketch, so beside measured times they would win
+by being predictions. A stage that was not measured is therefore priced at what tuning made of
+stages of the same sketch: its prediction times the median, over those, of measured over predicted
+time; over all measured stages where none has the sketch. And since that is a guess, it counts for
+:data:`DOUBT` more: a partition whose stages were measured does not give way to one that only
+promises as much.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from statistics import median
 
 from gtco.search.policy import Policy
-from gtco.search.records import Record, Records, circumstances, standing
+from gtco.search.records import STANDING, Record, Records, circumstances, standing
 from gtco.target import Target
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
+
+DOUBT = 1.05  # times its price: a stage that was not measured
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What readings say of predictions: seconds measured over seconds predicted of the sketches'
+    stages, and of all.
+    """
+
+    ratios: Mapping[str, tuple[float, ...]]
+
+    def bias(self, sketch: str) -> float:
+        """What a predicted second of this sketch comes to once it is tuned and measured."""
+        every = [ratio for ratios in self.ratios.values() for ratio in ratios]
+        return median(self.ratios.get(sketch) or every or (1.0,))
+
+    @property
+    def least(self) -> float:
+        """No price is lower than its prediction by more than this."""
+        return min([1.0, *(ratio for ratios in self.ratios.values() for ratio in ratios)])
+
+
+def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
+    """From the records of each stage: the time of what stands, over the least prediction, which was
+    the choice of the policy that predicts; under that one's sketch.
+    """
+    ratios: dict[str, list[float]] = {}
+    for records in stages:
+        seconds = measured_seconds(records)
+        priced = [r for r in records if r.predicted]
+        if seconds is None or not priced:
+            continue
+        first = min(priced, key=lambda r: r.predicted or inf)
+        assert first.predicted
+        ratios.setdefault(first.parsed.sketch, []).append(seconds / first.predicted)
+    return Calibration({sketch: tuple(found) for sketch, found in ratios.items()})
+
+
+def measured_seconds(records: Iterable[Record]) -> float | None:
+    """The latest reading of what stands; readings of one moment, which the last ones of a tuning
+    are, compare best.
+    """
+    found = [r.seconds for r in records if r.outcome in STANDING and r.seconds]
+    return found[-1] if found else None
 
 
 @dataclass
@@ -21,10 +79,25 @@ class RecordedPolicy:
 
     policy: Policy
     records: Records
-    _known: dict[str, list[Record]] = field(default_factory=dict, repr=False)
+    _prices: dict[str, float] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self._circumstances = circumstances(self.target)
+    def refresh(self) -> None:
+        """Read the records again: something was measured."""
+        self.__dict__.pop("_all", None)
+        self.__dict__.pop("calibration", None)
+        self._prices.clear()
+
+    @cached_property
+    def _all(self) -> dict[str, list[Record]]:
+        here = circumstances(self.target)
+        found: dict[str, list[Record]] = {}
+        for record in self.records.under(here):
+            found.setdefault(record.stage, []).append(record)
+        return found
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        return calibrated(self._all.values())
 
     @property
     def target(self) -> Target:
@@ -46,15 +119,34 @@ class RecordedPolicy:
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances."""
-        if stage.key not in self._known:
-            self._known[stage.key] = self.records.of(stage.key, self._circumstances)
-        return self._known[stage.key]
+        return self._all.get(stage.key, [])
+
+    @property
+    def measured(self) -> bool:
+        return bool(self._all)
 
     def predict(self, stage: Stage) -> float:
-        return self.policy.predict(stage)
+        if stage.key not in self._prices:
+            self._prices[stage.key] = self._price(stage)
+        return self._prices[stage.key]
+
+    def _price(self, stage: Stage) -> float:
+        """Measured, where what stands is still a point of the space; else predicted, and put on the
+        scale of what was measured.
+        """
+        if not self._all:
+            return self.policy.predict(stage)
+        pick = self.policy.choose(stage)
+        if pick is None:
+            return inf
+        config, seconds = standing(self.known(stage)), measured_seconds(self.known(stage))
+        if config and seconds:
+            if not isinstance(space_of(stage, self.target).sketch(config), Rejection):
+                return seconds
+        return DOUBT * pick.seconds * self.calibration.bias(pick.sketch.name)
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
-        return self.policy.floor(op, types)
+        return self.policy.floor(op, types) * self.calibration.least
 
     def possible(self, anchors: tuple[str, ...]) -> bool:
         return self.policy.possible(anchors)

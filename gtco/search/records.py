@@ -177,6 +177,10 @@ class Records:
         """What is known of a stage under these circumstances, in the order it was added."""
         return self._select("WHERE stage = ? AND circumstances = ?", stage, circumstances)
 
+    def under(self, circumstances: str) -> list[Record]:
+        """All that was measured under these circumstances, in the order it was added."""
+        return self._select("WHERE circumstances = ?", circumstances)
+
     def merge(self, records: Iterable[Record]) -> int:
         """Add those that are not there; how many that were."""
         known = set(self.all())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -118,3 +120,19 @@ class StageResult:
             "noise": self.noise,
             "ranking": [asdict(ranking) for ranking in self.rankings or ()],
         }
+
+
+def together(results: Sequence[StageResult], stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """What several rounds of tuning, one after the other, did to a model's stages, heaviest first:
+    the first pick of the first, the last one of the last.
+    """
+    counts = Counter(stage.key for stage in stages)
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        key, report = result.stage.key, result.to_json()
+        if before := found.get(key):
+            report |= {name: before[name] for name in ("first", "first_seconds")}
+            report["candidates"] += before["candidates"]
+        found[key] = report | {"occurrences": counts[key]}
+    held = [report for key, report in found.items() if counts[key]]
+    return sorted(held, key=lambda report: -report["occurrences"] * report["first_seconds"])

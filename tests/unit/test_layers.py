@@ -22,6 +22,7 @@ LEVELS = {
     "assembly": 4,
     "checks": 4,
     "compiled": 4,
+    "cooptimize": 4,
     "tuning": 4,
     "frontend": 3,
     "graph": 3,

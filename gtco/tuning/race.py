@@ -1,0 +1,95 @@
+"""All stages of several partitions read side by side, so that their times can be added up and
+compared.
+
+What tuning reads of different stages it reads minutes apart, and a shared machine's speed drifts by
+more than partitions differ. Here each stage's kernel is one step of one library, and a round runs
+all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gtco.codegen.generate import Generated
+from gtco.codegen.workers import Workers
+from gtco.search.records import Record, circumstances, now
+from gtco.target import Target
+from gtco.tensor.stage import Stage
+from gtco.tuning.measure import Measurer, Timed
+from gtco.tuning.trial import Trial
+from gtco.tuning.verdict import judge
+
+
+@dataclass(frozen=True)
+class Readings:
+    """``seconds`` [rounds, 2] of each stage, by key; and a record for each: its kernel, kept."""
+
+    seconds: Mapping[str, np.ndarray]
+    records: tuple[Record, ...]
+
+
+def race(
+    models: Sequence[Generated], target: Target, workers: Workers, threads: int, seconds: float
+) -> Readings:
+    """Every different stage of the models with its kernel as it stands; those whose timing fails
+    are left out.
+    """
+    stages: dict[str, tuple[Stage, Generated]] = {}
+    for model in models:
+        for stage in model.stages:
+            stages.setdefault(stage.key, (stage.canonical, model))
+    trials = [
+        Trial(stage, (model.choices[key],), (model.kernels[key],))
+        for key, (stage, model) in stages.items()
+    ]
+    found = [t for t in Measurer(workers, target, threads).time(trials, seconds) if not t.failed]
+    return Readings(
+        {timed.trial.stage.key: timed.readings for timed in found},
+        tuple(_record(timed, circumstances(target)) for timed in found),
+    )
+
+
+def _record(timed: Timed, known: str) -> Record:
+    stage, pick = timed.trial.stage, timed.trial.picks[0]
+    first, again = (float(x) for x in np.median(timed.readings, axis=0))
+    seconds = (first + again) / 2
+    return Record(
+        stage.key,
+        stage.label,
+        known,
+        json.dumps(pick.config.to_json()),
+        "kept",
+        pick.seconds,
+        seconds,
+        1.0,
+        abs(first - again) / seconds,
+        "",
+        now(),
+    )
+
+
+def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: Readings) -> float:
+    """Seconds that a rival partition clearly saves, 0 where it does not: how often each has every
+    stage, by key. Only the stages that they do not share are compared, round by round.
+    """
+    differ = {key: rival.get(key, 0) - first.get(key, 0) for key in {*first, *rival}}
+    differ = {key: n for key, n in differ.items() if n}
+    if not differ or not set(differ) <= set(readings.seconds):
+        return 0.0
+    rounds = min(len(readings.seconds[key]) for key in differ)
+
+    def total(sign: int) -> np.ndarray:
+        parts = [
+            abs(n) * readings.seconds[key][:rounds] for key, n in differ.items() if n * sign > 0
+        ]
+        return np.sum(parts, axis=0) if parts else np.zeros((rounds, 2))
+
+    went, came = total(-1), total(1)
+    if not went.any():
+        return 0.0
+    verdict = judge(np.stack([went[:, 0], came.mean(axis=1), went[:, 1]], axis=1))
+    return verdict.first_seconds - verdict.seconds if verdict.best else 0.0

@@ -1,0 +1,281 @@
+"""Fusion and tuning by turns, and what measured and predicted costs are to each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gtco
+from gtco.codegen.generate import Generated
+from gtco.cooptimize import Candidate, cooptimize, part, rest
+from gtco.errors import BuildError
+from gtco.graph.fusion import Partition, fuse, rivals
+from gtco.graph.graph import Graph
+from gtco.options import Tune
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.recorded import DOUBT, RecordedPolicy, calibrated, measured_seconds
+from gtco.search.records import Record, Records, circumstances
+from gtco.target import target
+from gtco.tensor.stage import Stage, TensorType
+from gtco.tuning.race import Readings, saved
+from gtco.tuning.timing import agree
+
+
+def block(width: int = 64) -> Graph:
+    """gelu(x w1) w2 + x, behind a layer norm."""
+    graph = Graph(("x",), (), {"x": TensorType((50, width))})
+    one = graph.add_constant(np.ones(width, "float32"), "one")
+    w1 = graph.add_constant(np.ones((width, 4 * width), "float32"), "w1")
+    w2 = graph.add_constant(np.ones((4 * width, width), "float32"), "w2")
+    norm = graph.add("layer_norm", ("x", one, one), epsilon=1e-5)
+    hidden = graph.add("gelu", [graph.add("matmul", [norm, w1])])
+    graph.outputs = (graph.add("add", [graph.add("matmul", [hidden, w2]), "x"], output="y"),)
+    return graph.prune().check()
+
+
+# prices ---------------------------------------------------------------------------------------
+def record(policy: AnalyticPolicy, stage: Stage, seconds: float, **changed: object) -> Record:
+    pick = policy.choose(stage)
+    assert pick is not None
+    known = circumstances(policy.target)
+    config = json.dumps(pick.config.to_json())
+    made = Record(stage.key, stage.label, known, config, "kept", pick.seconds, seconds)
+    return Record(**{**made.__dict__, **changed})  # type: ignore[arg-type]
+
+
+def test_calibration_is_by_sketch_and_by_the_first_choice() -> None:
+    config = {name: json.dumps({"sketch": name}) for name in ("gemm", "rows")}
+
+    def of(sketch: str, predicted: float, seconds: float | None, outcome: str = "kept") -> Record:
+        return Record("s", "l", "c", config[sketch], outcome, predicted, seconds)  # type: ignore[arg-type]
+
+    found = calibrated(
+        [
+            [of("gemm", 2.0, 3.0)],
+            [of("gemm", 1.0, 3.0, "beaten"), of("gemm", 1.5, 2.0, "taken")],  # of the choice's 1.0
+            [of("gemm", 4.0, 4.0)],
+            [of("rows", 1.0, 0.5)],
+            [of("rows", 1.0, None, "failed")],  # says nothing
+        ]
+    )
+    assert found.bias("gemm") == 1.5 and found.bias("rows") == 0.5
+    assert found.bias("attention") == 1.25  # the middle of all: 0.5, 1, 1.5, 2
+    assert found.least == 0.5
+    assert calibrated([]).bias("gemm") == calibrated([]).least == 1.0
+
+
+def test_the_last_reading_of_what_stands_counts() -> None:
+    def of(seconds: float | None, outcome: str) -> Record:
+        return Record("s", "l", "c", "{}", outcome, 1.0, seconds)  # type: ignore[arg-type]
+
+    readings = [of(5.0, "kept"), of(4.0, "taken"), of(1.0, "slower"), of(None, "failed")]
+    assert measured_seconds(readings) == 4.0
+    assert measured_seconds([of(1.0, "slower")]) is None
+
+
+def test_predictions_beside_readings_are_put_on_their_scale(tmp_path: Path) -> None:
+    analytic = AnalyticPolicy(target("x86-64-v3"))
+    graph = block()
+    stages = fuse(graph, analytic.predict, analytic.floor, analytic.possible)[1].stages
+    first, other = [s for s in stages if "matmul" in s.label]
+    with Records(tmp_path / "r") as records:
+        policy = RecordedPolicy(analytic, records)
+        assert policy.predict(first) == analytic.predict(first) and not policy.measured
+        records.add([record(analytic, first, 3.0 * analytic.predict(first))])
+        policy.refresh()
+        assert policy.measured
+        assert policy.predict(first) == 3.0 * analytic.predict(first)
+        assert policy.predict(other) == pytest.approx(DOUBT * 3.0 * analytic.predict(other))
+
+
+def test_a_slow_machine_alone_changes_no_partition(tmp_path: Path) -> None:
+    """Every stage reads thrice its prediction: so do those that were not measured."""
+    analytic = AnalyticPolicy(target("x86-64-v3"))
+    _, before = fuse(block(), analytic.predict, analytic.floor, analytic.possible)
+    with Records(tmp_path / "r") as records:
+        records.add([record(analytic, s, 3.0 * analytic.predict(s)) for s in before.stages])
+        policy = RecordedPolicy(analytic, records)
+        _, after = fuse(block(), policy.predict, policy.floor, policy.possible)
+    assert after.weights() == before.weights()
+    assert after.seconds == pytest.approx(3.0 * before.seconds)
+
+
+def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
+    analytic = AnalyticPolicy(target("x86-64-v3"))
+    _, before = fuse(block(), analytic.predict, analytic.floor, analytic.possible)
+    slow = next(s for s in before.stages if "gelu" in s.label)
+    with Records(tmp_path / "r") as records:
+        records.add(
+            record(analytic, s, (9.0 if s is slow else 1.0) * analytic.predict(s))
+            for s in before.stages
+        )
+        policy = RecordedPolicy(analytic, records)
+        _, after = fuse(block(), policy.predict, policy.floor, policy.possible)
+    assert slow.key not in after.weights()
+    assert sorted(o.output for s in after.stages for o in s.operators) == sorted(
+        o.output for s in before.stages for o in s.operators
+    )
+
+
+# rivals ---------------------------------------------------------------------------------------
+def test_rivals_are_other_partitions_near_the_best() -> None:
+    policy = AnalyticPolicy(target("x86-64-v3"))
+    graph = block(256)
+    found, best = fuse(graph, policy.predict, policy.floor, policy.possible)
+    others = rivals(graph, best, policy.predict, policy.floor, policy.possible, most=3)
+    assert 0 < len(others) <= 3
+    for cut, other in others:
+        assert other.weights() != best.weights()
+        assert best.seconds <= other.seconds <= 1.1 * best.seconds
+        inside = sorted(o.output for s in other.stages for o in s.operators)
+        assert inside == sorted(cut.operators)
+    assert found.outputs == graph.outputs
+
+
+# turns ----------------------------------------------------------------------------------------
+ROUNDS = 20
+
+
+@dataclass
+class Machine:
+    """Steps over synthetic partitions: each a list of stages whose true seconds ``truth`` has; what
+    was not raced yet is thought to take ``thought``.
+    """
+
+    truth: dict[str, float]
+    thought: dict[str, float]
+    partitions: list[Partition]
+    others: list[Partition] = field(default_factory=list)
+    broken: tuple[str, ...] = ()
+    known: dict[str, float] = field(default_factory=dict)
+    tuned: list[int] = field(default_factory=list)
+
+    def seconds(self, partition: Partition) -> float:
+        return sum(self.known.get(s.key, self.thought[s.label]) for s in partition.stages)
+
+    def search(self) -> tuple[Graph, Partition]:
+        return GRAPH, min(self.partitions, key=self.seconds)
+
+    def rivals(self, graph: Graph, best: Partition) -> list[tuple[Graph, Partition]]:
+        return [(GRAPH, other) for other in self.others]
+
+    def generate(self, partition: Partition) -> Generated:
+        if any(stage.label in self.broken for stage in partition.stages):
+            raise BuildError("no")
+        return Generated(list(partition.stages))
+
+    def tune(self, models: Sequence[Generated], effort: Tune) -> None:
+        self.tuned.append(len(models))
+
+    def race(self, models: Sequence[Generated]) -> Readings:
+        random = np.random.default_rng(0)
+        found = {}
+        for stage in (s for m in models for s in m.stages):
+            self.known[stage.key] = self.truth[stage.label]
+            noise = 1 + 0.01 * random.standard_normal((ROUNDS, 2))
+            found[stage.key] = self.truth[stage.label] * noise
+        return Readings(found, ())
+
+
+GRAPH = Graph((), (), {})
+
+
+def chain(*kinds: str) -> Partition:
+    """A partition with a stage of each of these chains of operators."""
+    stages = []
+    for kind in kinds:
+        graph = Graph(("x",), (), {"x": TensorType((4, 4))})
+        y = "x"
+        for name in kind.split("+"):
+            y = graph.add(name, [y], **({"axis": 1} if name == "softmax" else {}))
+        graph.outputs = (y,)
+        stages += fuse(graph.prune(), lambda stage: 1.0 / len(stage.operators))[1].stages
+    return Partition(tuple(stages), 0.0, (0.0,) * len(stages))
+
+
+ONE, TWO, THREE = chain("relu+softmax"), chain("relu", "softmax"), chain("gelu", "softmax")
+THOUGHT = {"relu+softmax": 1.0, "relu": 0.6, "softmax": 0.6, "gelu": 0.7}
+
+
+def run(machine: Machine, seconds: float = 60.0) -> tuple[Candidate, str]:
+    first = Candidate(GRAPH, ONE, machine.generate(ONE))
+    return cooptimize(first, machine, Tune(seconds=seconds))
+
+
+def test_a_rival_that_measures_better_takes_its_place() -> None:
+    truth = THOUGHT | {"relu": 0.3}
+    chosen, news = run(Machine(truth, THOUGHT, [ONE, TWO], [TWO]))
+    assert chosen.partition is TWO
+    assert news.startswith("2 partitions measured, the predicted one gave way: 1 x relu+softmax")
+    before, after = (float(x) for x in news.split()[-4:-1:2])
+    assert before == 1000.0 and after == pytest.approx(900.0, rel=0.01)
+
+
+def test_one_that_measures_the_same_does_not() -> None:
+    truth = THOUGHT | {"relu": 0.4}
+    machine = Machine(truth, THOUGHT, [ONE], [TWO])
+    chosen, news = run(machine)
+    assert chosen.partition is ONE and "the predicted one stands" in news
+    assert machine.tuned == [2]
+
+
+def test_the_search_goes_on_with_what_was_measured() -> None:
+    """The first one is slower than thought: what the search finds then is measured too, and the
+    third after it; it ends when nothing promises more.
+    """
+    truth = {"relu+softmax": 2.0, "relu": 1.0, "softmax": 0.6, "gelu": 0.5}
+    machine = Machine(truth, THOUGHT, [ONE, TWO, THREE])
+    chosen, _ = run(machine)
+    assert chosen.partition is THREE
+    assert machine.tuned == [1, 2, 3]
+
+
+def test_what_cannot_be_built_is_no_rival() -> None:
+    machine = Machine(THOUGHT | {"relu": 0.1}, THOUGHT, [ONE, TWO], [TWO], broken=("relu",))
+    chosen, news = run(machine)
+    assert chosen.partition is ONE and news.startswith("1 partitions measured")
+
+
+def test_only_what_differs_is_compared() -> None:
+    """Noise of a stage that both have does not hide what one of them saves; noise of what differs
+    does.
+    """
+    random = np.random.default_rng(0)
+    loud = 100.0 * (1 + 0.3 * random.random((ROUNDS, 2)))
+    quiet = np.full((ROUNDS, 2), 1.0)
+    readings = Readings({"loud": loud, "a": quiet, "b": 0.8 * quiet, "c": loud / 100}, ())
+    assert saved({"loud": 3, "a": 2}, {"loud": 3, "b": 2}, readings) == pytest.approx(0.4)
+    assert saved({"loud": 3, "b": 2}, {"loud": 3, "a": 2}, readings) == 0.0
+    assert saved({"loud": 3, "a": 2}, {"loud": 3, "c": 2}, readings) == 0.0
+    assert saved({"a": 2}, {"a": 2}, readings) == saved({"a": 1}, {"unread": 1}, readings) == 0.0
+    assert saved({"a": 2}, {"a": 1}, readings) == pytest.approx(1.0)
+
+
+def test_budgets_add_up() -> None:
+    effort = Tune(trials=100, seconds=60.0, patience=3, fusion=True)
+    assert part(effort, 0.5) == Tune(trials=50, seconds=30.0, patience=1)
+    assert rest(effort, 20.0, 40) == Tune(trials=60, seconds=40.0, patience=3, fusion=True)
+    assert rest(effort, 90.0, 400) == Tune(trials=1, seconds=1.0, patience=3, fusion=True)
+
+
+def test_a_model_is_cooptimized(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(
+        torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
+    ).eval()
+    x = torch.randn(50, 64)
+    said: list[str] = []
+    compiled = gtco.compile_model(
+        model,
+        x,
+        tune=Tune(trials=24, seconds=20.0, fusion=True),
+        progress=lambda phase, seconds, detail: said.append(f"{phase} {seconds} {detail}"),
+    )
+    assert any("partitions measured" in line for line in said)
+    with torch.no_grad():
+        assert agree(model(x).numpy(), np.asarray(compiled(x.numpy())))
