@@ -28,8 +28,8 @@ from gtco.version import __version__
 APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
 WAIT_SECONDS = 30.0  # for another writer
 # What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
-# another, was no faster, was timed on a machine too noisy to say, computed something else, or could
-# not be built or run.
+# another, was no faster, was timed on a machine too noisy or for too short to say, computed
+# something else, or could not be built or run.
 Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed"]
 STANDING = ("kept", "taken")
 COLUMNS = {

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,15 @@ class Timed:
 
 
 class Measurer:
-    """Builds and times; reckons beforehand how long that will take."""
+    """Builds and times; reckons beforehand how long that will take. Readings stop at the
+    ``deadline`` (of ``time.monotonic()``), however few there are.
+    """
 
-    def __init__(self, workers: Workers, target: Target, threads: int) -> None:
+    def __init__(
+        self, workers: Workers, target: Target, threads: int, deadline: float = inf
+    ) -> None:
         self.workers, self.target, self.threads = workers, target, threads
+        self.deadline = deadline
         self._built, self._building, self._serial = 0, 0.0, 0
 
     def build_cost(self, candidates: int) -> float:
@@ -100,7 +106,7 @@ class Measurer:
         with tempfile.TemporaryDirectory(prefix="gtco-trials-") as folder:
             library = Path(folder, "trials.so")
             write_artifact(artifact(batch, self.target, self.threads), library)
-            said = run(library, seconds)
+            said = run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
         if isinstance(said, str):
             if len(batch) == 1:
                 yield Timed(batch[0], failed=said)
@@ -119,9 +125,10 @@ def _weight(trial: Trial) -> float:
     return trial.picks[0].seconds * len(trial.picks)
 
 
-def run(library: Path, seconds: float) -> dict[str, Any] | str:
+def run(library: Path, seconds: float, most: float = inf) -> dict[str, Any] | str:
     """What :mod:`gtco.tuning.timing` prints of the library, or in words how it failed."""
-    command = [sys.executable, "-m", "gtco.tuning.timing", str(library), str(seconds)]
+    times = [str(seconds), str(most)]
+    command = [sys.executable, "-m", "gtco.tuning.timing", str(library), *times]
     try:
         done = subprocess.run(
             command,

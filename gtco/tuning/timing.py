@@ -1,7 +1,8 @@
-"""The process that times candidates: ``python -m gtco.tuning.timing LIBRARY SECONDS`` runs every
-step of the library that :mod:`gtco.tuning.trial` describes, round after round for SECONDS, and
-prints the readings as JSON. A candidate that crashes, hangs or writes where it must not takes this
-process along, and not the compile.
+"""The process that times candidates: ``python -m gtco.tuning.timing LIBRARY SECONDS MOST`` runs
+every step of the library that :mod:`gtco.tuning.trial` describes, round after round for SECONDS,
+and prints the readings as JSON. What is slower than was reckoned ends after MOST seconds, with as
+few readings as there are then. A candidate that crashes, hangs or writes where it must not takes
+this process along, and not the compile.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ TOLERANCE = 1e-3  # of the largest magnitude; results differ by the order of the
 BFLOAT16_TOLERANCE = 2e-2  # where operands or results are rounded to 8 bits
 
 
-def main(library: str, seconds: float) -> None:
+def main(library: str, seconds: float, most: float) -> None:
     """Prints ``seconds``, a list of rounds, each the seconds of every step; ``trials``, the numbers
     of each trial's steps; and ``wrong``, those whose results are not their first rival's.
     """
-    random = np.random.default_rng(0)
+    random, begin = np.random.default_rng(0), time.perf_counter()
     with load(library) as model:
         inputs = [_values(random, spec) for spec in model.inputs]
         outputs = [aligned_empty(spec) for spec in model.outputs]
@@ -39,6 +40,8 @@ def main(library: str, seconds: float) -> None:
         while len(rounds) < LEAST_ROUNDS or (
             len(rounds) < MOST_ROUNDS and time.perf_counter() - start < seconds
         ):
+            if len(rounds) > WARM_ROUNDS and time.perf_counter() - begin > most:
+                break
             rounds.append(model.timed(inputs, outputs))
         trials = model.metadata["trials"]
         wrong = [
@@ -92,4 +95,4 @@ def agree(first: np.ndarray, other: np.ndarray, rounded: bool = False) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))

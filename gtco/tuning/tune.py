@@ -77,9 +77,10 @@ class _Tuner:
         progress: Callable[[View], None],
     ) -> None:
         self.models, self.policy = models, policy
-        self.measurer = Measurer(workers, policy.target, threads)
         self.effort, self.progress = effort, progress
         self.begin = time.monotonic()
+        deadline = self.begin + effort.seconds
+        self.measurer = Measurer(workers, policy.target, threads, deadline)
         self.trials = effort.trials
         self.records, self.circumstances = records, circumstances(policy.target)
         self.results = {r.stage.key: r for r in heaviest(models)}
@@ -174,9 +175,10 @@ class _Tuner:
             )
         if view.unranked:
             self.note_all(
-                f"tuning: the machine was too noisy to rank the candidates of {view.unranked} of "
-                f"{view.measured} stages (two readings of one kernel were {view.noise:.0%} apart), "
-                "whose picks stand; tune where nothing else runs"
+                f"tuning: the machine was too noisy, or too slow for the time given, to rank the "
+                f"candidates of {view.unranked} of {view.measured} stages (two readings of one "
+                f"kernel were up to {view.noise:.0%} apart), whose picks stand; tune where nothing "
+                "else runs, or for longer"
             )
         for failure in self.proposals.failures:
             self.note_all(f"tuning: {failure}")

@@ -21,18 +21,15 @@ NOISIEST = 0.1  # beyond it rivals are not told apart at all
 @dataclass(frozen=True)
 class Verdict:
     """The number of the rival to take; its time and the first one's, seconds; ``noise``, how far
-    two readings of the first are apart, as a share.
+    two readings of the first are apart, as a share. ``ranked``: was the machine quiet enough, and
+    were there rounds enough, to say?
     """
 
     best: int
     seconds: float
     first_seconds: float
     noise: float
-
-    @property
-    def ranked(self) -> bool:
-        """Was the machine quiet enough to say?"""
-        return self.noise <= NOISIEST
+    ranked: bool = True
 
 
 def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
@@ -45,17 +42,20 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     noise = abs(float(middle[0] - middle[-1]))
     most = 1.0 - max(LEAST_GAIN, NOISE_FACTOR * noise)
     rivals = range(1, rounds.shape[1] - 1)
+    enough = luck(len(rounds), len(rounds)) * len(rivals) <= CHANCE
+    ranked = enough and noise <= NOISIEST
     clear = [
         c
         for c in rivals
-        if noise <= NOISIEST
+        if ranked
         and c not in wrong
         and middle[c] <= most
         and luck(int(np.sum(ratios[:, c] < 1.0)), len(rounds)) * len(rivals) <= CHANCE
     ]
     best = min(clear, key=lambda c: float(middle[c]), default=0)
     seconds = float(np.median(first))
-    return Verdict(best, seconds * float(middle[best]) if best else seconds, seconds, noise)
+    taken = seconds * float(middle[best]) if best else seconds
+    return Verdict(best, taken, seconds, noise, ranked)
 
 
 def luck(won: int, rounds: int) -> float:

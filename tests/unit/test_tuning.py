@@ -135,7 +135,7 @@ def test_few_rounds_prove_nothing() -> None:
     """Of seven equal rivals, one wins all of five rounds by luck once in five trials."""
     assert luck(5, 5) == 1 / 32 and luck(0, 9) == 1 and luck(2, 3) == 1 / 2
     factors = (1.0, *(1.1,) * 6, 0.8)
-    assert judge(rounds(*factors, n=5)).best == 0
+    assert judge(rounds(*factors, n=5)).best == 0 and not judge(rounds(*factors, n=5)).ranked
     assert judge(rounds(*factors, n=9)).best == 7
     equal = np.random.default_rng(4).lognormal(0, 0.1, (2000, 12, 9))
     taken = sum(judge(r).best != 0 for r in equal)
@@ -194,6 +194,9 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
     readings = np.array(said["seconds"])
     assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
     assert (readings > 0).all()
+    # what takes longer than all there is ends, with the fewest readings
+    said = measure.run(library, 100.0, 0.0)
+    assert isinstance(said, dict) and len(said["seconds"]) == 1
 
 
 def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
@@ -286,7 +289,7 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
     made = generated(policy, workers, *stages)
     picks = dict(made.choices)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "run", lambda library, seconds: "crashed (SIGSEGV)")
+        patch.setattr(measure, "run", lambda library, seconds, most: "crashed (SIGSEGV)")
         results = tune.tune([made], policy, workers, threads=1, effort=Tune(seconds=60.0))
     assert made.choices == picks and results == []
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
