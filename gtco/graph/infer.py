@@ -66,6 +66,10 @@ def infer_type(
             1 if i in axes else d for i, d in enumerate(inputs[0].shape) if keep or i not in axes
         )
         return TensorType(shape, inputs[0].dtype)
+    elif kind in ("argmax", "argmin"):
+        axis, keep = attrs["axis"] % len(inputs[0].shape), attrs["keepdims"]
+        before, behind = inputs[0].shape[:axis], inputs[0].shape[axis + 1 :]
+        return TensorType((*before, *((1,) if keep else ()), *behind), "int64")
     elif kind == "moments":
         shape = inputs[0].shape
         return TensorType((*shape[:-2], 2, shape[-1]), inputs[0].dtype)

@@ -225,6 +225,21 @@ def _reduction(kind: str) -> Rule:
     return rule
 
 
+def _place(kind: str) -> Rule:
+    """argmax and argmin; of all elements as of one row."""
+
+    def rule(lowering: Lowering, call: relax.Call) -> str:
+        x, result = lowering.value(call.args[0]), _type(call)
+        shape, axis = lowering.type(x).shape, call.attrs.axis
+        if axis is not None:
+            kept = {"axis": integer(axis) % len(shape), "keepdims": bool(call.attrs.keepdims)}
+            return lowering.emit(kind, (x,), result, **kept)
+        row = lowering.reshape(x, (prod(int(d) for d in shape),))
+        return lowering.reshape(lowering.emit(kind, (row,), axis=0, keepdims=False), result.shape)
+
+    return rule
+
+
 def _variance(lowering: Lowering, call: relax.Call) -> str:
     x = lowering.value(call.args[0])
     axes = _axes(lowering, call, x)
@@ -289,6 +304,8 @@ RULES: dict[str, Rule] = {
     "max": _reduction("max"),
     "min": _reduction("min"),
     "prod": _reduction("prod"),
+    "argmax": _place("argmax"),
+    "argmin": _place("argmin"),
     "variance": _variance,
     "std": _std,
     "nn.softmax": _softmax("softmax"),

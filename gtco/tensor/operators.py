@@ -67,6 +67,12 @@ OPERATORS: dict[str, OperatorInfo] = {
         name: OperatorInfo(REDUCTION, (1, 1), ("axes", "keepdims"))
         for name in ("sum", "mean", "max", "min", "prod")
     },
+    **{
+        name: OperatorInfo(
+            REDUCTION, (1, 1), ("axis", "keepdims"), "int64: where the first extreme or NaN lies"
+        )
+        for name in ("argmax", "argmin")
+    },
     "softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
     "log_softmax": OperatorInfo(REDUCTION, (1, 1), ("axis",)),
     "layer_norm": OperatorInfo(

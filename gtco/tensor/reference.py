@@ -222,6 +222,8 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "max": _reduce(np.max),
     "min": _reduce(np.min),
     "prod": _reduce(np.prod),
+    "argmax": lambda op, a, x: np.argmax(x[0], axis=a["axis"], keepdims=a["keepdims"]),
+    "argmin": lambda op, a, x: np.argmin(x[0], axis=a["axis"], keepdims=a["keepdims"]),
     "softmax": lambda op, a, x: softmax(x[0], a["axis"]),
     "log_softmax": lambda op, a, x: _log_softmax(x[0], a["axis"]),
     "layer_norm": _layer_norm,

@@ -80,6 +80,15 @@ def _reduce(function: Callable[..., Any], wide: bool = False) -> Spelling:
     return spell
 
 
+def _place(function: Callable[..., Any]) -> Spelling:
+    def spell(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+        narrow = types[0].dtype in ("bool", "float16", "bfloat16")
+        value = b.emit(R.astype(x[0], "float32")) if narrow else x[0]
+        return b.emit(function(value, axis=op["axis"], keepdims=bool(op["keepdims"])))
+
+    return spell
+
+
 def _extreme(largest: bool) -> Spelling:
     """A maximum or minimum that is NaN where any element is; Relax's own drops NaN."""
 
@@ -245,6 +254,8 @@ SPELLINGS: dict[str, Spelling] = {
     "prod": _reduce(R.prod, wide=True),
     "max": _extreme(True),
     "min": _extreme(False),
+    "argmax": _place(R.argmax),
+    "argmin": _place(R.argmin),
     "softmax": _softmax(R.nn.softmax),
     "log_softmax": _softmax(R.nn.log_softmax),
     "layer_norm": _layer_norm,

@@ -208,7 +208,7 @@ def test_tvm_builds_what_layers_share_once() -> None:
 
 
 OPERATORS = set(
-    """Abs Add And ArgMax AveragePool BatchNormalization Cast Ceil Clip Concat Conv
+    """Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast Ceil Clip Concat Conv
     ConvTranspose Cos CumSum Div Dropout Einsum Elu Equal Erf Exp Expand Flatten Floor Gather
     GatherElements GatherND Gelu Gemm GlobalAveragePool Greater GroupNormalization HardSigmoid
     HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu Less Log
@@ -223,7 +223,7 @@ DATA = set("Add And Div Equal Greater Less Mod Mul Or Pow Sub Where Xor".split()
 
 # Those that the fallback compiles in some node test; every other has kernels in all of them.
 IN_THE_FALLBACK = set(
-    "ArgMax AveragePool Conv ConvTranspose GatherElements GatherND MaxPool TopK Trilu".split()
+    "AveragePool Conv ConvTranspose GatherElements GatherND MaxPool TopK Trilu".split()
 )
 
 

@@ -14,10 +14,18 @@ import pytest
 
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.operators import INJECTIVE, OPERATORS
-from gtco.tensor.sketch import fallback
-from gtco.tensor.space import Config
+from gtco.tensor.sketch import fallback, sketches
+from gtco.tensor.space import Config, Program
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import assert_close, build, fresh_seed, random_inputs, reference, runnable
+from tests.kernels import (
+    assert_close,
+    build,
+    first_config,
+    fresh_seed,
+    random_inputs,
+    reference,
+    runnable,
+)
 
 T = TensorType
 MACHINE = "x86-64-v3"
@@ -140,6 +148,13 @@ def test_reductions(
     for dtype in ("float32", "int64"):
         if not (kind == "mean" and dtype == "int64"):
             check(single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims))
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_places(kind: str, dtype: str) -> None:
+    check(single(kind, [T((4, 5, 6), dtype)], T((4, 6), "int64"), axis=1, keepdims=False))
+    check(single(kind, [T((7,), dtype)], T((1,), "int64"), axis=0, keepdims=True))
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])
@@ -397,6 +412,37 @@ def test_resize(method: str, coordinates: str, layout: str) -> None:
             )
 
 
+CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "output", "attrs"),
+    [
+        ("conv2d", [(0, 8, 8, 16), (16, 1, 3, 3)], (0, 8, 8, 16), CONVOLUTION | {"groups": 16}),
+        ("conv2d", [(1, 0, 8, 16), (16, 2, 3, 3)], (1, 0, 8, 16), CONVOLUTION | {"groups": 8}),
+        ("conv2d", [(1, 8, 0, 16), (16, 1, 3, 3)], (1, 8, 0, 16), CONVOLUTION | {"groups": 16}),
+        ("moments", [(1, 2, 4, 0)], (1, 2, 2, 0), {}),
+        ("moments", [(0, 2, 4, 8)], (0, 2, 2, 8), {}),
+        ("merged_moments", [(1, 2, 2, 0)], (1, 2, 0), {"groups": 1, "epsilon": 1e-5}),
+        ("argmax", [(2, 3, 0, 5)], (2, 0, 5), {"axis": 1, "keepdims": False}),
+    ],
+)
+def test_an_empty_stage_is_the_fallbacks_alone(
+    kind: str, inputs: list, output: tuple[int, ...], attrs: dict
+) -> None:
+    """Every other sketch declines it, without a failure on the way."""
+    dtype = "int64" if kind == "argmax" else "float32"
+    made = single(kind, [T(shape) for shape in inputs], T(output, dtype), **attrs)
+
+    def failed(rule: str, error: Exception) -> None:
+        raise AssertionError(f"{rule} raised") from error
+
+    (found,) = sketches(made, runnable("x86-64-v3"), failed)
+    assert found.name == "fallback"
+    program = found.build(first_config(found), "k")
+    assert isinstance(program, Program)
+
+
 def test_every_kind_is_covered() -> None:
     """A new row of the table must be built by the fallback and tested above."""
     tested = (
@@ -409,6 +455,8 @@ def test_every_kind_is_covered() -> None:
             "max",
             "min",
             "prod",
+            "argmax",
+            "argmin",
             "softmax",
             "log_softmax",
             "layer_norm",

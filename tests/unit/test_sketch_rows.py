@@ -70,6 +70,41 @@ def test_reductions(kind: str, axes: tuple[int, ...], name: str) -> None:
     check(stage([op(kind, "x", "y", out, axes=axes, keepdims=keep)], x=shape), name, tolerance=2e-5)
 
 
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((3, 7, 53), 1), ((5, 197), -1), ((9, 3), -1), ((4, 6, 1), 1), ((6, 1, 5), 1), ((2, 4099), 1)],
+)
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_where_the_extreme_lies(kind: str, shape: Sequence[int], axis: int, name: str) -> None:
+    """The first of several, the first NaN where there is one, behind an addition and before a cast;
+    infinities are extremes like any other.
+    """
+    before = Operator("add", ("x", "z"), "s", TensorType(tuple(shape)), make_attrs())
+    kept = [n for a, n in enumerate(shape) if a != axis % len(shape)]
+    attrs = make_attrs(axis=axis, keepdims=False)
+    place = Operator(kind, ("s",), "p", TensorType(tuple(kept), "int64"), attrs)
+    narrow = Operator("cast", ("p",), "y", TensorType(tuple(kept), "int32"), make_attrs())
+    whole = make_stage([before, place, narrow], {n: TensorType(tuple(shape)) for n in "xz"}, [])
+    alone = make_stage(
+        [Operator(kind, ("x",), "p", place.type, attrs)], {"x": TensorType(tuple(shape))}, []
+    )
+    machine, rng = runnable(name), np.random.default_rng(fresh_seed())
+    for made in (whole, alone):
+        sketch = rows.match(made, machine)
+        assert sketch is not None
+        for special in ((), (np.nan,), (np.inf, -np.inf)):
+            x = rng.integers(-3, 4, shape).astype(np.float32)
+            for value in special:
+                x[rng.random(shape) < 0.1] = value
+            if np.inf in special:
+                x[..., 0] = -np.inf if kind == "argmax" else np.inf
+            inputs = [x, np.zeros_like(x)][: len(made.inputs)]
+            wanted = reference(made, inputs)
+            for built in some_kernels(sketch, machine):
+                np.testing.assert_array_equal(built(*inputs), wanted)
+
+
 @pytest.mark.parametrize("length", [5, 8, 130])
 @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
 def test_softmax_over_another_axis(kind: str, length: int) -> None:

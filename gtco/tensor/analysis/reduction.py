@@ -14,6 +14,7 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.stage import Operator, Stage
 
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
+PLACES = ("argmax", "argmin")
 NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
 
 
@@ -37,7 +38,7 @@ class Reduction:
         rank = len(self.shape)
         if self.op.kind in REDUCTIONS:
             return frozenset(a % rank for a in self.op["axes"]) or frozenset(range(rank))
-        if self.op.kind in ("softmax", "log_softmax"):
+        if self.op.kind in ("softmax", "log_softmax", *PLACES):
             return frozenset({self.op["axis"] % rank})
         return frozenset({rank - 1})
 

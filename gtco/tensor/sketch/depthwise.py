@@ -47,7 +47,7 @@ def match(stage: Stage, target: Target) -> Depthwise | None:
     if op is None or not is_static(stage):
         return None
     channels, inputs = (int(d) for d in stage.types[op.inputs[1]].shape[:2])
-    if op["groups"] == 1:
+    if op["groups"] == 1 or 0 in (op.type.size, *(stage.types[x].size for x in op.inputs)):
         return None
     outputs = channels // int(op["groups"])
     mixes = (inputs, outputs) != (1, 1)

@@ -80,7 +80,8 @@ class Fallback:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         stage = self.stage
         types = {i.name: i.type for i in stage.inputs}
-        if readable(stage.output) or stage.output.kind in IMAGE:
+        empty = stage.output.type.size == 0  # nothing is computed, and no operator need allow it
+        if empty or readable(stage.output) or stage.output.kind in IMAGE:
             return Program(kernel(symbol, types, stage.output.type, 0, 1, self.elements), 1, 0, {})
         names = list(types)
         op = stage.output

@@ -29,7 +29,7 @@ from gtco.tensor.analysis.chains import (
     float32,
     is_static,
 )
-from gtco.tensor.analysis.reduction import NORMALISATIONS, REDUCTIONS, Reduction
+from gtco.tensor.analysis.reduction import NORMALISATIONS, PLACES, REDUCTIONS, Reduction
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK
 from gtco.tensor.sketch.program import program
@@ -38,20 +38,30 @@ from gtco.tensor.sketch.streaming import GATHER, grain, in_vectors, streaming_wo
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
+# Vector instructions of a vector of the reduced tensor.
+PASSES = {
+    "softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0,
+    "argmax": 6.0, "argmin": 6.0,
+}  # fmt: skip
 MOVED = frozenset({"identity", "reshape", "permute", "slice", "broadcast"})  # addresses alone
 PANEL = 4  # the share of L1 that a panel of rows takes: one part of so many
 MOST_GROUPS = 16
+MOST_PLACES = 1 << 24  # positions are counted in float32, exactly so far
 
 
 def match(stage: Stage, target: Target) -> Rows | None:
     """The stage as one float32 reduction with a readable prologue and a one-to-one epilogue, else
     None.
     """
-    op = anchor(stage, *REDUCTIONS, *NORMALISATIONS)
-    if op is None or not is_static(stage) or not float32(stage, (*op.inputs, op.output)):
+    op = anchor(stage, *REDUCTIONS, *PLACES, *NORMALISATIONS)
+    if op is None or not is_static(stage) or not float32(stage, op.inputs):
+        return None
+    if op.kind not in PLACES and not float32(stage, (op.output,)):
         return None
     tail = in_vectors(stage, op) if stage.types[op.inputs[0]].size else None
-    return Rows(stage, target, op, tail) if tail else None
+    if tail is None or (op.kind in PLACES and Reduction(stage, op).count > MOST_PLACES):
+        return None
+    return Rows(stage, target, op, tail)
 
 
 @dataclass(frozen=True)
@@ -110,9 +120,7 @@ class Rows:
         return grain(chosen, self.units, prod(self.view.shape) // self.units, self.target)
 
     def workload(self, config: Config) -> Workload:
-        passes = {"softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0}.get(
-            self.op.kind, 1.5
-        )
+        passes = PASSES.get(self.op.kind, 1.5)
         if self.view.by_rows:
             passes += self.gathers * GATHER * self.target.lanes
         return streaming_workload(
@@ -144,7 +152,7 @@ class Rows:
         """The rows of a panel where they must be kept, each on cache lines of its own."""
         needs = (
             self.view.by_rows
-            and self.op.kind in NORMALISATIONS
+            and self.op.kind in (*NORMALISATIONS, *PLACES)
             and (not self.plain or self.op.kind == "softmax")
         )
         padded = -(-self.view.length // 16) * 16

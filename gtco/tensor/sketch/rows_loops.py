@@ -11,7 +11,7 @@ from tvm import tirx
 
 from gtco.tensor import vector_math
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.analysis.reduction import REDUCTIONS
+from gtco.tensor.analysis.reduction import PLACES, REDUCTIONS
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import Combine, Over, add, fold_rows
@@ -62,6 +62,8 @@ class RowsLoops:
                 self.log_softmax()
             case "layer_norm" | "rms_norm":
                 self.normalise()
+            case "argmax" | "argmin":
+                self.place()
             case _:
                 self.reduce()
 
@@ -173,12 +175,17 @@ class RowsLoops:
 
         self.each(element, ahead)
 
+    def extremes(self, combine: Combine, start: float) -> tuple[Value, Array]:
+        """x[j], and each row's elements combined: the first pass of what is relative to them."""
+        x, tops = self.held(), self.statistic()
+        with self.each_group():
+            self.note(tops, self.fold(x, combine, start))
+        return x, tops
+
     def softmax(self) -> None:
         em = self.em
-        x = self.held()
-        tops, scales = self.statistic(), self.statistic()
-        with self.each_group():
-            self.note(tops, self.fold(x, _maximum, -inf))
+        x, tops = self.extremes(_maximum, -inf)
+        scales = self.statistic()
         with self.each_group():
             top = self.noted(tops)
 
@@ -195,10 +202,8 @@ class RowsLoops:
 
     def log_softmax(self) -> None:
         em = self.em
-        x = self.held()
-        tops, shifts = self.statistic(), self.statistic()
-        with self.each_group():
-            self.note(tops, self.fold(x, _maximum, -inf))
+        x, tops = self.extremes(_maximum, -inf)
+        shifts = self.statistic()
         with self.each_group():
             top = self.noted(tops)
             total = self.fold(
@@ -264,10 +269,22 @@ class RowsLoops:
                 value = values if self.side == 1 else tirx.Shuffle([values], [r])
                 self.finish(outer, value)
 
+    def place(self) -> None:
+        """Where a row's extreme lies: the extreme first, then the first position that has it."""
+        em = self.em
+        x, tops = self.extremes(*_combination(em, self.sketch.op.kind.removeprefix("arg")))
+        with self.each_group():
+            top = self.noted(tops)
+            where = self.fold(lambda r, j: _place(em.let(x(r, j)), top[r], j), _minimum, inf)
+            for r, outer in enumerate(self.outers):
+                self.finish(outer, where if self.side == 1 else tirx.Shuffle([where], [r]))
+
     def finish(self, outer: list[Expr], value: Expr) -> None:
         """One reduced element through the epilogue."""
         if self.sketch.op.kind == "mean":
             value = value * tirx.const(1.0 / self.view.count, "float32")
+        if self.sketch.op.kind in PLACES:
+            value = tirx.Cast("int64", tirx.Cast("int32", value))
         at = self.view.result_index(outer)
         self.reader.finish(self.sketch.tail, at, self.em.let(value), self.args.output)
 
@@ -298,8 +315,17 @@ class RowsLoops:
         def read(index: list[Expr], begin: int, lane: Expr) -> Expr:
             return self.reader.value(sketch.op.inputs[0], index)
 
-        if kind in REDUCTIONS:
-            acc = columns.fold(read, *_combination(em, kind))
+        if kind in (*REDUCTIONS, *PLACES):
+            acc = columns.fold(read, *_combination(em, kind.removeprefix("arg")))
+            if kind in PLACES:
+                (axis,) = self.view.axes
+                top = acc
+
+                def place(index: list[Expr], begin: int, lane: Expr) -> Expr:
+                    x = em.let(read(index, begin, lane))
+                    return _place(x, em.load(top, [begin + lane]), index[axis])
+
+                acc = columns.fold(place, _minimum, inf)
             columns.each(
                 lambda begin, lane: self.finish(
                     [*outer[:-1], first + begin + lane], em.load(acc, [begin + lane])
@@ -344,6 +370,16 @@ class RowsLoops:
 
 def _maximum(a: Expr, b: Expr) -> Expr:
     return tirx.max(a, b)
+
+
+def _minimum(a: Expr, b: Expr) -> Expr:
+    return tirx.min(a, b)
+
+
+def _place(x: Expr, top: Expr, at: Expr) -> Expr:
+    """``at`` as a float where x is the extreme or NaN, which then is the extreme; else infinity."""
+    here = tirx.Cast("float32", at) if not isinstance(at, int) else tirx.const(at, "float32")
+    return tirx.Select(tirx.Or(x == top, is_nan(x)), here, tirx.const(inf, "float32"))
 
 
 def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
