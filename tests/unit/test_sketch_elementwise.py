@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
 import pytest
 
 from gtco.target import target
+from gtco.tensor import space
 from gtco.tensor.sketch import elementwise
-from gtco.tensor.space import configs
+from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
     build,
+    first_config,
     fresh_seed,
     random_inputs,
     reference,
@@ -93,6 +95,55 @@ def pad_all() -> Stage:
 
 
 PADDED = {"before": (0, 2), "after": (0, 4), "value": 0.0}
+
+
+def merged_heads() -> Stage:
+    """[3, 197, 64] -> [197, 192]: rows whose neighbours lie together in pieces of 64."""
+    return stage(
+        [
+            op("permute", "x", "p", (197, 3, 64), axes=(1, 0, 2)),
+            op("reshape", "p", "r", (197, 192)),
+            op("add", "r b", "y", (197, 192)),
+        ],
+        x=(3, 197, 64),
+        b=(192,),
+    )
+
+
+def flattened_heads() -> Stage:
+    """One run of everything, in which no axis lies where it did."""
+    return stage([op("reshape", "x", "y", (5, 12 * 49))], x=(5, 12, 49))
+
+
+def odd_pieces() -> Stage:
+    """Windows of 7 x 7 merged again, in pieces of 7 * 3 positions and a rest in every vector."""
+    return stage(
+        [
+            op("reshape", "x", "a", (2, 2, 7, 7, 3)),
+            op("permute", "a", "b", (2, 7, 2, 7, 3), axes=(0, 2, 1, 3, 4)),
+            op("reshape", "b", "y", (14, 42)),
+        ],
+        x=(4, 49, 3),
+    )
+
+
+@pytest.mark.parametrize(("made", "length"), [(merged_heads, 64), (odd_pieces, 21)])
+def test_rows_that_lie_in_pieces(made: Callable[[], Stage], length: int) -> None:
+    """They are copied by vectors, and priced so: no lane is gathered, no block is turned."""
+    sketch = elementwise.match(made(), target("x86-64-v4"))
+    assert sketch is not None
+    assert sketch.grid.regular and sketch.grid.length == length
+    assert sketch.gathers == 0 and sketch.blocks is None
+
+
+@pytest.mark.parametrize("made", [merged_heads, flattened_heads, odd_pieces])
+def test_regular_rows_have_no_address_a_lane(made: Callable[[], Stage]) -> None:
+    machine = target("x86-64-v3")
+    sketch = elementwise.match(made(), machine)
+    assert sketch is not None and sketch.grid.regular
+    program = space.build(sketch, first_config(sketch), "k")
+    assert isinstance(program, Program)
+    assert "Broadcast" not in str(program.function.script()), "a division of every lane's position"
 
 
 @pytest.mark.parametrize("kind", ["divide", "multiply", "power", "mod", "log", "rsqrt", "sigmoid"])
@@ -213,6 +264,9 @@ def rank0() -> Stage:
 CASES = [
     bias_gelu,
     heads,
+    merged_heads,
+    flattened_heads,
+    odd_pieces,
     windows,
     concat_last,
     concat_first,

@@ -60,6 +60,26 @@ def longest_row(stage: Stage) -> int | None:
     return next((cut for cut in range(1, last) if regular(stage, cut)), last)
 
 
+def longest_piece(stage: Stage, lanes: int) -> int | None:
+    """The longest piece of the last axis, of ``lanes`` positions at least, in which every load is
+    contiguous or constant, wherever it begins: a divisor that some tensor's trailing axes span.
+    """
+    shape = output_shape(stage)
+    row = shape[-1] if shape else 1
+    spans = {
+        prod(own[k:])
+        for own in (shape_of(stage, name) for name in stage.types)
+        for k in range(len(own))
+    }
+    for length in sorted((n for n in spans if lanes <= n < row and row % n == 0), reverse=True):
+        probe = Probe(stage)
+        j, piece, *index = probe.scope.variables((length, row // length, *shape[:-1]))
+        at = [*index, piece * length + j]
+        if probe.even(stage.output.output, at, j, 1) and not probe.conditions:
+            return length
+    return None
+
+
 def gathers(stage: Stage, cut: int) -> int:
     """Loads that are no vectors along a row."""
     probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))

@@ -19,15 +19,29 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import ceil, prod
 
+from tvm import tirx
+
 from gtco.target import Target
 from gtco.tensor import scalar
-from gtco.tensor.analysis.axes import Segment, gathers, longest_row, output_shape, segments
+from gtco.tensor.analysis.axes import (
+    Segment,
+    gathers,
+    longest_piece,
+    longest_row,
+    output_shape,
+    segments,
+)
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.emit import Emitter, Expr, KernelArguments
+from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.reader import Reader
-from gtco.tensor.sketch.interleaving import Interleaving, emit_interleaved, interleaving
+from gtco.tensor.sketch.interleaving import (
+    Interleaving,
+    SteppedReader,
+    emit_interleaved,
+    interleaving,
+)
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
@@ -105,13 +119,15 @@ class Elementwise:
 
     @cached_property
     def grid(self) -> Grid:
-        """The most trailing axes that keep every load regular as one; else the last axis, cut where
-        it is not.
+        """The most trailing axes that keep every load regular as one; else the last axis, in pieces
+        that do (merged heads); else cut where it is not.
         """
         shape = output_shape(self.stage)
         cut = longest_row(self.stage)
         if cut is None:
-            return Grid(shape[:-1], shape[-1:], 1, not shape)
+            piece = longest_piece(self.stage, self.target.lanes)
+            pieces = shape[-1] // piece if piece else 1
+            return Grid(shape[:-1], shape[-1:], pieces, not shape or piece is not None)
         outer, inner = shape[:cut], shape[cut:]
         rows, length = prod(outer), prod(inner)
         few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
@@ -180,8 +196,11 @@ class ElementwiseLoops:
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         self.em, self.args = em, args
-        self.reader = Reader(self.stage, em, args.inputs)
         grid = self.grid
+        if grid.regular and self.vectors:
+            self.even(em, args)
+            return
+        self.reader = Reader(self.stage, em, args.inputs)
         with tasks_of_rows(em, args, grid.units, self.rows) as unit:
             piece: Expr = 0
             if grid.pieces > 1:
@@ -192,6 +211,27 @@ class ElementwiseLoops:
                 with em.loop(segment.repeat, "k") as k:
                     start = piece * grid.length + segment.begin + k * segment.length
                     self.run(outer, em.index(start), segment)
+
+    def even(self, em: Emitter, args: KernelArguments) -> None:
+        """Rows that every load runs evenly through: its index map is followed once a row, along one
+        variable, which is what the analysis saw to be even. (A sum of several is not always seen to
+        be, and then every lane has its own address.)
+        """
+        grid, output = self.grid, self.stage.output
+        reader = SteppedReader(self.stage, em, args.inputs)
+        whole = Array(args.output.buffer, (output.type.size,), output.type.dtype)
+        with tasks_of_rows(em, args, grid.units, self.rows) as unit:
+            *outer, piece = unflatten(em, unit, (*grid.outer, grid.pieces))
+            reader.at = tirx.Var("at", "int32")
+            em.bind(reader.at, grid.length)
+            position = split_flat(piece * grid.length + reader.at, grid.inner)
+            index = [*outer, *position][: len(output.type.shape)]
+            for begin, count, lanes in vector_runs(grid.length, em.lanes):
+                with em.loop(count, "block") as block, em.vector(lanes) as reader.lane:
+                    reader.first = begin + block * lanes
+                    value = reader.value(output.output, index)
+                    at = unit * grid.length + reader.first + reader.lane
+                    em.store(whole, [at], value)
 
     def run(self, outer: list[Expr], start: Expr, segment: Segment) -> None:
         em = self.em

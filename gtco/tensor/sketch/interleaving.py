@@ -115,10 +115,10 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
 
 
 @dataclass
-class _SteppedReader(Reader):
-    """Reads at positions ``first + [0, lanes)`` of a phase. The index maps are followed at ``at``,
-    one variable that no code has: a sum of two is not always seen to run evenly. ``picked`` holds
-    tensor, step, where position 0 lies, and the values of loads by steps.
+class SteppedReader(Reader):
+    """Reads at positions ``first + lane`` of a phase, or of any even row. The index maps are
+    followed at ``at``, one variable that no code has: a sum of two is not always seen to run
+    evenly. ``picked`` holds tensor, step, where position 0 lies, and the values of loads by steps.
     """
 
     at: Any = None
@@ -150,7 +150,7 @@ def emit_interleaved(
     em: Emitter, args: KernelArguments, stage: Stage, grid: Interleaving, per_task: int
 ) -> None:
     """The whole kernel's loops, ``per_task`` units a task."""
-    reader = _SteppedReader(stage, em, args.inputs)
+    reader = SteppedReader(stage, em, args.inputs)
     lanes = min(em.lanes, grid.extent)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
         *rest, chunk = unflatten(em, unit, grid.outer)
@@ -163,7 +163,7 @@ def emit_interleaved(
 def _block(
     em: Emitter,
     args: KernelArguments,
-    reader: _SteppedReader,
+    reader: SteppedReader,
     grid: Interleaving,
     rest: list[Expr],
     i: Expr,
@@ -191,7 +191,7 @@ def _block(
 
 
 def _picked(
-    reader: _SteppedReader, index: list[Expr], lanes: int
+    reader: SteppedReader, index: list[Expr], lanes: int
 ) -> list[tuple[str, int, Expr, Array]]:
     """The loads by steps for ``lanes`` positions of the output's ``index``."""
     em = reader.emitter
