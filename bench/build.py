@@ -49,6 +49,7 @@ def build(
     shapes: Mapping[str, int] | None = None,
     precision: str = "fp32",
     timeout: float = 1800.0,
+    tune: str = "off",
 ) -> Build:
     """Compile ``model`` (.onnx) to ``library``. Never raises for a failed compile: ``error`` says
     why.
@@ -63,6 +64,7 @@ def build(
                     "threads": threads,
                     "shapes": dict(shapes or {}),
                     "precision": precision,
+                    "tune": tune,
                     "answer": str(answer),
                 }
             )
@@ -168,6 +170,7 @@ def main(argv: list[str]) -> int:
             threads=job["threads"],
             shapes=job["shapes"] or None,
             precision=job["precision"],
+            tune=job["tune"],
         )
     except GtcoError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     if options.trials:
         budget = Tune(trials=options.trials, seconds=ENDLESS)
     else:
-        budget = Tune(seconds=options.seconds)
+        budget = Tune(seconds=options.seconds, fusion=True)
     options.tune = replace(budget, latency=options.latency)
     options.records = options.records or options.models[0].with_suffix(".records")
     try:
