@@ -331,7 +331,8 @@ def test_a_tuned_model_is_right(precision: str) -> None:
     """The whole way, on an ONNX model; the report says what was measured."""
     made, effort = small_model(), gtco.Tune(trials=16)
     compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
-    assert not compiled.report.notes
+    # what a busy machine makes of it is said, and no fault
+    assert all("too noisy" in note for note in compiled.report.notes)
     assert compiled.report.verification.passed
     assert [name for name, _ in compiled.report.phases].count("tune") == 1
     results = compiled.report.tuning
@@ -354,7 +355,7 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     with Records(path) as records:
         first = records.all()
     # a config other than the analytic pick, so that it shows where it is taken
-    rival = next(r for r in first if r.outcome == "slower")
+    rival = next(r for r in first if r.outcome in ("slower", "noisy"))
     with Records(path) as records:
         records.add([replace(rival, outcome="taken")])
     again = gtco.compile_model(made, records=path, verify=True)
@@ -370,7 +371,7 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
         new = records.all()[len(first) + 1 :]
     standing = {"kept", "beaten"}
     tried = [(r.stage, r.config) for r in new if r.outcome not in standing]
-    assert not set(tried) & {(r.stage, r.config) for r in first}
+    assert not set(tried) & {(r.stage, r.config) for r in first if r.outcome != "noisy"}
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
