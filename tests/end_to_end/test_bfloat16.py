@@ -125,7 +125,7 @@ def test_kernels_of_bfloat16_are_tuned() -> None:
     compiled = gtco.compile_model(
         model, (image,), precision="bf16", tune=gtco.Tune(trials=16, seconds=20.0), verify=True
     )
-    assert not compiled.report.notes and compiled.report.tuning
+    assert all("too noisy" in note for note in compiled.report.notes) and compiled.report.tuning
     assert compiled.report.verification.passed
 
 
