@@ -1,5 +1,5 @@
-"""compile_model: the steps from a model to a shared library, in order. The only place that orders
-them.
+"""compile_model: from models to shared libraries. What each model goes through by itself is in
+:mod:`gtco.compilation`; here is what goes over all of them: arguments, tuning, putting in place.
 """
 
 from __future__ import annotations
@@ -9,45 +9,29 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.assembly import assemble
-from gtco.checks import check_dump, check_output, check_sizes, effort_of, is_onnx
-from gtco.codegen.generate import Generated, generate
+from gtco.checks import check_dump, check_output, effort_of, is_onnx
+from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
+from gtco.compilation import Compilation, Progress, silent
 from gtco.compiled import CompiledModel, CompileReport
-from gtco.errors import (
-    REPORT,
-    BuildError,
-    InternalError,
-    OptionError,
-    UnsupportedError,
-    VerificationError,
-    guarded,
-)
+from gtco.errors import BuildError, OptionError, VerificationError
 from gtco.options import CompileOptions, Tune, c_compiler
-from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import load
-from gtco.runtime.publish import publish, staging, write_error
+from gtco.runtime.publish import publish, staging
 from gtco.search.records import Records
-from gtco.target import Target, target
+from gtco.target import target
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
-    from gtco.graph.fusion import Partition
-    from gtco.graph.graph import Graph
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
     from gtco.tuning.result import StageResult
-
-# The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
-# are a gtco.tuning.view.View, which has them as its str().
-Progress = Callable[[str, float | None, Any], None]
 
 
 def compile_model(
@@ -112,7 +96,7 @@ def compile_to_files(
     """
     chosen = _options(options)
     compilations = [
-        _Compilation(model, Path(output), inputs, chosen, progress or _silent)
+        Compilation(model, Path(output), inputs, chosen, progress or silent)
         for model, output, inputs in models
     ]
     outputs = [c.output.resolve() for c in compilations]
@@ -129,7 +113,7 @@ def stages_of(
     pick kernels by.
     """
     chosen = _options(options)
-    run = _Compilation(model, Path("model.so"), example_inputs, chosen, progress or _silent)
+    run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     run.partition(target(chosen.target), None)
     return run.policy, list(run.found.stages)
 
@@ -142,7 +126,7 @@ def space_sizes(
     """
     from gtco.tuning.census import census
 
-    say = progress or _silent
+    say = progress or silent
     policy, stages = stages_of(model, example_inputs, progress=progress, **options)
     with Workers(_options(options).workers or policy.target.cores) as workers:
         return census(
@@ -167,11 +151,7 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
     return CompileOptions(**known)
 
 
-def _silent(phase: str, seconds: float | None, detail: object) -> None:
-    return None
-
-
-def _run(compilations: Sequence[_Compilation], options: CompileOptions) -> None:
+def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     """The steps of every model, those that measure for all models at once."""
     machine = target(options.target)
     effort = effort_of(options.tune, machine)
@@ -204,7 +184,7 @@ def _run(compilations: Sequence[_Compilation], options: CompileOptions) -> None:
 
 
 def _tune(
-    compilations: Sequence[_Compilation],
+    compilations: Sequence[Compilation],
     workers: Workers,
     records: Records | None,
     effort: Tune,
@@ -217,6 +197,7 @@ def _tune(
 
     first = compilations[0]
     views: list[View] = []
+    notes: dict[int, list[str]] = {}
 
     def progress(view: View) -> None:
         views.append(view)
@@ -237,7 +218,6 @@ def _tune(
             notes.setdefault(id(model), []).extend(model.notes[length:])
         return results
 
-    notes: dict[int, list[str]] = {}
     with first.phase("tune") as say:
         results: list[StageResult] = []
         if effort.fusion:
@@ -254,267 +234,3 @@ def _tune(
         compilation.report.notes += notes[id(compilation.generated)]
         compilation.report.tuning = together(results, compilation.generated.stages)
         compilation.report.tuned = views[-1]
-
-
-class _Compilation:
-    """One model's way through the steps."""
-
-    def __init__(
-        self,
-        model: Any,
-        output: Path,
-        example_inputs: Any,
-        options: CompileOptions,
-        progress: Progress,
-    ) -> None:
-        self.model, self.output, self.example_inputs = model, output, example_inputs
-        self.options, self.progress = options, progress
-        self.report = CompileReport()
-        self.policy: Policy  # these, once it is prepared
-        self.whole: Graph  # what is cut
-        self.graph: Graph  # what the stages are of, some movement copied
-        self.found: Partition
-        self.generated: Generated
-
-    def partition(self, machine: Target, records: Records | None) -> None:
-        """The steps from the model to its stages."""
-        with self.phase("read") as say:
-            imported = self.read()
-            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
-        with self.phase("simplify") as say:
-            graph = self.canonical(imported, self.threads(machine))
-            say(f"{len(graph.operators)} operators")
-        del imported
-        with self.phase("fuse") as say:
-            self.policy = policy = self.policy_for(machine, records)
-            self.whole = self.rounded(graph, policy)
-            self.graph, self.found = self.fuse(self.whole, policy)
-            say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
-
-    def prepare(self, machine: Target, records: Records | None, workers: Workers) -> None:
-        """The steps from the model to the kernels that the policy picks."""
-        self.partition(machine, records)
-        with self.phase("generate") as say:
-            self.generated = self.generate(list(self.found.stages), self.policy, workers)
-            code = sum(len(k.code) for k in self.generated.kernels.values())
-            say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
-
-    def finish(self, folder: Path) -> None:
-        """The library, made in ``folder`` and compared where that is asked for."""
-        self.report.rejections = dict(self.generated.rejections)
-        with self.phase("link") as say:
-            library = self.link(self.graph, self.generated, self.policy, folder)
-            weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
-            say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
-        if self.options.verify:
-            with self.phase("verify") as say:
-                self.verify(library)
-                say(str(self.report.verification).splitlines()[0])
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[Callable[[str], None]]:
-        self.progress(name, None, "")
-        start = time.perf_counter()
-        details: list[str] = []
-        with guarded(f"the phase '{name}'"):
-            yield details.append
-        seconds = time.perf_counter() - start
-        self.report.phases.append((name, seconds))
-        self.progress(name, seconds, "; ".join(details))
-
-    def dump(self, name: str, text: str) -> None:
-        if self.options.dump is not None:
-            try:
-                (self.options.dump / name).write_text(text)
-            except OSError as error:
-                raise write_error(self.options.dump / name, error) from error
-
-    def worked_around(self, error: InternalError) -> None:
-        """A failure that the compile goes on without: a note, or the end of it where strict."""
-        if self.options.strict:
-            raise error
-        note = f"{error}; the model was compiled without it"
-        if note not in self.report.notes:
-            self.report.notes.append(note)
-
-    # the steps ------------------------------------------------------------------------------------
-    def read(self) -> Any:
-        """Model -> Relax, by the importer that its kind needs."""
-        options = self.options
-        if is_onnx(self.model):
-            from gtco.frontend.onnx import load_onnx
-
-            if self.example_inputs is not None:
-                raise OptionError(
-                    "example_inputs is for PyTorch modules; an ONNX model has its inputs' shapes, "
-                    "and shapes gives symbolic ones their values"
-                )
-            imported = load_onnx(
-                self.model,
-                shapes=options.shapes,
-                simplify=options.simplify,
-                simplify_timeout=options.simplify_timeout,
-            )
-        else:
-            from gtco.frontend.pytorch import load_pytorch
-
-            imported = load_pytorch(
-                self.model,
-                self.example_inputs,
-                shapes=options.shapes,
-                simplify=options.simplify,
-                simplify_timeout=options.simplify_timeout,
-            )
-        self.report.notes += imported.notes
-        if options.dump is not None:
-            self.dump("1-relax.txt", imported.module.script())
-        return imported
-
-    def threads(self, machine: Target) -> int:
-        """How many threads the model is compiled for."""
-        return self.options.threads or machine.cores
-
-    def canonical(self, imported: Any, threads: int) -> Graph:
-        """Relax -> canonical graph, channels last."""
-        from gtco.graph.layout import channels_last
-        from gtco.graph.lower import lower
-        from gtco.graph.rewrites.pipeline import canonicalize
-        from gtco.graph.rewrites.split_reductions import split_reductions
-
-        graph = lower(imported)
-        check_sizes(graph)
-        self.dump("2-lowered.txt", graph.dump())
-        graph = canonicalize(graph, failed=self.worked_around)
-        self.dump("3-canonical.txt", graph.dump())
-        graph = canonicalize(channels_last(graph), failed=self.worked_around)
-
-        def split(graph: Graph) -> Graph:
-            return split_reductions(graph, threads)
-
-        graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
-        graph.check()
-        self.dump("4-layout.txt", graph.dump())
-        return graph
-
-    def rounded(self, graph: Graph, policy: Policy) -> Graph:
-        """The graph in the precision that was asked for."""
-        from gtco.graph.precision import bfloat16_operands
-        from gtco.graph.rewrites.fold_constants import fold_constants
-
-        if self.options.precision == "fp32":
-            return graph
-        graph = fold_constants(bfloat16_operands(graph, policy.predict)).check()
-        self.dump("4-precision.txt", graph.dump())
-        return graph
-
-    def policy_for(self, machine: Target, records: Records | None) -> Policy:
-        """The policy, for a target with as many cores as the model is to have threads: the space
-        and the price of a stage go by that one number.
-        """
-        from gtco.search.analytic import AnalyticPolicy
-        from gtco.search.profile import machine_table
-        from gtco.search.recorded import RecordedPolicy
-
-        # what was measured is of the whole machine
-        rates = machine_table(machine) if machine.name == "native" else None
-        known = rates.target if rates else machine
-        analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
-        return analytic if records is None else RecordedPolicy(analytic, records)
-
-    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least cost, measured or predicted; the graph with movement copied
-        where it pays.
-        """
-        from gtco.graph.fusion import CLOSE, PROMISING, fuse
-
-        known = CLOSE if policy.measured else PROMISING
-        try:
-            graph, result = fuse(
-                graph, policy.predict, policy.floor, policy.possible, promising=known
-            )
-        except UnsupportedError as error:
-            if policy.failures:
-                raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
-            raise
-        self.report.notes += result.notes
-        self.dump("5-stages.txt", result.text())
-        return graph, result
-
-    def cooptimize(
-        self,
-        tuned: Callable[[Sequence[Generated], Tune], list[StageResult]],
-        workers: Workers,
-        effort: Tune,
-        say: Callable[[str], None],
-    ) -> list[StageResult]:
-        """The partition that stands when rivals were measured beside the predicted one."""
-        from gtco.cooptimize import Candidate, Measured, cooptimize
-        from gtco.search.recorded import RecordedPolicy
-
-        assert isinstance(self.policy, RecordedPolicy)
-        results: list[StageResult] = []
-        steps = Measured(
-            self.whole,
-            self.policy,
-            workers,
-            self.options.threads,
-            lambda stages: self.generate(stages, self.policy, workers),
-            lambda models, some: results.extend(tuned(models, some)),
-        )
-        first = Candidate(self.graph, self.found, self.generated)
-        chosen, news = cooptimize(first, steps, effort)
-        self.graph, self.found, self.generated = chosen.graph, chosen.partition, chosen.generated
-        say(news)
-        return results
-
-    def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
-        """Stages -> kernels, in the worker processes."""
-        result = generate(
-            stages,
-            policy.choose,
-            policy.target,
-            workers,
-            text=self.options.dump is not None,
-            strict=self.options.strict,
-            progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
-        )
-        for failure in policy.failures:
-            self.worked_around(InternalError(f"{failure}. {REPORT}"))
-        self.report.notes += result.notes
-        for kernel in result.kernels.values():
-            if kernel.text:
-                self.dump(f"6-{kernel.symbol}.txt", kernel.text)
-        return result
-
-    def link(
-        self, graph: Graph, generated: Generated, policy: Policy, folder: Path
-    ) -> Path:
-        """Kernels, weights and the plan -> the library, in ``folder``."""
-        artifact = assemble(
-            _identifier(self.output.stem),
-            graph,
-            generated,
-            policy.target,
-            self.options.threads,
-            self.options.precision,
-            self.report.notes,
-        )
-        self.report.stages = [dict(step.info) for step in artifact.steps]
-        self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
-        self.report.weights_bytes = artifact.weights_bytes
-        self.report.arena_bytes = artifact.arena_bytes
-        return build_artifact(artifact, folder, self.output)
-
-    def verify(self, library: Path) -> None:
-        """Raises :class:`VerificationError` with the report where the library is wrong."""
-        from gtco.verification import verify
-
-        with load(library, threads=self.options.threads) as compiled:
-            self.report.verification = verify(
-                compiled, self.model, example_inputs=self.example_inputs, check=False
-            )
-        self.report.verification.check()
-
-
-def _identifier(stem: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in stem) or "model"

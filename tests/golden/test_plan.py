@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco import compiler
+from gtco import compilation, compiler
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.table import normalize_features, plan_source
 from tests.end_to_end.node_runner import InProcess
@@ -60,13 +60,13 @@ def test_plan(
 ) -> None:
     artifacts: list[Artifact] = []
     monkeypatch.setattr(compiler, "Workers", InProcess)
-    build = compiler.build_artifact
+    build = compilation.build_artifact
 
     def keep(artifact: Artifact, *rest: Any) -> Any:
         artifacts.append(artifact)
         return build(artifact, *rest)
 
-    monkeypatch.setattr(compiler, "build_artifact", keep)
+    monkeypatch.setattr(compilation, "build_artifact", keep)
     compiler.compile_to_file(tiny(), tmp_path / "tiny.so", target=name, threads=2)
     (artifact,) = artifacts
     source = plan_source(

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import gtco
-from gtco import compiler, verification
+from gtco import compilation, compiler, verification
 from gtco.cli import main
 from gtco.codegen.workers import Workers
 from gtco.compiler import compile_model, compile_to_file
@@ -111,7 +111,7 @@ def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(profile, "machine_table", table)
     machine = dataclasses.replace(target("x86-64-v3"), name=name, cores=5)
     options = CompileOptions(threads=threads)
-    run = compiler._Compilation(None, Path("m.so"), None, options, compiler._silent)
+    run = compilation.Compilation(None, Path("m.so"), None, options, compilation.silent)
     policy = run.policy_for(machine, None)
     assert policy.target == dataclasses.replace(machine, cores=threads or 5)
     assert asked == [machine] * (name == "native")
@@ -207,14 +207,14 @@ def test_wrong_kernels_are_not_published(monkeypatch: pytest.MonkeyPatch, tmp_pa
     model, library = mlp(layers=2), tmp_path / "mlp.so"
     compile_to_file(model, library, verify=True)
     before = library.read_bytes()
-    build = compiler.build_artifact
+    build = compilation.build_artifact
 
     def swapped(artifact: Any, *rest: Any) -> Path:
         (place, first), *others = artifact.weights
         weights = [(place, np.flip(first).copy()), *others]
         return build(dataclasses.replace(artifact, weights=weights), *rest)
 
-    monkeypatch.setattr(compiler, "build_artifact", swapped)
+    monkeypatch.setattr(compilation, "build_artifact", swapped)
     with pytest.raises(VerificationError, match="differs from ONNX Runtime"):
         compile_to_file(model, library, verify=True)
     assert library.read_bytes() == before

@@ -187,8 +187,8 @@ def test_a_rewrite_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("gtco.graph.lower.lower", "simplify", KeyError("x")),
         ("gtco.graph.layout.channels_last", "simplify", RecursionError("deep")),
         ("gtco.graph.fusion.fuse", "fuse", AssertionError()),
-        ("gtco.compiler.generate", "generate", KeyError("x")),
-        ("gtco.compiler.assemble", "link", AssertionError()),
+        ("gtco.compilation.generate", "generate", KeyError("x")),
+        ("gtco.compilation.assemble", "link", AssertionError()),
         ("gtco.verification.verify", "verify", RecursionError("deep")),
     ],
 )

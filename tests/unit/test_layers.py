@@ -21,6 +21,7 @@ LEVELS = {
     "compiler": 5,
     "assembly": 4,
     "checks": 4,
+    "compilation": 4,
     "compiled": 4,
     "cooptimize": 4,
     "tuning": 4,
