@@ -16,6 +16,7 @@ BENCHMARKS = {
     "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
     "gemm": "products with constant weights in fp32 and bf16, as shares of the peak",
     "policy": "the analytic policy's picks beside the best that measuring finds",
+    "ablation": "models compiled without one technique each (GTCO's Table III)",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
     "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
     "cost_model": "the tuner's learned cost model: its ranking, and its search at equal trials",

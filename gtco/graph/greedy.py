@@ -2,7 +2,7 @@
 
 A complex operator takes the element-wise and injective operators behind it; a reduction takes the
 element-wise and injective ones before it; injective operators join each other. No rule looks at a
-cost. Only ``bench/partition.py`` uses this.
+cost. Only the benchmarks ``partition`` and ``ablation`` use this.
 """
 
 from __future__ import annotations
