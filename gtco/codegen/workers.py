@@ -59,7 +59,13 @@ class Workers:
     ) -> None:
         self.clock = clock
         self.count, self.command, self.timeout = max(1, count), tuple(command), timeout
-        self.workers = [self._start() for _ in range(self.count)]
+        self.workers: list[_Worker] = []
+        try:
+            for _ in range(self.count):
+                self.workers.append(self._start())
+        except BaseException:  # a signal among them: nobody else knows of those that are there
+            self.__exit__()
+            raise
 
     def __enter__(self) -> Workers:
         return self

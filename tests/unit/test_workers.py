@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,3 +111,21 @@ def test_leaving_ends_the_processes(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+def test_an_interruption_while_they_start_ends_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, pids = Workers._start, []
+
+    def interrupted(workers: Workers) -> Any:
+        if pids:
+            raise KeyboardInterrupt
+        pids.append((found := start(workers)).process.pid)
+        return found
+
+    monkeypatch.setattr(Workers, "_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Workers(2, command=worker(tmp_path, "time.sleep(600)"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
