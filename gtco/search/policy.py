@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from gtco.target import Target
-from gtco.tensor.space import Config, Pick, Sketch
+from gtco.tensor.space import Config, Pick, Rejection, Sketch, Space
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 
@@ -68,3 +68,11 @@ class Policy(Protocol):
     def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
         """What is worth measuring beside ``pick``, the most promising first; nothing ``tested``."""
         ...
+
+
+def priced(policy: Policy, space: Space, config: Config) -> Pick | None:
+    """The config as a pick at the policy's price; None where it is no point of the space."""
+    sketch = space.sketch(config)
+    if isinstance(sketch, Rejection):
+        return None
+    return Pick(sketch, config, policy.price(sketch, config))

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import inf
 from statistics import median
 
-from gtco.search.policy import Policy
+from gtco.search.policy import Policy, priced
 from gtco.search.records import STANDING, Record, Records, circumstances, standing
 from gtco.target import Target
 from gtco.tensor.sketch import space_of
@@ -112,10 +112,7 @@ class RecordedPolicy:
         config = standing(self.known(stage))
         if pick is None or config is None or config.sketch in without:
             return pick
-        sketch = space_of(stage, self.target).sketch(config)
-        if isinstance(sketch, Rejection):
-            return pick
-        return Pick(sketch, config, self.policy.price(sketch, config))
+        return priced(self.policy, space_of(stage, self.target), config) or pick
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from gtco.errors import RecordError
 from gtco.target import Target, cpu_identity
-from gtco.tensor.space import Config
+from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.version import __version__
 
@@ -70,6 +70,29 @@ class Record:
     noise: float | None = None
     reason: str = ""
     time: str = ""
+
+    @staticmethod
+    def of(
+        stage: Stage,
+        pick: Pick,
+        circumstances: str,
+        outcome: Outcome,
+        measured: tuple[float | None, float | None, float | None] = (None, None, None),
+        reason: str = "",
+    ) -> Record:
+        """What came of a pick just now; ``measured``: seconds, ratio and noise."""
+        config = json.dumps(pick.config.to_json())
+        return Record(
+            stage.key,
+            stage.label,
+            circumstances,
+            config,
+            outcome,
+            pick.seconds,
+            *measured,
+            reason,
+            now(),
+        )
 
     @property
     def parsed(self) -> Config:

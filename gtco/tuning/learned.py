@@ -20,7 +20,7 @@ from gtco.errors import describe
 from gtco.search.cost_model import LEAST, CostModel, Example, available
 from gtco.search.evolution import adapted, evolve
 from gtco.search.features import features
-from gtco.search.policy import Policy
+from gtco.search.policy import Policy, priced
 from gtco.search.records import STANDING, Record, relative
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Space
@@ -200,6 +200,6 @@ class LearnedProposals:
         return self._pick(space, config).seconds
 
     def _pick(self, space: Space, config: Config) -> Pick:
-        sketch = space.sketch(config)
-        assert not isinstance(sketch, Rejection)
-        return Pick(sketch, config, self.policy.price(sketch, config))
+        pick = priced(self.policy, space, config)
+        assert pick is not None
+        return pick

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from gtco.search.policy import Policy
+from gtco.search.policy import Policy, priced
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Pick, Rejection
+from gtco.tensor.space import Config, Pick
 from gtco.tuning.result import StageResult
 
 MUTATIONS = 2  # one of so many picks is a mutation, from a stage's second round on
@@ -55,7 +55,7 @@ class AnalyticProposals:
             config = space.mutate(result.last.config, self.random)
             if config in result.tested or config in found or len(found) == n:
                 continue
-            sketch = space.sketch(config)
-            assert not isinstance(sketch, Rejection)
-            found[config] = Pick(sketch, config, self.policy.price(sketch, config))
+            pick = priced(self.policy, space, config)
+            assert pick is not None
+            found[config] = pick
         return list(found.values())

@@ -8,7 +8,6 @@ all of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
-from gtco.search.records import Record, circumstances, now
+from gtco.search.records import Record, circumstances
 from gtco.target import Target
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
@@ -57,19 +56,8 @@ def _record(timed: Timed, known: str) -> Record:
     stage, pick = timed.trial.stage, timed.trial.picks[0]
     first, again = (float(x) for x in np.median(timed.readings, axis=0))
     seconds = (first + again) / 2
-    return Record(
-        stage.key,
-        stage.label,
-        known,
-        json.dumps(pick.config.to_json()),
-        "kept",
-        pick.seconds,
-        seconds,
-        1.0,
-        abs(first - again) / seconds,
-        "",
-        now(),
-    )
+    measured = seconds, 1.0, abs(first - again) / seconds
+    return Record.of(stage, pick, known, "kept", measured)
 
 
 def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: Readings) -> float:

@@ -13,7 +13,7 @@ from gtco.search.cost_model import Quality, quality
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Timed
-from gtco.tuning.verdict import Verdict
+from gtco.tuning.verdict import Verdict, first_seconds
 
 
 class Prediction(NamedTuple):
@@ -84,7 +84,7 @@ class StageResult:
         if not self.measured:
             self.history[0] = verdict.first_seconds
         picks, readings = timed.trial.picks, timed.readings
-        ratios = np.median(readings / readings[:, [0, -1]].mean(axis=1, keepdims=True), axis=0)
+        ratios = np.median(readings / first_seconds(readings)[:, None], axis=0)
         for n, pick in enumerate(picks):
             if verdict.ranked and n not in timed.wrong:
                 self.readings[pick.config] = self.seconds * float(ratios[n])

@@ -9,7 +9,6 @@ nothing as the effort has patience for, or nothing is left to try.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.options import Tune
 from gtco.search.policy import Policy
-from gtco.search.records import Outcome, Record, Records, circumstances, now, standing
+from gtco.search.records import Outcome, Record, Records, circumstances, standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.tensor.space import Pick
 from gtco.tuning.learned import LearnedProposals
@@ -29,7 +28,7 @@ from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
-from gtco.tuning.verdict import Verdict, judge
+from gtco.tuning.verdict import Verdict, first_seconds, judge
 from gtco.tuning.view import HOUR, StageView, View
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
@@ -274,7 +273,7 @@ class _Tuner:
         for pick, failure in failed:
             reason = f"could not be built: {failure.reason}"
             self.note(result, pick, reason)
-            self.keep([self.record(result, pick, "failed", reason=reason)])
+            self.keep([Record.of(result.stage, pick, self.circumstances, "failed", reason=reason)])
             if failure.rejected:
                 self.models[0].rejections[failure.rejected] += 1
         return trial
@@ -288,7 +287,8 @@ class _Tuner:
             what = f"or a rival of it {timed.failed} while it was timed"
             self.note(result, trial.picks[-1], what)
             failed = [
-                self.record(result, p, "failed", reason=timed.failed) for p in trial.picks[1:]
+                Record.of(trial.stage, p, self.circumstances, "failed", reason=timed.failed)
+                for p in trial.picks[1:]
             ]
             self.keep(failed)
             return
@@ -308,7 +308,7 @@ class _Tuner:
         """What came of each candidate of a trial."""
         result = self.results[timed.trial.stage.key]
         readings = timed.readings
-        first = (readings[:, 0] + readings[:, -1]) / 2
+        first = first_seconds(readings)
         for n, pick in enumerate(timed.trial.picks):
             outcome: Outcome = "slower"
             if n in timed.wrong:
@@ -321,28 +321,7 @@ class _Tuner:
                 outcome = "beaten"
             times = readings[:, n] if n else first
             measured = float(np.median(times)), float(np.median(times / first)), verdict.noise
-            yield self.record(result, pick, outcome, measured)
-
-    def record(
-        self,
-        result: StageResult,
-        pick: Pick,
-        outcome: Outcome,
-        measured: tuple[float | None, float | None, float | None] = (None, None, None),
-        reason: str = "",
-    ) -> Record:
-        config = json.dumps(pick.config.to_json())
-        return Record(
-            result.stage.key,
-            result.stage.label,
-            self.circumstances,
-            config,
-            outcome,
-            pick.seconds,
-            *measured,
-            reason,
-            now(),
-        )
+            yield Record.of(result.stage, pick, self.circumstances, outcome, measured)
 
     def keep(self, records: Iterable[Record]) -> None:
         if self.records is not None:

@@ -36,7 +36,7 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     """``rounds``: seconds [rounds, rivals + 1], the last column once more the first rival.
     ``wrong``: rivals that are out of the question.
     """
-    first = (rounds[:, 0] + rounds[:, -1]) / 2
+    first = first_seconds(rounds)
     ratios = rounds / first[:, None]
     middle = np.median(ratios, axis=0)
     noise = abs(float(middle[0] - middle[-1]))
@@ -56,6 +56,14 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     seconds = float(np.median(first))
     taken = seconds * float(middle[best]) if best else seconds
     return Verdict(best, taken, seconds, noise, ranked)
+
+
+def first_seconds(rounds: np.ndarray) -> np.ndarray:
+    """Of the first rival in each round [rounds], the mean of its readings before and after the
+    others: what their seconds are divided by.
+    """
+    mean: np.ndarray = (rounds[:, 0] + rounds[:, -1]) / 2
+    return mean
 
 
 def luck(won: int, rounds: int) -> float:

@@ -31,6 +31,7 @@ from gtco.tensor.scratch import ALIGN
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.convolution_loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import Gemm
+from gtco.tensor.sketch.image_product import ImageProduct
 from gtco.tensor.sketch.pack import RUN_COST
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
@@ -98,29 +99,11 @@ class Halo:
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """A convolution on a CPU; see the module's text for the loops. ``product`` is the same stage as
-    the ``gemm`` sketch sees it.
-    """
-
-    product: Gemm
+class Convolution(ImageProduct):
+    """A convolution on a CPU; see the module's text for the loops."""
 
     name = "convolution"
     structure = "SSRSRS"
-
-    @property
-    def stage(self) -> Stage:
-        return self.product.stage
-
-    @property
-    def target(self) -> Target:
-        return self.product.target
-
-    @property
-    def view(self) -> ConvView:
-        view = self.product.view
-        assert isinstance(view, ConvView)
-        return view
 
     # the space ------------------------------------------------------------------------------------
     @cached_property

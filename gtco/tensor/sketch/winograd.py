@@ -36,6 +36,7 @@ from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.gemm import Gemm
+from gtco.tensor.sketch.image_product import ImageProduct
 from gtco.tensor.sketch.pack import RUN_COST
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
@@ -74,29 +75,11 @@ def match(stage: Stage, target: Target) -> Winograd | None:
 
 
 @dataclass(frozen=True)
-class Winograd:
-    """A 3x3 convolution on a CPU; see the module's text for the loops. ``product`` is the same
-    stage as the ``gemm`` sketch sees it.
-    """
-
-    product: Gemm
+class Winograd(ImageProduct):
+    """A 3x3 convolution on a CPU; see the module's text for the loops."""
 
     name = "winograd"
     structure = "SSSRS"
-
-    @property
-    def stage(self) -> Stage:
-        return self.product.stage
-
-    @property
-    def target(self) -> Target:
-        return self.product.target
-
-    @property
-    def view(self) -> ConvView:
-        view = self.product.view
-        assert isinstance(view, ConvView)
-        return view
 
     # tiles ----------------------------------------------------------------------------------------
     def grid(self, size: int) -> tuple[int, int, int]:
