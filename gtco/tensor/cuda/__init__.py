@@ -1,0 +1,1 @@
+"""Programs of stages for NVIDIA GPUs, as CUDA C++ over the headers of ``device/``."""

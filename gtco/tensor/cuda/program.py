@@ -1,0 +1,52 @@
+"""What a sketch makes for a GPU: a kernel's source with its launch, and what the policy prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gtco.tensor.space import Packing
+
+
+@dataclass(frozen=True)
+class CudaProgram:
+    """One kernel: a translation unit of CUDA C++ that includes headers of ``device/`` and defines
+    ``extern "C" __global__ void symbol(inputs..., out)``, pointers to the stage's inputs in order
+    and to its output, in the elements' own types.
+
+    ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
+    a block in bytes; ``packings``: how constant inputs are laid out, by input name; ``registers``
+    the most that a thread may have, 0 where the compiler is free.
+    """
+
+    source: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int = 0
+    packings: Mapping[str, Packing] = field(default_factory=dict)
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the policy prices of a program.
+
+    ``blocks`` of ``threads`` with ``shared`` bytes and about ``registers`` a thread; ``unit`` does
+    ``work`` FLOPs in all blocks together, padding included; ``vector`` float32 operations of CUDA
+    cores beside it (epilogue, exponentials); ``read`` and ``written`` the bytes that memory gives
+    and takes at least once, ``traffic`` those that blocks ask of L2 all together; ``overlapped``:
+    are loads under way while the block computes? ``flops`` is what the stage is counted for.
+    """
+
+    blocks: int
+    threads: int
+    shared: int
+    registers: int
+    unit: str
+    work: float
+    vector: float
+    read: float
+    written: float
+    traffic: float
+    flops: float
+    overlapped: bool = True

@@ -1,0 +1,13 @@
+"""The sketch rules for GPUs, in the order they are asked; as those for CPUs one package up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gtco.gpu import GpuTarget
+from gtco.tensor.stage import Stage
+
+CudaRule = Callable[[Stage, GpuTarget], Any]
+
+RULES: tuple[CudaRule, ...] = ()
