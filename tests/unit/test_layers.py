@@ -34,6 +34,7 @@ LEVELS = {
     "verification": 3,
     "tensor": 2,
     "target": 1,
+    "gpu": 1,
     "cores": 1,
     "options": 1,
     "toolchain": 1,

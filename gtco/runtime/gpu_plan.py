@@ -1,0 +1,56 @@
+"""The plan of a model for a GPU: one launch a step, and the machine code of its kernels by
+architecture.
+
+Buffers lie as on a CPU (:mod:`gtco.runtime.plan`): inputs and outputs of the model, offsets in an
+arena and in the packed weights, here all of them in the device's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gtco.runtime.plan import BufferRef, TensorSpec
+
+# Architecture ("sm_80") -> symbol of a kernel -> cubin, an ELF file that defines it.
+Images = Mapping[str, Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class GpuStep:
+    """One launch of ``kernel(*buffers)``, pointers to device memory in this order, the output last.
+
+    ``grid`` in blocks, ``threads`` of a block (along x), ``shared`` its dynamic shared memory in
+    bytes: above 48 KiB it has to be asked for. ``info`` (JSON) is what ``gtco inspect`` shows.
+    """
+
+    kernel: str
+    buffers: tuple[BufferRef, ...]
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GpuArtifact:
+    """A model for GPUs, ready to be written; fields as those of
+    :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
+    of the architectures that were asked for.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    steps: tuple[GpuStep, ...]
+    arena_bytes: int
+    images: Images
+    weights: Sequence[tuple[int, np.ndarray]] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def weights_bytes(self) -> int:
+        return max((offset + array.nbytes for offset, array in self.weights), default=0)
