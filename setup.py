@@ -65,7 +65,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["gtco", "gtco.*", "models", "models.*", "bench", "bench.*"]),
-    package_data={"gtco.runtime": ["csrc/*"], "gtco": ["py.typed"]},
+    package_data={
+        "gtco.runtime": ["csrc/*"],
+        "gtco.tensor.cuda": ["device/gtco/*.cuh"],
+        "gtco": ["py.typed"],
+    },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx", "rich"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["gtco=gtco.cli:main"]},

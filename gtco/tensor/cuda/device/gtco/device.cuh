@@ -1,0 +1,260 @@
+// What kernels use that is not plain C++: number formats, shared memory, barriers, shuffles,
+// matrix instructions and asynchronous copies. On a GPU inline PTX; with GTCO_EMULATE defined the
+// same names have a meaning on the CPU (tests/cuda/emulator), so that tests run kernels unchanged.
+#pragma once
+
+#ifdef GTCO_EMULATE
+#include "emulator.h"
+#else
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long int64_t;
+#if __CUDA_ARCH__ < 750
+#error "gtco's kernels need sm_75 or newer"
+#endif
+#define GTCO_ARCH __CUDA_ARCH__  // 750, 800, 890, 900
+#endif
+
+// The formats are bits with a name, and all arithmetic is float32's: cuda_fp16.h is not needed, nor
+// any other header of the vendor's.
+struct half {
+  uint16_t bits;
+};
+struct bf16 {
+  uint16_t bits;
+};
+
+namespace gtco {
+
+template <class A, class B>
+struct is_same {
+  static constexpr bool value = false;
+};
+template <class A>
+struct is_same<A, A> {
+  static constexpr bool value = true;
+};
+}  // namespace gtco
+
+#ifdef GTCO_EMULATE
+#include "emulated_device.h"
+#else
+
+// `unsigned char* name`: the dynamic shared memory of the block, 128-byte aligned.
+#define GTCO_SHARED(name)                                        \
+  extern __shared__ __align__(128) unsigned char gtco_dynamic[]; \
+  unsigned char* const name = gtco_dynamic
+
+namespace gtco {
+
+// ---- number formats: to_float is exact, from_float rounds to nearest even
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(half x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+__device__ __forceinline__ float to_float(bf16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) {
+  return x;
+}
+template <>
+__device__ __forceinline__ half from_float<half>(float x) {
+  half narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+  return narrow;
+}
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float x) {
+  bf16 narrow;
+#if GTCO_ARCH >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+#else
+  const uint32_t u = __float_as_uint(x);
+  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
+  narrow.bits = nan ? 0x7fff : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
+  return narrow;
+}
+
+// Two values in one register, as fragments hold them: `low` in the lower half.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+}
+#if GTCO_ARCH >= 800
+template <>
+__device__ __forceinline__ uint32_t pack<half>(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+template <>
+__device__ __forceinline__ uint32_t pack<bf16>(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+#endif
+
+// ---- threads, barriers, shuffles
+
+__device__ __forceinline__ void sync() { __syncthreads(); }
+__device__ __forceinline__ void sync_warp() { __syncwarp(); }
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x & 31u); }
+__device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x >> 5); }
+
+// All 32 lanes take part.
+template <class T>
+__device__ __forceinline__ T shuffle(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+template <class T>
+__device__ __forceinline__ T shuffle_down(T value, int by) {
+  return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(by));
+}
+
+// ---- matrix instructions
+
+// Four (two) 8x8 matrices of 16-bit elements: lane i gives the row i % 8 of matrix i / 8, 16 bytes
+// in shared memory, and gets of matrix j the elements 2 * (i % 4) and its neighbour of row i / 4
+// (with _trans: of column i / 4) in r[j].
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// d[m, n] += sum over k of a[m, k] * b[k, n], held by the 32 lanes as the PTX manual says.
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2]) {
+  static_assert(GTCO_ARCH >= 800 && sizeof(T) == 2, "m16n8k16 begins with sm_80");
+  if constexpr (is_same<T, half>::value) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  } else {
+    static_assert(is_same<T, bf16>::value, "half or bf16");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  }
+}
+template <class T>
+__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[2],
+                                            const uint32_t (&b)[1]) {
+  static_assert(is_same<T, half>::value, "m16n8k8 is for half");
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+}
+
+// ---- copies from global to shared memory: there once copy_wait has returned (and, for other
+// threads, a barrier behind it); zeros where not valid, and then `global` is not read
+
+__device__ __forceinline__ void copy_16(void* shared, const void* global, bool valid) {
+#if GTCO_ARCH >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+#else
+  uint4 taken = make_uint4(0, 0, 0, 0);
+  if (valid) taken = *static_cast<const uint4*>(global);
+  *static_cast<uint4*>(shared) = taken;
+#endif
+}
+__device__ __forceinline__ void copy_8(void* shared, const void* global, bool valid) {
+#if GTCO_ARCH >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 8 : 0)
+               : "memory");
+#else
+  uint2 taken = make_uint2(0, 0);
+  if (valid) taken = *static_cast<const uint2*>(global);
+  *static_cast<uint2*>(shared) = taken;
+#endif
+}
+__device__ __forceinline__ void copy_4(void* shared, const void* global, bool valid) {
+#if GTCO_ARCH >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 4 : 0)
+               : "memory");
+#else
+  *static_cast<uint32_t*>(shared) = valid ? *static_cast<const uint32_t*>(global) : 0u;
+#endif
+}
+// Ends a group of copies; copy_wait<N> waits until at most the N latest groups are under way.
+__device__ __forceinline__ void copy_commit() {
+#if GTCO_ARCH >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int N>
+__device__ __forceinline__ void copy_wait() {
+#if GTCO_ARCH >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void atomic_add(float* where, float value) { atomicAdd(where, value); }
+
+}  // namespace gtco
+#endif
+
+namespace gtco {
+
+// In every lane, of the 32 lanes' values.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) value += shuffle_xor(value, mask);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int mask = 16; mask; mask >>= 1) value = fmaxf(value, shuffle_xor(value, mask));
+  return value;
+}
+
+}  // namespace gtco
