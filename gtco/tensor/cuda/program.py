@@ -36,6 +36,8 @@ class Launch:
     cores beside it (epilogue, exponentials); ``read`` and ``written`` the bytes that memory gives
     and takes at least once, ``traffic`` those that blocks ask of L2 all together; ``overlapped``:
     are loads under way while the block computes? ``flops`` is what the stage is counted for.
+    ``staged``: the bytes that warps read of shared memory, all together; ``steps``: iterations of a
+    block that wait for one another, as those between two barriers of a loop over k.
     """
 
     blocks: int
@@ -50,3 +52,5 @@ class Launch:
     traffic: float
     flops: float
     overlapped: bool = True
+    staged: float = 0.0
+    steps: int = 1

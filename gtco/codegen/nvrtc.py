@@ -1,0 +1,136 @@
+"""CUDA C++ -> machine code by NVRTC, of the pip packages that the extra ``cuda`` names: neither a
+toolkit nor a GPU is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gtco.tensor.cuda
+from gtco.errors import BuildError
+
+INSTALL = "pip install 'gtco[cuda]' (no GPU and no CUDA toolkit are needed to compile)"
+DEVICE = Path(gtco.tensor.cuda.__file__).parent / "device"  # our headers: "gtco/gemm.cuh"
+# Indices are checked where they are made, so an unused name in a printed lambda is no news.
+OPTIONS = ("--std=c++17", "--ptxas-options=--verbose", "--diag-suppress=177")
+_USED = re.compile(r"Used (\d+) registers")
+_STATIC = re.compile(r"(\d+) bytes smem")
+_LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True)
+class Image:
+    """The machine code of one kernel for one architecture.
+
+    ``cubin`` is an ELF file; ``registers`` of a thread; ``shared`` static shared memory of a block,
+    ``local`` memory that a thread keeps beside its registers and ``spills``, the stores and loads
+    that registers were too few for, in bytes; ``log`` is what the compiler said.
+    """
+
+    cubin: bytes
+    log: str
+    registers: int
+    shared: int
+    local: int
+    spills: int
+
+
+def compile_cuda(source: str, arch: str, registers: int = 0) -> Image:
+    """The machine code of a translation unit with one kernel; ``arch`` such as ``sm_80``,
+    ``registers`` the most that a thread may have, 0 where the compiler is free.
+
+    Raises :class:`BuildError` where NVRTC or its headers are missing, and with the compiler's first
+    errors where it refuses the source.
+    """
+    nvrtc = library()
+    options = [f"--gpu-architecture={arch}", *OPTIONS, *(f"-I{path}" for path in folders())]
+    if registers:
+        options.append(f"--maxrregcount={registers}")
+    program = _asked(nvrtc, "nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = _text(nvrtc, program)
+        if int(status):
+            raise BuildError(f"NVRTC refuses the kernel for {arch}: {_errors(log) or status.name}")
+        cubin = bytes(_asked(nvrtc, "nvrtcGetCUBINSize", program))
+        _asked(nvrtc, "nvrtcGetCUBIN", program, cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    used, static, local = _USED.search(log), _STATIC.search(log), _LOCAL.search(log)
+    frame, *spilled = map(int, local.groups()) if local else (0,)
+    return Image(
+        cubin,
+        log,
+        int(used.group(1)) if used else 0,
+        int(static.group(1)) if static else 0,
+        frame,
+        sum(spilled),
+    )
+
+
+@cache
+def library() -> Any:
+    """The bindings of NVRTC, once they are known to work. Raises :class:`BuildError` that says what
+    to install.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise BuildError(f"compiling for a GPU needs NVRTC ({error}): {INSTALL}") from error
+    try:
+        major, minor = _asked(nvrtc, "nvrtcVersion")
+    except RuntimeError as error:  # the bindings are there, the library is not
+        reason = str(error).strip().partition("\n")[0]
+        raise BuildError(f"NVRTC cannot be loaded ({reason}): {INSTALL}") from error
+    if major < 13:
+        raise BuildError(
+            f"NVRTC {major}.{minor} is installed, and gtco needs one of CUDA 13: {INSTALL}"
+        )
+    folders()
+    return nvrtc
+
+
+@cache
+def version() -> str:
+    """NVRTC's version, as "13.0"; raises as :func:`library` does."""
+    return "{}.{}".format(*_asked(library(), "nvrtcVersion"))
+
+
+@cache
+def folders() -> tuple[Path, ...]:
+    """Where headers are looked for: ours, then CUDA's of the pip packages."""
+    try:
+        found = importlib.util.find_spec("nvidia.cu13")
+    except ModuleNotFoundError:
+        found = None
+    for root in found.submodule_search_locations or () if found else ():
+        include = Path(root) / "include"
+        if (include / "cuda_fp16.h").is_file():
+            return DEVICE, include, include / "cccl"
+    raise BuildError(f"CUDA's headers (nvidia-cuda-runtime) are not installed: {INSTALL}")
+
+
+def _asked(nvrtc: Any, name: str, *arguments: Any) -> Any:
+    """What a function of NVRTC gives; its failure is a :class:`BuildError` with its name."""
+    status, *values = getattr(nvrtc, name)(*arguments)
+    if int(status):
+        raise BuildError(f"{name} fails with {status.name}")
+    return values[0] if len(values) == 1 else values
+
+
+def _text(nvrtc: Any, program: Any) -> str:
+    # filled in place: never one of the short ones that Python has once
+    log = bytes(max(2, _asked(nvrtc, "nvrtcGetProgramLogSize", program)))
+    _asked(nvrtc, "nvrtcGetProgramLog", program, log)
+    return log.rstrip(b"\0 \n").decode(errors="replace")
+
+
+def _errors(log: str) -> str:
+    """The first few errors of a compiler's log."""
+    lines = [line.strip() for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
+    return "; ".join(lines[:3])[:600]
