@@ -12,19 +12,18 @@ compared with ONNX Runtime's outputs. What the tuner's parts are worth is shown 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rich.table import Table
 
+from bench.by_model import every_model, parser
 from bench.harness import Candidate, compare
-from bench.suite import available_threads, console, header
+from bench.suite import console
 from bench.workload import candidates, prepare
 from gtco import compiler
 from gtco.cli.arguments import positive
@@ -163,13 +162,8 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError(
             f"unknown variant {', '.join(unknown)}: choose from {', '.join(VARIANTS)}"
         )
+    rows = every_model(options, measure)
     output = console()
-    header(output, options.threads)
-    rows: list[Row] = []
-    for model in options.models.split(","):
-        rows += measure(model, names, options)
-        if options.json:
-            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     output.print(table(rows))
     for row in rows:
         if row.error:
@@ -177,8 +171,9 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(row.error for row in rows) else 0
 
 
-def measure(model: str, names: Sequence[str], options: argparse.Namespace) -> list[Row]:
+def measure(model: str, options: argparse.Namespace) -> list[Row]:
     """One model without each of the techniques, side by side."""
+    names: Sequence[str] = options.variants.split(",")
     work = prepare(model, options.folder, options.threads)
     found, _ = candidates(work, ["onnxruntime"], options.threads)
     whole, peer = found
@@ -239,13 +234,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench ablation", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default="vit-base-16,swin-t,detr-resnet50-e6", help="by comma")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="by comma; the default: all")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("ablation", __doc__, ("vit-base-16", "swin-t", "detr-resnet50-e6"))
+    found.add_argument("--variants", default=",".join(VARIANTS), help="by comma; the default: all")
+    found.add_argument("--rounds", type=positive, default=5)
+    return found

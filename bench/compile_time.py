@@ -22,11 +22,11 @@ from typing import Any
 from rich.table import Table
 
 from bench.build import build
+from bench.by_model import every_model, parser
 from bench.harness import OPEN_TIMEOUT, WORKER
 from bench.process import Worker, WorkerError
-from bench.suite import available_threads, console, header, write_report
+from bench.suite import console, write_report
 from bench.workload import candidates, check_peers, prepare
-from gtco.cli.arguments import positive
 from gtco.options import EFFORTS
 
 PHASES = ("read", "simplify", "fuse", "generate", "tune", "link")
@@ -48,14 +48,13 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
+
+    def report(file: Path, rows: Sequence[Row]) -> None:
+        found = {"rows": [asdict(row) for row in rows]}
+        write_report(file, options.threads, 1, found)
+
+    rows = every_model(options, measure, report)
     output = console()
-    header(output, options.threads)
-    rows: list[Row] = []
-    for name in options.models.split(","):
-        rows += measure(name, options)
-        if options.json:
-            found = {"rows": [asdict(row) for row in rows]}
-            write_report(options.json, options.threads, 1, found)
     output.print(table(rows))
     for row in rows:
         if row.error:
@@ -135,13 +134,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench compile_time", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default="vit-ti-16,swin-t", help="by comma")
-    parser.add_argument("--efforts", default="off,quick", help=f"off, {', '.join(EFFORTS)}")
-    parser.add_argument("--peers", default="onnxruntime,openvino,torch-compile")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("compile_time", __doc__, ("vit-ti-16", "swin-t"))
+    found.add_argument("--efforts", default="off,quick", help=f"off, {', '.join(EFFORTS)}")
+    found.add_argument("--peers", default="onnxruntime,openvino,torch-compile")
+    return found

@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.table import Table
 
-from bench.suite import available_threads, console, header
+from bench.by_model import every_model, parser
+from bench.suite import console
 from bench.workload import export
 from gtco.cli.arguments import positive
 from gtco.codegen.generate import Generated, generate
@@ -64,15 +63,7 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    output = console()
-    header(output, options.threads)
-    rows: list[Row] = []
-    for name in options.models.split(","):
-        rows += measure(name, options)
-        if options.json:
-            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    show(rows)
+    show(every_model(_parser().parse_args(argv), measure))
     return 0
 
 
@@ -175,13 +166,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench cost_model", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default="vit-ti-16,swin-t", help="by comma")
-    parser.add_argument("--trials", type=positive, default=200, help="of each search")
-    parser.add_argument("--seconds", type=positive, default=600, help="of each search, at most")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("cost_model", __doc__, ("vit-ti-16", "swin-t"))
+    found.add_argument("--trials", type=positive, default=200, help="of each search")
+    found.add_argument("--seconds", type=positive, default=600, help="of each search, at most")
+    return found

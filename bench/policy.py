@@ -12,18 +12,18 @@ them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from bench.by_model import every_model, parser
 from bench.end_to_end import MODELS
-from bench.suite import available_threads, console, header
+from bench.suite import console
 from bench.workload import export
 from gtco.cli.arguments import positive
 from gtco.cli.console import Phases
@@ -53,15 +53,7 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    output = console()
-    rows: list[Row] = []
-    header(output, options.threads)
-    for name in options.models.split(","):
-        rows += measure(name, options)
-        if options.json:
-            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    show(rows)
+    show(every_model(_parser().parse_args(argv), measure))
     return 0
 
 
@@ -146,12 +138,6 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench policy", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
-    parser.add_argument("--seconds", type=positive, default=120, help="of measuring, each model")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("policy", __doc__, MODELS)
+    found.add_argument("--seconds", type=positive, default=120, help="of measuring, each model")
+    return found

@@ -18,14 +18,14 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from rich.table import Table
 
+from bench.by_model import every_model, parser
 from bench.end_to_end import MODELS
-from bench.suite import available_threads, console, header
+from bench.suite import console
 from bench.workload import export
 from gtco.cli.arguments import positive
 from gtco.search.scheduler import Task, allot
@@ -278,24 +278,23 @@ def measure(name: str, options: argparse.Namespace) -> list[Readings]:
 
 
 def main(argv: Sequence[str]) -> int:
-    options = _parser().parse_args(argv)
-    output = console()
-    header(output, options.threads)
+    show(every_model(_parser().parse_args(argv), replayed))
+    return 0
+
+
+def replayed(name: str, options: argparse.Namespace) -> list[Row]:
+    """Every scheduler on one model's readings, which are those of the file where it has them."""
     known: dict[str, list[dict[str, Any]]] = {}
     if options.readings and options.readings.exists():
         known = json.loads(options.readings.read_text())
-    rows: list[Row] = []
-    for name in options.models.split(","):
-        if name in known:
-            tasks = [Readings(**{**t, "seconds": tuple(t["seconds"])}) for t in known[name]]
-        else:
-            tasks = measure(name, options)
+    if name in known:
+        tasks = [Readings(**{**t, "seconds": tuple(t["seconds"])}) for t in known[name]]
+    else:
+        tasks = measure(name, options)
+        if options.readings:
             known[name] = [asdict(task) for task in tasks]
-            if options.readings:
-                options.readings.write_text(json.dumps(known, indent=1))
-        rows += compare(name, tasks)
-    show(rows)
-    return 0
+            options.readings.write_text(json.dumps(known, indent=1))
+    return compare(name, tasks)
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -318,12 +317,6 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench scheduler", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
-    parser.add_argument("--draws", type=positive, default=48, help="configs of each stage")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--readings", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("scheduler", __doc__, MODELS, file="--readings")
+    found.add_argument("--draws", type=positive, default=48, help="configs of each stage")
+    return found

@@ -10,17 +10,17 @@ it stands what the model gained.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from bench.by_model import every_model, parser
 from bench.end_to_end import MODELS
 from bench.harness import Candidate, compare
-from bench.suite import available_threads, console, header
+from bench.suite import console
 from bench.workload import candidates, check_peers, prepare
 from gtco.cli.arguments import positive
 from gtco.compiler import compile_to_file
@@ -61,27 +61,27 @@ class Row:
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
-    output = console()
-    rows: list[Row] = []
-    peers = check_peers(options.peers)
-    header(output, options.threads)
-    for name in options.models.split(","):
-        rows.append(measure(name, peers, options))
-        show(rows[-1:])
-        if options.json:
-            options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    check_peers(options.peers)  # before anything is compiled
+    rows = every_model(options, shown)
     if len(rows) > 1:
         show(rows)
-    output.print(f"gain, geometric mean: {statistics.geometric_mean(r.gain for r in rows):.3f}")
+    console().print(f"gain, geometric mean: {statistics.geometric_mean(r.gain for r in rows):.3f}")
     return 0 if all(row.agrees for row in rows) else 1
 
 
-def measure(name: str, peers: Sequence[str], options: argparse.Namespace) -> Row:
+def shown(name: str, options: argparse.Namespace) -> list[Row]:
+    """One model's row, which is shown as soon as it is there."""
+    rows = [measure(name, options)]
+    show(rows)
+    return rows
+
+
+def measure(name: str, options: argparse.Namespace) -> Row:
     folder: Path = options.folder
     work = prepare(name, folder, options.threads)
     library = folder / f"{name}-{options.effort}.so"
     report = compile_to_file(work.onnx, library, threads=options.threads, tune=options.effort)
-    found, _ = candidates(work, peers, options.threads)
+    found, _ = candidates(work, check_peers(options.peers), options.threads)
     tuned = Candidate(TUNED, {**found[0].job, "library": str(library)})
     seen = compare([found[0], tuned, *found[1:]], options.rounds)
     timed = [m for m in seen.measurements if m.rounds and m.system not in ("gtco", TUNED)]
@@ -128,14 +128,8 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench tuning", description=__doc__.split(":")[0]
-    )
-    parser.add_argument("--models", default=",".join(MODELS), help="by comma")
-    parser.add_argument("--effort", choices=tuple(EFFORTS), default="quick")
-    parser.add_argument("--peers", default="onnxruntime,openvino", help="by comma; may be empty")
-    parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--rounds", type=positive, default=7)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    return parser
+    found = parser("tuning", __doc__, MODELS)
+    found.add_argument("--effort", choices=tuple(EFFORTS), default="quick")
+    found.add_argument("--peers", default="onnxruntime,openvino", help="by comma; may be empty")
+    found.add_argument("--rounds", type=positive, default=7)
+    return found

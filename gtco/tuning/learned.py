@@ -87,7 +87,7 @@ class LearnedProposals:
             for config in configs:
                 prices[config] = price = self._price(space, config)
                 if price <= HOPELESS * result.last.seconds:
-                    row = self._of(result.stage, space, config)
+                    row = self._of(result.stage, space, config, price)
                     if row is not None:
                         rows[config] = row
             found = self.model.scores(list(rows.values()), first).tolist()
@@ -178,19 +178,26 @@ class LearnedProposals:
         rows = ((config, self._of(space.stage, space, config)) for config in legal)
         return [Example(group, row, first, times[c]) for c, row in rows if row is not None]
 
-    def _of(self, stage: Stage, space: Space, config: Config) -> np.ndarray | None:
-        """The features of the config's program; None where it has none."""
+    def _of(
+        self, stage: Stage, space: Space, config: Config, price: float | None = None
+    ) -> np.ndarray | None:
+        """The features of the config's program, ``price`` where it is known; None where it has no
+        program.
+        """
         key = (stage.key, config)
         if key not in self._features:
-            self._features[key] = self._read(stage, space, config)
+            self._features[key] = self._read(stage, space, config, price)
         return self._features[key]
 
-    def _read(self, stage: Stage, space: Space, config: Config) -> np.ndarray | None:
+    def _read(
+        self, stage: Stage, space: Space, config: Config, price: float | None
+    ) -> np.ndarray | None:
         try:
             program = space.build(config, "program")
             if isinstance(program, Rejection):
                 return None
-            return features(program, stage, self.policy.target, self._price(space, config))
+            price = self._price(space, config) if price is None else price
+            return features(program, stage, self.policy.target, price)
         except Exception as error:  # of a sketch: the others go on
             what = f"a program of stage {stage.label} ({stage.key}) has no features"
             self.failures.append(f"{what}: {describe(error)}")

@@ -30,7 +30,8 @@ from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.tune import tune
-from tests.unit.test_tuning import linear, rounds
+from tests.unit.test_tuning import linear
+from tests.unit.test_verdict import rounds
 
 V4 = target("x86-64-v4")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from gtco.target import detect
+from gtco.target import Target, detect
 from gtco.tensor.sketch import attention, convolution, gemm
 from gtco.tensor.space import Config, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
@@ -122,20 +122,27 @@ def machines() -> list[str]:
     return ["x86-64-v3", "native"]
 
 
-@pytest.mark.parametrize("name", machines())
-@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_products(stage: Stage, name: str) -> None:
+def check(
+    match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: str, tolerance: float
+) -> None:
+    """The stage by a few configs of every kind of row, against float64 of the same operands."""
     machine = runnable(name)
-    sketch = gemm.match(stage, machine)
+    sketch = match(stage, machine)
     assert sketch is not None
     arrays = inputs(stage, fresh_seed())
     wanted = reference(stage, arrays).astype(np.float64)
-    # one unit apart, where a float32 may lie on the other side of the middle of two
-    rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
     for config in few(sketch, 3):
         print(config.to_json())
         got = build(sketch, config, machine)(*arrays)
-        assert_close(got, wanted, 2 * ROUNDED if rounds else TOLERANCE)
+        assert_close(got, wanted, tolerance)
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_products(stage: Stage, name: str) -> None:
+    # one unit apart, where a float32 may lie on the other side of the middle of two
+    rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
+    check(gemm.match, stage, name, 2 * ROUNDED if rounds else TOLERANCE)
 
 
 WINDOWS = {
@@ -161,16 +168,8 @@ WINDOWS = {
 @pytest.mark.parametrize("stage", WINDOWS.values(), ids=WINDOWS)
 def test_windows_read_in_place(stage: Stage, name: str) -> None:
     """Of every kind of row; what is rounded may be one unit off."""
-    machine = runnable(name)
-    sketch = convolution.match(stage, machine)
-    assert sketch is not None
-    arrays = inputs(stage, fresh_seed())
-    wanted = reference(stage, arrays).astype(np.float64)
     rounds = stage.output.type.dtype == "bfloat16"
-    for config in few(sketch, 3):
-        print(config.to_json())
-        got = build(sketch, config, machine)(*arrays)
-        assert_close(got, wanted, 2 * ROUNDED if rounds else DEEP)
+    check(convolution.match, stage, name, 2 * ROUNDED if rounds else DEEP)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Tuning: what is proposed, how it is timed and judged, and that a pick only gives way to what
-beats it.
+"""Tuning: what is proposed, how it is timed, and that a pick only gives way to what beats it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import census, measure, timing, tune
 from gtco.tuning.timing import agree
 from gtco.tuning.trial import Trial, batches
-from gtco.tuning.verdict import judge, luck
+from tests.unit.test_verdict import rounds
 
 
 def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
@@ -91,59 +90,6 @@ def test_alternatives_are_points_of_the_space_that_were_not_tested() -> None:
     for name, option in pick.config.choices:
         decided = {c.by_name.get(name) for c in mine}
         assert decided - {option} or name in ("a", "kc"), f"{name} is the same everywhere"
-
-
-# how it is judged -----------------------------------------------------------------------------
-def rounds(*factors: float, noise: float = 0.0, drift: float = 0.0, n: int = 40) -> np.ndarray:
-    """Seconds [n, rivals + 1] where the machine's throughput wanders by ``drift`` between rounds
-    and by ``noise`` within one."""
-    random = np.random.default_rng(1)
-    scale = 1 + drift * random.random((n, 1))
-    return scale * np.array([*factors, factors[0]]) * (1 + noise * random.random((n, 1)))
-
-
-def test_a_faster_rival_is_taken_though_rounds_differ_threefold() -> None:
-    verdict = judge(rounds(1.0, 0.95, 0.9, 1.2, drift=2.0))
-    assert verdict.best == 2
-    assert verdict.seconds == pytest.approx(0.9 * verdict.first_seconds)
-    assert verdict.noise == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("factors", [(1.0, 1.0), (1.0, 0.99), (1.0, 1.3, 1.1), (1.0,)])
-def test_the_pick_stands_where_nothing_clearly_beats_it(factors: tuple[float, ...]) -> None:
-    verdict = judge(rounds(*factors, drift=1.0))
-    assert verdict.best == 0 and verdict.seconds == verdict.first_seconds
-
-
-def test_a_gain_within_the_noise_of_equals_is_none() -> None:
-    """Both readings of the first are 10 % apart: a rival that is 12 % faster proves nothing."""
-    readings = rounds(1.0, 0.88)
-    readings[:, -1] *= 1.1
-    verdict = judge(readings)
-    assert verdict.best == 0 and verdict.noise == pytest.approx(0.1, abs=0.01)
-    assert judge(rounds(1.0, 0.88)).best == 1
-
-
-def test_one_lucky_half_is_not_enough() -> None:
-    """A rival that is much faster in somewhat over half of the rounds, and slower in the others."""
-    readings = rounds(1.0, 0.5, n=40)
-    readings[22:, 1] = 1.2
-    assert judge(readings).best == 0
-
-
-def test_few_rounds_prove_nothing() -> None:
-    """Of seven equal rivals, one wins all of five rounds by luck once in five trials."""
-    assert luck(5, 5) == 1 / 32 and luck(0, 9) == 1 and luck(2, 3) == 1 / 2
-    factors = (1.0, *(1.1,) * 6, 0.8)
-    assert judge(rounds(*factors, n=5)).best == 0 and not judge(rounds(*factors, n=5)).ranked
-    assert judge(rounds(*factors, n=9)).best == 7
-    equal = np.random.default_rng(4).lognormal(0, 0.1, (2000, 12, 9))
-    taken = sum(judge(r).best != 0 for r in equal)
-    assert taken <= 0.05 * 2000
-
-
-def test_a_wrong_rival_is_out_of_the_question() -> None:
-    assert judge(rounds(1.0, 0.8, 0.5), frozenset({2})).best == 1
 
 
 # how it is timed ------------------------------------------------------------------------------
