@@ -1,9 +1,11 @@
 """Whole models beside their peers: the README's table.
 
 ``python -m bench end_to_end [--models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
-[--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]``
+[--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]
+[--efforts quick,full]``
 
-A peer's name stands for all of its settings (``bench/peers.py``), of which the best counts.
+gtco is timed untuned, which all ratios are to, and tuned with each of the efforts. A peer's name
+stands for all of its settings (``bench/peers.py``), of which the best counts.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from bench.suite import (
 )
 from bench.workload import check_peers
 from gtco.cli.arguments import positive
-from gtco.options import PRECISIONS
+from gtco.errors import OptionError
+from gtco.options import EFFORTS, PRECISIONS
 
 # the geometric mean is over these
 FIVE = ("vit-ti-16", "vit-s-16", "vit-base-16", "dinov2-s-14", "swin-t")
@@ -40,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     output = console()
     peers = check_peers(options.peers)
+    efforts = [effort for effort in options.efforts.split(",") if effort]
+    if unknown := [effort for effort in efforts if effort not in EFFORTS]:
+        raise OptionError(f"unknown effort {', '.join(unknown)}: choose from {', '.join(EFFORTS)}")
     results: list[Result] = []
     header(output, options.threads)
     for name in options.models.split(","):
@@ -53,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
                 None,
                 output,
                 precision=options.precision,
+                efforts=efforts,
             )
         )
         show(results[-1], output)
@@ -69,7 +76,11 @@ def summary(results: Sequence[Result], systems: Sequence[str], console: Console)
     peers = tuple(dict.fromkeys(peer_of(system) for system in systems))
     table = Table(title="gtco beside its peers (peer's time / gtco's)", title_justify="left")
     table.add_column("model")
-    for heading in ("gtco ms", "% of peak", *peers, "best peer", "compile s", "compile GB"):
+    efforts = list(dict.fromkeys(effort for result in results for effort in result.tuned))
+    for heading in (
+        *("gtco ms", *(f"{effort} ms" for effort in efforts), "% of peak", *peers, "best peer"),
+        *("compile s", *(f"{effort} s" for effort in efforts), "compile GB"),
+    ):
         table.add_column(heading, justify="right")
     closest: list[tuple[float, str, str]] = []
     for result in results:
@@ -83,17 +94,34 @@ def summary(results: Sequence[Result], systems: Sequence[str], console: Console)
         table.add_row(
             result.workload.name,
             f"{ours.median * 1e3:.2f}" if ours.rounds else "failed",
+            *(
+                f"{tuned.median * 1e3:.2f}" if tuned.rounds else "failed"
+                for tuned in (result.comparison[f"gtco:{effort}"] for effort in efforts)
+            ),
             f"{share:.1%}" if share else "-",
             *(f"{best[1]:.2f}" if best else "-" for best in ratios),
             f"{least[1]:.2f} {least[0]}" if least else "-",
             f"{build.seconds:.1f}",
+            *(f"{result.tuned[effort].seconds:.1f}" for effort in efforts),
             f"{build.peak_memory_bytes / 1e9:.2f}",
         )
     console.print(table)
     for peer in peers:
         console.print(f"geometric mean of {peer} / gtco: {mean(results, peer)}", highlight=False)
+    for effort in efforts:
+        console.print(
+            f"geometric mean of gtco / gtco:{effort}: {gain(results, effort)}", highlight=False
+        )
     worst = "; ".join(f"{name} {ratio:.2f} ({peer})" for ratio, name, peer in sorted(closest)[:3])
     console.print(f"least ahead: {worst or 'not known'}", highlight=False)
+
+
+def gain(results: Sequence[Result], effort: str) -> str:
+    """What tuning makes of the time, over the models that ran both ways."""
+    ratios = [ratio for r in results if (ratio := r.ratio(f"gtco:{effort}"))]
+    if not ratios:
+        return "not known"
+    return f"{1 / statistics.geometric_mean(ratios):.3f} over {len(ratios)} models"
 
 
 def mean(results: Sequence[Result], peer: str) -> str:
@@ -121,6 +149,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=PRECISIONS,
         default="fp32",
         help="of gtco, and of every peer that has it",
+    )
+    parser.add_argument(
+        "--efforts",
+        default="quick",
+        help=f"compile and time once more with each of {', '.join(EFFORTS)}; may be empty",
     )
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--rounds", type=positive, default=7)

@@ -64,22 +64,29 @@ def section(run: Mapping[str, Any]) -> str:
         raise ValueError("the README's table is of fp32 alone")
     peers = [p for p in SETTINGS if any(_best(model, p) for model in models)]
     lines = [_about(run, peers), ""]
-    heads = ["model", "gtco ms", "% of peak", *(TITLES[p] for p in peers)]
-    lines.append(f"| {' | '.join([*heads, 'compile s', 'compile peak GB'])} |")
-    lines.append("|" + "---|" * (len(heads) + 2))
+    efforts = list(dict.fromkeys(effort for model in models for effort in model.get("tuned", {})))
+    heads = [
+        *("model", "gtco ms", *(f"{effort} ms" for effort in efforts), "% of peak"),
+        *(TITLES[p] for p in peers),
+        *("compile s", *(f"{effort} s" for effort in efforts), "compile peak GB"),
+    ]
+    lines.append(f"| {' | '.join(heads)} |")
+    lines.append("|" + "---|" * len(heads))
     for model in models:
         ours = _system(model, "gtco")
         share, build = ours.get("share_of_peak"), model["compile"]
         cells = [
             model["model"],
-            f"{ours['median_s'] * 1e3:.2f}" if "median_s" in ours else "failed",
+            *(_milliseconds(model, name) for name in ("gtco", *(f"gtco:{e}" for e in efforts))),
             f"{share:.0%}".rstrip("%") if share else "-",
             *(f"{best[0]:.2f}" if (best := _best(model, p)) else "-" for p in peers),
             f"{build['seconds']:.1f}",
+            *(f"{model['tuned'][effort]['seconds']:.1f}" for effort in efforts),
             f"{build['peak_memory_bytes'] / 1e9:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", _means(models, peers), _worst(models, peers)]
+    lines += ["", _means(models, peers), *(_gain(models, effort) for effort in efforts)]
+    lines.append(_worst(models, peers))
     peaks = [m["peak_flops_per_second"] / 1e9 for m in models if m["peak_flops_per_second"]]
     if peaks:
         lines.append(
@@ -104,7 +111,8 @@ def _about(run: Mapping[str, Any], peers: Sequence[str]) -> str:
         f"`python -m bench end_to_end --peers {','.join(peers)}` on {about['cores']} cores of an "
         f"{about['cpu']}, "
         f"{about['threads']} threads, batch 1, fp32, {about['date'][:10]}, all of it one run. "
-        f"{', '.join(versions)}. A peer's column is its time over gtco's, above 1 gtco is faster; "
+        f"{', '.join(versions)}. A peer's column is its time over gtco's, untuned: above 1 gtco is "
+        f"faster; "
         f"each peer is timed in all of its settings ({settings}) and the best counts.",
         width=118,
         break_on_hyphens=False,
@@ -120,6 +128,29 @@ def _means(models: Sequence[Row], peers: Sequence[str]) -> str:
             told.append(f"{statistics.geometric_mean(ratios):.2f} over {TITLES[peer]}")
     names = ", ".join(FIVE)
     return f"Geometric mean over {names}: {', '.join(told) or 'not known, a row is missing'}."
+
+
+def _gain(models: Sequence[Row], effort: str) -> str:
+    """What tuning makes of the time, in the mean and of the worst row, and beside the best peer."""
+    ratios = {
+        m["model"]: 1 / s["ratio_to_gtco"]
+        for m in models
+        for s in m["systems"]
+        if s["system"] == f"gtco:{effort}" and s.get("ratio_to_gtco")
+    }
+    if not ratios:
+        return f"Tuned ({effort}): no model ran."
+    least = min(ratios, key=lambda name: ratios[name])
+    mean = statistics.geometric_mean(ratios.values())
+    return (
+        f"Tuned ({effort}): {mean:.3f} times as fast as untuned in the geometric mean of "
+        f"{len(ratios)} models, least {least} {ratios[least]:.3f}."
+    )
+
+
+def _milliseconds(model: Row, system: str) -> str:
+    found = _system(model, system)
+    return f"{found['median_s'] * 1e3:.2f}" if "median_s" in found else "failed"
 
 
 def _worst(models: Sequence[Row], peers: Sequence[str]) -> str:

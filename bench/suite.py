@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from bench.build import Build, build
 from bench.harness import Candidate, Comparison, Measurement, compare
 from bench.peers import peer_of
 from bench.workload import Workload, candidates, prepare
@@ -33,6 +34,7 @@ class Result:
 
     workload: Workload
     comparison: Comparison
+    tuned: Mapping[str, Build] = field(default_factory=dict)  # by effort; "gtco:quick" is timed
 
     def ratio(self, peer: str) -> float | None:
         """The peer's time over gtco's: above 1, gtco is faster. None where either has no time."""
@@ -66,6 +68,7 @@ class Result:
             "precision": self.workload.precision,
             "flops": self.workload.flops,
             "compile": self.workload.build.to_json(),
+            "tuned": {effort: build.to_json() for effort, build in self.tuned.items()},
             "notes": list(self.workload.notes),
             "peak_flops_per_second": self.comparison.peak,
             "peak_readings": list(self.comparison.peaks),
@@ -101,8 +104,11 @@ def run_model(
     console: Console,
     library: Path | None = None,
     precision: str = "fp32",
+    efforts: Sequence[str] = (),
 ) -> Result:
-    """Prepare and compare one model; progress goes to ``console``."""
+    """Prepare and compare one model; progress goes to ``console``. With each of the ``efforts`` it
+    is compiled once more, tuned, and timed beside the others as ``gtco:EFFORT``.
+    """
     with console.status(f"{source}: prepare") as status:
         workload = prepare(
             source,
@@ -114,6 +120,17 @@ def run_model(
             precision,
         )
         chosen, skipped = candidates(workload, peers, threads)
+        tuned: dict[str, Build] = {}
+        for effort in efforts:
+            status.update(f"{source}: compile, tune {effort}")
+            path = folder / f"{workload.name}.{precision}.{effort}.so"
+            made = build(workload.onnx, path, threads, shapes, precision, tune=effort)
+            tuned[effort] = made
+            if made.error:
+                skipped[f"gtco:{effort}"] = made.error
+            elif chosen[0].name == "gtco":
+                job = {**chosen[0].job, "library": made.library}
+                chosen.insert(len(tuned), Candidate(f"gtco:{effort}", job))
         peak = Candidate("peak", {"system": "peak", "threads": threads, "precision": precision})
         comparison = compare(
             chosen,
@@ -123,10 +140,10 @@ def run_model(
             progress=lambda text: status.update(f"{source}: {text}"),
         )
     missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
-    ordered = sorted(
-        (*comparison.measurements, *missing), key=lambda m: ("gtco", *peers).index(m.system)
-    )
-    return Result(workload, Comparison(tuple(ordered), comparison.peaks, comparison.peak_error))
+    order = ("gtco", *(f"gtco:{effort}" for effort in efforts), *peers)
+    ordered = sorted((*comparison.measurements, *missing), key=lambda m: order.index(m.system))
+    found = Comparison(tuple(ordered), comparison.peaks, comparison.peak_error)
+    return Result(workload, found, tuned)
 
 
 def show(result: Result, console: Console) -> None:
@@ -178,6 +195,9 @@ def show(result: Result, console: Console) -> None:
             f"{work.build.peak_memory_bytes / 1e9:.2f} GB, "
             f"weights {work.build.weights_bytes / 1e9:.2f} GB"
         )
+    for effort, made in result.tuned.items():
+        if not made.error:
+            console.print(f"  compiled and tuned ({effort}) in {made.seconds:.1f} s")
     for note in (*work.notes, *work.build.notes):
         console.print(f"  note: {note}", markup=False)
 
@@ -208,7 +228,7 @@ def sound(results: Sequence[Result]) -> bool:
         m.error is None and m.disagrees is None
         for r in results
         for m in r.comparison.measurements
-        if m.system == "gtco"
+        if peer_of(m.system) == "gtco"
     )
 
 

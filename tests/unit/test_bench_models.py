@@ -278,11 +278,38 @@ def test_the_readme_is_written_from_one_run(workload, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert rows[0] == "| model | gtco ms | % of peak | ONNX Runtime | compile s | compile peak GB |"
     assert rows[1] == "| vit-ti-16 | 10.00 | 50 | 1.10 | 3.0 | 0.90 |" and len(rows) == 6
+    assert "Tuned" not in text
     assert "Geometric mean over vit-ti-16" in text and "1.29 over ONNX Runtime" in text
     assert "Least ahead of the best peer: vit-ti-16 1.10 (ONNX Runtime), vit-s-16 1.20" in text
     target.write_text("no marks")
     assert entry.main(["readme", str(run), str(target)]) == 1
     assert target.read_text() == "no marks"
+
+
+def test_tuned_libraries_have_columns_of_their_own(workload, tmp_path):
+    def tuned(name, seconds):
+        found = result(replace(workload, name=name))
+        quick = Measurement("gtco:quick", "0.1", ((seconds,) * 3,), difference=2e-6)
+        ours, *others = found.comparison.measurements
+        build = replace(workload.build, seconds=9.0)
+        return suite.Result(
+            workload=found.workload,
+            comparison=Comparison((ours, quick, *others), (4e11,)),
+            tuned={"quick": build},
+        )
+
+    both = [tuned("vit-ti-16", 0.008), tuned("vit-s-16", 0.0125)]
+    run = tmp_path / "run.json"
+    suite.write_json(run, both, 2, 7)
+    rows = readme.section(json.loads(run.read_text())).splitlines()
+    assert "| gtco ms | quick ms | % of peak | ONNX Runtime | compile s | quick s |" in "\n".join(rows)
+    assert "| vit-ti-16 | 10.00 | 8.00 | 50 | 1.20 | 3.0 | 9.0 | 0.90 |" in rows
+    assert "Tuned (quick): 1.000 times as fast" in "\n".join(rows)
+    assert "least vit-s-16 0.800" in "\n".join(rows)
+    text = printed(lambda c: summary(both, ("onnxruntime",), c))
+    assert "geometric mean of gtco / gtco:quick: 1.000 over 2 models" in text
+    wrong = replace(both[0].comparison.measurements[1], disagrees="off by 1")
+    assert not suite.sound([replace(both[0], comparison=Comparison((wrong,)))])
 
 
 @pytest.mark.parametrize("system", [s for p in ("onnxruntime", "openvino") for s in SETTINGS[p]])
