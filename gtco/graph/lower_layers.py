@@ -116,6 +116,9 @@ def _grid_sample(lowering: Lowering, call: relax.Call) -> Any:
     if a.layout != "NCHW" or a.method not in methods:
         return None
     x, grid = (lowering.value(argument) for argument in call.args)
+    known = lowering.type(x), lowering.type(grid)
+    if known[0].dtype != known[1].dtype:  # positions are reckoned in the image's dtype
+        grid = lowering.emit("cast", (grid,), TensorType(known[1].shape, known[0].dtype))
     return lowering.emit(
         "grid_sample",
         (x, lowering.permute(grid, (0, 2, 3, 1))),

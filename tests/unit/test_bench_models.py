@@ -302,7 +302,8 @@ def test_tuned_libraries_have_columns_of_their_own(workload, tmp_path):
     run = tmp_path / "run.json"
     suite.write_json(run, both, 2, 7)
     rows = readme.section(json.loads(run.read_text())).splitlines()
-    assert "| gtco ms | quick ms | % of peak | ONNX Runtime | compile s | quick s |" in "\n".join(rows)
+    heads = "| gtco ms | quick ms | % of peak | ONNX Runtime | compile s | quick s |"
+    assert any(heads in row for row in rows)
     assert "| vit-ti-16 | 10.00 | 8.00 | 50 | 1.20 | 3.0 | 9.0 | 0.90 |" in rows
     assert "Tuned (quick): 1.000 times as fast" in "\n".join(rows)
     assert "least vit-s-16 0.800" in "\n".join(rows)

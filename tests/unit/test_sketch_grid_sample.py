@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+import gtco
 from gtco.target import target
 from gtco.tensor.sketch import fallback, grid_sample
 from gtco.tensor.space import configs
@@ -195,3 +196,30 @@ def test_not_its_business() -> None:
     assert grid_sample.match(sampling((4, 4), (2, 2), 3, layout="NCHW"), machine) is None
     relu = make_stage([Operator("relu", ("x",), "y", T((2, 3)))], {"x": T((2, 3))}, [])
     assert grid_sample.match(relu, machine) is None
+
+
+def test_a_float64_grid_is_sampled_by_the_kernel() -> None:
+    """As TorchScript exports deformable attention; ONNX Runtime has no kernel for the two dtypes,
+    so it is given the same grid in float32.
+    """
+    rng = np.random.default_rng(fresh_seed())
+    x = rng.standard_normal((2, 16, 5, 7)).astype(np.float32)
+    grid = rng.uniform(-1.2, 1.2, (2, 6, 9, 2)).astype(np.float32)
+    node = helper.make_node("GridSample", ["x", "g"], ["y"], mode="linear")
+    float32, float64 = TensorProto.FLOAT, TensorProto.DOUBLE
+    given = [
+        helper.make_tensor_value_info("x", float32, x.shape),
+        helper.make_tensor_value_info("g", float64, grid.shape),
+    ]
+    out = [helper.make_tensor_value_info("y", float32, (2, 16, 6, 9))]
+    model = helper.make_model(
+        helper.make_graph([node], "g", given, out),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
+    compiled = gtco.compile_model(model, threads=1)
+    sketches = {stage["schedule"]["sketch"] for stage in compiled.stages}
+    assert "grid_sample" in sketches and "fallback" not in sketches
+    got = compiled.run({"x": x, "g": grid.astype(np.float64)})["y"]
+    wanted = onnx_runtime(x, grid, "linear", "zeros", False)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
