@@ -19,17 +19,10 @@ from math import inf
 from statistics import median
 
 from gtco.search.policy import Policy, priced
-from gtco.search.records import (
-    STANDING,
-    Record,
-    Records,
-    circumstances,
-    relative,
-    standing,
-)
+from gtco.search.records import STANDING, Record, Records, circumstances, standing
 from gtco.target import Target
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Pick, Sketch
+from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 DOUBT = 1.05  # times its price: a stage that was not measured
@@ -60,44 +53,22 @@ def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
     """
     ratios: dict[str, list[float]] = {}
     for records in stages:
-        known = list(records)
-        found = reading(known)
-        priced = [r for r in known if r.predicted]
-        if found is None or not priced:
+        seconds = measured_seconds(records)
+        priced = [r for r in records if r.predicted]
+        if seconds is None or not priced:
             continue
         first = min(priced, key=lambda r: r.predicted or inf)
         assert first.predicted
-        ratios.setdefault(first.parsed.sketch, []).append(found.seconds / first.predicted)
+        ratios.setdefault(first.parsed.sketch, []).append(seconds / first.predicted)
     return Calibration({sketch: tuple(found) for sketch, found in ratios.items()})
 
 
-@dataclass(frozen=True)
-class Reading:
-    """A stage's config and its seconds."""
-
-    config: Config
-    seconds: float
-
-
-def reading(records: Iterable[Record]) -> Reading | None:
-    """Of what stands, or where nothing does, of what was raced.
-
-    The race's readings were taken side by side with those of all other stages, so their sums
-    compare; it is the scale wherever there was one, and the stage's own trials say how much what
-    stands now is off what was raced. Else it is the latest reading of what stands: those of one
-    moment, which the last ones of a tuning are, compare best.
+def measured_seconds(records: Iterable[Record]) -> float | None:
+    """The latest reading of what stands; readings of one moment, which the last ones of a tuning
+    are, compare best.
     """
-    known = list(records)
-    stands = standing(known)
-    raced = next((r for r in reversed(known) if r.outcome == "raced" and r.seconds), None)
-    if raced is not None and raced.seconds:
-        config, times = stands or raced.parsed, relative(known)
-        if config == raced.parsed:
-            return Reading(config, raced.seconds)
-        if config in times and raced.parsed in times:
-            return Reading(config, raced.seconds * times[config] / times[raced.parsed])
-    found = [r.seconds for r in known if r.outcome in STANDING and r.seconds]
-    return Reading(stands, found[-1]) if stands is not None and found else None
+    found = [r.seconds for r in records if r.outcome in STANDING and r.seconds]
+    return found[-1] if found else None
 
 
 @dataclass
@@ -157,7 +128,7 @@ class RecordedPolicy:
         return self._prices[stage.key]
 
     def _price(self, stage: Stage) -> float:
-        """Measured, where what was read is still what is picked; else predicted, and put on the
+        """Measured, where what stands is still a point of the space; else predicted, and put on the
         scale of what was measured.
         """
         if not self._all:
@@ -165,9 +136,10 @@ class RecordedPolicy:
         pick = self.policy.choose(stage)
         if pick is None:
             return inf
-        found, chosen = reading(self.known(stage)), self.choose(stage)
-        if found is not None and chosen is not None and chosen.config == found.config:
-            return found.seconds
+        config, seconds = standing(self.known(stage)), measured_seconds(self.known(stage))
+        if config and seconds:
+            if not isinstance(space_of(stage, self.target).sketch(config), Rejection):
+                return seconds
         return DOUBT * pick.seconds * self.calibration.bias(pick.sketch.name)
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:

@@ -29,11 +29,9 @@ APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
 WAIT_SECONDS = 30.0  # for another writer
 # What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
 # another, was no faster, was timed on a machine too noisy or for too short to say, computed
-# something else, could not be built or run; or it was read with no rival, beside all other stages
-# of several partitions: that prices its stage, and says nothing of the config.
-Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "raced"]
+# something else, or could not be built or run.
+Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed"]
 STANDING = ("kept", "taken")
-UNDECIDED = ("noisy", "raced")  # nothing is known of the candidate, which may be tried
 COLUMNS = {
     "stage": "TEXT NOT NULL",
     "label": "TEXT NOT NULL",

@@ -28,6 +28,8 @@ def rounded(em: Emitter, x: Expr) -> Expr:
     """The bits of the bfloat16 nearest to a float32, to even between two: beyond the largest it is
     infinity, as IEEE 754 has it, and NaN stays NaN.
     """
+    if em.bfloat16_rounding:
+        return tirx.call_pure_extern("uint16", em.bfloat16_rounding, x)
     x = em.let(x)
     word = em.let(bits(x), "bits")
     one, sixteen = constant(word, 1), constant(word, 16)

@@ -82,6 +82,9 @@ class Emitter(Scope):
     _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around, and how many it has
     _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
 
+    # the external function that rounds float32 to a bfloat16's bits, where the machine has one
+    bfloat16_rounding = ""
+
     # loops ----------------------------------------------------------------------------------------
     @contextmanager
     def loop(
@@ -259,7 +262,7 @@ class Emitter(Scope):
         """A small private array; with constant indices LLVM keeps it in registers, else on the
         stack.
         """
-        buffer = T.alloc_buffer((size,), _storage(dtype), scope="local")
+        buffer = T.alloc_buffer((size,), storage(dtype), scope="local")
         return Array(buffer, (size,), dtype)
 
 
@@ -280,7 +283,7 @@ class KernelArguments:
         if dtype == self.workspace.dtype:
             return self.workspace.buffer
         size = self.workspace.shape[0] * ITEM_BYTES["float32"] // ITEM_BYTES[dtype]
-        return T.decl_buffer((size,), _storage(dtype), data=self.workspace.buffer.data)
+        return T.decl_buffer((size,), storage(dtype), data=self.workspace.buffer.data)
 
 
 def kernel(
@@ -301,22 +304,22 @@ def kernel(
         with T.prim_func(s_tir=False):
             T.func_name(symbol)
             pointers = {
-                name: T.arg(f"in{i}", T.handle(_storage(t.dtype)))
+                name: T.arg(f"in{i}", T.handle(storage(t.dtype)))
                 for i, (name, t) in enumerate(inputs.items())
             }
-            out = T.arg("out", T.handle(_storage(output.dtype)))
+            out = T.arg("out", T.handle(storage(output.dtype)))
             scratch = T.arg("workspace", T.handle("float32"))
             begin, end = T.arg("begin", T.int64()), T.arg("end", T.int64())
             T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
             emitter = Emitter(lanes)
-            arrays = {name: _array(pointers[name], t, name) for name, t in inputs.items()}
+            arrays = {name: view(pointers[name], t, name) for name, t in inputs.items()}
             work = TensorType((max(workspace // 4, 1),))
             body(
                 emitter,
                 KernelArguments(
                     arrays,
-                    _array(out, output, "out"),
-                    _array(scratch, work, "workspace"),
+                    view(out, output, "out"),
+                    view(scratch, work, "workspace"),
                     tirx.Cast("int32", begin),
                     tirx.Cast("int32", end),
                 ),
@@ -324,15 +327,16 @@ def kernel(
     return builder.get()
 
 
-def _storage(dtype: str) -> str:
+def storage(dtype: str) -> str:
     """The dtype of TIR that elements lie in memory as: a bfloat16 is its bits, since TVM's own has
     no vectors that LLVM's code generator takes (``gtco.tensor.bfloat16``).
     """
     return "uint16" if dtype == "bfloat16" else dtype
 
 
-def _array(pointer: Any, type_: TensorType, name: str) -> Array:
+def view(pointer: Any, type_: TensorType, name: str) -> Array:
+    """A kernel's pointer as an array."""
     shape = tuple(int(d) for d in type_.shape)
-    buffer = T.decl_buffer((max(prod(shape), 1),), _storage(type_.dtype), data=pointer)
+    buffer = T.decl_buffer((max(prod(shape), 1),), storage(type_.dtype), data=pointer)
     IRBuilder.name(name, buffer)
     return Array(buffer, shape, type_.dtype)

@@ -25,9 +25,7 @@ from gtco.tuning.verdict import judge
 
 @dataclass(frozen=True)
 class Readings:
-    """``seconds`` [rounds, 2] of each stage, by key; and a record for each, ``raced``: it prices
-    the stage in sums of stages, and is no verdict on the config, which had no rival.
-    """
+    """``seconds`` [rounds, 2] of each stage, by key; and a record for each: its kernel, kept."""
 
     seconds: Mapping[str, np.ndarray]
     records: tuple[Record, ...]
@@ -58,7 +56,8 @@ def _record(timed: Timed, known: str) -> Record:
     stage, pick = timed.trial.stage, timed.trial.picks[0]
     first, again = (float(x) for x in np.median(timed.readings, axis=0))
     seconds = (first + again) / 2
-    return Record.of(stage, pick, known, "raced", (seconds, None, abs(first - again) / seconds))
+    measured = seconds, 1.0, abs(first - again) / seconds
+    return Record.of(stage, pick, known, "kept", measured)
 
 
 def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: Readings) -> float:

@@ -20,14 +20,7 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.options import Tune
 from gtco.search.policy import Policy
-from gtco.search.records import (
-    UNDECIDED,
-    Outcome,
-    Record,
-    Records,
-    circumstances,
-    standing,
-)
+from gtco.search.records import Outcome, Record, Records, circumstances, standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
 from gtco.tensor.space import Pick
 from gtco.tuning.learned import LearnedProposals
@@ -90,8 +83,7 @@ class _Tuner:
         self.trials = effort.trials
         self.records, self.circumstances = records, circumstances(policy.target)
         self.results = {r.stage.key: r for r in heaviest(models)}
-        every = records.all() if records is not None else []
-        known = [record for record in every if record.outcome not in UNDECIDED]
+        known = [r for r in records.all() if r.outcome != "noisy"] if records is not None else []
         here = [record for record in known if record.circumstances == self.circumstances]
         for record in here:
             if record.stage in self.results:

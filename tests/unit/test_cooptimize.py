@@ -11,22 +11,19 @@ import numpy as np
 import pytest
 
 import gtco
-from gtco.codegen.generate import Generated, generate
-from gtco.codegen.workers import Workers
+from gtco.codegen.generate import Generated
 from gtco.cooptimize import Candidate, cooptimize, part, rest
 from gtco.errors import BuildError
 from gtco.graph.fusion import Partition, fuse, rivals
 from gtco.graph.graph import Graph
 from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
-from gtco.search.recorded import DOUBT, RecordedPolicy, calibrated, reading
-from gtco.search.records import Record, Records, circumstances, relative, standing
-from gtco.target import detect, target
+from gtco.search.recorded import DOUBT, RecordedPolicy, calibrated, measured_seconds
+from gtco.search.records import Record, Records, circumstances
+from gtco.target import target
 from gtco.tensor.stage import Stage, TensorType
-from gtco.tuning.race import Readings, race, saved
+from gtco.tuning.race import Readings, saved
 from gtco.tuning.timing import agree
-from gtco.tuning.tune import tune
-from tests.unit.test_tuning import linear
 
 
 def block(width: int = 64) -> Graph:
@@ -39,11 +36,6 @@ def block(width: int = 64) -> Graph:
     hidden = graph.add("gelu", [graph.add("matmul", [norm, w1])])
     graph.outputs = (graph.add("add", [graph.add("matmul", [hidden, w2]), "x"], output="y"),)
     return graph.prune().check()
-
-
-def seconds_of(records: list[Record]) -> float | None:
-    found = reading(records)
-    return found.seconds if found else None
 
 
 # prices ---------------------------------------------------------------------------------------
@@ -79,67 +71,11 @@ def test_calibration_is_by_sketch_and_by_the_first_choice() -> None:
 
 def test_the_last_reading_of_what_stands_counts() -> None:
     def of(seconds: float | None, outcome: str) -> Record:
-        return Record("s", "l", "c", '{"sketch": "gemm"}', outcome, 1.0, seconds)  # type: ignore[arg-type]
+        return Record("s", "l", "c", "{}", outcome, 1.0, seconds)  # type: ignore[arg-type]
 
     readings = [of(5.0, "kept"), of(4.0, "taken"), of(1.0, "slower"), of(None, "failed")]
-    assert seconds_of(readings) == 4.0
-    assert seconds_of([of(1.0, "slower")]) is None
-
-
-def test_what_was_raced_prices_and_does_not_stand() -> None:
-    """Its readings are of one moment, so they are the scale; what the stage's own trials made of it
-    since, before or not at all, counts by how much faster it was in these.
-    """
-    config = {name: json.dumps({"sketch": "gemm", "kc": name}) for name in "abc"}
-
-    def of(name: str, outcome: str, seconds: float, ratio: float | None = None) -> Record:
-        return Record("s", "l", "c", config[name], outcome, 1.0, seconds, ratio)  # type: ignore[arg-type]
-
-    raced = of("a", "raced", 5.0)
-    assert seconds_of([raced]) == 5.0 and standing([raced]) is None
-    first = [of("a", "beaten", 2.0, 1.0), of("b", "taken", 1.0, 0.5)]
-    assert seconds_of([raced, *first]) == 2.5  # b takes half of a's time
-    assert seconds_of([*first, of("b", "raced", 5.0)]) == 5.0
-    assert seconds_of([*first, of("b", "raced", 5.0), of("b", "kept", 0.9, 1.0)]) == 5.0
-    after = [of("b", "beaten", 0.9, 1.0), of("c", "taken", 0.45, 0.5)]
-    assert seconds_of([*first, of("b", "raced", 5.0), *after]) == 2.5
-    assert seconds_of([raced, of("b", "kept", 1.0, 1.0)]) == 1.0  # nothing says how a and b compare
-    assert relative([raced]) == {}
-
-
-def test_a_stage_that_was_only_raced_is_priced_so_and_picked_by_the_policy(tmp_path: Path) -> None:
-    analytic = AnalyticPolicy(target("x86-64-v3"))
-    stages = fuse(block(), analytic.predict, analytic.floor, analytic.possible)[1].stages
-    stage = next(s for s in stages if "matmul" in s.label)
-    pick = analytic.choose(stage)
-    assert pick is not None
-    other = analytic.alternatives(stage, pick, {pick.config})[0].config
-    for config, read in ((pick.config, True), (other, False)):
-        with Records(tmp_path / f"r{read}") as records:
-            text = json.dumps(config.to_json())
-            seconds = 3.0 * analytic.predict(stage)
-            records.add([record(analytic, stage, seconds, outcome="raced", config=text)])
-            policy = RecordedPolicy(analytic, records)
-            chosen = policy.choose(stage)
-            assert chosen is not None and chosen.config == pick.config
-            assert (policy.predict(stage) == seconds) is read
-
-
-def test_what_was_raced_may_be_tried_and_its_stage_is_not_done(tmp_path: Path) -> None:
-    """A later ``quick``, which leaves alone what was tuned, goes to a stage that was only raced."""
-    stage = linear()
-    policy = AnalyticPolicy(detect())
-    with Workers(1) as workers, Records(tmp_path / "r") as records:
-        made = generate([stage], policy.choose, policy.target, workers)
-        found = race([made], policy.target, workers, 1, 0.2)
-        (read,) = found.records
-        assert read.outcome == "raced" and read.seconds and read.ratio is None
-        assert read.seconds == pytest.approx(np.median(found.seconds[stage.key], axis=0).mean())
-        records.add([read])
-        effort = Tune(trials=4, seconds=20.0, again=False)
-        (result,) = tune([made], policy, workers, threads=1, effort=effort, records=records)
-        assert result.measured
-        assert standing(records.all()) is not None
+    assert measured_seconds(readings) == 4.0
+    assert measured_seconds([of(1.0, "slower")]) is None
 
 
 def test_predictions_beside_readings_are_put_on_their_scale(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""A CUDA kernel's parameters: pointers to a stage's inputs in order, then to its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gtco.tensor.cuda.printer import CTYPES
+from gtco.tensor.space import Packing
+from gtco.tensor.stage import Stage, TensorType
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """``inputs``: the tensors by name as the kernel sees them, packed constants in their packed
+    shape; ``in0`` and on in the text, the output ``out``. A bfloat16 is a ``bf16`` in the text and
+    its bits, a uint16, in TIR.
+    """
+
+    inputs: tuple[tuple[str, TensorType], ...]
+    output: TensorType
+
+    def pointer(self, tensor: str) -> str:
+        """What the text calls an input."""
+        return f"in{[name for name, _ in self.inputs].index(tensor)}"
+
+    @property
+    def declaration(self) -> tuple[str, ...]:
+        """The parameters, one text each."""
+        given = (
+            f"const {CTYPES[t.dtype]}* __restrict__ in{n}"
+            for n, (_, t) in enumerate(self.inputs)
+        )
+        return (*given, f"{CTYPES[self.output.dtype]}* __restrict__ out")
+
+
+def arguments(stage: Stage, packings: Mapping[str, Packing] | None = None) -> Arguments:
+    """The parameters of the stage's kernel; ``packings`` of constants, by input name."""
+    packed = packings or {}
+    return Arguments(
+        tuple(
+            (i.name, TensorType(packed[i.name].packed_shape, i.type.dtype))
+            if i.name in packed
+            else (i.name, i.type)
+            for i in stage.inputs
+        ),
+        stage.output.type,
+    )

@@ -1,0 +1,214 @@
+"""What a stage reads and stores, as C++ lambdas: the functions that device templates call.
+
+::
+
+    auto a = [=](int m, int k) -> float { ...; return ...; };        # value: through a prologue
+    auto a = [=](int m, int k) -> const half* { return in0 + ...; }; # address: movement alone
+    auto store = [=](int m, int n, float value) { out[...] = ...; }; # through an epilogue
+
+Each is a small TIR function that the same Reader writes as on a CPU, printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.movement import CHOOSING, MOVEMENT
+from gtco.tensor.bfloat16 import convert
+from gtco.tensor.cuda.arguments import Arguments
+from gtco.tensor.cuda.printer import BFLOAT16_ROUNDING, CTYPES, Printer, PrintError, indented
+from gtco.tensor.emit import Array, Emitter, Expr, storage, view
+from gtco.tensor.reader import Reader
+from gtco.tensor.scalar import NARROW
+from gtco.tensor.stage import Stage, TensorType
+
+Parameters = Sequence[tuple[str, int]]  # name and extent of each index: 0 <= name < extent
+IndexMap = Callable[[Sequence[Expr]], Sequence[Expr]]  # the parameters -> an index of the tensor
+Known = Mapping[str, str]  # tensors whose value is handed in, and the name of its parameter
+
+
+class TextEmitter(Emitter):
+    """Writes what is printed: C++ knows a bound value by its name alone, however large it is."""
+
+    bfloat16_rounding = BFLOAT16_ROUNDING
+
+    def _reread(self, value: Expr) -> Expr:
+        return value
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a lambda's body is written with: emitter, the kernel's arrays, the parameters."""
+
+    em: Emitter
+    inputs: Mapping[str, Array]
+    output: Array
+    index: tuple[Expr, ...]
+    given: Mapping[str, Expr]  # values by the names of their parameters
+    result: Array | None  # a store at 0 returns
+
+    def give(self, value: Expr) -> None:
+        assert self.result is not None
+        T.buffer_store(self.result.buffer, value, [0])
+
+
+def value(
+    args: Arguments,
+    stage: Stage,
+    tensor: str,
+    name: str,
+    params: Parameters,
+    index: IndexMap,
+    known: Known | None = None,
+    dtype: str = "",
+) -> str:
+    """``auto name = [=](int i, int j) -> float {...};``: the tensor's element at ``index`` of the
+    parameters, through its whole prologue. float16 and bfloat16 come as float32, others as they
+    are, or all as ``dtype``. Tensors in ``known`` are float32 parameters behind the index.
+    """
+    own = stage.types[tensor].dtype
+    wanted = dtype or computed(own)
+
+    def body(b: Body) -> None:
+        reader = _reader(stage, b, known or {})
+        found = reader.value(tensor, [b.em.index(i) for i in index(b.index)])
+        b.give(convert(b.em, found, own, wanted))
+
+    return write(args, name, params, body, tuple((known or {}).values()), returns=wanted)
+
+
+def computed(dtype: str) -> str:
+    """The dtype that a kernel computes with for elements of this one."""
+    return "float32" if dtype in NARROW else dtype
+
+
+def addressable(stage: Stage, tensor: str) -> bool:
+    """Does each element of ``tensor`` lie as it is somewhere in one of the stage's inputs?"""
+    op = stage.producers.get(tensor)
+    while op is not None:
+        if op.kind not in MOVEMENT - CHOOSING:
+            return False
+        op = stage.producers.get(op.inputs[0])
+    return True
+
+
+def address(
+    args: Arguments, stage: Stage, tensor: str, name: str, params: Parameters, index: IndexMap
+) -> str:
+    """``auto name = [=](int i, int j) -> const half* {...};``: where the tensor's element lies;
+    for tensors that are :func:`addressable`.
+    """
+    if not addressable(stage, tensor):
+        raise PrintError(f"the elements of '{tensor}' are computed, and lie nowhere")
+    own = stage.types[tensor].dtype
+
+    def body(b: Body) -> None:
+        found = Reader(stage, b.em, b.inputs).value(tensor, [b.em.index(i) for i in index(b.index)])
+        b.give(tirx.address_of(found))
+
+    return write(args, name, params, body, returns=own, pointer=True)
+
+
+def store(
+    args: Arguments,
+    stage: Stage,
+    tail: Epilogue,
+    name: str,
+    params: Parameters,
+    index: IndexMap,
+    known: Known | None = None,
+) -> str:
+    """``auto name = [=](int m, int n, float value) {...};``: what the epilogue makes of the
+    anchor's ``value`` at ``index`` of the parameters, stored where it belongs. Tensors in ``known``
+    are float32 parameters behind the value.
+    """
+    own = stage.types[tail.anchor].dtype
+
+    def body(b: Body) -> None:
+        given = convert(b.em, b.given["value"], computed(own), own)
+        reader = _reader(stage, b, known or {})
+        reader.finish(tail, [b.em.index(i) for i in index(b.index)], given, b.output)
+
+    values = ("value", *(known or {}).values())
+    return write(args, name, params, body, values, {"value": computed(own)})
+
+
+def write(
+    args: Arguments,
+    name: str,
+    params: Parameters,
+    body: Callable[[Body], None],
+    values: Sequence[str] = (),
+    dtypes: Mapping[str, str] | None = None,
+    returns: str = "",
+    pointer: bool = False,
+) -> str:
+    """A lambda whose body ``body`` emits: over integers ``params``, then ``values`` (float32, or
+    as ``dtypes`` says), and what it ``returns``, a dtype or with ``pointer`` where one lies.
+    """
+    kinds = [(dtypes or {}).get(v, "float32") for v in values]
+    element = CTYPES.get(returns, "")
+    returned = "" if not returns else f" -> const {element}*" if pointer else f" -> {element}"
+    heads = [f"int {p}" for p, _ in params]
+    heads += [f"{CTYPES[d]} {v}" for v, d in zip(values, kinds, strict=True)]
+    lines = printed(args, params, body, dict(zip(values, kinds, strict=True)), returns)
+    if len(lines) == 1 and len(lines[0]) < 60:
+        return f"auto {name} = [=]({', '.join(heads)}){returned} {{ {lines[0]} }};"
+    whole = [f"auto {name} = [=]({', '.join(heads)}){returned} {{", *indented(lines), "};"]
+    return "\n".join(whole)
+
+
+def printed(
+    args: Arguments,
+    params: Parameters,
+    body: Callable[[Body], None],
+    values: Mapping[str, str] | None = None,
+    returns: str = "",
+    names: Sequence[str] = (),
+) -> list[str]:
+    """The lines of a function's body over these parameters; ``names`` are taken already."""
+    given = values or {}
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=False):
+            T.func_name("lambda_body")
+            pointers = [
+                T.arg(f"in{n}", T.handle(storage(t.dtype))) for n, (_, t) in enumerate(args.inputs)
+            ]
+            out = T.arg("out", T.handle(storage(args.output.dtype)))
+            result = T.arg("result", T.handle(storage(returns or "float32")))
+            index = [T.arg(p, T.int32()) for p, _ in params]
+            handed = {v: T.arg(v, getattr(T, storage(d))()) for v, d in given.items()}
+            em = TextEmitter(1)
+            for var, (_, extent) in zip(index, params, strict=True):
+                em.bind(var, extent)
+            arrays = {
+                tensor: view(pointer, t, f"in{n}")
+                for n, (pointer, (tensor, t)) in enumerate(zip(pointers, args.inputs, strict=True))
+            }
+            output = view(out, args.output, "out")
+            returned = view(result, TensorType((1,), returns or "float32"), "result")
+            # an index whose extent is 1 is 0, whatever its name
+            at = tuple(0 if n == 1 else v for v, (_, n) in zip(index, params, strict=True))
+            body(Body(em, arrays, output, at, handed, returned if returns else None))
+    function = builder.get()
+    printer = Printer(em, returned=returned.buffer)
+    for p in (*pointers, out, result, *index, *handed.values()):
+        printer.name(p, str(p.name))
+    printer.taken |= set(names)
+    narrow = [p for p, (_, t) in zip(pointers, args.inputs, strict=True) if t.dtype == "bfloat16"]
+    printer.bfloat16 |= {*narrow, *([out] if args.output.dtype == "bfloat16" else [])}
+    return printer.lines(function.body)
+
+
+def _reader(stage: Stage, b: Body, known: Known) -> Reader:
+    def handed(tensor: str, parameter: str) -> Callable[[Sequence[Expr]], Expr]:
+        value = convert(b.em, b.given[parameter], "float32", stage.types[tensor].dtype)
+        return lambda index: value
+
+    return Reader(stage, b.em, b.inputs, {t: handed(t, p) for t, p in known.items()})

@@ -1,0 +1,50 @@
+"""A kernel's whole file: headers, what it is, its signature, the stage's lambdas, one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.printer import indented
+from gtco.tensor.stage import Stage
+
+
+def source(
+    symbol: str,
+    stage: Stage,
+    headers: Sequence[str],
+    lambdas: Sequence[str],
+    call: str,
+    threads: int,
+    about: str = "",
+    before: Sequence[str] = (),
+) -> str:
+    """The translation unit. ``headers`` as ``gemm.cuh``; ``lambdas`` and ``call`` are statements of
+    the kernel's body, each of one line or several; ``about`` goes into the comment, behind the
+    stage's operators; ``before`` are definitions ahead of the kernel.
+    """
+    includes = dict.fromkeys(("math.cuh", *headers))
+    what = f"{stage.label} -> {stage.output.type}"
+    body = [line for text in (*lambdas, call) if text for line in text.splitlines()]
+    return "\n".join(
+        [
+            *(f'#include "gtco/{header}"' for header in includes),
+            "",
+            *before,
+            *([""] if before else []),
+            f"// {what}{': ' if about else ''}{about}",
+            f'extern "C" __global__ void __launch_bounds__({threads}) {symbol}(',
+            *(
+                f"    {parameter}{',' if n else ') {'}"
+                for n, parameter in _countdown(arguments(stage).declaration)
+            ),
+            *indented(body),
+            "}",
+            "",
+        ]
+    )
+
+
+def _countdown(items: Sequence[str]) -> list[tuple[int, str]]:
+    """Each item, with how many follow."""
+    return [(len(items) - 1 - n, item) for n, item in enumerate(items)]
