@@ -1,0 +1,386 @@
+// Fused attention on Tensor Cores (GTCO, Algorithm 3): out = softmax(q k^T + bias) v, scores in
+// registers from the first product to the second.
+//
+//   for block of query rows, of columns of v, of heads:              // a thread block each
+//     q -> shared memory -> fragments                                 // once
+//     for step of keys:                                               // k and v STAGES ahead
+//       scores[rows, keys] = q k^T                                    // mma, float32 sums
+//       scores = exp(scores + bias - rowmax so far), sum              // shuffles among 4 lanes
+//       out[rows, columns] = out * exp(old rowmax - rowmax) + scores v    // mma
+//     the SPLIT shares of the keys are added up in shared memory; store(out / sum)
+#pragma once
+#include "gtco/softmax_rows.cuh"
+#include "gtco/tile.cuh"
+
+namespace gtco {
+
+template <int BATCHES_, int QUERIES_, int KEYS_, int DEPTH_, int WIDTH_, bool GUARDED_ = false>
+struct AttentionShape {
+  static constexpr int BATCHES = BATCHES_, QUERIES = QUERIES_, KEYS = KEYS_;
+  static constexpr int DEPTH = DEPTH_, WIDTH = WIDTH_;  // of q and k, of v
+  static constexpr bool GUARDED = GUARDED_;
+};
+
+// A block's share: HEADS x WARPS x SPLIT warps, each with TILES times 16 query rows of a head and
+// every SPLIT-th group of KEYS keys; COLUMNS columns of v. HELD: are q's fragments kept in
+// registers, or read from shared memory again for each step?
+template <int TILES_, int WARPS_, int SPLIT_, int HEADS_, int KEYS_, int COLUMNS_, int STAGES_,
+          bool HELD_>
+struct AttentionBlock {
+  static constexpr int TILES = TILES_, WARPS = WARPS_, SPLIT = SPLIT_, HEADS = HEADS_;
+  static constexpr int KEYS = KEYS_, COLUMNS = COLUMNS_, STAGES = STAGES_;
+  static constexpr bool HELD = HELD_;
+  static constexpr int THREADS = 32 * WARPS * SPLIT * HEADS;
+  static constexpr int ROWS = 16 * TILES * WARPS;  // of a head
+  static constexpr int STEP = KEYS * SPLIT;        // keys of a head
+};
+
+// Which part of the problem a block has, and a warp of it. Blocks of one head are neighbours.
+template <class SHAPE, class BLOCK>
+struct Place {
+  static constexpr int ROW_BLOCKS = (SHAPE::QUERIES + BLOCK::ROWS - 1) / BLOCK::ROWS;
+  static constexpr int COLUMN_BLOCKS = (SHAPE::WIDTH + BLOCK::COLUMNS - 1) / BLOCK::COLUMNS;
+  static constexpr int STEPS = (SHAPE::KEYS + BLOCK::STEP - 1) / BLOCK::STEP;
+  int row, column, batch;  // the block's first
+  int part, split, head;   // the warp's
+  __device__ __forceinline__ Place() {
+    int block = int(blockIdx.x), w = warp();
+    row = block % ROW_BLOCKS * BLOCK::ROWS;
+    block /= ROW_BLOCKS;
+    column = block % COLUMN_BLOCKS * BLOCK::COLUMNS;
+    batch = block / COLUMN_BLOCKS * BLOCK::HEADS;
+    part = w % BLOCK::WARPS;
+    split = w / BLOCK::WARPS % BLOCK::SPLIT;
+    head = w / (BLOCK::WARPS * BLOCK::SPLIT);
+  }
+  __device__ __forceinline__ int my_batch() const { return batch + head; }
+  __device__ __forceinline__ int my_row() const { return row + part * 16 * BLOCK::TILES; }
+  __device__ __forceinline__ int my_key(int step) const {
+    return step * BLOCK::STEP + split * BLOCK::KEYS;
+  }
+  // Has the warp any row?
+  __device__ __forceinline__ bool busy() const {
+    return my_batch() < SHAPE::BATCHES && my_row() < SHAPE::QUERIES;
+  }
+};
+
+// The tiles of q, k and v that a block has in shared memory, and how they are filled.
+template <class T, class SHAPE, class BLOCK, int DEPTH, int COLUMNS>
+struct AttentionTiles {
+  using Query = Tile<T, BLOCK::HEADS * BLOCK::ROWS, DEPTH>;
+  using Key = Tile<T, BLOCK::HEADS * BLOCK::STEP, DEPTH>;
+  using Value = Tile<T, BLOCK::HEADS * BLOCK::STEP, COLUMNS>;
+  static constexpr int STAGE = Key::ELEMENTS + Value::ELEMENTS;
+  Place<SHAPE, BLOCK> place;
+  T *query, *stages;
+  __device__ __forceinline__ AttentionTiles(unsigned char* shared)
+      : query(reinterpret_cast<T*>(shared)), stages(query + Query::ELEMENTS) {}
+  __device__ __forceinline__ T* keys(int stage) { return stages + stage * STAGE; }
+  __device__ __forceinline__ T* values(int stage) { return keys(stage) + Key::ELEMENTS; }
+
+  template <class Read>
+  __device__ __forceinline__ void load_query(Read read) {
+    int batch = place.batch, first = place.row;
+    constexpr int ROWS = BLOCK::ROWS;
+    fill<Query, BLOCK::THREADS>(
+        query, SHAPE::DEPTH,
+        [=](int r) {
+          return batch + r / ROWS < SHAPE::BATCHES && first + r % ROWS < SHAPE::QUERIES;
+        },
+        [=](int r, int c) { return read(batch + r / ROWS, first + r % ROWS, c); });
+  }
+  template <class TILE, class Read>
+  __device__ __forceinline__ void load_step(T* tile, int width, int step, int column, Read read) {
+    int batch = place.batch, first = step * BLOCK::STEP;
+    constexpr int STEP = BLOCK::STEP;
+    fill<TILE, BLOCK::THREADS>(
+        tile, width,
+        [=](int r) {
+          return batch + r / STEP < SHAPE::BATCHES && first + r % STEP < SHAPE::KEYS;
+        },
+        [=](int r, int c) { return read(batch + r / STEP, first + r % STEP, column + c); });
+  }
+};
+
+// Waits for each step's keys and values, and has the next ones under way meanwhile:
+// scores(step, keys) and then sums(step, values) are called for all steps, by all threads.
+template <class SHAPE, class BLOCK, class Tiles, class LoadKeys, class LoadValues, class Scores,
+          class Sums>
+__device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, LoadValues load_values,
+                                          Scores scores, Sums sums) {
+  constexpr int STEPS = Place<SHAPE, BLOCK>::STEPS, STAGES = BLOCK::STAGES;
+  if constexpr (STAGES == 1) {  // keys are loaded during the sums, values during the scores
+    load_keys(0, tiles.keys(0));
+    copy_commit();
+    load_values(0, tiles.values(0));
+    copy_commit();
+    for (int step = 0; step < STEPS; ++step) {
+      copy_wait<1>();
+      sync();
+      scores(step, tiles.keys(0));
+      copy_wait<0>();
+      sync();
+      if (step + 1 < STEPS) load_keys(step + 1, tiles.keys(0));
+      copy_commit();
+      sums(step, tiles.values(0));
+      if (step + 1 < STEPS) {
+        sync();
+        load_values(step + 1, tiles.values(0));
+      }
+      copy_commit();
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; ++step) {
+      if (step < STEPS) {
+        load_keys(step, tiles.keys(step));
+        load_values(step, tiles.values(step));
+      }
+      copy_commit();
+    }
+    int stage = 0, free = STAGES - 1;
+    for (int step = 0; step < STEPS; ++step) {
+      copy_wait<STAGES - 2>();
+      sync();  // this step's tiles are there for all, and all are done with the one before
+      if (step + STAGES - 1 < STEPS) {
+        load_keys(step + STAGES - 1, tiles.keys(free));
+        load_values(step + STAGES - 1, tiles.values(free));
+      }
+      copy_commit();
+      scores(step, tiles.keys(stage));
+      sums(step, tiles.values(stage));
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      free = free + 1 == STAGES ? 0 : free + 1;
+    }
+  }
+}
+
+// The SPLIT shares of a head's rows, added up: each warp has COUNT sums a lane in ROWS rows,
+// `row_of(i)` and `out(i)`, and for each row its maximum and its sum, the same in all lanes of the
+// row. `store(i, value, sum)` gets the whole of every SPLIT-th group of GROUP.
+template <class SHAPE, class BLOCK, int COUNT, int ROWS, int GROUP, class Score, class RowOf,
+          class Out, class Store>
+__device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE, BLOCK>& place,
+                                       const Score& score, const float (&top)[ROWS],
+                                       const float (&sum)[ROWS], RowOf row_of, Out out,
+                                       Store store) {
+  if constexpr (BLOCK::SPLIT == 1) {
+    if (!place.busy()) return;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) store(i, normalized<SHAPE::GUARDED>(out(i), sum[row_of(i)]));
+  } else {
+    constexpr int SHARE = (COUNT + 2 * ROWS) * 32;  // floats of a warp
+    float* mine = reinterpret_cast<float*>(shared) + warp() * SHARE + lane();
+    const float* first = mine - place.split * BLOCK::WARPS * SHARE;
+    sync();  // the tiles that lay here are read
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      mine[r * 32] = top[r];
+      mine[(ROWS + r) * 32] = sum[r];
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) mine[(2 * ROWS + i) * 32] = out(i);
+    sync();
+    if (!place.busy()) return;
+    float factor[ROWS][BLOCK::SPLIT], total[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      float highest = no_key();
+#pragma unroll
+      for (int s = 0; s < BLOCK::SPLIT; ++s) {
+        factor[r][s] = first[s * BLOCK::WARPS * SHARE + r * 32];
+        highest = fmaxf(highest, factor[r][s]);
+      }
+      total[r] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < BLOCK::SPLIT; ++s) {
+        factor[r][s] = score.weight(factor[r][s], shift_of(highest));
+        total[r] = fmaf(first[s * BLOCK::WARPS * SHARE + (ROWS + r) * 32], factor[r][s], total[r]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (i / GROUP % BLOCK::SPLIT != place.split) continue;
+      float value = 0.0f;
+#pragma unroll
+      for (int s = 0; s < BLOCK::SPLIT; ++s)
+        value = fmaf(first[s * BLOCK::WARPS * SHARE + (2 * ROWS + i) * 32], factor[row_of(i)][s], value);
+      store(i, normalized<SHAPE::GUARDED>(value, total[row_of(i)]));
+    }
+  }
+}
+
+// d += a b, 16 rows, 8 columns, depth 16; two halves of it on sm_75.
+template <class T>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  if constexpr (GTCO_ARCH >= 800) {
+    const uint32_t b[2] = {b0, b1};
+    mma_m16n8k16<T>(d, a, b);
+  } else {
+    const uint32_t low[2] = {a[0], a[1]}, high[2] = {a[2], a[3]}, first[1] = {b0}, second[1] = {b1};
+    mma_m16n8k8<T>(d, low, first);
+    mma_m16n8k8<T>(d, high, second);
+  }
+}
+
+// q(b, m, c), k(b, n, c) and v(b, n, c): addresses or values as fill() takes them; scores: Scaled
+// or scored(...); store(b, m, c, value).
+template <class T, class SHAPE, class BLOCK, class Q, class K, class V, class Score, class Store>
+__device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store store) {
+  constexpr int TILES = BLOCK::TILES, KEYS = BLOCK::KEYS, COLUMNS = BLOCK::COLUMNS;
+  constexpr int DEPTHS = (SHAPE::DEPTH + 15) / 16;                  // steps of the first product
+  constexpr int KEY_TILES = KEYS / 8, VALUE_TILES = COLUMNS / 8;    // columns of both, by eights
+  constexpr bool TAIL = SHAPE::KEYS % BLOCK::STEP != 0;
+  static_assert(KEYS % 16 == 0 && COLUMNS % 8 == 0, "what ldmatrix and mma take");
+  using Tiles = AttentionTiles<T, SHAPE, BLOCK, 16 * DEPTHS, COLUMNS>;
+
+  GTCO_SHARED(shared);
+  Tiles tiles(shared);
+  const Place<SHAPE, BLOCK> place = tiles.place;
+  const int id = lane(), column = place.column;
+  const int row = place.my_row() + id / 4;  // this lane's first; the others 8 apart
+  const int query_row = (place.head * BLOCK::WARPS + place.part) * 16 * TILES;
+  const int key_row = (place.head * BLOCK::SPLIT + place.split) * KEYS;
+  const bool busy = place.busy();
+
+  uint32_t held[BLOCK::HELD ? TILES : 1][BLOCK::HELD ? DEPTHS : 1][4];
+  float scores[TILES][KEY_TILES][4], out[TILES][VALUE_TILES][4];
+  float top[2 * TILES], sum[2 * TILES];
+#pragma unroll
+  for (int t = 0; t < TILES; ++t) {
+    top[2 * t] = top[2 * t + 1] = no_key();
+    sum[2 * t] = sum[2 * t + 1] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < VALUE_TILES; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[t][j][i] = 0.0f;
+  }
+  auto query = [&](uint32_t(&a)[4], int t, int kk) {
+    ldmatrix_x4(a, tiles.query + Tiles::Query::at(query_row + 16 * t + id % 16, 2 * kk + id / 16));
+  };
+
+  tiles.load_query(q);
+  pipelined<SHAPE, BLOCK>(
+      tiles,
+      [&](int step, T* tile) {
+        tiles.template load_step<typename Tiles::Key>(tile, SHAPE::DEPTH, step, 0, k);
+      },
+      [&](int step, T* tile) {
+        tiles.template load_step<typename Tiles::Value>(tile, SHAPE::WIDTH - column, step, column,
+                                                        v);
+      },
+      [&](int step, const T* keys) {
+        const int first = place.my_key(step);
+        if (BLOCK::HELD && step == 0) {
+#pragma unroll
+          for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int kk = 0; kk < DEPTHS; ++kk)
+              if constexpr (BLOCK::HELD) query(held[t][kk], t, kk);
+        }
+        if (!busy || first >= SHAPE::KEYS) return;
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+          for (int j = 0; j < KEY_TILES; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
+#pragma unroll
+        for (int kk = 0; kk < DEPTHS; ++kk) {
+          uint32_t a[TILES][4];
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) {
+            if constexpr (BLOCK::HELD) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) a[t][i] = held[t][kk][i];
+            } else {
+              query(a[t], t, kk);
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < KEY_TILES; j += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, keys + Tiles::Key::at(key_row + 8 * j + id % 8 + id / 16 * 8,
+                                                 2 * kk + id / 8 % 2));
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+              multiply<T>(scores[t][j], a[t], b[0], b[1]);
+              multiply<T>(scores[t][j + 1], a[t], b[2], b[3]);
+            }
+          }
+        }
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+          for (int j = 0; j < KEY_TILES; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              int m = row + 16 * t + 8 * (i / 2), n = first + 8 * j + id % 4 * 2 + i % 2;
+              m = m < SHAPE::QUERIES ? m : SHAPE::QUERIES - 1;
+              float& x = scores[t][j][i];
+              if (TAIL) {
+                x = score(place.my_batch(), m, n < SHAPE::KEYS ? n : SHAPE::KEYS - 1, x);
+                x = n < SHAPE::KEYS ? x : no_key();
+              } else {
+                x = score(place.my_batch(), m, n, x);
+              }
+            }
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) {
+          float factor = weigh<4, 2 * KEY_TILES>(
+              score,
+              [&](int i) -> float& { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r],
+              sum[r]);
+#pragma unroll
+          for (int j = 0; j < VALUE_TILES; ++j) {
+            out[r / 2][j][r % 2 * 2] *= factor;
+            out[r / 2][j][r % 2 * 2 + 1] *= factor;
+          }
+        }
+      },
+      [&](int step, const T* values) {
+        if (!busy || place.my_key(step) >= SHAPE::KEYS) return;
+#pragma unroll
+        for (int kk = 0; kk < KEYS / 16; ++kk) {  // the scores' fragments are those of an operand
+          uint32_t a[TILES][4];
+#pragma unroll
+          for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const float(&c)[4] = scores[t][2 * kk + i / 2];
+              a[t][i] = pack<T>(c[i % 2 * 2], c[i % 2 * 2 + 1]);
+            }
+          const int at = key_row + 16 * kk + id % 16;
+#pragma unroll
+          for (int j = 0; j + 1 < VALUE_TILES; j += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, values + Tiles::Value::at(at, j + id / 16));
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+              multiply<T>(out[t][j], a[t], b[0], b[1]);
+              multiply<T>(out[t][j + 1], a[t], b[2], b[3]);
+            }
+          }
+          if constexpr (VALUE_TILES % 2 != 0) {
+            uint32_t b[2];
+            ldmatrix_x2_trans(b, values + Tiles::Value::at(at, VALUE_TILES - 1));
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+              multiply<T>(out[t][VALUE_TILES - 1], a[t], b[0], b[1]);
+          }
+        }
+      });
+#pragma unroll
+  for (int r = 0; r < 2 * TILES; ++r) sum[r] = lanes_sum<4>(sum[r]);
+  merged<SHAPE, BLOCK, TILES * VALUE_TILES * 4, 2 * TILES, 4>(
+      shared, place, score, top, sum, [](int i) { return i / (VALUE_TILES * 4) * 2 + i / 2 % 2; },
+      [&](int i) { return out[i / (VALUE_TILES * 4)][i / 4 % VALUE_TILES][i % 4]; },
+      [&](int i, float value) {
+        int m = row + i / (VALUE_TILES * 4) * 16 + i / 2 % 2 * 8;
+        int c = column + i / 4 % VALUE_TILES * 8 + id % 4 * 2 + i % 2;
+        if (m < SHAPE::QUERIES && c < SHAPE::WIDTH) store(place.my_batch(), m, c, value);
+      });
+}
+
+}  // namespace gtco

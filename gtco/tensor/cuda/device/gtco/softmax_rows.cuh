@@ -1,0 +1,108 @@
+// The softmax of rows that come block by block of keys (online softmax): what attention on Tensor
+// Cores and on CUDA cores share. A row's keys are spread over LANES neighbouring lanes.
+#pragma once
+#include "gtco/device.cuh"
+
+namespace gtco {
+
+// 2^x as the special function unit has it: within 2 units in the last place, 0 below 2^-126.
+__device__ __forceinline__ float power_of_two(float x) {
+#ifdef GTCO_EMULATE
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+// -inf: less than any score.
+__device__ __forceinline__ float no_key() {
+#ifdef GTCO_EMULATE
+  return -__builtin_huge_valf();
+#else
+  return __uint_as_float(0xff800000u);
+#endif
+}
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+// Scores that are `scale` (positive) times the product and nothing else. They stay products until
+// they are exponents, so that scale and shift cost one multiply-add a score.
+struct Scaled {
+  float scale;
+  __device__ __forceinline__ float operator()(int, int, int, float product) const {
+    return product;
+  }
+  // exp(scale * (score - top))
+  __device__ __forceinline__ float weight(float score, float top) const {
+    float factor = scale * LOG2E;
+    return power_of_two(fmaf(score, factor, -(top * factor)));
+  }
+};
+
+// Scores that `score(batch, query, key, product)` makes, a mask or bias in them: the difference is
+// taken first, since log2(e) times a finite mask may be infinite.
+template <class F>
+struct Scored {
+  F score;
+  __device__ __forceinline__ float operator()(int b, int m, int n, float product) const {
+    return score(b, m, n, product);
+  }
+  __device__ __forceinline__ float weight(float score, float top) const {
+    return power_of_two((score - top) * LOG2E);
+  }
+};
+template <class F>
+__device__ __forceinline__ Scored<F> scored(F score) {
+  return Scored<F>{score};
+}
+
+// What weights are relative to: the row's maximum so far, and 0 while no key is seen, so that the
+// weight of -inf is 0 and not NaN.
+__device__ __forceinline__ float shift_of(float top) { return top == no_key() ? 0.0f : top; }
+
+template <int LANES>
+__device__ __forceinline__ float lanes_max(float x) {
+#pragma unroll
+  for (int mask = 1; mask < LANES; mask *= 2) x = fmaxf(x, shuffle_xor(x, mask));
+  return x;
+}
+template <int LANES>
+__device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
+  for (int mask = 1; mask < LANES; mask *= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+
+// COUNT scores `at(i)` of a row become weights relative to the row's maximum so far, `top`; `sum`
+// is this lane's share of their sum. Gives the factor that what was summed before must take. A
+// maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
+template <int LANES, int COUNT, class Score, class At>
+__device__ __forceinline__ float weigh(const Score& score, At at, float& top, float& sum) {
+  float highest = top;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) highest = fmaxf(highest, at(i));
+  highest = lanes_max<LANES>(highest);
+  float shift = shift_of(highest);
+  float factor = score.weight(top, shift);
+  float here = 0.0f;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    at(i) = score.weight(at(i), shift);
+    here += at(i);
+  }
+  top = highest;
+  sum = fmaf(sum, factor, here);
+  return factor;
+}
+
+// What a row's sums of weights times values are multiplied with. A row without a key has sum 0, one
+// with a NaN NaN: their results are NaN, or 0 where they are GUARDED.
+template <bool GUARDED>
+__device__ __forceinline__ float normalized(float value, float sum) {
+  if (GUARDED && !(sum > 0.0f)) return sum == 0.0f ? value * 0.0f : 0.0f;
+  return value * (1.0f / sum);
+}
+
+}  // namespace gtco
