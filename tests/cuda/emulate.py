@@ -1,0 +1,287 @@
+"""Runs CUDA kernels on the CPU, unchanged, and finds their faults; see tests/cuda/emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.tensor import cuda, space
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.space import Config
+
+HERE = Path(__file__).parent / "emulator"
+DEVICE = Path(cuda.__file__).parent / "device"
+RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp")
+FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
+         "-Wno-unknown-pragmas", "-DGTCO_EMULATE", f"-I{HERE}", f"-I{DEVICE}"]  # fmt: skip
+# -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
+# Variables start as 0xfe bytes: a NaN in float16, about -1e38 in float32, wrong in any case.
+KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
+                "-ftrivial-auto-var-init=pattern", "--param=tsan-instrument-func-entry-exit=0",
+                "-Wall", "-Werror=uninitialized", "-Werror=maybe-uninitialized",
+                "-Wno-unused"]  # fmt: skip
+# Dynamic shared memory that a block may have, in bytes.
+SHARED = {750: 64 << 10, 800: 163 << 10, 890: 99 << 10, 900: 227 << 10}
+ARGUMENTS = 24
+SITES = 2048
+GUARD = 1 << 16
+KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix")
+
+
+class Fault(AssertionError):
+    """A kernel did what a GPU would not forgive."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction that touches memory: ``requests`` of warps to it took ``passes`` wavefronts
+    of shared memory, or sectors of 32 bytes of global memory, where ``least`` would do.
+    """
+
+    line: str
+    kind: str
+    bytes: int
+    requests: int
+    passes: int
+    least: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run cost: of its first accesses (``sites``), and how often its threads met."""
+
+    sites: tuple[Site, ...]
+    collectives: int
+    seed: int
+
+    def _total(self, *kinds: str) -> tuple[int, int]:
+        of = [s for s in self.sites if s.kind in kinds]
+        return sum(s.passes for s in of), sum(s.least for s in of)
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Wavefronts of shared memory beyond the fewest."""
+        passes, least = self._total("shared read", "shared write", "ldmatrix")
+        return passes - least
+
+    @property
+    def conflicts(self) -> tuple[Site, ...]:
+        """The sites with bank conflicts, the worst first."""
+        of = [s for s in self.sites if not s.kind.startswith("global") and s.passes > s.least]
+        return tuple(sorted(of, key=lambda s: s.least - s.passes))
+
+    @property
+    def sector_ratio(self) -> float:
+        """Sectors of global memory asked for, over the fewest that hold the bytes: 1 is best."""
+        passes, least = self._total("global read", "global write")
+        return passes / least if least else 1.0
+
+
+def emulate(
+    program: CudaProgram,
+    symbol: str,
+    arrays: Sequence[np.ndarray],
+    out: np.ndarray,
+    *,
+    arch: int = 800,
+    seed: int | None = None,
+    sample: int = 200_000,
+) -> Report:
+    """Runs all blocks of ``program`` on ``arrays`` (packed already) and fills ``out``.
+
+    ``seed`` draws the order of blocks and threads, afresh by default. Raises :class:`Fault`.
+    ``sample``: how many accesses the figures of the report are drawn from.
+    """
+    assert out.flags.c_contiguous and program.shared <= SHARED[arch], "shared memory over the limit"
+    assert 0 < program.threads <= 1024 and len(arrays) < ARGUMENTS
+    seed = secrets.randbelow(1 << 31) if seed is None else seed
+    library = _library(program.source, arch)
+    held = [_guarded(np.ascontiguousarray(a)) for a in (*arrays, out)]
+    held[-1].fill(0xFF)
+    buffers = (_Buffer * len(held))(
+        *((b.ctypes.data, b.size, i == len(arrays), i) for i, b in enumerate(held))
+    )
+    sites = (_SiteFigures * SITES)()
+    job = _Job(
+        ctypes.cast(getattr(library, symbol), ctypes.c_void_p),
+        program.grid,
+        program.threads,
+        program.shared,
+        len(held),
+        seed,
+        sample,
+        buffers,
+        sites_room=SITES,
+        site=sites,
+    )
+    library.gtco_emulate(ctypes.byref(job))
+    if job.fault:
+        places = [line for pc in job.fault_pcs if pc for line in _lines(library._name, (pc,))]
+        raise Fault("\n  ".join([f"{job.fault.decode()} (seed {seed})", *places]))
+    out.view(np.uint8).reshape(-1)[:] = held[-1]
+    found = sites[: job.sites]
+    lines = _lines(library._name, tuple(s.pc for s in found))
+    figures = (
+        Site(line, KINDS[s.kind], s.bytes, s.requests, s.passes, s.least)
+        for line, s in zip(lines, found, strict=True)
+    )
+    return Report(tuple(figures), job.collectives, seed)
+
+
+def run_stage(
+    sketch: Any,
+    config: Config,
+    arrays: Sequence[np.ndarray],
+    *,
+    arch: int | None = None,
+    seed: int | None = None,
+) -> np.ndarray:
+    """The output of the sketch's program for ``config``, emulated on ``arrays`` in the order of the
+    stage's inputs; for the sketch's own architecture where none is named.
+    """
+    return run_reported(sketch, config, arrays, arch=arch, seed=seed)[0]
+
+
+def run_reported(
+    sketch: Any,
+    config: Config,
+    arrays: Sequence[np.ndarray],
+    *,
+    arch: int | None = None,
+    seed: int | None = None,
+) -> tuple[np.ndarray, Report]:
+    """:func:`run_stage`, with the report of the run."""
+    program: Any = space.build(sketch, config, "kernel_under_test")
+    assert isinstance(program, CudaProgram), f"rejected: {program}"
+    stage = sketch.stage
+    packed = [
+        program.packings[i.name].apply(a) if i.name in program.packings else a
+        for i, a in zip(stage.inputs, arrays, strict=True)
+    ]
+    type_ = stage.output.type
+    out = np.empty([int(d) for d in type_.shape], np.dtype(type_.dtype))
+    arch = arch or 10 * sketch.target.generation
+    return out, emulate(program, "kernel_under_test", packed, out, arch=arch, seed=seed)
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("writable", ctypes.c_uint32),
+        ("number", ctypes.c_uint32),
+    )
+
+
+class _SiteFigures(ctypes.Structure):
+    _fields_ = (
+        ("pc", ctypes.c_uint64),
+        ("kind", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
+        ("requests", ctypes.c_uint64),
+        ("passes", ctypes.c_uint64),
+        ("least", ctypes.c_uint64),
+    )
+
+
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("kernel", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("threads", ctypes.c_uint32),
+        ("shared", ctypes.c_uint32),
+        ("buffers", ctypes.c_uint32),
+        ("seed", ctypes.c_uint32),
+        ("sample", ctypes.c_uint32),
+        ("buffer", ctypes.POINTER(_Buffer)),
+        ("fault", ctypes.c_char * 2048),
+        ("fault_pcs", ctypes.c_uint64 * 2),
+        ("sites_room", ctypes.c_uint32),
+        ("sites", ctypes.c_uint32),
+        ("site", ctypes.POINTER(_SiteFigures)),
+        ("collectives", ctypes.c_uint64),
+    )
+
+
+def _guarded(array: np.ndarray) -> np.ndarray:
+    """The array's bytes, aligned as the driver aligns, with bytes of no buffer on either side."""
+    whole = np.empty(array.nbytes + 2 * GUARD + 256, np.uint8)
+    start = GUARD + -(whole.ctypes.data + GUARD) % 256
+    part = whole[start : start + array.nbytes]
+    part[:] = array.reshape(-1).view(np.uint8)
+    return part
+
+
+@functools.cache
+def _library(source: str, arch: int) -> ctypes.CDLL:
+    return ctypes.CDLL(str(_build_library(source, arch)))
+
+
+def _build_library(source: str, arch: int) -> Path:
+    """A shared object of the kernels in ``source`` and the emulator, kept by its text."""
+    defined = [*FLAGS, f"-DGTCO_ARCH={arch}"]
+    headers = sorted([*HERE.glob("*.h"), *DEVICE.glob("gtco/*.cuh")])
+    runtime = [_object((HERE / name).read_text(), [*defined, "-O2"], headers) for name in RUNTIME]
+    kernel = _object(source, [*defined, *KERNEL_FLAGS], headers, checked=True)
+    name = hashlib.sha256(" ".join(map(str, (*runtime, kernel))).encode()).hexdigest()[:24]
+    path = _cache() / f"{name}.so"
+    if not path.exists():
+        _make(path, lambda to: ["g++", "-shared", "-o", to, str(kernel), *map(str, runtime)])
+    return path
+
+
+def _object(source: str, flags: list[str], headers: list[Path], checked: bool = False) -> Path:
+    texts = [source, *flags, *(h.read_text() for h in headers)]
+    path = _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}.o"
+    if not path.exists():
+        text = path.with_suffix(".cpp")
+        text.write_text(source)
+        _make(path, lambda to: ["g++", *flags, "-c", str(text), "-o", to])
+        if checked:  # so that memory.cpp sees these too
+            names = (f"--redefine-sym={f}=gtco_{f}" for f in ("memcpy", "memset", "memmove"))
+            _make(path, lambda to: ["objcopy", *names, str(path), to])
+    return path
+
+
+def _make(path: Path, command: Any) -> None:
+    """Runs ``command(file)`` and puts the file in place at once: tests run side by side."""
+    made = path.with_name(f"{path.name}.{os.getpid()}")
+    done = subprocess.run(command(str(made)), capture_output=True, text=True)
+    if done.returncode:
+        raise Fault(f"{' '.join(command(path.name))}\n{done.stderr}")
+    made.rename(path)
+
+
+@functools.cache
+def _cache() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"gtco-emulated-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _lines(library: str, places: Sequence[int]) -> list[str]:
+    """The source lines of instructions, the innermost last: "kernel:12 < gemm.cuh:80"."""
+    if not places:
+        return []
+    command = ["addr2line", "-a", "-i", "-e", library, *map(hex, places)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("0x"):
+            found.append("")
+        else:
+            name = Path(line.split(" ")[0]).name
+            where = "kernel" + name[name.index(".cpp") + 4 :] if ".cpp:" in name else name
+            found[-1] = f"{where} < {found[-1]}" if found[-1] else where
+    return found

@@ -1,0 +1,148 @@
+// The primitives of device.cuh on the CPU. What one thread can do alone is done here; collectives
+// and copies are calls into the machine (collectives.cpp), which sees who takes part.
+#pragma once
+
+namespace gtco_emulator {
+
+enum Collective : int {
+  BARRIER,
+  WARP_BARRIER,
+  SHUFFLE,
+  SHUFFLE_XOR,
+  SHUFFLE_DOWN,
+  LDMATRIX,
+  LDMATRIX_TRANS,
+  MMA_HALF_16,
+  MMA_BF16_16,
+  MMA_HALF_8,
+};
+
+unsigned char* shared_memory();
+void barrier();
+void warp_barrier();
+uint64_t shuffle(Collective kind, uint64_t bits, int operand);
+void ldmatrix(Collective kind, uint32_t* into, int matrices, const void* row);
+void mma(Collective kind, float* d, const uint32_t* a, const uint32_t* b);
+void copy(void* shared, const void* global, int bytes, bool valid);
+void copy_commit();
+void copy_wait(int groups);
+void atomic_add(float* where, float value);
+
+}  // namespace gtco_emulator
+
+#define GTCO_SHARED(name) unsigned char* const name = gtco_emulator::shared_memory()
+
+namespace gtco {
+
+__forceinline__ float to_float(float x) { return x; }
+__forceinline__ float to_float(half x) {
+  return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+}
+__forceinline__ float to_float(bf16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+
+template <class T>
+T from_float(float x);
+template <>
+__forceinline__ float from_float<float>(float x) {
+  return x;
+}
+template <>
+__forceinline__ half from_float<half>(float x) {
+  if (x != x) return half{0x7fff};
+  return half{__builtin_bit_cast(uint16_t, static_cast<_Float16>(x))};
+}
+template <>
+__forceinline__ bf16 from_float<bf16>(float x) {
+  if (x != x) return bf16{0x7fff};
+  const uint32_t u = __float_as_uint(x);
+  return bf16{static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+template <class T>
+__forceinline__ uint32_t pack(float low, float high) {
+  return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+}
+
+__forceinline__ void sync() { gtco_emulator::barrier(); }
+__forceinline__ void sync_warp() { gtco_emulator::warp_barrier(); }
+__forceinline__ int lane() { return static_cast<int>(threadIdx.x & 31u); }
+__forceinline__ int warp() { return static_cast<int>(threadIdx.x >> 5); }
+
+template <class T>
+__forceinline__ T shuffled(gtco_emulator::Collective kind, T value, int operand) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "32 or 64 bits, as __shfl_sync takes");
+  uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = gtco_emulator::shuffle(kind, bits, operand);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+__forceinline__ T shuffle(T value, int lane) {
+  return shuffled(gtco_emulator::SHUFFLE, value, lane);
+}
+template <class T>
+__forceinline__ T shuffle_xor(T value, int mask) {
+  return shuffled(gtco_emulator::SHUFFLE_XOR, value, mask);
+}
+template <class T>
+__forceinline__ T shuffle_down(T value, int by) {
+  return shuffled(gtco_emulator::SHUFFLE_DOWN, value, by);
+}
+
+__forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+  gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX, r, 4, row);
+}
+__forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+  gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX_TRANS, r, 4, row);
+}
+__forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+  gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX, r, 2, row);
+}
+__forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+  gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX_TRANS, r, 2, row);
+}
+
+template <class T>
+__forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  static_assert(GTCO_ARCH >= 800 && sizeof(T) == 2, "m16n8k16 begins with sm_80");
+  constexpr bool is_half = is_same<T, half>::value;
+  static_assert(is_half || is_same<T, bf16>::value, "half or bf16");
+  gtco_emulator::mma(is_half ? gtco_emulator::MMA_HALF_16 : gtco_emulator::MMA_BF16_16, d, a, b);
+}
+template <class T>
+__forceinline__ void mma_m16n8k8(float (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1]) {
+  static_assert(is_same<T, half>::value, "m16n8k8 is for half");
+  gtco_emulator::mma(gtco_emulator::MMA_HALF_8, d, a, b);
+}
+
+// Before sm_80 a plain load and store, there at once.
+template <class Word>
+__forceinline__ void copy_word(void* shared, const void* global, bool valid) {
+#if GTCO_ARCH >= 800
+  gtco_emulator::copy(shared, global, sizeof(Word), valid);
+#else
+  *static_cast<Word*>(shared) = valid ? *static_cast<const Word*>(global) : Word{};
+#endif
+}
+__forceinline__ void copy_16(void* shared, const void* global, bool valid) {
+  copy_word<gtco_16_bytes>(shared, global, valid);
+}
+__forceinline__ void copy_8(void* shared, const void* global, bool valid) {
+  copy_word<gtco_8_bytes>(shared, global, valid);
+}
+__forceinline__ void copy_4(void* shared, const void* global, bool valid) {
+  copy_word<uint32_t>(shared, global, valid);
+}
+__forceinline__ void copy_commit() { gtco_emulator::copy_commit(); }
+template <int N>
+__forceinline__ void copy_wait() {
+  gtco_emulator::copy_wait(N);
+}
+
+__forceinline__ void atomic_add(float* where, float value) {
+  gtco_emulator::atomic_add(where, value);
+}
+
+}  // namespace gtco

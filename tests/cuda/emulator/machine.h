@@ -1,0 +1,126 @@
+// The emulated multiprocessor: one block at a time, its threads as fibres. fibres.cpp runs them,
+// collectives.cpp is what they do together, memory.cpp checks what they read and write, figures.cpp
+// counts what it would cost a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "emulator.h"
+#include "gtco/device.cuh"
+
+namespace gtco_emulator {
+
+// ---- what Python gives and takes (emulate.py has the same structures)
+
+struct Buffer {
+  uint8_t* data;
+  uint64_t bytes;
+  uint32_t writable;  // the output: starts unwritten
+  uint32_t number;
+};
+
+struct SiteFigures {  // an instruction that touches memory
+  uint64_t pc;        // its place in the library
+  uint32_t kind;      // see Kind
+  uint32_t bytes;     // one thread's
+  uint64_t requests;  // of whole warps
+  uint64_t passes;    // shared: wavefronts; global: sectors of 32 bytes
+  uint64_t least;     // the fewest that these bytes need
+};
+
+struct Job {
+  void* kernel;
+  uint32_t grid[3];
+  uint32_t threads, shared, buffers, seed, sample;
+  Buffer* buffer;
+  // answers
+  char fault[2048];
+  uint64_t fault_pcs[2];
+  uint32_t sites_room, sites;
+  SiteFigures* site;
+  uint64_t collectives;
+};
+
+// ---- threads
+
+constexpr int WARP = 32;
+constexpr size_t STACK = 128 << 10;
+constexpr size_t SHARED_MOST = 256 << 10;
+constexpr int THREADS_MOST = 1024;
+
+struct Copy {
+  uint32_t at, bytes;
+  const void* from;  // null: zeros
+  uint32_t group;
+  uint32_t pc;
+};
+
+struct Fibre {
+  void* sp;
+  int thread, warp, lane;
+  bool done;
+  int waits;          // the collective that it waits in, -1 where it runs
+  uint64_t pc;        // of that collective
+  void* operands;
+  uint32_t groups;    // of copies that it has committed
+  std::vector<Copy> copies;  // under way
+};
+
+struct Warp {
+  int lanes, arrived;
+  Collective kind;
+  uint32_t epoch;  // warp barriers so far, in all blocks
+};
+
+struct Machine {
+  Job* job;
+  Fibre fibre[THREADS_MOST];
+  Warp warp[THREADS_MOST / WARP];
+  Fibre* running;
+  int ready[THREADS_MOST], n_ready;
+  int arrived, finished;
+  uint32_t epoch;  // block barriers so far, and blocks
+  uint32_t block_epoch;  // the epoch that this block began with
+  uint32_t block;
+  uint64_t random;
+  void* main_sp;
+  uint8_t* stacks;
+  uint8_t* shared;
+};
+extern Machine machine;
+
+uint32_t draw(uint32_t below);
+// Ends the run: what happened, at which instruction, and which other one has to do with it.
+[[noreturn]] void fault(uint64_t pc, uint64_t other, const char* format, ...)
+    __attribute__((format(printf, 3, 4)));
+uint64_t place(const void* return_address);  // in the library; 0 is its start
+const char* who();                           // "block (0, 1, 0), thread 5"
+void suspend();                              // runs others until this fibre is ready again
+void make_ready(Fibre& fibre);
+const char* name_of(int collective);
+
+// ---- memory
+
+enum Kind : uint32_t { SHARED_READ, SHARED_WRITE, GLOBAL_READ, GLOBAL_WRITE, MATRIX_READ };
+
+void begin_memory();
+void begin_block_memory();
+void end_memory();
+void read_shared(uint32_t at, uint32_t bytes, uint32_t pc);
+void write_shared(uint32_t at, uint32_t bytes, uint32_t pc);
+void copy_begins(uint32_t at, uint32_t bytes, uint32_t pc);  // written, and not to be read yet
+void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc);
+uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what);
+void read_global(const void* p, uint32_t bytes, uint64_t pc);
+void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic);
+
+// ---- figures
+
+void begin_figures();
+void note(Kind kind, uint64_t address, uint32_t bytes, uint64_t pc);
+void flush_warp(int warp);
+void end_figures();
+
+}  // namespace gtco_emulator

@@ -1,0 +1,284 @@
+// Every access of a kernel: the compiler puts a call before each (-fsanitize=thread), and these are
+// the functions that it calls. Checked are bounds, alignment, reads of what was not written, and
+// races: two threads, the same byte, a write among them, and no barrier between.
+#include <cstdio>
+#include <cstring>
+
+#include "machine.h"
+
+extern "C" {
+extern char __ehdr_start __attribute__((visibility("hidden")));
+extern char _end __attribute__((visibility("hidden")));
+}
+
+namespace gtco_emulator {
+
+enum State : uint8_t { UNWRITTEN, WRITTEN, IN_FLIGHT };
+
+struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
+  uint32_t write_epoch, write_warp_epoch, write_pc;
+  uint32_t read_epoch, read_warp_epoch, read_pc;
+  uint16_t writer, reader;
+  bool read_by_lanes, read_by_warps;  // besides `reader`: others of its warp, and of other warps
+};
+
+struct OutShadow {  // of one byte of the output
+  uint32_t block, epoch, warp_epoch, pc;  // block + 1; 0: not written
+  uint16_t thread;
+  bool atomic;
+};
+
+static Shadow shadow[SHARED_MOST];
+static uint8_t state[SHARED_MOST];
+static std::vector<OutShadow> out_shadow;
+static uintptr_t module_begin, module_size;
+
+void begin_memory() {
+  module_begin = reinterpret_cast<uintptr_t>(&__ehdr_start);
+  module_size = static_cast<size_t>(&_end - &__ehdr_start);
+  memset(shadow, 0, sizeof(Shadow) * machine.job->shared);
+  machine.epoch = 0;
+  for (Warp& warp : machine.warp) warp.epoch = 0;
+  out_shadow.clear();
+  for (uint32_t i = 0; i < machine.job->buffers; ++i) {
+    if (machine.job->buffer[i].writable) out_shadow.resize(machine.job->buffer[i].bytes);
+  }
+}
+
+void begin_block_memory() {
+  memset(state, UNWRITTEN, machine.job->shared);
+  memset(machine.shared, 0xff, machine.job->shared);
+}
+
+void end_memory() {
+  size_t missing = 0, first = 0;
+  for (size_t i = 0; i < out_shadow.size(); ++i) {
+    if (!out_shadow[i].block && !missing++) first = i;
+  }
+  if (missing) {
+    snprintf(machine.job->fault, sizeof machine.job->fault,
+             "%zu of %zu bytes of the output were not written, the first at %zu", missing,
+             out_shadow.size(), first);
+  }
+}
+
+// ---- shared memory
+
+uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
+  const uintptr_t at = static_cast<const uint8_t*>(p) - machine.shared;
+  if (at >= SHARED_MOST) fault(pc, 0, "%s of %p, which is not in shared memory", what, p);
+  if (at + bytes > machine.job->shared) {
+    fault(pc, 0, "out of bounds: %s of %u bytes at %zu of %u bytes of shared memory", what, bytes,
+          static_cast<size_t>(at), machine.job->shared);
+  }
+  return static_cast<uint32_t>(at);
+}
+
+static const char* race = "race: %s byte %u of shared memory that thread %u %s, no barrier between";
+
+static void check_writer(const Shadow& s, uint32_t at, uint32_t pc, const char* what) {
+  const Fibre& self = *machine.running;
+  if (s.write_epoch != machine.epoch || s.writer == self.thread) return;
+  if (s.writer / WARP == self.warp && s.write_warp_epoch != machine.warp[self.warp].epoch) return;
+  fault(pc, s.write_pc, race, what, at, s.writer, "wrote");
+}
+
+void read_shared(uint32_t at, uint32_t bytes, uint32_t pc) {
+  const Fibre& self = *machine.running;
+  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  for (uint32_t i = at; i < at + bytes; ++i) {
+    Shadow& s = shadow[i];
+    if (state[i] != WRITTEN) {
+      if (state[i] == IN_FLIGHT) {
+        fault(pc, s.write_pc, "reads byte %u of shared memory, a copy of thread %u to which has not "
+              "been waited for", i, s.writer);
+      }
+      fault(pc, 0, "reads byte %u of shared memory, which was never written", i);
+    }
+    check_writer(s, i, pc, "reads");
+    if (s.read_epoch != machine.epoch) {
+      s.read_epoch = machine.epoch, s.read_warp_epoch = warp_epoch, s.read_pc = pc;
+      s.reader = static_cast<uint16_t>(self.thread);
+      s.read_by_lanes = s.read_by_warps = false;
+    } else if (s.reader / WARP != self.warp) {
+      s.read_by_warps = true;
+    } else if (s.read_warp_epoch != warp_epoch) {
+      s.read_warp_epoch = warp_epoch, s.read_pc = pc, s.read_by_lanes = false;
+      s.reader = static_cast<uint16_t>(self.thread);
+    } else if (s.reader != self.thread) {
+      s.read_by_lanes = true;
+    }
+  }
+}
+
+static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
+  const Fibre& self = *machine.running;
+  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  for (uint32_t i = at; i < at + bytes; ++i) {
+    Shadow& s = shadow[i];
+    if (state[i] == IN_FLIGHT) {
+      fault(pc, s.write_pc, "writes byte %u of shared memory, to which a copy of thread %u is under "
+            "way", i, s.writer);
+    }
+    check_writer(s, i, pc, "writes");
+    if (s.read_epoch == machine.epoch) {
+      const bool same_warp = s.reader / WARP == self.warp;
+      const bool same_time = s.read_warp_epoch == warp_epoch;
+      if (s.read_by_warps || !same_warp ||
+          (same_time && (s.read_by_lanes || s.reader != self.thread))) {
+        fault(pc, s.read_pc, race, "writes", i, s.reader, s.read_by_warps || s.read_by_lanes
+              ? "and others read" : "read");
+      }
+    }
+    s.write_epoch = machine.epoch, s.write_warp_epoch = warp_epoch, s.write_pc = pc;
+    s.writer = static_cast<uint16_t>(self.thread);
+    state[i] = now;
+  }
+}
+
+void write_shared(uint32_t at, uint32_t bytes, uint32_t pc) { write(at, bytes, pc, WRITTEN); }
+
+void copy_begins(uint32_t at, uint32_t bytes, uint32_t pc) {
+  write(at, bytes, pc, IN_FLIGHT);
+  memset(machine.shared + at, 0xff, bytes);
+}
+
+void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc) {
+  memset(state + at, WRITTEN, bytes);
+  write(at, bytes, pc, WRITTEN);
+}
+
+// ---- global memory
+
+static const Buffer& buffer_of(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
+  static const Buffer* last = nullptr;
+  const uint8_t* const address = static_cast<const uint8_t*>(p);
+  const Job& job = *machine.job;
+  auto inside = [&](const Buffer& b) {
+    return address >= b.data && address + bytes <= b.data + b.bytes;
+  };
+  if (last >= job.buffer && last < job.buffer + job.buffers && inside(*last)) return *last;
+  const Buffer* nearest = nullptr;
+  intptr_t least = 0;
+  for (uint32_t i = 0; i < job.buffers; ++i) {
+    const Buffer& b = job.buffer[i];
+    if (inside(b)) return *(last = &b);
+    const intptr_t before = b.data - address, behind = address + bytes - (b.data + b.bytes);
+    const intptr_t far = before > behind ? before : behind;
+    if (!nearest || far < least) nearest = &b, least = far;
+  }
+  if (!nearest || least > (1 << 28)) fault(pc, 0, "out of bounds: %s %p, no memory of its", what, p);
+  fault(pc, 0, "out of bounds: %s %u bytes at %zd of %s%u, which has %zu", what, bytes,
+        address - nearest->data, nearest->writable ? "the output, argument " : "argument ",
+        nearest->number, static_cast<size_t>(nearest->bytes));
+}
+
+static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t pc, bool writes,
+                      bool atomic) {
+  const Fibre& self = *machine.running;
+  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  const size_t at = static_cast<const uint8_t*>(p) - b.data;
+  for (size_t i = at; i < at + bytes; ++i) {
+    OutShadow& s = out_shadow[i];
+    if (!s.block && (!writes || atomic)) {
+      fault(pc, 0, "reads byte %zu of the output, which was never written", i);
+    }
+    if (s.block && !(atomic && s.atomic)) {
+      if (s.block != machine.block + 1) {
+        fault(pc, s.pc, "race: %s byte %zu of the output that block %u wrote",
+              writes ? "writes" : "reads", i, s.block - 1);
+      }
+      const bool ordered = s.epoch != machine.epoch || s.thread == self.thread ||
+                           (s.thread / WARP == self.warp && s.warp_epoch != warp_epoch);
+      if (!ordered) {
+        fault(pc, s.pc, "race: %s byte %zu of the output that thread %u wrote, no barrier between",
+              writes ? "writes" : "reads", i, s.thread);
+      }
+    }
+    if (writes) {
+      s = {machine.block + 1, machine.epoch, warp_epoch, static_cast<uint32_t>(pc),
+           static_cast<uint16_t>(self.thread), atomic};
+    }
+  }
+}
+
+void read_global(const void* p, uint32_t bytes, uint64_t pc) {
+  const Buffer& b = buffer_of(p, bytes, pc, "reads");
+  if (b.writable) check_out(b, p, bytes, pc, false, false);
+}
+
+void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
+  const Buffer& b = buffer_of(p, bytes, pc, "writes");
+  if (!b.writable) fault(pc, 0, "writes to argument %u, which is an input", b.number);
+  check_out(b, p, bytes, pc, true, atomic);
+}
+
+// ---- what the compiler calls
+
+static void access(void* p, uint32_t bytes, const void* from, bool writes, bool aligned) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  const uintptr_t in_stacks = address - reinterpret_cast<uintptr_t>(machine.stacks);
+  if (in_stacks < STACK * THREADS_MOST) return;
+  if (address - module_begin < module_size) return;  // constants, and the thread's position
+  const uint64_t pc = place(from);
+  if (aligned && address % bytes) {
+    fault(pc, 0, "%s of %u bytes at %p, which is not aligned", writes ? "write" : "read", bytes, p);
+  }
+  if (in_stacks < STACK * THREADS_MOST + SHARED_MOST) {
+    const uint32_t at = shared_offset(p, bytes, pc, writes ? "write" : "read");
+    if (writes) {
+      write_shared(at, bytes, static_cast<uint32_t>(pc));
+    } else {
+      read_shared(at, bytes, static_cast<uint32_t>(pc));
+    }
+    note(writes ? SHARED_WRITE : SHARED_READ, at, bytes, pc);
+    return;
+  }
+  if (writes) {
+    write_global(p, bytes, pc, false);
+  } else {
+    read_global(p, bytes, pc);
+  }
+  note(writes ? GLOBAL_WRITE : GLOBAL_READ, address, bytes, pc);
+}
+
+}  // namespace gtco_emulator
+
+using gtco_emulator::access;
+#define FROM __builtin_return_address(0)
+#define HOOKS(bytes)                                                                         \
+  void __tsan_read##bytes(void* p) { access(p, bytes, FROM, false, true); }                  \
+  void __tsan_write##bytes(void* p) { access(p, bytes, FROM, true, true); }                  \
+  void __tsan_unaligned_read##bytes(void* p) { access(p, bytes, FROM, false, false); }       \
+  void __tsan_unaligned_write##bytes(void* p) { access(p, bytes, FROM, true, false); }       \
+  void __tsan_volatile_read##bytes(void* p) { access(p, bytes, FROM, false, true); }         \
+  void __tsan_volatile_write##bytes(void* p) { access(p, bytes, FROM, true, true); }
+
+extern "C" {
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_read_range(void* p, size_t n) { access(p, n, FROM, false, false); }
+void __tsan_write_range(void* p, size_t n) { access(p, n, FROM, true, false); }
+
+// emulate.py has kernels call these in place of memcpy and its like.
+void* gtco_memcpy(void* to, const void* from, size_t n) {
+  access(const_cast<void*>(from), n, FROM, false, false);
+  access(to, n, FROM, true, false);
+  return memcpy(to, from, n);
+}
+void* gtco_memmove(void* to, const void* from, size_t n) {
+  access(const_cast<void*>(from), n, FROM, false, false);
+  access(to, n, FROM, true, false);
+  return memmove(to, from, n);
+}
+void* gtco_memset(void* to, int value, size_t n) {
+  access(to, n, FROM, true, false);
+  return memset(to, value, n);
+}
+}
