@@ -220,6 +220,6 @@ def test_a_float64_grid_is_sampled_by_the_kernel() -> None:
     compiled = gtco.compile_model(model, threads=1)
     sketches = {stage["schedule"]["sketch"] for stage in compiled.stages}
     assert "grid_sample" in sketches and "fallback" not in sketches
-    got = compiled.run({"x": x, "g": grid.astype(np.float64)})["y"]
+    got = compiled(x, grid.astype(np.float64))
     wanted = onnx_runtime(x, grid, "linear", "zeros", False)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-6)
