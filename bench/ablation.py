@@ -36,7 +36,7 @@ from gtco.graph.take_apart import kinds_of_attention, taken_apart
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import Policy
 from gtco.search.records import Records
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.space import Decision, Option, Pick
 from gtco.tensor.stage import Stage
@@ -96,7 +96,7 @@ class _OneMicroKernel(AnalyticPolicy):
 class NoWinograd(Compilation):
     """3x3 convolutions by their definition."""
 
-    def policy_for(self, machine: Target, records: Records | None) -> Policy:
+    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
         policy = _copied(_Without, super().policy_for(machine, records))
         policy.names = ("winograd",)
         return policy
@@ -105,7 +105,7 @@ class NoWinograd(Compilation):
 class NoWindows(Compilation):
     """Every convolution that can be is a matrix product of its windows (im2col)."""
 
-    def policy_for(self, machine: Target, records: Records | None) -> Policy:
+    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
         policy = _copied(_Without, super().policy_for(machine, records))
         policy.names = ("winograd", "convolution")
         return policy
@@ -114,7 +114,7 @@ class NoWindows(Compilation):
 class OneMicroKernel(Compilation):
     """No choice at the register level."""
 
-    def policy_for(self, machine: Target, records: Records | None) -> Policy:
+    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
         return _copied(_OneMicroKernel, super().policy_for(machine, records))
 
 

@@ -40,7 +40,7 @@ from gtco.graph.lower import lower
 from gtco.graph.rewrites.merge_projections import merge_projections
 from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
 from gtco.search.analytic import AnalyticPolicy
-from gtco.target import target
+from gtco.target import cpu_target
 from gtco.tensor.operators import COMPLEX, REDUCTION, pattern
 from gtco.tensor.stage import Stage
 from models import create, export_onnx
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     output = console()
     try:
-        policy = AnalyticPolicy(target(options.target))
+        policy = AnalyticPolicy(cpu_target(options.target))
         header(output, available_threads())
         results = {}
         for part, imported in parts(create(options.model)):

@@ -4,17 +4,20 @@ a stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
+from gtco.codegen.build import GpuKernel, Kernel
 from gtco.codegen.generate import Generated
+from gtco.gpu import GpuTarget
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.space import Packing, Pick
 from gtco.tensor.stage import Stage
 from gtco.version import __version__
@@ -24,15 +27,15 @@ def assemble(
     name: str,
     graph: Graph,
     generated: Generated,
-    target: Target,
+    target: Machine,
     threads: int,
     precision: str,
     notes: Sequence[str],
-) -> Artifact:
+) -> Artifact | GpuArtifact:
     """The artifact of a model. Takes the graph's constants: packed, they move to the artifact."""
     places = _places(graph, generated.stages)
     weights = _Weights(graph.constants)
-    steps = []
+    steps: list[Any] = []
     for stage in generated.stages:
         kernel = generated.kernels[stage.key]
         buffers = [
@@ -42,34 +45,56 @@ def assemble(
             for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
         ]
         info = describe(stage, generated.choices[stage.key])
-        steps.append(
-            Step(
-                kernel.symbol,
-                (*buffers, places[stage.output.output]),
-                kernel.tasks,
-                kernel.workspace,
-                info,
-            )
-        )
-    arrays = weights.packed()
-    return Artifact(
-        name=name,
-        inputs=_specs(graph, graph.inputs),
-        outputs=_specs(graph, graph.outputs),
-        steps=tuple(steps),
-        arena_bytes=places.arena_bytes,
-        kernels={f"{k.symbol}.o": k.code for k in generated.kernels.values()},
-        weights=arrays,
-        cpu_features=target.features,
-        threads=threads,
-        metadata={
+        steps.append(_step(kernel, (*buffers, places[stage.output.output]), info))
+    common: dict[str, Any] = {
+        "name": name,
+        "inputs": _specs(graph, graph.inputs),
+        "outputs": _specs(graph, graph.outputs),
+        "steps": tuple(steps),
+        "arena_bytes": places.arena_bytes,
+        "weights": weights.packed(),
+        "metadata": {
             "gtco": __version__,
             "tvm": _version("apache-tvm"),
             "target": target.to_json(),
             "precision": precision,
             "notes": list(notes),
         },
+    }
+    kernels = generated.kernels.values()
+    if isinstance(target, GpuTarget):
+        common["metadata"]["nvrtc"] = _version("nvidia-cuda-nvrtc")
+        return GpuArtifact(**common, images=_images(kernels, target))
+    return Artifact(
+        **common,
+        kernels={f"{k.symbol}.o": k.code for k in kernels},
+        cpu_features=target.features,
+        threads=threads,
     )
+
+
+def _step(
+    kernel: Kernel, buffers: tuple[BufferRef, ...], info: Mapping[str, Any]
+) -> Step | GpuStep:
+    if not isinstance(kernel, GpuKernel):
+        return Step(kernel.symbol, buffers, kernel.tasks, kernel.workspace, info)
+    used = {
+        "registers": {arch: image.registers for arch, image in kernel.images.items()},
+        "spilled_bytes": {arch: image.spills for arch, image in kernel.images.items()},
+    }
+    return GpuStep(
+        kernel.symbol, buffers, kernel.grid, kernel.threads, kernel.shared, {**info, **used}
+    )
+
+
+def _images(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
+    """The kernels' machine code by architecture and symbol."""
+    found: dict[str, dict[str, bytes]] = {arch: {} for arch in target.images}
+    for kernel in kernels:
+        assert isinstance(kernel, GpuKernel)
+        for arch, image in kernel.images.items():
+            found[arch][kernel.symbol] = image.cubin
+    return found
 
 
 def describe(stage: Stage, choice: Pick) -> dict[str, Any]:

@@ -7,9 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gtco.codegen import nvrtc
 from gtco.errors import ModelError, OptionError, ShapeError
-from gtco.options import EFFORTS, Tune
-from gtco.target import Target
+from gtco.gpu import GpuTarget
+from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune
+from gtco.target import Machine
 
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
@@ -30,7 +32,29 @@ def is_onnx(model: Any) -> bool:
     )
 
 
-def effort_of(wanted: str | Tune, machine: Target) -> Tune | None:
+def check_machine(options: CompileOptions, machine: Machine) -> None:
+    """Do the options go with the machine, and can code be made for it here?"""
+    if not isinstance(machine, GpuTarget):
+        if options.precision not in PRECISIONS:
+            raise OptionError(
+                f"precision {options.precision} is for GPUs (--target cuda:...): CPUs multiply "
+                f"float16 no faster than float32. '{machine.name}' has {', '.join(PRECISIONS)}"
+            )
+        return
+    if options.threads:
+        raise OptionError(
+            f"threads={options.threads}: '{machine.name}' is a GPU, whose kernels take the threads "
+            "that they are picked for; leave it out"
+        )
+    if options.records is not None:
+        raise OptionError(
+            f"records={str(options.records)!r}: records hold what was measured on a CPU, and "
+            f"'{machine.name}' is a GPU; leave them out"
+        )
+    nvrtc.library()
+
+
+def effort_of(wanted: str | Tune, machine: Machine) -> Tune | None:
     """What is to be measured; None where nothing is."""
     if wanted == "off":
         return None
@@ -38,6 +62,11 @@ def effort_of(wanted: str | Tune, machine: Target) -> Tune | None:
     if not isinstance(effort, Tune):
         raise OptionError(
             f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
+        )
+    if isinstance(machine, GpuTarget):
+        raise OptionError(
+            f"tune={wanted}: '{machine.name}' is a GPU, where nothing is measured: a model of "
+            "the machine picks the kernels. Leave it off"
         )
     if machine.name != "native":
         raise OptionError(

@@ -15,12 +15,13 @@ from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
 from gtco.errors import REPORT, InternalError, OptionError, UnsupportedError, guarded
-from gtco.options import CompileOptions, Tune
+from gtco.gpu import GpuTarget
+from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_error
 from gtco.search.records import Records
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Compilation:
         self.found: Partition
         self.generated: Generated
 
-    def partition(self, machine: Target, records: Records | None) -> None:
+    def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
         with self.phase("read") as say:
             imported = self.read()
@@ -73,12 +74,12 @@ class Compilation:
             self.graph, self.found = self.fuse(self.whole, policy)
             say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
 
-    def prepare(self, machine: Target, records: Records | None, workers: Workers) -> None:
+    def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
         """The steps from the model to the kernels that the policy picks."""
         self.partition(machine, records)
         with self.phase("generate") as say:
             self.generated = self.generate(list(self.found.stages), self.policy, workers)
-            code = sum(len(k.code) for k in self.generated.kernels.values())
+            code = sum(k.nbytes for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
 
     def finish(self, folder: Path) -> None:
@@ -152,7 +153,7 @@ class Compilation:
             self.dump("1-relax.txt", imported.module.script())
         return imported
 
-    def threads(self, machine: Target) -> int:
+    def threads(self, machine: Machine) -> int:
         """How many threads the model is compiled for."""
         return self.options.threads or machine.cores
 
@@ -180,23 +181,27 @@ class Compilation:
 
     def rounded(self, graph: Graph, policy: Policy) -> Graph:
         """The graph in the precision that was asked for."""
-        from gtco.graph.precision import bfloat16_operands
+        from gtco.graph.precision import narrow_operands
         from gtco.graph.rewrites.fold_constants import fold_constants
 
         if self.options.precision == "fp32":
             return graph
-        graph = fold_constants(bfloat16_operands(graph, policy.predict)).check()
+        narrow = GPU_PRECISIONS[self.options.precision]
+        graph = fold_constants(narrow_operands(graph, narrow, policy.predict)).check()
         self.dump("4-precision.txt", graph.dump())
         return graph
 
-    def policy_for(self, machine: Target, records: Records | None) -> Policy:
+    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
         """The policy, for a target with as many cores as the model is to have threads: the space
         and the price of a stage go by that one number.
         """
         from gtco.search.analytic import AnalyticPolicy
+        from gtco.search.gpu_policy import GpuPolicy
         from gtco.search.profile import machine_table
         from gtco.search.recorded import RecordedPolicy
 
+        if isinstance(machine, GpuTarget):
+            return GpuPolicy(machine)
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
@@ -263,9 +268,10 @@ class Compilation:
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
+        kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
         for kernel in result.kernels.values():
             if kernel.text:
-                self.dump(f"6-{kernel.symbol}.txt", kernel.text)
+                self.dump(f"6-{kernel.symbol}.{kind}", kernel.text)
         return result
 
     def link(
@@ -285,7 +291,7 @@ class Compilation:
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes
-        return build_artifact(artifact, folder, self.output)
+        return build_artifact(artifact, folder, self.output)  # type: ignore[arg-type]
 
     def verify(self, library: Path) -> None:
         """Raises :class:`VerificationError` with the report where the library is wrong."""

@@ -15,17 +15,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.checks import check_dump, check_output, effort_of, is_onnx
+from gtco.checks import check_dump, check_machine, check_output, effort_of, is_onnx
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation, Progress, silent
 from gtco.compiled import CompiledModel, CompileReport
+from gtco.cores import allowed_cores
 from gtco.errors import BuildError, OptionError, VerificationError
+from gtco.gpu import GpuTarget
 from gtco.options import CompileOptions, Tune, c_compiler
 from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging
 from gtco.search.records import Records
-from gtco.target import target
+from gtco.target import Machine, target
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -114,7 +116,9 @@ def stages_of(
     """
     chosen = _options(options)
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
-    run.partition(target(chosen.target), None)
+    machine = target(chosen.target)
+    check_machine(chosen, machine)
+    run.partition(machine, None)
     return run.policy, list(run.found.stages)
 
 
@@ -128,13 +132,18 @@ def space_sizes(
 
     say = progress or silent
     policy, stages = stages_of(model, example_inputs, progress=progress, **options)
-    with Workers(_options(options).workers or policy.target.cores) as workers:
+    with Workers(_options(options).workers or builders(policy.target)) as workers:
         return census(
             stages,
             policy.target,
             workers,
             lambda done, total: say("sample", None, f"{done}/{total} stages"),
         )
+
+
+def builders(machine: Machine) -> int:
+    """How many processes build kernels where that is not said."""
+    return allowed_cores() if isinstance(machine, GpuTarget) else machine.cores
 
 
 def _options(given: Mapping[str, Any]) -> CompileOptions:
@@ -156,6 +165,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     machine = target(options.target)
     effort = effort_of(options.tune, machine)
     # what is missing is said before the work is done
+    check_machine(options, machine)
     c_compiler()
     for compilation in compilations:
         check_output(compilation.output)
@@ -169,7 +179,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
         elif effort is not None and effort.fusion:
             records = stack.enter_context(Records(":memory:"))
         folders = [stack.enter_context(staging(c.output)) for c in compilations]
-        with Workers(options.workers or machine.cores) as workers:
+        with Workers(options.workers or builders(machine)) as workers:
             for compilation in compilations:
                 compilation.prepare(machine, records, workers)
             if effort is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gtco.errors import OptionError
@@ -15,7 +15,8 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made fo
 class GpuTarget:
     """One GPU, and the architectures that images are made for.
 
-    ``arch`` is the architecture that programs are chosen for, the first of ``images``; ``sms``
+    ``arch`` is the architecture that programs are chosen for, the first of ``images``; every image
+    runs the same programs, so they take no more than all of ``images`` have. ``sms``
     streaming multiprocessors; ``clock`` in Hz; ``bandwidth`` of its memory and ``l2_bandwidth`` in
     bytes a second; ``l2`` in bytes; ``shared`` the bytes of shared memory that one block may have,
     ``shared_sm`` and ``threads_sm`` what a multiprocessor has for all its blocks; ``registers_sm``
@@ -45,8 +46,15 @@ class GpuTarget:
 
     @property
     def generation(self) -> int:
-        """The architecture's number: 80 of sm_80, 90 of sm_90a."""
-        return int(self.arch.removeprefix("sm_").rstrip("a"))
+        """The number of the oldest architecture that an image is made for, whose instructions
+        programs may use: 80 of sm_80 and of sm_90a with sm_80, 90 of sm_90a alone.
+        """
+        return min(generation_of(image) for image in self.images or (self.arch,))
+
+    @property
+    def cores(self) -> int:
+        """What work is cut for."""
+        return self.sms
 
     def to_json(self) -> dict[str, Any]:
         fields = dict(vars(self))
@@ -57,6 +65,11 @@ class GpuTarget:
         fields = {k: v for k, v in data.items() if k != "kind"}
         fields["rates"], fields["images"] = tuple(fields["rates"].items()), tuple(fields["images"])
         return GpuTarget(**fields)
+
+
+def generation_of(arch: str) -> int:
+    """80 of sm_80, 90 of sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("a"))
 
 
 def _rates(fma: float, half: float, bfloat: float) -> tuple[tuple[str, float], ...]:
@@ -112,17 +125,39 @@ _TYPICAL = {"sm_75": "2080ti", "sm_80": "a100", "sm_89": "rtx4090", "sm_90a": "h
 
 def gpu_target(name: str) -> GpuTarget:
     """The target of a name such as ``cuda:sm_80``, ``cuda:sm_80,sm_90a`` (images for both, programs
-    chosen for the first) or ``cuda:h100``. Raises :class:`OptionError` for others.
+    chosen for the first, with shared memory and formats that both have), ``cuda:h100`` or
+    ``cuda:sm_90a,l4``. Raises :class:`OptionError` for others.
     """
-    asked = name.removeprefix("cuda:").split(",")
-    first = f"cuda:{_TYPICAL.get(asked[0], asked[0])}"
-    others = [a for a in asked[1:] if a not in ARCHITECTURES]
-    if first not in GPUS or others:
-        wrong = others[0] if first in GPUS else asked[0]
-        old = wrong.startswith("sm_") and wrong[3:5].isdigit() and int(wrong[3:5]) < 75
-        why = "; CUDA 13 ended what is older than sm_75" if old else ""
-        known = ", ".join((*ARCHITECTURES, *(gpu.removeprefix("cuda:") for gpu in GPUS)))
-        raise OptionError(f"unknown GPU '{wrong}' in target '{name}'{why}; known: {known}")
-    gpu = GPUS[first]
-    images = tuple(dict.fromkeys((gpu.arch, *asked[1:])))
-    return GpuTarget(**{**vars(gpu), "name": name, "images": images})
+    asked = [part.strip() for part in name.partition(":")[2].split(",")]
+    gpus = [_known(one, name) for one in asked]
+    first = gpus[0]
+    images = tuple(dict.fromkeys(gpu.arch for gpu in gpus))
+    units = set.intersection(*(set(dict(gpu.rates)) for gpu in gpus))
+    return replace(
+        first,
+        name=f"cuda:{','.join(asked)}",
+        images=images,
+        shared=min(gpu.shared for gpu in gpus),
+        shared_sm=min(gpu.shared_sm for gpu in gpus),
+        threads_sm=min(gpu.threads_sm for gpu in gpus),
+        rates=tuple((unit, rate) for unit, rate in first.rates if unit in units),
+    )
+
+
+def _known(asked: str, name: str) -> GpuTarget:
+    """One GPU or architecture of the target ``name``."""
+    gpu = GPUS.get(f"cuda:{_TYPICAL.get(asked, asked)}")
+    if gpu is not None:
+        return gpu
+    known = ", ".join((*ARCHITECTURES, *(gpu.removeprefix("cuda:") for gpu in GPUS)))
+    wrong = f"unknown GPU '{asked}'" if asked else "no GPU is named"
+    number = asked.removeprefix("sm_").rstrip("af")
+    why = ""
+    if asked.startswith("sm_") and number.isdigit():
+        if int(number) < 75:
+            why = "; CUDA 13 ended what is older than sm_75 (Turing)"
+        elif int(number) == 90:
+            why = "; the image for it is sm_90a"
+        elif int(number) in (86, 87):
+            why = "; GPUs of sm_86 and sm_87 run images of sm_80"
+    raise OptionError(f"{wrong} in target '{name}'{why}. Known: {known}")

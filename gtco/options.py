@@ -19,6 +19,7 @@ from pathlib import Path
 from gtco.errors import BuildError, OptionError
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
+GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,12 @@ EFFORTS = {
 class CompileOptions:
     """How to compile.
 
-    - ``target``: ``native`` or a name of ``gtco.target.TARGETS``
+    - ``target``: ``native`` or a name of ``gtco.target.TARGETS``; for GPUs ``cuda:`` and one or
+      several of ``gtco.gpu.ARCHITECTURES``, as ``cuda:sm_80,sm_90a``, or a GPU's name
     - ``precision``: ``fp32``, or ``bf16`` for products, convolutions and attention of operands that
-      are rounded to bfloat16; all else is fp32 either way, inputs and outputs too
-    - ``threads``: of the compiled model, 0 for all allowed cores
+      are rounded to bfloat16, on GPUs also ``fp16``; all else is fp32 either way, inputs and
+      outputs too
+    - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
     - ``shapes``: values of symbolic dimensions
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
@@ -92,9 +95,9 @@ class CompileOptions:
     records: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
+        if self.precision not in GPU_PRECISIONS:
             raise OptionError(
-                f"unknown precision {self.precision!r}: choose from {', '.join(PRECISIONS)}"
+                f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
             )
 
 

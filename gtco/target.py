@@ -1,7 +1,7 @@
 """Machines as data: levels of memory, parallel units, instruction sets.
 
 A :class:`Target` is a frozen table, usable with no such machine at hand; :func:`detect` describes
-the one it runs on.
+the one it runs on. GPUs are in :mod:`gtco.gpu`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from gtco.cores import allowed_cores
 from gtco.errors import OptionError
+from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Target:
     cores: int
     memory: tuple[MemoryLevel, ...]
 
+    kind = "cpu"
+
     @property
     def peak(self) -> float:
         """Nominal float32 FLOP/s of one core."""
@@ -77,6 +80,8 @@ class Target:
         fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
         return Target(**fields)
 
+
+Machine = Target | GpuTarget
 
 V3 = (
     *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c"),
@@ -164,17 +169,31 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def target(name: str | Target = "native") -> Target:
-    """The target of that name; ``native`` is this machine. Unknown names raise
-    :class:`OptionError`.
+def target(name: str | Machine = "native") -> Machine:
+    """The target of that name; ``native`` is this machine, ``cuda:...`` a GPU
+    (:func:`gtco.gpu.gpu_target`). Unknown names raise :class:`OptionError`.
     """
-    if isinstance(name, Target):
+    if isinstance(name, Target | GpuTarget):
         return name
     if name == "native":
         return detect()
+    if name.partition(":")[0] == "cuda":
+        return gpu_target(name)
     if name not in TARGETS:
-        raise OptionError(f"unknown target '{name}'; known: native, {', '.join(TARGETS)}")
+        known = ", ".join(("native", *TARGETS))
+        raise OptionError(
+            f"unknown target '{name}'; known: {known}; for GPUs cuda: and one or several of "
+            f"{', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
+        )
     return TARGETS[name]
+
+
+def cpu_target(name: str | Machine = "native") -> Target:
+    """As :func:`target`, where a GPU is no answer."""
+    machine = target(name)
+    if isinstance(machine, GpuTarget):
+        raise OptionError(f"the target '{machine.name}' is a GPU, and this is for CPUs alone")
+    return machine
 
 
 def detect() -> Target:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from gtco.codegen.cuda import gpu_code, listing
 from gtco.codegen.llvm import lower, object_code
+from gtco.codegen.nvrtc import Image
 from gtco.errors import describe
-from gtco.target import Target
+from gtco.gpu import GpuTarget
+from gtco.target import Machine, Target
+from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Packing, Rejection
+from gtco.tensor.space import Config, Packing, Program, Rejection
 from gtco.tensor.stage import Stage
 
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to build. ``text``: give the lowered TIR too, for a dump."""
+    """A kernel to build. ``text``: give the lowered TIR or the CUDA C++ too, for a dump."""
 
     symbol: str
     stage: Stage
     config: Config
-    target: Target
+    target: Machine
     text: bool = False
 
 
@@ -35,6 +41,29 @@ class Kernel:
     workspace: int
     packings: dict[str, Packing]
     text: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuKernel(Kernel):
+    """A kernel for GPUs: its machine code by architecture, in the place of an object file, and how
+    it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`).
+    """
+
+    images: Mapping[str, Image]
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    code: bytes = b""
+    tasks: int = 1
+    workspace: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(image.cubin) for image in self.images.values())
 
 
 @dataclass(frozen=True)
@@ -52,16 +81,37 @@ def build(job: Job) -> Kernel | Failure:
     """Derive the stage's space again, build the config's program and compile it."""
     errors: list[Exception] = []
     space = space_of(job.stage, job.target, lambda rule, error: errors.append(error))
-    program = space.build(job.config, job.symbol)
+    program: Any = space.build(job.config, job.symbol)
     if isinstance(program, Rejection):
         reason = "; ".join([program.detail, *map(describe, errors)])
         return Failure(job.symbol, reason, program.reason)
-    text = lower([program.function], job.target).script() if job.text else ""
+    if isinstance(job.target, GpuTarget):
+        return _gpu_kernel(job, program, job.target)
+    return _kernel(job, program, job.target)
+
+
+def _kernel(job: Job, program: Program, target: Target) -> Kernel:
+    text = lower([program.function], target).script() if job.text else ""
     return Kernel(
         job.symbol,
-        object_code([program.function], job.target),
+        object_code([program.function], target),
         program.tasks,
         program.workspace,
         dict(program.packings),
         text,
+    )
+
+
+def _gpu_kernel(job: Job, program: CudaProgram, target: GpuTarget) -> GpuKernel | Failure:
+    images = gpu_code(program, target)
+    if isinstance(images, Rejection):
+        return Failure(job.symbol, images.detail, images.reason)
+    return GpuKernel(
+        symbol=job.symbol,
+        images=images,
+        grid=program.grid,
+        threads=program.threads,
+        shared=program.shared,
+        packings=dict(program.packings),
+        text=listing(program, images) if job.text else "",
     )

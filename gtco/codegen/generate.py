@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
 from gtco.errors import REPORT, BuildError, InternalError
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, make_stage
 
@@ -35,7 +35,7 @@ class Generated:
 def generate(
     stages: Sequence[Stage],
     choose: Choose,
-    target: Target,
+    target: Machine,
     workers: Workers,
     *,
     text: bool = False,
@@ -81,7 +81,7 @@ def _attempt(
     todo: dict[str, Stage],
     tried: dict[str, set[str]],
     choose: Choose,
-    target: Target,
+    target: Machine,
     workers: Workers,
     text: bool,
     progress: Callable[[int, int], None],

@@ -1,12 +1,18 @@
-"""bfloat16 operands: what contractions read is rounded, and all else stays float32.
+"""Narrow operands: what contractions read is rounded to bfloat16 or float16, and all else stays
+float32.
 
     before: n = layer_norm(x)    y = matmul(n, W)
     after:  n = layer_norm(x)    h = cast(n) {bfloat16}    y = matmul(h, W'), W' in bfloat16
 
-matmul, attention (q, k and v) and conv2d give float32 of bfloat16 operands: sums, softmax,
-normalisation, the residual stream, the model's inputs and outputs keep their precision.
+matmul, attention (q, k and v) and conv2d give float32 of narrow operands: sums, softmax,
+normalisation, attention's masks, the residual stream, the model's inputs and outputs keep their
+precision.
 
-A tensor that contractions alone read lies in memory as bfloat16: the cast stands right behind what
+float16 ends at 65504. A contraction with a constant operand beyond that stays in float32. What is
+computed and lies beyond becomes an infinity, as it does in other engines; nothing is saturated, so
+that it shows.
+
+A tensor that contractions alone read lies in memory as narrow: the cast stands right behind what
 computes it, in front of the movement between, and once however many read it.
 
     before: s = slice(q)    r = permute(s)               a = attention(r, ...)
@@ -21,11 +27,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
+import numpy as np
+from ml_dtypes import finfo
+
 from gtco.graph.graph import Graph
 from gtco.tensor.sketch.depthwise import MOST_INPUTS
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
-NARROW = "bfloat16"
+# What casts to it are called.
+SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 # Half of the bytes is worth a difference that predictions do not resolve.
 SLOWER = 1.05
 Cost = Callable[[Stage], float]  # seconds of a stage, infinite where no kernel can do it
@@ -34,18 +44,18 @@ _FIRST = frozenset("identity reshape permute slice broadcast roll gather".split(
 _MOVES = _FIRST | {"concat", "pad"}
 
 
-def bfloat16_operands(graph: Graph, cost: Cost | None = None) -> Graph:
-    """The graph with the float32 operands of its contractions rounded to bfloat16. Depthwise
+def narrow_operands(graph: Graph, dtype: str, cost: Cost | None = None) -> Graph:
+    """The graph with the float32 operands of its contractions rounded to ``dtype``. Depthwise
     convolutions, and those in groups as narrow, stay: they multiply vectors of channels, and are
     bound by memory that is float32. With ``cost``, so does a contraction that would be slower, for
     want of a kernel as good.
     """
     graph = graph.copy()
-    return _Narrowing(graph, cost).run()
+    return _Narrowing(graph, dtype, cost).run()
 
 
-def narrowed_operands(graph: Graph, op: Operator) -> tuple[int, ...]:
-    """Positions of the operands that bfloat16 is for; none where the operator stays as it is."""
+def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]:
+    """Positions of the operands that ``dtype`` is for; none where the operator stays as it is."""
     if op.kind not in ("matmul", "attention", "conv2d") or op.type.dtype != "float32":
         return ()
     positions = (0, 1, 2) if op.kind == "attention" else (0, 1)
@@ -54,21 +64,32 @@ def narrowed_operands(graph: Graph, op: Operator) -> tuple[int, ...]:
         return ()
     if op.kind == "conv2d" and op["groups"] > 1 and int(types[1].shape[1]) <= MOST_INPUTS:
         return ()
+    if any(_beyond(graph, op.inputs[i], dtype) for i in positions):
+        return ()
     return positions
 
 
-def _alone(graph: Graph, op: Operator, narrow: tuple[int, ...]) -> Stage:
-    """A stage of the operator, its operands at ``narrow`` in bfloat16."""
+def _beyond(graph: Graph, tensor: str, dtype: str) -> bool:
+    """Is it a constant with finite values that ``dtype`` has no number for?"""
+    array = graph.constants.get(tensor)
+    if array is None or not array.size:
+        return False
+    largest = float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+    return largest > float(finfo(dtype).max)
+
+
+def _alone(graph: Graph, op: Operator, narrow: tuple[int, ...], dtype: str) -> Stage:
+    """A stage of the operator, its operands at ``narrow`` in ``dtype``."""
     types = {x: graph.types[x] for x in op.inputs}
-    types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, NARROW) for i in narrow}
+    types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, dtype) for i in narrow}
     return make_stage((op,), types, graph.constants)
 
 
 class _Narrowing:
     """A graph under the pass; ``half`` is a tensor's rounded twin."""
 
-    def __init__(self, graph: Graph, cost: Cost | None) -> None:
-        self.graph, self.cost = graph, cost
+    def __init__(self, graph: Graph, dtype: str, cost: Cost | None) -> None:
+        self.graph, self.dtype, self.cost = graph, dtype, cost
         self.half: dict[str, str] = {}
         self.found: dict[str, bool] = {}
         self.positions = {o: self.narrow(op) for o, op in graph.operators.items()}
@@ -78,16 +99,16 @@ class _Narrowing:
 
     def narrow(self, op: Operator) -> tuple[int, ...]:
         """Positions of the operands to be rounded."""
-        narrow = narrowed_operands(self.graph, op)
+        narrow = narrowed_operands(self.graph, op, self.dtype)
         return narrow if narrow and self.pays(op, narrow) else ()
 
     def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
         """Is the operator, alone in a stage, no slower for it? Asked once for equal ones."""
         if self.cost is None:
             return True
-        plain = _alone(self.graph, op, ())
+        plain = _alone(self.graph, op, (), self.dtype)
         if plain.key not in self.found:
-            half = self.cost(_alone(self.graph, op, narrow))
+            half = self.cost(_alone(self.graph, op, narrow, self.dtype))
             self.found[plain.key] = isfinite(half) and half <= SLOWER * self.cost(plain)
         return self.found[plain.key]
 
@@ -116,17 +137,20 @@ class _Narrowing:
         return op.kind not in _FIRST or tensor not in op.inputs[1:]
 
     def rounded(self, tensor: str) -> str:
-        """``tensor`` in bfloat16: the movement that made it on rounded inputs, or a cast."""
+        """``tensor`` rounded: the movement that made it on rounded inputs, or a cast."""
         if tensor in self.half:
             return self.half[tensor]
         graph, op = self.graph, self.graph.producer(tensor)
-        kind = TensorType(graph.types[tensor].shape, NARROW)
+        kind = TensorType(graph.types[tensor].shape, self.dtype)
         if op is not None and op.kind in _MOVES and self.alone[tensor]:
             sources = op.inputs[:1] if op.kind in _FIRST else op.inputs
             inputs = (*(self.rounded(x) for x in sources), *op.inputs[len(sources) :])
             made = Operator(op.kind, inputs, graph.fresh(tensor), kind, op.attrs, op.name)
         else:
             name = op.name if op is not None else ""
-            made = Operator("cast", (tensor,), graph.fresh(f"{tensor}_bf16"), kind, (), name)
+            made = Operator("cast", (tensor,), graph.fresh(self.called(tensor)), kind, (), name)
         self.half[tensor] = graph.put(made)
         return made.output
+
+    def called(self, tensor: str) -> str:
+        return f"{tensor}_{SHORT[self.dtype]}"

@@ -9,30 +9,27 @@ that holds the working set.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf, prod
+from math import ceil, prod
 from typing import TypeVar
 
 import numpy as np
 
-from gtco.errors import describe
+from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import kinds, micro_kernels
-from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.sketch.winograd_transform import least_products
-from gtco.tensor.space import Config, Decision, Option, Pick, Sketch, Stream, Workload, check
-from gtco.tensor.stage import Operator, Stage, TensorType
+from gtco.tensor.space import Config, Decision, Option, Sketch, Stream, Workload
+from gtco.tensor.stage import Operator, TensorType
 
 T = TypeVar("T", float, np.ndarray)
 
 LAUNCH = 1.0e-6  # seconds: the barrier between two stages
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
-CERTAIN = 0.9  # share of the least time for products that a floor may count on
 LINE = 64  # bytes of a cache line
 HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest delays it
 
@@ -50,103 +47,33 @@ class Candidates:
     shares: np.ndarray
 
 
-class AnalyticPolicy:
+class AnalyticPolicy(PricingPolicy):
     """Picks the config of least predicted time for a stage on all ``target.cores``; ``rates`` are
     those of the formula where none are given.
     """
 
     def __init__(self, target: Target, rates: RateTable | None = None) -> None:
-        self.target = target
+        super().__init__(target)
+        self.target: Target = target
         self.rates = rates or RateTable(target)
-        self._stages: dict[str, tuple[Pick, ...]] = {}
         self._shared: dict[object, Candidates] = {}
-        self._failures: dict[str, list[str]] = {}
         self._peaks: dict[str, float] = {}
-
-    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
-        """The best sketch and config, or None where no rule matches the stage; ``without`` names
-        sketches that are out of the question.
-        """
-        key = stage.key
-        if key not in self._stages:
-            self._stages[key] = self._best(stage, 1)
-        return next((c for c in self._stages[key] if c.sketch.name not in without), None)
-
-    @property
-    def measured(self) -> bool:
-        """Nothing but its table of rates is."""
-        return False
-
-    def propose(self, stage: Stage, n: int) -> list[Config]:
-        """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
-        return [pick.config for pick in self._best(stage, n)[:n]]
-
-    def _best(self, stage: Stage, n: int) -> tuple[Pick, ...]:
-        """The ``n`` best of each sketch, best first. A sketch that raises is passed over, and
-        noted.
-        """
-        found: list[Pick] = []
-
-        def failed(rule: str, error: Exception) -> None:
-            what = f"sketch '{rule}' failed: {describe(error)}"
-            self._failures.setdefault(what, []).append(f"{stage.label} ({stage.key})")
-
-        for sketch in space_of(stage, self.target, failed).sketches:
-            try:
-                picks = self.picks(sketch, n)
-                for pick in picks:
-                    if not pick.seconds >= 0:
-                        raise ValueError(f"{pick.seconds} predicted for {pick.config.to_json()}")
-            except Exception as error:
-                failed(sketch.name, error)
-            else:
-                found += picks
-        return tuple(sorted(found, key=lambda pick: pick.seconds))
-
-    @property
-    def failures(self) -> list[str]:
-        """What went wrong inside sketches so far, in words: the stages it befell and the cause."""
-        return [
-            f"{what}, at stage {stages[0]}"
-            + (f" and {len(stages) - 1} more that were considered" if len(stages) > 1 else "")
-            + "; it was passed over there"
-            for what, stages in self._failures.items()
-        ]
-
-    def predict(self, stage: Stage) -> float:
-        """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's
-        Algorithm 1).
-        """
-        chosen = self.choose(stage)
-        return chosen.seconds if chosen else inf
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """Seconds that no stage with this operator is predicted to take less than: the barrier, and
         the products of a contraction on all cores by the fastest micro-kernel.
         """
-        if op.kind not in ("matmul", "attention") and not (
-            op.kind == "conv2d" and op["groups"] == 1
-        ):
+        multiplied = products(op, types)
+        if not multiplied:
             return LAUNCH
-        a, b = (types[x].shape for x in op.inputs[:2])
-        if any(isinstance(d, str) for d in (*a, *b, *op.type.shape)):
-            return LAUNCH
-        depth = prod(int(d) for d in b[1:]) if op.kind == "conv2d" else int(a[-1])
-        products = op.type.size * depth * least_products(op, b)
-        if op.kind == "attention":  # q k^T and its product with v
-            products = float(op.type.size // int(op.type.shape[-1]))
-            products *= int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
+        multiplied *= least_products(op, types[op.inputs[1]].shape)
         fastest = self._fastest(types[op.inputs[0]].dtype)
-        return LAUNCH + CERTAIN * products / (fastest * self.target.cores)
+        return LAUNCH + CERTAIN * multiplied / (fastest * self.target.cores)
 
     def peak(self, operand: str) -> float:
         """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
         """
         return 2.0 * self._fastest(operand) * self.target.cores
-
-    def possible(self, anchors: tuple[str, ...]) -> bool:
-        """May a stage with these anchors, or one that grows from it, have a kernel?"""
-        return possible(anchors)
 
     @cached_property
     def _levels(self) -> Mapping[str, MemoryLevel]:
@@ -172,38 +99,6 @@ class AnalyticPolicy:
             ]
             self._peaks[operand] = self.target.lanes * max([self.rates.rate("vector"), *rates])
         return self._peaks[operand]
-
-    def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
-        """The ``n`` candidates of least predicted time, best first."""
-        found, seconds = self.compared(sketch)
-        order = [np.argmin(seconds)] if n == 1 else np.argsort(seconds, kind="stable")[:n]
-        best = (found[i] for i in order)
-        return [Pick(sketch, c, self.price(sketch, c)) for c in best]
-
-    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
-        """What is worth measuring beside ``pick``: the best config of each other sketch and, for
-        each decision of ``pick``, the best config that decides it otherwise; none that was
-        ``tested``, of least predicted time first.
-        """
-        found: dict[Config, Pick] = {}
-        for sketch in space_of(stage, self.target).sketches:
-            configs, seconds = self.compared(sketch)
-            order = [configs[i] for i in np.argsort(seconds, kind="stable")]
-            left = [config for config in order if config not in tested]
-            if sketch.name != pick.sketch.name:
-                picked = left[:1]
-            else:
-                picked = [
-                    next((c for c in left if c.by_name.get(name) != option), None)
-                    or next(
-                        (c for c in _otherwise(sketch, pick.config, name) if c not in tested), None
-                    )
-                    for name, option in pick.config.choices
-                ]
-            for config in filter(None, picked):
-                if config not in found:
-                    found[config] = Pick(sketch, config, self.price(sketch, config))
-        return sorted(found.values(), key=lambda other: other.seconds)
 
     def price(self, sketch: Sketch, config: Config) -> float:
         """Predicted seconds of this very config."""
@@ -325,15 +220,3 @@ class AnalyticPolicy:
             if (whole if memory.shared else share) <= usable:
                 return memory
         raise AssertionError("DRAM holds everything")
-
-
-def _otherwise(sketch: Sketch, config: Config, name: str) -> Iterator[Config]:
-    """The configs that differ from this one in the decision ``name`` alone."""
-    before = dict(itertools.takewhile(lambda choice: choice[0] != name, config.choices))
-    decision = sketch.next_decision(before)
-    assert decision is not None and decision.name == name
-    for option in decision.options:
-        choices = tuple((n, option if n == name else c) for n, c in config.choices)
-        other = Config(config.sketch, choices)
-        if other != config and check(sketch, other) is None:
-            yield other

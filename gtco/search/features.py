@@ -30,7 +30,7 @@ from math import ceil, log2, prod
 import numpy as np
 
 from gtco.search.statements import BESIDE, KINDS, PLACES, Access, Statement, statements
-from gtco.target import Target
+from gtco.target import Machine, cpu_target
 from gtco.tensor.space import Program
 from gtco.tensor.stage import Stage
 
@@ -48,10 +48,11 @@ NAMES: tuple[str, ...] = (
 )
 
 
-def features(program: Program, stage: Stage, target: Target, seconds: float) -> np.ndarray:
+def features(program: Program, stage: Stage, machine: Machine, seconds: float) -> np.ndarray:
     """The vector [len(NAMES)] of a program of ``stage``, for which the policy predicts ``seconds``.
     The same program gives the same numbers in every process.
     """
+    target = cpu_target(machine)
     found = statements(program, stage, 4 * target.lanes)
     values = _arithmetic(found)
     memory = _Memory(found)

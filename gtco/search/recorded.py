@@ -20,7 +20,7 @@ from statistics import median
 
 from gtco.search.policy import Policy, priced
 from gtco.search.records import STANDING, Record, Records, circumstances, standing
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
@@ -100,7 +100,7 @@ class RecordedPolicy:
         return calibrated(self._all.values())
 
     @property
-    def target(self) -> Target:
+    def target(self) -> Machine:
         return self.policy.target
 
     @property

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gtco.errors import RecordError
-from gtco.target import Target, cpu_identity
+from gtco.target import Machine, cpu_identity, cpu_target
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.version import __version__
@@ -99,10 +99,11 @@ class Record:
         return Config.from_json(json.loads(self.config))
 
 
-def circumstances(target: Target) -> str:
+def circumstances(machine: Machine) -> str:
     """All but the stage that a reading depends on, as JSON: the CPU, what code may use of it, how
     many threads ran, and the versions.
     """
+    target = cpu_target(machine)
     known = {
         "cpu": cpu_identity(),
         "mcpu": target.mcpu,

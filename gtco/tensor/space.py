@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.stage import Stage, TensorType
 
 Option = int | str
@@ -293,7 +293,7 @@ class Space:
     """
 
     stage: Stage
-    target: Target
+    target: Machine
     sketches: tuple[Sketch, ...] = field(compare=False, repr=False)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:

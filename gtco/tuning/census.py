@@ -10,7 +10,7 @@ from random import Random
 
 from gtco.codegen.build import Failure, Job
 from gtco.codegen.workers import Workers
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Option, Sketch
 from gtco.tensor.stage import Stage
@@ -50,7 +50,7 @@ class Census:
 
 def census(
     stages: Sequence[Stage],
-    target: Target,
+    target: Machine,
     workers: Workers,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Census]:

@@ -18,7 +18,7 @@ import numpy as np
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers, environment
 from gtco.runtime.artifact import write_artifact
-from gtco.target import Target
+from gtco.target import Machine, cpu_target
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.timing import LEAST_ROUNDS
@@ -50,9 +50,9 @@ class Measurer:
     """
 
     def __init__(
-        self, workers: Workers, target: Target, threads: int, deadline: float = inf
+        self, workers: Workers, target: Machine, threads: int, deadline: float = inf
     ) -> None:
-        self.workers, self.target, self.threads = workers, target, threads
+        self.workers, self.target, self.threads = workers, cpu_target(target), threads
         self.deadline = deadline
         self._built, self._building, self._serial = 0, 0.0, 0
 

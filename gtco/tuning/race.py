@@ -16,7 +16,7 @@ import numpy as np
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.search.records import Record, circumstances
-from gtco.target import Target
+from gtco.target import Machine
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
 from gtco.tuning.trial import Trial
@@ -32,7 +32,7 @@ class Readings:
 
 
 def race(
-    models: Sequence[Generated], target: Target, workers: Workers, threads: int, seconds: float
+    models: Sequence[Generated], target: Machine, workers: Workers, threads: int, seconds: float
 ) -> Readings:
     """Every different stage of the models with its kernel as it stands; those whose timing fails
     are left out.

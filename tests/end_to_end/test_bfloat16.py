@@ -15,7 +15,7 @@ from torch import nn
 import gtco
 from gtco.errors import OptionError, VerificationError
 from gtco.graph.graph import Graph
-from gtco.graph.precision import Cost, bfloat16_operands
+from gtco.graph.precision import Cost, narrow_operands
 from gtco.verification import verify
 from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess
@@ -144,8 +144,8 @@ def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyP
     weights counts as zero.
     """
 
-    def broken(graph: Graph, cost: Cost) -> Graph:
-        made = bfloat16_operands(graph)
+    def broken(graph: Graph, dtype: str, cost: Cost) -> Graph:
+        made = narrow_operands(graph, dtype)
         op = next(o for o in made.operators.values() if o.kind == "matmul")
         (name,) = [made.producer(x).inputs[0] for x in op.inputs[1:]]  # type: ignore[union-attr]
         value = made.constants[name].copy()
@@ -153,12 +153,14 @@ def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyP
         made.constants[name] = value
         return made
 
-    monkeypatch.setattr("gtco.graph.precision.bfloat16_operands", broken)
+    monkeypatch.setattr("gtco.graph.precision.narrow_operands", broken)
     compiled = gtco.compile_model(encoder(), precision="bf16", simplify=False, threads=1)
     assert "random" in failing(verify(compiled, encoder(), check=False))
 
 
 def test_unknown_precisions_are_refused() -> None:
     model, image = made("convolutions")
-    with pytest.raises(OptionError, match=r"'fp16': choose from fp32, bf16"):
+    with pytest.raises(OptionError, match=r"'int8': choose from fp32, bf16, fp16"):
+        gtco.compile_model(model, (image,), precision="int8")
+    with pytest.raises(OptionError, match="precision fp16 is for GPUs"):
         gtco.compile_model(model, (image,), precision="fp16")

@@ -11,7 +11,7 @@ import pytest
 
 from gtco.graph.duplicate import duplicate_movement
 from gtco.graph.graph import Graph
-from gtco.graph.precision import bfloat16_operands
+from gtco.graph.precision import narrow_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.tensor.stage import Stage, TensorType
 from tests.graphs import build, weights
@@ -21,7 +21,7 @@ CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "
 
 def halved(graph: Graph) -> Graph:
     """The pass with its constants folded; outputs keep their types, and their values nearly."""
-    after = fold_constants(bfloat16_operands(graph)).check()
+    after = fold_constants(narrow_operands(graph, "bfloat16")).check()
     assert [after.types[o] for o in after.outputs] == [graph.types[o] for o in graph.outputs]
     rng = np.random.default_rng(5)
     inputs = {
@@ -149,7 +149,7 @@ def test_other_dtypes_are_left_alone(dtype: str) -> None:
     w = graph.add_constant(np.ones((8, 3), dtype))
     graph.add("matmul", ("x", w), output="y")
     graph.outputs = ("y",)
-    assert bfloat16_operands(graph.check()).dump() == graph.dump()
+    assert narrow_operands(graph.check(), "bfloat16").dump() == graph.dump()
 
 
 def test_a_graph_without_contractions_is_left_alone() -> None:
@@ -175,7 +175,7 @@ def test_what_would_be_slower_stays_float32() -> None:
         half = {i.type.dtype for i in stage.inputs} == {"bfloat16"}
         return {8: 0.7, 3: 1.2}[int(stage.output.type.shape[-1])] if half else 1.0
 
-    after = bfloat16_operands(graph, cost).check()
+    after = narrow_operands(graph, "bfloat16", cost).check()
     assert len(asked) == 4
     dtypes = [
         {after.types[x].dtype for x in op.inputs}
@@ -184,5 +184,5 @@ def test_what_would_be_slower_stays_float32() -> None:
     ]
     assert dtypes == [{"bfloat16"}, {"bfloat16"}, {"float32"}]
     for worst in (float("inf"), float("nan")):
-        alone = bfloat16_operands(graph, lambda stage, worst=worst: worst)
+        alone = narrow_operands(graph, "bfloat16", lambda stage, worst=worst: worst)
         assert alone.dump() == graph.dump()

@@ -1,15 +1,20 @@
-"""The sketch rules, in the order they are asked; each answers None or a sketch for a stage."""
+"""The sketch rules, in the order they are asked; each answers None or a sketch for a stage. Those
+for GPUs are in :mod:`gtco.tensor.sketch.cuda`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import Any
 
-from gtco.target import Target
+from gtco.gpu import GpuTarget
+from gtco.target import Machine, Target
 from gtco.tensor.operators import OPERATORS, is_anchor
 from gtco.tensor.sketch import (
     attention,
     convolution,
+    cuda,
     depthwise,
     dot,
     elementwise,
@@ -63,7 +68,7 @@ def _nobody(rule: str, error: Exception) -> None:
     """Takes note of nothing."""
 
 
-def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Sketch]:
+def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sketch]:
     """Every structure that some rule derives for the stage; empty where none does.
 
     A rule that raises is a bug, and no reason to give up the stage: ``failed(rule, error)`` is
@@ -72,7 +77,10 @@ def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Ske
     found: list[Sketch] = []
     if tuple(op.kind for op in stage.operators if is_anchor(op.kind)) not in ANCHORS:
         return found
-    for rule in RULES:
+    rules: Sequence[Callable[[Stage, Any], Any]] = (
+        cuda.RULES if isinstance(target, GpuTarget) else RULES
+    )
+    for rule in rules:
         try:
             sketch = rule(stage, target)
         except Exception as error:
@@ -83,6 +91,6 @@ def sketches(stage: Stage, target: Target, failed: Failed = _nobody) -> list[Ske
     return found
 
 
-def space_of(stage: Stage, target: Target, failed: Failed = _nobody) -> Space:
+def space_of(stage: Stage, target: Machine, failed: Failed = _nobody) -> Space:
     """All programs of the stage: those of every sketch."""
     return Space(stage, target, tuple(sketches(stage, target, failed)))

@@ -1,0 +1,152 @@
+"""The analytic policy for GPUs: launches priced from hardware limits alone, nothing measured.
+
+The levels are those of a GPU: blocks in waves over the multiprocessors (Helix, eq. 6: a last,
+partial wave takes as long as its blocks do), as many side by side as shared memory, registers and
+threads admit (DyGen, eq. 2 to 5), and in each block a loop whose loads are under way while it
+computes, or not (Helix, eq. 5). No reading went into the constants: they are the vendor's figures
+and public ones of latencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+
+from gtco.gpu import GpuTarget
+from gtco.search.pricing import CERTAIN, PricingPolicy, products
+from gtco.tensor.cuda.program import Launch
+from gtco.tensor.space import Config, Sketch, configs
+from gtco.tensor.stage import Operator, Stage, TensorType
+
+LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
+LATENCY = 0.7e-6  # seconds of a load from memory
+NEAR = 0.3e-6  # seconds of a load from L2
+STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
+PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
+L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
+BLOCKS, WARP = 32, 32  # blocks of a multiprocessor at most, threads of a warp
+RESERVED = 1024  # bytes of shared memory that each block costs beside its own
+GRANULE = 8  # registers of a thread are given out in eights
+KEPT = 0.5  # share of L2 that a stage may count on for activations
+LOAD = 16  # bytes that a thread asks for at once
+RANKED = 16  # configs of a signature that its next stages choose among
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many blocks a multiprocessor has room for, and what is used up first."""
+
+    blocks: int
+    limit: str
+
+
+def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
+    """Of a kernel with these threads, registers and shared memory; no blocks where one alone is too
+    large.
+    """
+    if launch.shared > target.shared:
+        return Occupancy(0, "shared memory")
+    registers = -(-launch.registers // GRANULE) * GRANULE * max(launch.threads, WARP)
+    rooms = {
+        "threads": target.threads_sm // launch.threads,
+        "registers": target.registers_sm // max(registers, 1),
+        "shared memory": target.shared_sm // (launch.shared + RESERVED),
+        "blocks": BLOCKS,
+    }
+    limit = min(rooms, key=lambda name: rooms[name])
+    return Occupancy(rooms[limit], limit)
+
+
+class GpuPolicy(PricingPolicy):
+    """Picks the config of least predicted time for a stage on one GPU."""
+
+    def __init__(self, target: GpuTarget) -> None:
+        super().__init__(target)
+        self.target: GpuTarget = target
+        self._ranked: dict[object, tuple[Config, ...]] = {}
+
+    def price(self, sketch: Sketch, config: Config) -> float:
+        """Predicted seconds of this very config; infinity where it cannot be launched."""
+        launch: Any = sketch.workload(config)
+        return self.seconds(launch, constant_bytes(sketch.stage))
+
+    def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
+        """Every config that can be launched, with its seconds. Sketches of one signature differ in
+        what is done beside the loops, so of these the first one's best are all that is compared.
+        """
+        signature = getattr(sketch, "signature", None)
+        known = self._ranked.get(signature) if signature is not None else None
+        priced = [(self.price(sketch, config), config) for config in known or configs(sketch)]
+        found = sorted((p for p in priced if p[0] < inf), key=lambda p: p[0])
+        if signature is not None and known is None:
+            self._ranked[signature] = tuple(config for _, config in found[:RANKED])
+        return [config for _, config in found], np.array([seconds for seconds, _ in found])
+
+    def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
+        """Seconds that no stage with this operator is predicted to take less than: its launch, and
+        the products of a contraction at the peak of its operands' format.
+        """
+        multiplied = products(op, types)
+        if not multiplied:
+            return LAUNCH
+        return LAUNCH + CERTAIN * 2 * multiplied / self.peak(types[op.inputs[0]].dtype)
+
+    def peak(self, operand: str) -> float:
+        """FLOP/s of products of operands of this dtype, on all multiprocessors."""
+        return self.target.rate(f"mma:{operand}") or self.target.rate("fma")
+
+    def seconds(self, launch: Launch, constants: float = 0.0) -> float:
+        """Of a launch in a CUDA graph; ``constants`` are those of its bytes that come from memory
+        however large L2 is, since a whole model's lie between two readings of them.
+        """
+        target = self.target
+        rate, room = target.rate(launch.unit), occupancy(launch, target).blocks
+        if not room or (launch.work and not rate):
+            return inf
+        full, rest = divmod(ceil(launch.blocks / target.sms), room)
+        loops = full * self._wave(launch, room) + self._wave(launch, rest)
+        return LAUNCH + LATENCY + max(loops, self._memory(launch, room, constants))
+
+    def _wave(self, launch: Launch, blocks: int) -> float:
+        """Seconds of so many blocks side by side on one multiprocessor."""
+        if not blocks:
+            return 0.0
+        target, share = self.target, blocks / launch.blocks
+        warps = blocks * ceil(launch.threads / WARP)
+        # a partition idles without a warp, and while its only warp waits
+        busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
+        rates = {unit: target.rate(unit) / target.sms * busy for unit in ("fma", launch.unit)}
+        work = share * launch.work / rates[launch.unit] if launch.work else 0.0
+        vector = share * launch.vector / (rates["fma"] / 2)
+        ports = share * max(launch.traffic / L2_PORT, launch.staged / SHARED_PORT) / target.clock
+        chain = launch.steps * STEP / target.clock
+        if launch.overlapped:
+            return max(work, ports, chain) + vector
+        return max(work, chain) + ports + launch.steps * NEAR + vector
+
+    def _memory(self, launch: Launch, room: int, constants: float) -> float:
+        """Seconds that memory and L2 take for all blocks. Few blocks do not ask for enough at once
+        to be served at the full rate: no more than they have under way comes in a latency.
+        """
+        target = self.target
+        moved = launch.read + launch.written
+        weights = min(constants, launch.read)
+        activations = moved - weights
+        kept = min(1.0, KEPT * target.l2 / activations) if activations else 1.0
+        far = weights + (1 - kept) * activations
+        under_way = launch.threads * LOAD
+        if launch.overlapped:
+            under_way = max(under_way, launch.shared)
+        asked = min(launch.blocks, room * target.sms) * under_way
+        return max(
+            far / min(target.bandwidth, asked / LATENCY),
+            max(launch.traffic, moved) / min(target.l2_bandwidth, asked / NEAR),
+        )
+
+
+def constant_bytes(stage: Stage) -> float:
+    return float(sum(i.type.nbytes for i in stage.inputs if i.constant))

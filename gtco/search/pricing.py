@@ -1,0 +1,163 @@
+"""What policies share that price every config by a model of the machine: the best configs of each
+sketch, what is worth a look beside them, and what went wrong inside sketches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf, prod
+
+import numpy as np
+
+from gtco.errors import describe
+from gtco.target import Machine
+from gtco.tensor.sketch import possible, space_of
+from gtco.tensor.space import Config, Pick, Sketch, check
+from gtco.tensor.stage import Operator, Stage, TensorType
+
+CERTAIN = 0.9  # share of the least time for products that a floor may count on
+
+
+def products(op: Operator, types: Mapping[str, TensorType]) -> float:
+    """Multiply-adds of a contraction, done as it is written; 0 of other operators, of convolutions
+    in groups and where a size is symbolic.
+    """
+    if op.kind not in ("matmul", "attention") and not (op.kind == "conv2d" and op["groups"] == 1):
+        return 0.0
+    a, b = (types[x].shape for x in op.inputs[:2])
+    if any(isinstance(d, str) for d in (*a, *b, *op.type.shape)):
+        return 0.0
+    if op.kind == "attention":  # q k^T and its product with v
+        rows = float(op.type.size // int(op.type.shape[-1]))
+        return rows * int(b[-2]) * (int(a[-1]) + int(op.type.shape[-1]))
+    return float(op.type.size) * (
+        prod(int(d) for d in b[1:]) if op.kind == "conv2d" else int(a[-1])
+    )
+
+
+class PricingPolicy(ABC):
+    """Picks the config of least predicted time of a stage for ``target``. What a config costs is
+    its subclass's to say.
+    """
+
+    def __init__(self, target: Machine) -> None:
+        self.target = target
+        self._stages: dict[str, tuple[Pick, ...]] = {}
+        self._failures: dict[str, list[str]] = {}
+
+    @abstractmethod
+    def price(self, sketch: Sketch, config: Config) -> float:
+        """Predicted seconds of this very config."""
+
+    @abstractmethod
+    def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
+        """The candidates, and seconds by which they are compared with each other."""
+
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
+        """The best sketch and config, or None where no rule matches the stage; ``without`` names
+        sketches that are out of the question.
+        """
+        key = stage.key
+        if key not in self._stages:
+            self._stages[key] = self._best(stage, 1)
+        return next((c for c in self._stages[key] if c.sketch.name not in without), None)
+
+    @property
+    def measured(self) -> bool:
+        """Nothing but tables of rates is."""
+        return False
+
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
+        return [pick.config for pick in self._best(stage, n)[:n]]
+
+    def _best(self, stage: Stage, n: int) -> tuple[Pick, ...]:
+        """The ``n`` best of each sketch, best first. A sketch that raises is passed over, and
+        noted.
+        """
+        found: list[Pick] = []
+
+        def failed(rule: str, error: Exception) -> None:
+            what = f"sketch '{rule}' failed: {describe(error)}"
+            self._failures.setdefault(what, []).append(f"{stage.label} ({stage.key})")
+
+        for sketch in space_of(stage, self.target, failed).sketches:
+            try:
+                picks = self.picks(sketch, n)
+                for pick in picks:
+                    if not pick.seconds >= 0:
+                        raise ValueError(f"{pick.seconds} predicted for {pick.config.to_json()}")
+            except Exception as error:
+                failed(sketch.name, error)
+            else:
+                found += picks
+        return tuple(sorted(found, key=lambda pick: pick.seconds))
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong inside sketches so far, in words: the stages it befell and the cause."""
+        return [
+            f"{what}, at stage {stages[0]}"
+            + (f" and {len(stages) - 1} more that were considered" if len(stages) > 1 else "")
+            + "; it was passed over there"
+            for what, stages in self._failures.items()
+        ]
+
+    def predict(self, stage: Stage) -> float:
+        """Predicted seconds of the stage; infinity where no kernel can do it (temp[V'] of GTCO's
+        Algorithm 1).
+        """
+        chosen = self.choose(stage)
+        return chosen.seconds if chosen else inf
+
+    def possible(self, anchors: tuple[str, ...]) -> bool:
+        """May a stage with these anchors, or one that grows from it, have a kernel?"""
+        return possible(anchors)
+
+    def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
+        """The ``n`` candidates of least predicted time, best first."""
+        found, seconds = self.compared(sketch)
+        if not found:
+            return []
+        order = [np.argmin(seconds)] if n == 1 else np.argsort(seconds, kind="stable")[:n]
+        best = (found[int(i)] for i in order)
+        return [Pick(sketch, c, self.price(sketch, c)) for c in best]
+
+    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
+        """What is worth measuring beside ``pick``: the best config of each other sketch and, for
+        each decision of ``pick``, the best config that decides it otherwise; none that was
+        ``tested``, of least predicted time first.
+        """
+        found: dict[Config, Pick] = {}
+        for sketch in space_of(stage, self.target).sketches:
+            configs, seconds = self.compared(sketch)
+            order = [configs[int(i)] for i in np.argsort(seconds, kind="stable")]
+            left = [config for config in order if config not in tested]
+            if sketch.name != pick.sketch.name:
+                picked: list[Config | None] = [*left[:1]]
+            else:
+                picked = [
+                    next((c for c in left if c.by_name.get(name) != option), None)
+                    or next(
+                        (c for c in _otherwise(sketch, pick.config, name) if c not in tested), None
+                    )
+                    for name, option in pick.config.choices
+                ]
+            for config in filter(None, picked):
+                if config not in found:
+                    found[config] = Pick(sketch, config, self.price(sketch, config))
+        return sorted(found.values(), key=lambda other: other.seconds)
+
+
+def _otherwise(sketch: Sketch, config: Config, name: str) -> Iterator[Config]:
+    """The configs that differ from this one in the decision ``name`` alone."""
+    before = dict(itertools.takewhile(lambda choice: choice[0] != name, config.choices))
+    decision = sketch.next_decision(before)
+    assert decision is not None and decision.name == name
+    for option in decision.options:
+        choices = tuple((n, option if n == name else c) for n, c in config.choices)
+        other = Config(config.sketch, choices)
+        if other != config and check(sketch, other) is None:
+            yield other
