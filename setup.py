@@ -18,15 +18,9 @@ PEERS = ["onnxruntime", "openvino"]
 # XGBoost without the NCCL of its main wheel; with scipy, which it needs, 160 MB. Only a tuner that
 # learns asks for it.
 LEARNING = ["xgboost-cpu"]
-# Compiling for NVIDIA GPUs, with no toolkit and no GPU: NVRTC, its bindings, and CUDA's headers, of
-# one version; CUDA 13 is the oldest whose pip packages share a folder, and starts at sm_75.
-CUDA = [
-    "cuda-bindings==13.0.*",
-    "nvidia-cuda-nvrtc==13.0.*",
-    "nvidia-cuda-runtime==13.0.*",
-    "nvidia-cuda-crt==13.0.*",
-    "nvidia-cuda-cccl==13.0.*",
-]
+# Compiling for NVIDIA GPUs, with no toolkit and no GPU: NVRTC and its bindings, of one version, so
+# that the code is the same everywhere. CUDA 13 starts at sm_75.
+CUDA = ["cuda-bindings==13.0.*", "nvidia-cuda-nvrtc==13.0.*"]
 # What reads machine code for GPUs, in tests alone.
 CUDA_TOOLS = ["nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm", "nvidia-cuda-cuobjdump"]
 

@@ -1,10 +1,9 @@
 """CUDA C++ -> machine code by NVRTC, of the pip packages that the extra ``cuda`` names: neither a
-toolkit nor a GPU is needed.
+toolkit nor a GPU is needed, nor any header of the vendor's.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +16,7 @@ from gtco.errors import BuildError
 INSTALL = "pip install 'gtco[cuda]' (no GPU and no CUDA toolkit are needed to compile)"
 DEVICE = Path(gtco.tensor.cuda.__file__).parent / "device"  # our headers: "gtco/gemm.cuh"
 # Indices are checked where they are made, so an unused name in a printed lambda is no news.
-OPTIONS = ("--std=c++17", "--ptxas-options=--verbose", "--diag-suppress=177")
+OPTIONS = ("--std=c++17", "--ptxas-options=--verbose", "--diag-suppress=177", f"-I{DEVICE}")
 _USED = re.compile(r"Used (\d+) registers")
 _STATIC = re.compile(r"(\d+) bytes smem")
 _LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -44,11 +43,11 @@ def compile_cuda(source: str, arch: str, registers: int = 0) -> Image:
     """The machine code of a translation unit with one kernel; ``arch`` such as ``sm_80``,
     ``registers`` the most that a thread may have, 0 where the compiler is free.
 
-    Raises :class:`BuildError` where NVRTC or its headers are missing, and with the compiler's first
-    errors where it refuses the source.
+    Raises :class:`BuildError` where NVRTC is missing, and with the compiler's first errors where it
+    refuses the source.
     """
     nvrtc = library()
-    options = [f"--gpu-architecture={arch}", *OPTIONS, *(f"-I{path}" for path in folders())]
+    options = [f"--gpu-architecture={arch}", *OPTIONS]
     if registers:
         options.append(f"--maxrregcount={registers}")
     program = _asked(nvrtc, "nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
@@ -91,7 +90,6 @@ def library() -> Any:
         raise BuildError(
             f"NVRTC {major}.{minor} is installed, and gtco needs one of CUDA 13: {INSTALL}"
         )
-    folders()
     return nvrtc
 
 
@@ -99,20 +97,6 @@ def library() -> Any:
 def version() -> str:
     """NVRTC's version, as "13.0"; raises as :func:`library` does."""
     return "{}.{}".format(*_asked(library(), "nvrtcVersion"))
-
-
-@cache
-def folders() -> tuple[Path, ...]:
-    """Where headers are looked for: ours, then CUDA's of the pip packages."""
-    try:
-        found = importlib.util.find_spec("nvidia.cu13")
-    except ModuleNotFoundError:
-        found = None
-    for root in found.submodule_search_locations or () if found else ():
-        include = Path(root) / "include"
-        if (include / "cuda_fp16.h").is_file():
-            return DEVICE, include, include / "cccl"
-    raise BuildError(f"CUDA's headers (nvidia-cuda-runtime) are not installed: {INSTALL}")
 
 
 def _asked(nvrtc: Any, name: str, *arguments: Any) -> Any:

@@ -1,0 +1,124 @@
+"""NVRTC: machine code for every architecture with no GPU, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gtco.codegen import nvrtc
+from gtco.codegen.cuda import gpu_code, listing
+from gtco.errors import BuildError
+from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.space import Rejection
+
+SCALE = """#include "gtco/device.cuh"
+extern "C" __global__ void __launch_bounds__(128) scale(const half* x, float* y) {
+  GTCO_SHARED(room);
+  float* kept = reinterpret_cast<float*>(room);
+  kept[threadIdx.x] = gtco::to_float(x[blockIdx.x * 128 + threadIdx.x]);
+  gtco::sync();
+  y[blockIdx.x * 128 + threadIdx.x] = 2.0f * kept[127 - threadIdx.x];
+}
+"""
+# 200 sums that each thread keeps, and uses in turn
+HUNGRY = """extern "C" __global__ void hungry(const float* x, float* y, int n) {
+  float sums[200];
+  for (int i = 0; i < 200; i++) sums[i] = x[i * n + threadIdx.x];
+  for (int j = 0; j < n; j++)
+    for (int i = 0; i < 200; i++) sums[i] = sums[i] * sums[(i + 7) % 200] + x[i];
+  for (int i = 0; i < 200; i++) y[i * n + threadIdx.x] = sums[i];
+}
+"""
+
+
+def program(**changed: object) -> CudaProgram:
+    given = {"source": SCALE, "grid": (4, 1, 1), "threads": 128, "shared": 512, **changed}
+    return CudaProgram(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_kernel_becomes_machine_code(arch):
+    image = nvrtc.compile_cuda(SCALE, arch)
+    assert image.cubin.startswith(b"\x7fELF") and b"scale" in image.cubin
+    # e_machine of CUDA, and in the flags the architecture
+    assert int.from_bytes(image.cubin[18:20], "little") == 190
+    assert 0 < image.registers < 64 and image.spills == image.local == image.shared == 0
+
+
+def test_registers_are_capped_and_spills_are_seen():
+    free, capped = (nvrtc.compile_cuda(HUNGRY, "sm_80", cap) for cap in (0, 64))
+    assert free.registers > 64 >= capped.registers
+    assert capped.spills > free.spills and capped.local > 0
+
+
+def test_static_shared_memory_is_seen():
+    text = """extern "C" __global__ void turned(float* y) {
+      __shared__ float s[300];
+      s[threadIdx.x] = y[threadIdx.x]; __syncthreads(); y[threadIdx.x] = s[299 - threadIdx.x];
+    }"""
+    assert nvrtc.compile_cuda(text, "sm_75").shared == 1200
+
+
+def test_what_the_compiler_refuses_is_told():
+    with pytest.raises(BuildError, match=r"refuses the kernel for sm_80.*\"nothing\" is undefined"):
+        nvrtc.compile_cuda(SCALE.replace("2.0f", "nothing"), "sm_80")
+
+
+def test_missing_bindings_name_the_extra(monkeypatch):
+    nvrtc.library.cache_clear()
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    try:
+        with pytest.raises(BuildError, match=r"needs NVRTC.*pip install 'gtco\[cuda\]'"):
+            nvrtc.compile_cuda(SCALE, "sm_80")
+    finally:
+        nvrtc.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (RuntimeError("libnvrtc.so.13 not found\nmore"), "libnvrtc.so.13 not found"),
+        ((0, 12, 8), "12.8"),
+    ],
+)
+def test_a_library_that_is_missing_or_too_old_names_the_extra(monkeypatch, version, reason):
+    from cuda.bindings import nvrtc as bindings
+
+    def answer() -> object:
+        if isinstance(version, Exception):
+            raise version
+        return version
+
+    nvrtc.library.cache_clear()
+    monkeypatch.setattr(bindings, "nvrtcVersion", answer)
+    try:
+        with pytest.raises(BuildError, match=rf"{reason}.*gtco\[cuda\]"):
+            nvrtc.library()
+    finally:
+        nvrtc.library.cache_clear()
+
+
+def test_a_program_has_an_image_for_each_architecture():
+    images = gpu_code(program(), gpu_target("cuda:sm_80,sm_90a"))
+    assert not isinstance(images, Rejection) and list(images) == ["sm_80", "sm_90a"]
+    assert images["sm_80"].cubin != images["sm_90a"].cubin
+    text = listing(program(), images)
+    assert "// 4 x 1 x 1 blocks of 128 threads with 512 bytes" in text and text.endswith(SCALE)
+    assert "// sm_90a:" in text and "0 bytes spilled" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"grid": (1, 65536, 1)}, "grid"),
+        ({"grid": (0, 1, 1)}, "grid"),
+        ({"threads": 1056}, "threads"),
+        ({"shared": 65 << 10}, "shared memory"),  # 64 KiB on the older of the two
+        ({"source": HUNGRY, "threads": 1024}, "registers"),
+    ],
+)
+def test_what_no_gpu_could_launch_is_rejected(changed, reason):
+    rejected = gpu_code(program(**changed), gpu_target("cuda:sm_80,sm_75"))
+    assert isinstance(rejected, Rejection) and rejected.reason == reason

@@ -1,0 +1,110 @@
+"""GPUs as targets: names, what several architectures have in common, options that do not go with
+them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gtco.checks import check_machine, effort_of
+from gtco.errors import BuildError, OptionError
+from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.options import CompileOptions
+from gtco.target import Target, cpu_target, target
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_an_architecture_is_a_target(arch):
+    machine = target(f"cuda:{arch}")
+    assert isinstance(machine, GpuTarget) and machine.kind == "cuda"
+    assert machine.images == (arch,) and machine.arch == arch
+    assert machine.generation == int(arch[3:5])
+    assert machine.rate("fma") > 1e12 and machine.rate("mma:float16") > 5e13
+    assert bool(machine.rate("mma:bfloat16")) is (machine.generation >= 80)
+
+
+def test_a_gpu_has_a_name():
+    machine = gpu_target("cuda:l4")
+    assert (machine.name, machine.arch, machine.images) == ("cuda:l4", "sm_89", ("sm_89",))
+    # figures of the vendor's sheet, dense, in FLOP/s
+    assert gpu_target("cuda:a100").rate("mma:float16") == pytest.approx(312e12, rel=0.01)
+    assert gpu_target("cuda:a100").rate("fma") == pytest.approx(19.5e12, rel=0.01)
+
+
+def test_programs_for_several_architectures_take_what_all_have():
+    both = gpu_target("cuda:sm_90a, sm_75")
+    assert both.name == "cuda:sm_90a,sm_75" and both.images == ("sm_90a", "sm_75")
+    assert both.arch == "sm_90a" and both.sms == GPUS["cuda:h100"].sms
+    assert both.shared == GPUS["cuda:2080ti"].shared and both.generation == 75
+    assert both.rate("mma:float16") and not both.rate("mma:bfloat16")
+    assert gpu_target("cuda:sm_80,sm_80,a100").images == ("sm_80",)
+
+
+@pytest.mark.parametrize("name", [*GPUS, "cuda:sm_80,sm_90a"])
+def test_targets_go_to_json_and_back(name):
+    machine = gpu_target(name)
+    assert GpuTarget.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cuda:sm_70", "'sm_70'.*CUDA 13 ended what is older than sm_75"),
+        ("cuda:sm_80,sm_60", "'sm_60'.*CUDA 13"),
+        ("cuda:sm_90", "'sm_90'.*sm_90a"),
+        ("cuda:sm_86", "'sm_86'.*run images of sm_80"),
+        ("cuda:voodoo2", "'voodoo2'.*Known: sm_75, sm_80, sm_89, sm_90a, 2080ti"),
+        ("cuda:", "no GPU is named"),
+        ("cuda", "no GPU is named"),
+        ("cuda:sm_80,", "no GPU is named"),
+        ("cdua:sm_80", "unknown target 'cdua:sm_80'.*for GPUs cuda:"),
+    ],
+)
+def test_other_names_are_refused(name, reason):
+    with pytest.raises(OptionError, match=reason):
+        target(name)
+
+
+def test_what_is_of_cpus_alone_says_so():
+    assert isinstance(cpu_target("znver4"), Target)
+    with pytest.raises(OptionError, match="'cuda:h100' is a GPU"):
+        cpu_target("cuda:h100")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"threads": 4}, "threads=4: 'cuda:sm_80' is a GPU"),
+        ({"records": Path("x.sqlite")}, "records='x.sqlite'.*is a GPU"),
+    ],
+)
+def test_options_of_cpus_are_refused_for_gpus(given, reason):
+    options = CompileOptions(target="cuda:sm_80", precision="fp16", **given)
+    with pytest.raises(OptionError, match=reason):
+        check_machine(options, target(options.target))
+
+
+@pytest.mark.parametrize("tune", ["quick", "full"])
+def test_nothing_is_tuned_for_gpus(tune):
+    with pytest.raises(OptionError, match=f"tune={tune}: 'cuda:sm_80' is a GPU"):
+        effort_of(tune, target("cuda:sm_80"))
+    assert effort_of("off", target("cuda:sm_80")) is None
+
+
+def test_float16_is_for_gpus():
+    options = CompileOptions(target="x86-64-v3", precision="fp16")
+    with pytest.raises(OptionError, match=r"fp16 is for GPUs.*'x86-64-v3' has fp32, bf16"):
+        check_machine(options, target(options.target))
+    check_machine(CompileOptions(precision="fp16"), target("cuda:sm_75"))
+
+
+def test_without_nvrtc_the_extra_is_named(monkeypatch):
+    def missing() -> None:
+        raise BuildError("compiling for a GPU needs NVRTC: pip install 'gtco[cuda]'")
+
+    monkeypatch.setattr("gtco.codegen.nvrtc.library", missing)
+    check_machine(CompileOptions(), target("x86-64-v3"))
+    with pytest.raises(BuildError, match=r"gtco\[cuda\]"):
+        check_machine(CompileOptions(), target("cuda:sm_80"))
