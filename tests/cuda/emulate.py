@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import secrets
 import subprocess
 import tempfile
@@ -24,13 +25,12 @@ HERE = Path(__file__).parent / "emulator"
 DEVICE = Path(cuda.__file__).parent / "device"
 RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp")
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
-         "-Wno-unknown-pragmas", "-DGTCO_EMULATE", f"-I{HERE}", f"-I{DEVICE}"]  # fmt: skip
+         "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
 # Variables start as 0xfe bytes: a NaN in float16, about -1e38 in float32, wrong in any case.
 KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
                 "-ftrivial-auto-var-init=pattern", "--param=tsan-instrument-func-entry-exit=0",
-                "-Wall", "-Werror=uninitialized", "-Werror=maybe-uninitialized",
-                "-Wno-unused"]  # fmt: skip
+                "-Werror=uninitialized", "-Werror=frame-larger-than=65536"]  # fmt: skip
 # Dynamic shared memory that a block may have, in bytes.
 SHARED = {750: 64 << 10, 800: 163 << 10, 890: 99 << 10, 900: 227 << 10}
 ARGUMENTS = 24
@@ -129,6 +129,10 @@ def emulate(
     if job.fault:
         places = [line for pc in job.fault_pcs if pc for line in _lines(library._name, (pc,))]
         raise Fault("\n  ".join([f"{job.fault.decode()} (seed {seed})", *places]))
+    for first, second in job.met_pcs[: job.met]:
+        met = [_lines(library._name, (pc,))[0] for pc in (first, second)]
+        if met[0] != met[1]:
+            raise Fault(f"divergent: threads of one warp meet at {met[0]} and at {met[1]}")
     out.view(np.uint8).reshape(-1)[:] = held[-1]
     found = sites[: job.sites]
     lines = _lines(library._name, tuple(s.pc for s in found))
@@ -207,6 +211,8 @@ class _Job(ctypes.Structure):
         ("buffer", ctypes.POINTER(_Buffer)),
         ("fault", ctypes.c_char * 2048),
         ("fault_pcs", ctypes.c_uint64 * 2),
+        ("met", ctypes.c_uint32),
+        ("met_pcs", ctypes.c_uint64 * 2 * 64),
         ("sites_room", ctypes.c_uint32),
         ("sites", ctypes.c_uint32),
         ("site", ctypes.POINTER(_SiteFigures)),
@@ -230,10 +236,8 @@ def _library(source: str, arch: int) -> ctypes.CDLL:
 
 def _build_library(source: str, arch: int) -> Path:
     """A shared object of the kernels in ``source`` and the emulator, kept by its text."""
-    defined = [*FLAGS, f"-DGTCO_ARCH={arch}"]
-    headers = sorted([*HERE.glob("*.h"), *DEVICE.glob("gtco/*.cuh")])
-    runtime = [_object((HERE / name).read_text(), [*defined, "-O2"], headers) for name in RUNTIME]
-    kernel = _object(source, [*defined, *KERNEL_FLAGS], headers, checked=True)
+    kernel = _object(source, [f"-DGTCO_ARCH={arch}", *KERNEL_FLAGS], checked=True)
+    runtime = [_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2"]) for name in RUNTIME]
     name = hashlib.sha256(" ".join(map(str, (*runtime, kernel))).encode()).hexdigest()[:24]
     path = _cache() / f"{name}.so"
     if not path.exists():
@@ -241,17 +245,29 @@ def _build_library(source: str, arch: int) -> Path:
     return path
 
 
-def _object(source: str, flags: list[str], headers: list[Path], checked: bool = False) -> Path:
-    texts = [source, *flags, *(h.read_text() for h in headers)]
+def _object(source: str, flags: list[str], checked: bool = False) -> Path:
+    included: dict[Path, str] = {}
+    _include(source, included)
+    texts = [source, *FLAGS, *flags, *included.values()]
     path = _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}.o"
     if not path.exists():
         text = path.with_suffix(".cpp")
         text.write_text(source)
-        _make(path, lambda to: ["g++", *flags, "-c", str(text), "-o", to])
+        _make(path, lambda to: ["g++", *FLAGS, *flags, "-c", str(text), "-o", to])
         if checked:  # so that memory.cpp sees these too
             names = (f"--redefine-sym={f}=gtco_{f}" for f in ("memcpy", "memset", "memmove"))
             _make(path, lambda to: ["objcopy", *names, str(path), to])
     return path
+
+
+def _include(text: str, found: dict[Path, str]) -> None:
+    """Adds to ``found`` the headers of ours that a text includes, and those that they do."""
+    for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE):
+        path = next((p for p in (HERE / name, DEVICE / name, DEVICE / "gtco" / name)
+                     if p.is_file()), None)  # fmt: skip
+        if path and path not in found:
+            found[path] = path.read_text()
+            _include(found[path], found)
 
 
 def _make(path: Path, command: Any) -> None:
@@ -282,6 +298,8 @@ def _lines(library: str, places: Sequence[int]) -> list[str]:
             found.append("")
         else:
             name = Path(line.split(" ")[0]).name
+            if name.startswith("emulat"):
+                continue
             where = "kernel" + name[name.index(".cpp") + 4 :] if ".cpp:" in name else name
             found[-1] = f"{where} < {found[-1]}" if found[-1] else where
     return found

@@ -17,11 +17,17 @@ void barrier() {
           name_of(machine.warp[self.warp].kind));
   }
   const int threads = static_cast<int>(machine.job->threads);
+  Warp& warp = machine.warp[self.warp];
+  if (!warp.in_barrier++) warp.pc = self.pc;
+  meet_at(warp, self.pc);
   if (++machine.arrived < threads) return suspend();
   machine.arrived = 0;
   ++machine.epoch;
   ++machine.job->collectives;
-  for (int w = 0; w * WARP < threads; ++w) flush_warp(w);
+  for (int w = 0; w * WARP < threads; ++w) {
+    machine.warp[w].in_barrier = 0;
+    flush_warp(w);
+  }
   for (int t = 0; t < threads; ++t) make_ready(machine.fibre[t]);
   suspend();
 }
@@ -32,12 +38,17 @@ static bool meet(Collective kind, uint64_t pc, void* operands) {
   Warp& warp = machine.warp[self.warp];
   self.pc = pc, self.waits = kind, self.operands = operands;
   if (warp.lanes != WARP) fault(pc, 0, "%s in a warp of %d threads", name_of(kind), warp.lanes);
+  if (warp.in_barrier) {
+    fault(pc, warp.pc, "divergent: comes to %s while others of its warp wait in sync",
+          name_of(kind));
+  }
   if (!warp.arrived) {
-    warp.kind = kind;
+    warp.kind = kind, warp.pc = pc;
   } else if (warp.kind != kind) {
     fault(pc, 0, "divergent: comes to %s while others of its warp wait in %s", name_of(kind),
           name_of(warp.kind));
   }
+  meet_at(warp, pc);
   if (++warp.arrived < WARP) {
     suspend();
     return false;

@@ -113,6 +113,16 @@ void make_ready(Fibre& fibre) {
         name_of(first->waits), done, threads);
 }
 
+void meet_at(const Warp& warp, uint64_t pc) {
+  if (warp.pc == pc) return;  // else the compiler made two of one call, or the source has two
+  Job& job = *machine.job;
+  for (uint32_t i = 0; i < job.met; ++i) {
+    if (job.met_pcs[i][0] == warp.pc && job.met_pcs[i][1] == pc) return;
+  }
+  if (job.met == MET_MOST) fault(pc, warp.pc, "divergent: threads meet in too many ways");
+  job.met_pcs[job.met][0] = warp.pc, job.met_pcs[job.met++][1] = pc;
+}
+
 static Fibre& next() {
   if (!machine.n_ready) stuck();
   const int chosen = static_cast<int>(draw(machine.n_ready));
@@ -127,7 +137,7 @@ void suspend() {
   Fibre& self = *machine.running;
   const uint8_t* here = static_cast<const uint8_t*>(__builtin_frame_address(0));
   if (here < machine.stacks + self.thread * STACK + STACK / 8) {
-    fault(self.pc, 0, "uses more than %zu bytes of stack", STACK - STACK / 8);
+    fault(self.pc, 0, "has more than %zu bytes of local variables", STACK - STACK / 8);
   }
   Fibre& other = next();
   if (&other != &self) gtco_swap(&self.sp, other.sp);
@@ -169,7 +179,7 @@ static void run_block() {
   for (int w = 0; w * WARP < threads; ++w) {
     const int left = threads - w * WARP;
     machine.warp[w].lanes = left < WARP ? left : WARP;
-    machine.warp[w].arrived = 0;
+    machine.warp[w].arrived = machine.warp[w].in_barrier = 0;
   }
   machine.block_epoch = ++machine.epoch;
   begin_block_memory();
@@ -186,14 +196,14 @@ extern "C" __attribute__((visibility("default"))) void gtco_emulate(gtco_emulato
   machine.random = 0x9e3779b97f4a7c15ull * (job->seed + 1ull);
   if (!machine.stacks) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* got = mmap(nullptr, STACK * THREADS_MOST + SHARED_MOST, PROT_READ | PROT_WRITE, flags, -1,
-                     0);
+    const size_t all = STACK * THREADS_MOST + 2 * SHARED_MOST;
+    void* got = mmap(nullptr, all, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (got == MAP_FAILED) {
       snprintf(job->fault, sizeof job->fault, "no memory for the stacks of a block's threads");
       return;
     }
     machine.stacks = static_cast<uint8_t*>(got);
-    machine.shared = machine.stacks + STACK * THREADS_MOST;
+    machine.shared = machine.stacks + STACK * THREADS_MOST + SHARED_MOST;  // a gap before it
   }
   position.grid = {job->grid[0], job->grid[1], job->grid[2]};
   position.threads = {job->threads, 1, 1};

@@ -30,6 +30,8 @@ struct SiteFigures {  // an instruction that touches memory
   uint64_t least;     // the fewest that these bytes need
 };
 
+constexpr int MET_MOST = 64;
+
 struct Job {
   void* kernel;
   uint32_t grid[3];
@@ -38,6 +40,9 @@ struct Job {
   // answers
   char fault[2048];
   uint64_t fault_pcs[2];
+  // Pairs of instructions at which threads of one warp met: one of the source, or a fault.
+  uint32_t met;
+  uint64_t met_pcs[MET_MOST][2];
   uint32_t sites_room, sites;
   SiteFigures* site;
   uint64_t collectives;
@@ -70,7 +75,9 @@ struct Fibre {
 
 struct Warp {
   int lanes, arrived;
+  int in_barrier;  // how many of it wait for the block
   Collective kind;
+  uint64_t pc;  // where its first came to the collective
   uint32_t epoch;  // warp barriers so far, in all blocks
 };
 
@@ -97,6 +104,7 @@ uint32_t draw(uint32_t below);
     __attribute__((format(printf, 3, 4)));
 uint64_t place(const void* return_address);  // in the library; 0 is its start
 const char* who();                           // "block (0, 1, 0), thread 5"
+void meet_at(const Warp& warp, uint64_t pc);  // like the warp's first
 void suspend();                              // runs others until this fibre is ready again
 void make_ready(Fibre& fibre);
 const char* name_of(int collective);

@@ -65,11 +65,12 @@ void end_memory() {
 // ---- shared memory
 
 uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
-  const uintptr_t at = static_cast<const uint8_t*>(p) - machine.shared;
-  if (at >= SHARED_MOST) fault(pc, 0, "%s of %p, which is not in shared memory", what, p);
-  if (at + bytes > machine.job->shared) {
-    fault(pc, 0, "out of bounds: %s of %u bytes at %zu of %u bytes of shared memory", what, bytes,
-          static_cast<size_t>(at), machine.job->shared);
+  const intptr_t at = static_cast<const uint8_t*>(p) - machine.shared;
+  const intptr_t most = SHARED_MOST;
+  if (at < -most || at >= most) fault(pc, 0, "%s of %p, which is not in shared memory", what, p);
+  if (at < 0 || at + bytes > machine.job->shared) {
+    fault(pc, 0, "out of bounds: %s of %u bytes at %zd of %u bytes of shared memory", what, bytes,
+          at, machine.job->shared);
   }
   return static_cast<uint32_t>(at);
 }
@@ -218,13 +219,17 @@ void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
 static void access(void* p, uint32_t bytes, const void* from, bool writes, bool aligned) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   const uintptr_t in_stacks = address - reinterpret_cast<uintptr_t>(machine.stacks);
-  if (in_stacks < STACK * THREADS_MOST) return;
+  if (in_stacks < STACK * THREADS_MOST) {
+    if (in_stacks / STACK == static_cast<size_t>(machine.running->thread)) return;
+    fault(place(from), 0, "%s a local variable of thread %zu", writes ? "writes" : "reads",
+          in_stacks / STACK);
+  }
   if (address - module_begin < module_size) return;  // constants, and the thread's position
   const uint64_t pc = place(from);
   if (aligned && address % bytes) {
     fault(pc, 0, "%s of %u bytes at %p, which is not aligned", writes ? "write" : "read", bytes, p);
   }
-  if (in_stacks < STACK * THREADS_MOST + SHARED_MOST) {
+  if (in_stacks < STACK * THREADS_MOST + 2 * SHARED_MOST) {
     const uint32_t at = shared_offset(p, bytes, pc, writes ? "write" : "read");
     if (writes) {
       write_shared(at, bytes, static_cast<uint32_t>(pc));
