@@ -149,6 +149,10 @@ class Drawing:
     def pick(self, *options: Any) -> Any:
         return self.random.choice(options)
 
+    def extent(self, *options: int) -> int:
+        """One of the options, or of ``sizes``."""
+        return int(self.random.choice(self.sizes or options))
+
     def weight(self, shape: Sequence[int]) -> str:
         """Known when the stage is compiled, as most weights are, or made in it."""
         return self.input(shape, True) if self.light.random() < 0.7 else self.given(shape)
@@ -182,7 +186,7 @@ def norm_matmul(d: Drawing) -> str:
 
 
 def _image(d: Drawing, channels: int, layout: str) -> Shape:
-    n, h, w = d.pick(1, 1, 2), d.pick(3, 5, 8, 12), d.pick(4, 7, 9, 15)
+    n, h, w = d.extent(1, 1, 2), d.extent(3, 5, 8, 12), d.extent(4, 7, 9, 15)
     return (n, h, w, channels) if layout == "NHWC" else (n, channels, h, w)
 
 
@@ -212,7 +216,9 @@ def conv3x3(d: Drawing) -> str:
 def depthwise(d: Drawing) -> str:
     channels, layout = d.size(70), d.pick("NHWC", "NHWC", "NCHW")
     x = d.given(_image(d, channels, layout))
-    w = d.weight((channels, 1, *d.pick((3, 3), (2, 3), (5, 5))))
+    kernel = d.pick((3, 3), (2, 3), (5, 5), (1, 1))
+    padding = d.pick((1, 1, 1, 1), (2, 2, 2, 2), *([(0, 0, 0, 0)] * (kernel[0] < 4)))
+    w = d.weight((channels, 1, *kernel))
     return d.add(
         "conv2d",
         x,
@@ -220,7 +226,7 @@ def depthwise(d: Drawing) -> str:
         groups=channels,
         layout=layout,
         strides=d.pick((1, 1), (2, 2)),
-        padding=d.pick((1, 1, 1, 1), (2, 2, 2, 2)),
+        padding=padding,
         dilation=(1, 1),
     )
 

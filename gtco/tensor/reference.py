@@ -65,12 +65,12 @@ def _out_dtype(operator: Operator, arrays: Sequence[Array], dtype: str | None) -
 
 def softmax(x: Array, axis: int) -> Array:
     """Shifted by the maximum, so that large scores do not overflow."""
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
     return e / e.sum(axis=axis, keepdims=True)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    shifted = x - x.max(axis=axis, keepdims=True)
+    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
@@ -98,6 +98,23 @@ def _reduce(
 ) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
     def apply(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
         return function(arrays[0], axis=tuple(attrs["axes"]), keepdims=bool(attrs["keepdims"]))
+
+    return apply
+
+
+def _extreme(
+    function: Callable[..., Array], largest: bool
+) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
+    """Of nothing it is the least, or the largest, of the dtype (ONNX, ReduceMax-20)."""
+
+    def apply(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
+        (x,) = arrays
+        if x.size:
+            return _reduce(function)(operator, attrs, arrays)
+        sign = -np.inf if largest else np.inf
+        if x.dtype.kind in "iu":
+            sign = np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max
+        return np.full(_shape(operator), sign if x.dtype != np.bool_ else not largest, x.dtype)
 
     return apply
 
@@ -153,7 +170,7 @@ def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array
     if len(arrays) == 4:
         hidden = arrays[3] == of_dtype(arrays[3], attrs.get("hidden", np.nan))
         scores = np.where(hidden, arrays[3], scores + arrays[3])
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     numerators = e.astype(ml_dtypes.bfloat16).astype(e.dtype) if half else e
     weights = numerators / e.sum(axis=-1, keepdims=True)
     if attrs.get("guarded"):
@@ -219,8 +236,8 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "gather": lambda op, a, x: np.take(x[0], x[1], axis=a["axis"]),
     "sum": _reduce(np.sum),
     "mean": _reduce(np.mean),
-    "max": _reduce(np.max),
-    "min": _reduce(np.min),
+    "max": _extreme(np.max, True),
+    "min": _extreme(np.min, False),
     "prod": _reduce(np.prod),
     "argmax": lambda op, a, x: np.argmax(x[0], axis=a["axis"], keepdims=a["keepdims"]),
     "argmin": lambda op, a, x: np.argmin(x[0], axis=a["axis"], keepdims=a["keepdims"]),

@@ -50,11 +50,12 @@ def conv2d(
         (x.shape[2 + i] - (kernel[i] - 1) * dilation[i] - 1) // strides[i] + 1 for i in (0, 1)
     ]
     windows = _windows(x, kernel, strides, dilation, counts)
+    taps = per_group * kernel[0] * kernel[1]
     results = []
     for g in range(groups):
         part = windows[:, g * per_group : (g + 1) * per_group].transpose(0, 2, 3, 1, 4, 5)
-        columns = part.reshape(x.shape[0], counts[0] * counts[1], -1)
-        rows = weight[g * (out // groups) : (g + 1) * (out // groups)].reshape(out // groups, -1)
+        columns = part.reshape(x.shape[0], counts[0] * counts[1], taps)
+        rows = weight[g * (out // groups) : (g + 1) * (out // groups)].reshape(out // groups, taps)
         results.append((columns @ rows.T).transpose(0, 2, 1))
     y = np.concatenate(results, axis=1).reshape(x.shape[0], out, *counts)
     return _from_nchw(y, layout)
@@ -85,7 +86,8 @@ def conv_transpose2d(
             share = np.einsum("ngchw,gco->ngohw", parts, filters[..., i, j])
             rows = slice(i, i + (h - 1) * strides[0] + 1, strides[0])
             columns = slice(j, j + (w - 1) * strides[1] + 1, strides[1])
-            y[:, :, rows, columns] += share.reshape(n, -1, h, w)
+            if share.size:
+                y[:, :, rows, columns] += share.reshape(n, groups * per_group, h, w)
     top, left, bottom, right = padding
     ends = [
         f + e - after for f, e, after in zip(full, output_padding, (bottom, right), strict=True)

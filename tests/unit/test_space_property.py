@@ -29,8 +29,8 @@ from gtco.codegen.load import load
 from gtco.search.analytic import AnalyticPolicy
 from gtco.target import Target
 from gtco.tensor.sketch import RULES, space_of
-from gtco.tensor.space import Config, Decision, Program, Rejection, Sketch, Space
-from gtco.tensor.stage import Stage
+from gtco.tensor.space import Config, Decision, Program, Rejection, Sketch, Space, configs
+from gtco.tensor.stage import Stage, make_stage
 from tests.kernels import (
     assert_close,
     fresh_seed,
@@ -163,7 +163,9 @@ def check_kernels(space: Space, legal: list[Config], machine: Target, random: Ra
             assert program.reason == "no program" and config.sketch == "fallback", program
             continue
         programs[config] = program
-    library = load([p.function for p in programs.values()], machine) if programs else None
+    if not programs:
+        return
+    library = load([p.function for p in programs.values()], machine)
     inputs = random_inputs(space.stage, random.randrange(1 << 30))
     wanted = reference(space.stage, inputs)
     for number, config in enumerate(legal):
@@ -259,6 +261,71 @@ def first_path(sketch: Sketch) -> list[Decision]:
         path.append(decision)
         chosen[decision.name] = decision.options[-1]
     return path
+
+
+DEGENERATE = (0, 1, 1, 2, 17)
+
+
+def degenerate(seed: int, count: int) -> Iterator[tuple[str, list[Stage]]]:
+    """Stages of every family whose sizes are mostly 0 and 1; where no sketch takes the whole, its
+    operators one by one, as the compiler would. What is no legal stage is left out.
+    """
+    machine = runnable("x86-64-v3")
+    for number in range(count):
+        core, what = CORES[number % len(CORES)], f"{seed}:{number}"
+        depth = Random(what + "d").choice((0, 0, 1))
+        try:
+            stage = drawn(core, Random(what), Random(what + "l"), depth, DEGENERATE)
+        except (ValueError, IndexError, ZeroDivisionError):  # such windows, such broadcasts
+            continue
+        groups = [op.get("groups", 1) for op in stage.operators]
+        if 0 in groups or any(d < 0 for t in stage.types.values() for d in t.sizes):
+            continue
+        whole = bool(space_of(stage, machine).sketches)
+        yield what, [stage] if whole else [
+            make_stage([op], stage.types, stage.constants) for op in stage.operators
+        ]
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_stages_of_nothing_and_of_one_are_rejected_or_right() -> None:
+    """Zeros or NaN where an operator takes nothing together; no rule, no policy raises."""
+    built: Counter[str] = Counter()
+    machine = runnable("x86-64-v3")
+    for what, parts in degenerate(0, 6 * len(CORES)):
+        for stage in parts:
+            policy, random = AnalyticPolicy(machine), Random(what)
+            space = space_of(stage, machine)
+            assert space.sketches, stage.label
+            every = [next(configs(sketch)) for sketch in space.sketches]
+            best = policy.choose(stage)
+            assert not policy.failures and best is not None, (what, policy.failures)
+            try:
+                check_kernels(space, list(dict.fromkeys([*every, best.config])), machine, random)
+            except Exception as error:
+                error.add_note(f"stage {what}: {json.dumps(stage.to_json())}")
+                raise
+            built.update(c.sketch for c in every)
+    assert built["fallback"] > 100 and len(built) > 8, built
+
+
+@pytest.mark.parametrize("kind", ["resize2d", "grid_sample", "avg_pool2d"])
+def test_an_image_without_pixels_is_not_sampled(kind: str) -> None:
+    d = Drawing(Random(0), Random(0), 0)
+    x = d.input((1, 0, 5, 3))
+    if kind == "resize2d":
+        how = dict(method="linear", coordinates="half_pixel", rounding="", cubic_alpha=-0.75)
+        d.add(kind, x, out=(1, 4, 4, 3), layout="NHWC", **how)
+    elif kind == "avg_pool2d":
+        how = dict(kernel=(2, 2), strides=(1, 1), padding=(1, 1, 1, 1), count_include_pad=0)
+        d.add(kind, x, out=(1, 1, 6, 3), layout="NHWC", **how)
+    else:
+        how = dict(method="linear", padding="border", align_corners=True)
+        d.add(kind, x, d.input((1, 4, 4, 2)), layout="NHWC", **how)
+    space = space_of(d.stage(), runnable("x86-64-v3"))
+    answer = space.build(Config("fallback", ()), "k")
+    assert [s.name for s in space.sketches] == ["fallback"]
+    assert isinstance(answer, Rejection) and "without pixels" in answer.detail
 
 
 @pytest.mark.parametrize(

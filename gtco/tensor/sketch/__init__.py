@@ -10,6 +10,7 @@ from typing import Any
 
 from gtco.gpu import GpuTarget
 from gtco.target import Machine, Target
+from gtco.tensor.analysis.chains import readable
 from gtco.tensor.operators import OPERATORS, is_anchor
 from gtco.tensor.sketch import (
     attention,
@@ -68,6 +69,14 @@ def _nobody(rule: str, error: Exception) -> None:
     """Takes note of nothing."""
 
 
+def _of_nothing(stage: Stage) -> bool:
+    """Is the output empty, or a tensor that more is done with than to read it element by element?
+    Then there is nothing to block: no sketch need think of it but the fallback.
+    """
+    taken = (x for op in stage.operators if not readable(op) for x in op.inputs)
+    return 0 in stage.output.type.shape or any(0 in stage.types[x].shape for x in taken)
+
+
 def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sketch]:
     """Every structure that some rule derives for the stage; empty where none does.
 
@@ -77,9 +86,11 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
     found: list[Sketch] = []
     if tuple(op.kind for op in stage.operators if is_anchor(op.kind)) not in ANCHORS:
         return found
-    rules: Sequence[Callable[[Stage, Any], Any]] = (
-        cuda.RULES if isinstance(target, GpuTarget) else RULES
-    )
+    rules: Sequence[Callable[[Stage, Any], Any]] = RULES
+    if isinstance(target, GpuTarget):
+        rules = cuda.RULES
+    elif _of_nothing(stage):
+        rules = (fallback.match,)
     for rule in rules:
         try:
             sketch = rule(stage, target)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import inf, nan, prod
+
+from tvm import tirx
 
 from gtco.target import Target
 from gtco.tensor.analysis.chains import is_static, readable
@@ -48,6 +50,24 @@ IMAGE: dict[str, Element] = {
 }
 
 
+# What each element is where an operator takes nothing together: its first operand is empty (of
+# attention the values are), and its output is not. TVM divides by its size.
+OF_NOTHING = {
+    "sum": 0.0, "prod": 1.0, "mean": nan, "max": -inf, "min": inf,
+    "moments": nan, "merged_moments": nan,
+    "matmul": 0.0, "conv2d": 0.0, "conv_transpose2d": 0.0, "attention": 0.0,
+}  # fmt: skip
+
+
+def of_nothing(stage: Stage) -> float | None:
+    """The value of every element of the stage's one operator, where nothing makes it."""
+    op = stage.output
+    taken = op.inputs[2] if op.kind == "attention" else op.inputs[0] if op.inputs else ""
+    if op.kind not in OF_NOTHING or stage.types[taken].size or not op.type.dtype.startswith("f"):
+        return None
+    return OF_NOTHING[op.kind]
+
+
 def match(stage: Stage, target: Target) -> Fallback | None:
     """The stage if it is a single operator of known shapes, else None."""
     if len(stage.operators) != 1 or not is_static(stage):
@@ -81,7 +101,10 @@ class Fallback:
         stage = self.stage
         types = {i.name: i.type for i in stage.inputs}
         empty = stage.output.type.size == 0  # nothing is computed, and no operator need allow it
-        if empty or readable(stage.output) or stage.output.kind in IMAGE:
+        plain = readable(stage.output) or stage.output.kind in IMAGE
+        if not empty and stage.output.kind in IMAGE and 0 in types[stage.output.inputs[0]].shape:
+            return Rejection("no program", f"{stage.output.kind} of an image without pixels")
+        if empty or plain or of_nothing(stage) is not None:
             return Program(kernel(symbol, types, stage.output.type, 0, 1, self.elements), 1, 0, {})
         names = list(types)
         op = stage.output
@@ -102,9 +125,11 @@ class Fallback:
     def elements(self, em: Emitter, args: KernelArguments) -> None:
         """``for i in output: output[i] = value(i)``."""
         reader = Reader(self.stage, em, args.inputs)
-        output = self.stage.output
+        output, constant = self.stage.output, of_nothing(self.stage)
 
         def value(index: list) -> Expr:
+            if constant is not None:
+                return tirx.const(constant, output.type.dtype)
             if output.kind not in IMAGE:
                 return reader.value(output.output, index)
             sources = [partial(reader.value, x) for x in output.inputs]
