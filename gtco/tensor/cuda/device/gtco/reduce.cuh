@@ -1,13 +1,9 @@
 // Folding values over the threads that share a row: by shuffles inside a warp, through shared
 // memory between warps. What is folded is associative up to rounding; the order is always the same.
 #pragma once
-#include "gtco/device.cuh"
+#include "gtco/math.cuh"
 
 namespace gtco {
-
-constexpr float INFINITE = __builtin_huge_valf();
-
-__device__ __forceinline__ bool is_nan(float x) { return !(x == x); }
 
 // How two values become one: `start()` changes nothing. NaN goes through extremes, as in numpy.
 struct Sum {
@@ -19,20 +15,20 @@ struct Product {
   static __device__ __forceinline__ float of(float a, float b) { return a * b; }
 };
 struct Largest {
-  static __device__ __forceinline__ float start() { return -INFINITE; }
+  static __device__ __forceinline__ float start() { return -infinity<float>(); }
   static __device__ __forceinline__ float of(float a, float b) {
     return is_nan(a) ? a : (b > a || is_nan(b) ? b : a);
   }
 };
 struct Smallest {
-  static __device__ __forceinline__ float start() { return INFINITE; }
+  static __device__ __forceinline__ float start() { return infinity<float>(); }
   static __device__ __forceinline__ float of(float a, float b) {
     return is_nan(a) ? a : (b < a || is_nan(b) ? b : a);
   }
 };
 // The largest of the numbers, whatever is NaN beside them: a softmax's shift.
 struct LargestNumber {
-  static __device__ __forceinline__ float start() { return -INFINITE; }
+  static __device__ __forceinline__ float start() { return -infinity<float>(); }
   static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
 };
 
@@ -44,7 +40,7 @@ struct Place {
 template <bool LARGEST>
 struct First {
   static __device__ __forceinline__ Place start() {
-    return {LARGEST ? -INFINITE : INFINITE, 0x7fffffff};
+    return {LARGEST ? -infinity<float>() : infinity<float>(), 0x7fffffff};
   }
   static __device__ __forceinline__ Place of(Place a, Place b) {
     const bool nan_a = is_nan(a.value), nan_b = is_nan(b.value);
