@@ -51,6 +51,7 @@ class Body:
     output: Array
     index: tuple[Expr, ...]
     given: Mapping[str, Expr]  # values by the names of their parameters
+    arrays: Mapping[str, Array]  # and arrays
     result: Array | None  # a store at 0 returns
 
     def give(self, value: Expr) -> None:
@@ -171,9 +172,12 @@ def printed(
     values: Mapping[str, str] | None = None,
     returns: str = "",
     names: Sequence[str] = (),
+    arrays: Mapping[str, TensorType] | None = None,
 ) -> list[str]:
-    """The lines of a function's body over these parameters; ``names`` are taken already."""
-    given = values or {}
+    """The lines of a function's body over these parameters: integers, values and arrays; ``names``
+    are taken already.
+    """
+    given, places = values or {}, arrays or {}
     with IRBuilder() as builder:
         with T.prim_func(s_tir=False):
             T.func_name("lambda_body")
@@ -184,10 +188,11 @@ def printed(
             result = T.arg("result", T.handle(storage(returns or "float32")))
             index = [T.arg(p, T.int32()) for p, _ in params]
             handed = {v: T.arg(v, getattr(T, storage(d))()) for v, d in given.items()}
+            handles = {a: T.arg(a, T.handle(storage(t.dtype))) for a, t in places.items()}
             em = TextEmitter(1)
             for var, (_, extent) in zip(index, params, strict=True):
                 em.bind(var, extent)
-            arrays = {
+            inputs = {
                 tensor: view(pointer, t, f"in{n}")
                 for n, (pointer, (tensor, t)) in enumerate(zip(pointers, args.inputs, strict=True))
             }
@@ -195,10 +200,11 @@ def printed(
             returned = view(result, TensorType((1,), returns or "float32"), "result")
             # an index whose extent is 1 is 0, whatever its name
             at = tuple(0 if n == 1 else v for v, (_, n) in zip(index, params, strict=True))
-            body(Body(em, arrays, output, at, handed, returned if returns else None))
+            held = {a: view(handles[a], t, a) for a, t in places.items()}
+            body(Body(em, inputs, output, at, handed, held, returned if returns else None))
     function = builder.get()
     printer = Printer(em, returned=returned.buffer)
-    for p in (*pointers, out, result, *index, *handed.values()):
+    for p in (*pointers, out, result, *index, *handed.values(), *handles.values()):
         printer.name(p, str(p.name))
     printer.taken |= set(names)
     narrow = [p for p, (_, t) in zip(pointers, args.inputs, strict=True) if t.dtype == "bfloat16"]

@@ -441,6 +441,9 @@ class Printer:
                 args = args[1:]
             case "call_pure_extern":
                 name, args = args[0].value, args[1:]
+            case "call_extern" if args[0].value.startswith("gtco::"):
+                given = ", ".join(self.expression(a) for a in args[1:])
+                return f"{args[0].value}({given})", POSTFIX
             case "address_of":
                 return f"&{self._element(args[0])}", UNARY
             case "isnan":

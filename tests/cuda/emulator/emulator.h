@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #ifndef GTCO_ARCH
 #error "GTCO_ARCH says which architecture is emulated: 750, 800, 890, 900"

@@ -2,7 +2,8 @@
 // one, OUTER times. Neighbouring threads take neighbouring columns, so a warp's loads lie side by
 // side; SPLIT threads share a column's positions and meet in shared memory.
 //
-//   value(outer, r, c, x)  float (&x)[VECTOR] of columns c ... at position r, through its prologue
+//   value(outer, r, c, x)  float (&x)[VECTOR] of the c-th vector of columns at position r, through
+//                          its prologue
 //   store(outer, r, c, y)  the epilogue and the stores; a reduction's is store(outer, c, y)
 #pragma once
 #include "gtco/reduce.cuh"
@@ -25,16 +26,16 @@ struct Columns {
 // A thread's columns and its share of their positions.
 template <class C>
 struct Share {
-  int outer, column, split;
+  int outer, column, split;  // which vector of columns
   bool mine;  // false beyond the last column: the thread only takes part in folds
 
   __device__ __forceinline__ Share() {
     const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     outer = block / C::CHUNKS;
     split = thread / C::COLUMNS;
-    const int first = block % C::CHUNKS * C::CHUNK + thread % C::COLUMNS * C::VECTOR;
-    mine = first < C::WIDTH;
-    column = mine ? first : 0;
+    const int own = block % C::CHUNKS * C::COLUMNS + thread % C::COLUMNS;
+    mine = own < C::WIDTH / C::VECTOR;
+    column = mine ? own : 0;
   }
 
   // f(r) for each position that is the thread's.

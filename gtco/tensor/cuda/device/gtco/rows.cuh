@@ -7,8 +7,10 @@
 // so a team's loads lie side by side. Rows of at most HELD vectors a thread are read once and kept
 // in registers; others are read anew in every pass. A stage gives what it reads and stores:
 //
-//   value(row, j, x)  float (&x)[VECTOR] from position j of the row, through its prologue
-//   store(row, j, y)  the epilogue and the stores of results at j ...; a reduction's is store(row, y)
+//   value(row, q, x)  float (&x)[VECTOR], the row's vector q (positions q * VECTOR and on), through
+//                     its prologue
+//   store(row, q, y)  the epilogue of results that lie there, and their stores; a reduction's is
+//                     store(row, y)
 #pragma once
 #include "gtco/reduce.cuh"
 
@@ -22,8 +24,8 @@ struct Rows {
   static constexpr int TEAMS = TEAMS_;    // rows of a block
   static constexpr int VECTOR = VECTOR_;  // neighbours that a thread reads at once
   static constexpr bool HELD = HELD_;
-  static constexpr int STEP = TEAM * VECTOR;
-  static constexpr int PIECES = (LENGTH + STEP - 1) / STEP;  // of a thread
+  static constexpr int VECTORS = LENGTH / VECTOR;
+  static constexpr int PIECES = (VECTORS + TEAM - 1) / TEAM;  // vectors of a thread
   static constexpr int WARPS = TEAM * TEAMS / 32;            // of a block
   static_assert(LENGTH % VECTOR == 0, "vectors end where rows do");
   static_assert(TEAM * TEAMS % 32 == 0, "blocks are whole warps");
@@ -44,49 +46,49 @@ struct Part {
     if constexpr (R::HELD) {
 #pragma unroll
       for (int k = 0; k < R::PIECES; ++k) {
-        const int j = at(k);
-        if (inside(k, j)) value(row, j, held[k]);
+        const int q = at(k);
+        if (inside(k, q)) value(row, q, held[k]);
       }
     }
   }
 
   static __device__ __forceinline__ int at(int k) {
-    return (k * R::TEAM + Team<R::TEAM>::rank()) * R::VECTOR;
+    return k * R::TEAM + Team<R::TEAM>::rank();
   }
-  static __device__ __forceinline__ bool inside(int k, int j) {
-    return (k + 1) * R::STEP <= R::LENGTH || j < R::LENGTH;
+  static __device__ __forceinline__ bool inside(int k, int q) {
+    return (k + 1) * R::TEAM <= R::VECTORS || q < R::VECTORS;
   }
 
-  // f(j, x) for each vector x of the thread; what f writes to x stays where the row is held.
+  // f(q, x) for each vector x of the thread; what f writes to x stays where the row is held.
   template <class F>
   __device__ __forceinline__ void each(F f) {
     if constexpr (R::HELD) {
 #pragma unroll
       for (int k = 0; k < R::PIECES; ++k) {
-        const int j = at(k);
-        if (inside(k, j)) f(j, held[k]);
+        const int q = at(k);
+        if (inside(k, q)) f(q, held[k]);
       }
     } else {
 #pragma unroll 4
       for (int k = 0; k < R::PIECES; ++k) {
-        const int j = at(k);
-        if (inside(k, j)) {
+        const int q = at(k);
+        if (inside(k, q)) {
           float x[R::VECTOR];
-          value(row, j, x);
-          f(j, x);
+          value(row, q, x);
+          f(q, x);
         }
       }
     }
   }
 
-  // What Op makes of f(j, x) over the row's elements, known to all of its threads. SLOT: which of
-  // the block's folds this is.
+  // What Op makes of f(j, x) over the row's elements x at positions j, known to all of its threads.
+  // SLOT: which of the block's folds this is.
   template <class Op, int SLOT, class F>
   __device__ __forceinline__ auto fold(F f) {
     auto total = Op::start();
-    each([&](int j, float(&x)[R::VECTOR]) {
+    each([&](int q, float(&x)[R::VECTOR]) {
 #pragma unroll
-      for (int v = 0; v < R::VECTOR; ++v) total = Op::of(total, f(j + v, x[v]));
+      for (int v = 0; v < R::VECTOR; ++v) total = Op::of(total, f(q * R::VECTOR + v, x[v]));
     });
     using T = decltype(total);
     GTCO_SHARED(shared);
@@ -108,11 +110,11 @@ __device__ __forceinline__ void softmax(const Value& value, const Store& store) 
   });
   const float scale = 1.0f / total;
   if (!part.mine) return;
-  part.each([&](int j, float(&x)[R::VECTOR]) {
+  part.each([&](int q, float(&x)[R::VECTOR]) {
     float y[R::VECTOR];
 #pragma unroll
     for (int v = 0; v < R::VECTOR; ++v) y[v] = (R::HELD ? x[v] : expf(x[v] - top)) * scale;
-    store(part.row, j, y);
+    store(part.row, q, y);
   });
 }
 
@@ -124,16 +126,16 @@ __device__ __forceinline__ void log_softmax(const Value& value, const Store& sto
   const float total = part.template fold<Sum, 1>([&](int, float x) { return expf(x - top); });
   const float shift = logf(total);
   if (!part.mine) return;
-  part.each([&](int j, float(&x)[R::VECTOR]) {
+  part.each([&](int q, float(&x)[R::VECTOR]) {
     float y[R::VECTOR];
 #pragma unroll
     for (int v = 0; v < R::VECTOR; ++v) y[v] = (x[v] - top) - shift;
-    store(part.row, j, y);
+    store(part.row, q, y);
   });
 }
 
 // y = (x - mean) / sqrt(variance + epsilon) * gain + shift, the mean first and then the variance;
-// gain(j, g) and shift(j, s) read the row's parameters.
+// gain(q, g) and shift(q, s) read the row's parameters.
 template <class R, class Value, class Gain, class Shift, class Store>
 __device__ __forceinline__ void layer_norm(const Value& value, const Gain& gain,
                                            const Shift& shift, float epsilon,
@@ -147,13 +149,13 @@ __device__ __forceinline__ void layer_norm(const Value& value, const Gain& gain,
   });
   const float scale = 1.0f / sqrtf(squares * share + epsilon);
   if (!part.mine) return;
-  part.each([&](int j, float(&x)[R::VECTOR]) {
+  part.each([&](int q, float(&x)[R::VECTOR]) {
     float g[R::VECTOR], s[R::VECTOR], y[R::VECTOR];
-    gain(j, g);
-    shift(j, s);
+    gain(q, g);
+    shift(q, s);
 #pragma unroll
     for (int v = 0; v < R::VECTOR; ++v) y[v] = (x[v] - mean) * scale * g[v] + s[v];
-    store(part.row, j, y);
+    store(part.row, q, y);
   });
 }
 
@@ -166,12 +168,12 @@ __device__ __forceinline__ void rms_norm(const Value& value, const Gain& gain, f
   const float squares = part.template fold<Sum, 0>([](int, float x) { return x * x; });
   const float scale = 1.0f / sqrtf(squares * share + epsilon);
   if (!part.mine) return;
-  part.each([&](int j, float(&x)[R::VECTOR]) {
+  part.each([&](int q, float(&x)[R::VECTOR]) {
     float g[R::VECTOR], y[R::VECTOR];
-    gain(j, g);
+    gain(q, g);
 #pragma unroll
     for (int v = 0; v < R::VECTOR; ++v) y[v] = x[v] * scale * g[v];
-    store(part.row, j, y);
+    store(part.row, q, y);
   });
 }
 
@@ -193,8 +195,8 @@ __device__ __forceinline__ void place(const Value& value, const Store& store) {
 }
 
 // The moments of parts of one size, merged over the parts and over the channels of a group: a row
-// is a group, its positions part by part. value(row, j, x) reads a part's mean, spread(row, j, x)
-// its variance; store(row, channel of the group, mean, 1 / sqrt(variance + epsilon)).
+// is a group, its positions part by part. value(row, q, x) reads parts' means, spread(row, q, x)
+// their variances; store(row, channel of the group, mean, 1 / sqrt(variance + epsilon)).
 template <class R, int CHANNELS, class Value, class Spread, class Store>
 __device__ __forceinline__ void merged_moments(const Value& value, const Spread& spread,
                                                float epsilon, const Store& store) {
@@ -202,9 +204,9 @@ __device__ __forceinline__ void merged_moments(const Value& value, const Spread&
   constexpr float share = static_cast<float>(1.0 / R::LENGTH);
   const float mean = part.template fold<Sum, 0>([](int, float x) { return x; }) * share;
   float inside = 0.0f;
-  part.each([&](int j, float(&)[R::VECTOR]) {
+  part.each([&](int q, float(&)[R::VECTOR]) {
     float own[R::VECTOR];
-    spread(part.row, j, own);
+    spread(part.row, q, own);
 #pragma unroll
     for (int v = 0; v < R::VECTOR; ++v) inside += own[v];
   });

@@ -9,8 +9,8 @@
 // Neighbouring threads take neighbouring channels (LAST), or neighbouring columns of a channel.
 // A stage gives what it reads and stores:
 //
-//   value(n, row, column, c, i, x)  the input that output channels c ... see as the i-th of their
-//                                   group, float (&x)[VECTOR]
+//   value(n, row, column, c, i, x)  the input that the c-th vector of output channels sees as the
+//                                   i-th of their group, float (&x)[VECTOR]
 //   weight(kh, kw, c, i, w)         their factors
 //   store(n, y, x, c, total)        the epilogue and the stores
 #pragma once
@@ -53,7 +53,7 @@ struct Window : S {
   static_assert(CHANNELS % VECTOR == 0, "vectors end where channels do");
 };
 
-// What a thread makes: outputs (n, y + [0, STRIP), x, c + [0, VECTOR)).
+// What a thread makes: outputs (n, y + [0, STRIP), x), of the c-th vector of channels.
 template <class G>
 struct Strip {
   int n, y, x, c;
@@ -63,7 +63,7 @@ struct Strip {
     int rest = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     mine = rest < G::THREADS;
     if (G::LAST) {
-      c = rest % G::VECTORS * G::VECTOR;
+      c = rest % G::VECTORS;
       rest /= G::VECTORS;
     }
     x = rest % G::Output::W;
@@ -71,7 +71,7 @@ struct Strip {
     y = rest % G::STRIPS * G::STRIP;
     rest /= G::STRIPS;
     if (!G::LAST) {
-      c = rest % G::VECTORS * G::VECTOR;
+      c = rest % G::VECTORS;
       rest /= G::VECTORS;
     }
     n = rest;

@@ -1,0 +1,257 @@
+"""Lambdas that read or store neighbours at once, and device code that takes them one vector each.
+
+::
+
+    auto value = [=](int row, int q, float (&x)[4]) {      // elements 4 q ... 4 q + 3 of a row
+      float near[4];
+      gtco::load<4>(&in0[row * 768 + q * 4], &near[0]);    // one access of 16 bytes
+      #pragma unroll
+      for (int v = 0; v < 4; ++v) { x[v] = ...; }          // the prologue of each
+    };
+
+Where a load's neighbours lie side by side and begin at a multiple of their number, they are one
+access; otherwise each is a load of its own, and just as right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.sym import detect_linear_equation
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.probe import Probe, depends_on
+from gtco.tensor.analysis.scope import Scope
+from gtco.tensor.bfloat16 import convert
+from gtco.tensor.cuda.arguments import Arguments
+from gtco.tensor.cuda.lambdas import Body, Parameters, printed
+from gtco.tensor.cuda.printer import CTYPES, indented
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.reader import Reader
+from gtco.tensor.stage import Stage, TensorType
+
+# The parameters, then the lane -> an index of the tensor.
+LaneMap = Callable[..., Sequence[Expr]]
+Load = tuple[str, Expr]  # a tensor, a flat position
+HEADER = "vectors.cuh"  # what the text calls
+
+
+@dataclass
+class NearReader(Reader):
+    """Takes what was loaded at once from there; ``near``: a tensor, the first lane's position and
+    where its neighbours are kept.
+    """
+
+    near: list[tuple[str, Expr, Array]] = field(default_factory=list)
+    lane: Expr = 0
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        at = self.emitter.index(self.inputs[tensor].flat(index))
+        kept = self.kept(tensor, at)
+        return super().load(tensor, index) if kept is None else self.emitter.load(kept, [self.lane])
+
+    def kept(self, tensor: str, at: Expr) -> Array | None:
+        """Where this lane's element is, of a tensor at a flat position, if it is kept."""
+        equal = self.emitter.analyzer.can_prove_equal
+        for name, first, array in self.near:
+            if name == tensor and not isinstance(at, int) and equal(at, first + self.lane):
+                return array
+        return None
+
+
+def reading(
+    args: Arguments,
+    stage: Stage,
+    tensor: str,
+    name: str,
+    params: Parameters,
+    index: LaneMap,
+    lanes: int,
+) -> str:
+    """``auto name = [=](params, float (&x)[lanes]) {...};``: the tensor's elements at ``index`` of
+    the parameters and each lane, through its whole prologue.
+    """
+    own = stage.types[tensor].dtype
+
+    def body(b: Body) -> None:
+        def element(reader: NearReader, v: Expr) -> None:
+            at = [b.em.index(i) for i in index(*b.index, v)]
+            found = convert(b.em, reader.value(tensor, at), own, "float32")
+            b.em.store(b.arrays["x"], [v], found)
+
+        def follow(probe: Probe, v: Expr) -> None:
+            probe.follow(tensor, [b.em.index(i) for i in index(*b.index, v)])
+
+        each_lane(b, stage, lanes, follow, element)
+
+    return function(args, name, params, body, {"float (&x)": TensorType((lanes,))})
+
+
+def storing(
+    args: Arguments,
+    stage: Stage,
+    tail: Epilogue,
+    name: str,
+    params: Parameters,
+    index: LaneMap,
+    lanes: int,
+) -> str:
+    """``auto name = [=](params, const float (&y)[lanes]) {...};``: what the epilogue makes of the
+    anchor's values ``y`` at ``index`` of the parameters and each lane, stored where it belongs.
+    """
+    own = stage.types[tail.anchor].dtype
+    given = "int" if own.startswith("int") else "float"
+
+    def body(b: Body) -> None:
+        def element(reader: NearReader, v: Expr) -> None:
+            at = [b.em.index(i) for i in index(*b.index, v)]
+            y = b.em.load(b.arrays["y"], [v])
+            value = convert(b.em, y, "int32" if given == "int" else "float32", own)
+            finish(b, reader, tail, at, value)
+
+        def follow(probe: Probe, v: Expr) -> None:
+            probe.through(tail, [b.em.index(i) for i in index(*b.index, v)])
+
+        each_lane(b, stage, lanes, follow, element)
+
+    dtype = "int32" if given == "int" else "float32"
+    return function(args, name, params, body, {f"const {given} (&y)": TensorType((lanes,), dtype)})
+
+
+def finish(b: Body, reader: NearReader, tail: Epilogue, at: Sequence[Expr], value: Expr) -> None:
+    """The epilogue of one value: kept where its neighbours are stored at once, else stored."""
+    result, where = reader.through(tail, at, value)
+    kept = reader.kept(tail.stage.output.output, b.em.index(b.output.flat(where)))
+    if kept is not None:
+        b.em.store(kept, [reader.lane], result)
+    else:
+        b.em.store(b.output, where, result)
+
+
+def each_lane(
+    b: Body,
+    stage: Stage,
+    lanes: int,
+    follow: Callable[[Probe, Expr], None],
+    element: Callable[[NearReader, Expr], None],
+    inputs: Mapping[str, Array] | None = None,
+) -> None:
+    """``element(reader, v)`` for every lane; what ``follow`` shows to be neighbours is loaded
+    before and stored behind as one.
+    """
+    em, reader = b.em, NearReader(stage, b.em, inputs or b.inputs)
+    if lanes == 1:
+        element(reader, 0)
+        return
+    (lane,) = em.variables((lanes,), "v")
+    probe = Probe(stage, em)
+    follow(probe, lane)
+    found = [] if probe.conditions else _together(em, probe.loads, lane, lanes)
+    stored: list[tuple[Array, Expr]] = []
+    for tensor, first in found:
+        if tensor in reader.inputs:
+            array = reader.inputs[tensor]
+            near = _registers(em, lanes, array.dtype, "near")
+            _call("load", lanes, _place(array, first), _place(near, 0))
+        elif tensor == stage.output.output:
+            near = _registers(em, lanes, b.output.dtype, "made")
+            stored.append((near, first))
+        else:
+            continue
+        reader.near.append((tensor, first, near))
+    with em.loop(lanes, "v", T.unroll) as v:
+        reader.lane = v
+        element(reader, v)
+    for near, first in stored:
+        _call("store", lanes, _place(b.output, first), _place(near, 0))
+
+
+def _together(em: Scope, loads: Sequence[Load], lane: Expr, lanes: int) -> list[Load]:
+    """Those of the loads whose lanes lie side by side from a multiple of their number on, each
+    once: the tensor and the position of the first lane.
+    """
+    found: list[Load] = []
+    for tensor, flat in loads:
+        parts: Sequence[Expr] = (
+            () if isinstance(flat, int) else detect_linear_equation(flat, [lane])
+        )
+        if len(parts) != 2 or not _is(parts[0], 1):
+            continue
+        first = em.index(parts[1])
+        if any(t == tensor and _same(first, f) for t, f in found):
+            continue
+        if isinstance(first, int):
+            aligned = first % lanes == 0
+        else:
+            known = em.analyzer.modular_set(first)
+            aligned = int(known.coeff) % lanes == 0 and int(known.base) % lanes == 0
+        if aligned:
+            found.append((tensor, first))
+    return found
+
+
+def function(
+    args: Arguments,
+    name: str,
+    params: Parameters,
+    body: Callable[[Body], None],
+    arrays: Mapping[str, TensorType],
+    values: Mapping[str, str] | None = None,
+) -> str:
+    """A lambda over integers, ``values`` and ``arrays``: those by how they are declared, as
+    ``const float (&y)``.
+    """
+    places = {declared.split("&")[1].rstrip(")"): t for declared, t in arrays.items()}
+    lines = printed(args, params, body, values=values, arrays=places)
+    heads = [
+        *(f"int {p}" for p, _ in params),
+        *(f"{CTYPES[d]} {v}" for v, d in (values or {}).items()),
+        *(f"{declared}[{t.size}]" for declared, t in arrays.items()),
+    ]
+    return "\n".join([f"auto {name} = [=]({', '.join(heads)}) {{", *indented(lines), "};"])
+
+
+def _registers(em: Emitter, lanes: int, dtype: str, name: str) -> Array:
+    made = em.registers(lanes, dtype)
+    IRBuilder.name(name, made.buffer)
+    return made
+
+
+def _place(array: Array, flat: Expr) -> Expr:
+    return tirx.address_of(array.buffer[flat])
+
+
+def _call(what: str, lanes: int, *args: Expr) -> None:
+    T.evaluate(tirx.call_extern("void", f"gtco::{what}<{lanes}>", *args))
+
+
+def _same(a: Expr, b: Expr) -> bool:
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return bool(tvm.ir.structural_equal(a, b))
+
+
+def _is(x: Expr, number: int) -> bool:
+    return isinstance(x, tirx.IntImm) and int(x.value) == number
+
+
+def side_by_side(
+    stage: Stage, extents: Sequence[int], follow: Callable[..., None], lanes: int
+) -> bool:
+    """Are all loads and stores of ``lanes`` neighbours one access each, or the same for all?
+    ``follow(probe, *parameters, lane)`` shows them; the parameters have these extents.
+    """
+    probe = Probe(stage)
+    made = probe.scope.variables(extents)
+    params = [v if n > 1 else 0 for v, n in zip(made, extents, strict=True)]
+    (lane,) = probe.scope.variables((lanes,))
+    follow(probe, *params, lane)
+    if probe.conditions:
+        return False
+    moving = [(t, f) for t, f in probe.loads if depends_on(f, lane)]
+    return all(_together(probe.scope, [load], lane, lanes) for load in moving)
