@@ -1,0 +1,346 @@
+// C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], and whatever a stage makes of it. A block makes
+// one tile of C: it copies tiles of A and B to shared memory, several stages ahead of their use,
+// its warps multiply parts of them, and `store` gets every element of C, neighbours side by side.
+//
+//   for slice in slices of k:                      // BLOCK::K steps each
+//     wait for the copies of this slice, begin those of the slice STAGES - 1 ahead
+//     for step in this warp's part of the slice:   // WARP::PARTS warps share a slice
+//       fragments of the next step; sums += A B of this one
+//   parts are added up; sums -> shared memory -> store(b, m, n, sum)
+#pragma once
+#include "gtco/mma.cuh"
+
+namespace gtco {
+
+// Extents. k is OUTER loops around K steps: a slice never passes from one to the next.
+template <int BATCH_, int M_, int N_, int OUTER_, int K_>
+struct Shape {
+  static constexpr int BATCH = BATCH_, M = M_, N = N_, OUTER = OUTER_, K = K_;
+};
+// A block's tile, and k's slice.
+template <int M_, int N_, int K_>
+struct Block {
+  static constexpr int M = M_, N = N_, K = K_;
+};
+// A warp's tile; PARTS warps share it, each with a part of every slice.
+template <int M_, int N_, int PARTS_ = 1>
+struct Warps {
+  static constexpr int M = M_, N = N_, PARTS = PARTS_;
+};
+
+// ---- operands: at(b, i, k) for row or column i
+
+constexpr bool ALONG_K = true, ALONG_ROWS = false;  // in which direction neighbours lie in memory
+
+// Chunks of 16 bytes lie in memory as they are multiplied: at() gives the address of a chunk's first
+// element, or nullptr where its elements count as zeros.
+template <bool ALONG, class F>
+struct InPlace {
+  static constexpr bool along_k = ALONG;
+  F at;
+};
+template <bool ALONG, class F>
+__device__ __forceinline__ InPlace<ALONG, F> in_place(F at) {
+  return {at};
+}
+// at() computes the element as a float.
+template <bool ALONG, class F>
+struct Computed {
+  static constexpr bool along_k = ALONG;
+  F at;
+};
+template <bool ALONG, class F>
+__device__ __forceinline__ Computed<ALONG, F> computed(F at) {
+  return {at};
+}
+// A constant B, laid out at compile time tile by tile, with zeros at the edges:
+// [batch][tile of columns][slice][column][step of k].
+// `batch_of` says which of the batches one reads.
+template <class T, class F>
+struct Packed {
+  static constexpr bool along_k = true;
+  const T* tiles;
+  F batch_of;
+};
+template <class T, class F>
+__device__ __forceinline__ Packed<T, F> packed(const T* tiles, F batch_of) {
+  return {tiles, batch_of};
+}
+
+// Where a block's next slice of k lies: `outer` times Shape::K and `k` steps more.
+struct Slice {
+  int number, outer, k;
+};
+
+// Brings an operand's slices to shared memory. `begin` asks for one, `end` puts into the tile what
+// came by way of registers; EXTENT is the operand's rows or columns.
+template <class T, class Tile, class Shape, int EXTENT, int THREADS, class Source>
+struct Mover;
+
+template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, class F>
+struct Mover<T, Tile, Shape, EXTENT, THREADS, InPlace<ALONG, F>> {
+  static constexpr int COUNT = ceil_div(Tile::SIZE, THREADS), CHUNK = Tile::CHUNK;
+  static_assert((ALONG ? Shape::K : EXTENT) % CHUNK == 0, "chunks end where the operand ends");
+  const InPlace<ALONG, F>& source;
+  const int batch, first, tile_number;
+#if GTCO_ARCH < 800
+  uint4 held[COUNT];
+#endif
+
+  __device__ __forceinline__ void begin(unsigned char* tile, const Slice& slice) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
+      const int row = number / Tile::CHUNKS, chunk = number % Tile::CHUNKS;
+      const int own = first + (ALONG ? row : chunk * CHUNK);
+      const int k = slice.k + (ALONG ? chunk * CHUNK : row);
+      const T* from = nullptr;
+      if (own < EXTENT && k < Shape::K) from = source.at(batch, own, slice.outer * Shape::K + k);
+#if GTCO_ARCH >= 800
+      copy_16(tile + Tile::chunk(row, chunk), from, from != nullptr);
+#else
+      held[i] = from ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+#endif
+    }
+  }
+  __device__ __forceinline__ void end(unsigned char* tile) {
+#if GTCO_ARCH < 800
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
+      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
+      *reinterpret_cast<uint4*>(tile + at) = held[i];
+    }
+#endif
+  }
+};
+
+template <class T, class Tile, class Shape, int EXTENT, int THREADS, class F>
+struct Mover<T, Tile, Shape, EXTENT, THREADS, Packed<T, F>> {
+  static constexpr int COUNT = ceil_div(Tile::SIZE, THREADS), CHUNK = Tile::CHUNK;
+  static constexpr int SLICES = Shape::OUTER * ceil_div(Shape::K, Tile::depth);
+  static constexpr int TILES = ceil_div(EXTENT, Tile::length);
+  const Packed<T, F>& source;
+  const int batch, first, tile_number;
+#if GTCO_ARCH < 800
+  uint4 held[COUNT];
+#endif
+
+  __device__ __forceinline__ void begin(unsigned char* tile, const Slice& slice) {
+    const int place = (source.batch_of(batch) * TILES + tile_number) * SLICES + slice.number;
+    const T* from = source.tiles + place * (Tile::SIZE * CHUNK);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
+#if GTCO_ARCH >= 800
+      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
+      copy_16(tile + at, from + number * CHUNK, true);
+#else
+      held[i] = *reinterpret_cast<const uint4*>(from + number * CHUNK);
+#endif
+    }
+  }
+  __device__ __forceinline__ void end(unsigned char* tile) {
+#if GTCO_ARCH < 800
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
+      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
+      *reinterpret_cast<uint4*>(tile + at) = held[i];
+    }
+#endif
+  }
+};
+
+// By pairs of neighbours: lanes that follow each other read what lies side by side.
+template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, class F>
+struct Mover<T, Tile, Shape, EXTENT, THREADS, Computed<ALONG, F>> {
+  static constexpr int PAIRS = Tile::CHUNKS * Tile::CHUNK / 2;  // of a row
+  static constexpr int SIZE = (ALONG ? Tile::length : Tile::depth) * PAIRS;
+  static constexpr int COUNT = ceil_div(SIZE, THREADS);
+  const Computed<ALONG, F>& source;
+  const int batch, first, tile_number;
+  float held[COUNT][2];
+
+  __device__ __forceinline__ void begin(unsigned char*, const Slice& slice) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (SIZE % THREADS != 0 && number >= SIZE) break;
+      const int row = number / PAIRS, column = number % PAIRS * 2;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int own = first + (ALONG ? row : column + e);
+        const int k = slice.k + (ALONG ? column + e : row);
+        held[i][e] = 0.0f;
+        if (own < EXTENT && k < Shape::K)
+          held[i][e] = source.at(batch, own, slice.outer * Shape::K + k);
+      }
+    }
+  }
+  __device__ __forceinline__ void end(unsigned char* tile) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (SIZE % THREADS != 0 && number >= SIZE) break;
+      unsigned char* const at = tile + Tile::element(number / PAIRS, number % PAIRS * 2);
+      if constexpr (sizeof(T) == 4)
+        *reinterpret_cast<float2*>(at) = make_float2(held[i][0], held[i][1]);
+      else
+        *reinterpret_cast<uint32_t*>(at) = pack<T>(held[i][0], held[i][1]);
+    }
+  }
+};
+
+// ---- the kernel's numbers, which the host reckons with too (sketch/cuda/gemm.py)
+
+template <class T, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST>
+struct Plan {
+  static constexpr int ACROSS = Block::N / Warps::N, DOWN = Block::M / Warps::M;
+  static constexpr int SHARE = ACROSS * DOWN;  // warps that have a tile of their own
+  static constexpr int THREADS = SHARE * Warps::PARTS * 32;
+  static constexpr int TILES_M = ceil_div(Shape::M, Block::M);
+  static constexpr int TILES_N = ceil_div(Shape::N, Block::N);
+  static constexpr int BLOCKS = Shape::BATCH * TILES_M * TILES_N;
+  static constexpr int SLICES = Shape::OUTER * ceil_div(Shape::K, Block::K);
+  static constexpr int STAGE = (Block::M + Block::N) * Block::K * int(sizeof(T));
+  // Sums pass through shared memory by slabs of rows of a warp's tile, so that lanes which follow
+  // each other store neighbours: of a row, or of a column where the output has those side by side.
+  static constexpr int SLAB = ROWS_FIRST && Warps::M % 32 == 0 ? 32 : 16;
+  // Rows of a slab begin 8 (or 24) banks apart, columns 4 (or 20): what lanes write meets no other.
+  static constexpr int PITCH = ROWS_FIRST ? SLAB + 4 : Warps::N % 16 == 8 ? Warps::N : Warps::N + 8;
+  static constexpr int SLAB_BYTES = (ROWS_FIRST ? Warps::N : SLAB) * PITCH * 4;
+  static constexpr int PARTS_BYTES = Warps::PARTS > 1 ? Block::M * Block::N * 4 : 0;
+  static constexpr int SHARED =
+      larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
+};
+
+// One tile of C, the `task`-th of Plan::BLOCKS. GROUP rows of tiles are walked together, columns
+// outermost, so that blocks which run at once share tiles of A and B in L2.
+template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
+          bool ROWS_FIRST, class A, class B, class Store>
+__device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, const Store& store) {
+  using Numbers = Plan<T, Shape, Block, Warps, STAGES, ROWS_FIRST>;
+  using TileA = Operand<T, A::along_k, Block::M, Block::K>;
+  using TileB = Operand<T, B::along_k, Block::N, Block::K>;
+  constexpr int SLICES = Numbers::SLICES, AHEAD = STAGES - 1;
+  constexpr int STEPS = Block::K / Warps::PARTS / Unit::STEP;
+  static_assert(STAGES >= 2, "one stage is multiplied while others are under way");
+  static_assert(Block::M % Warps::M == 0 && Block::N % Warps::N == 0, "whole warps");
+  static_assert(STEPS * Warps::PARTS * Unit::STEP == Block::K, "whole steps");
+  GTCO_SHARED(shared);
+
+  const int batch = task / (Numbers::TILES_M * Numbers::TILES_N);
+  const int tile = task % (Numbers::TILES_M * Numbers::TILES_N);
+  const int group = tile / (GROUP * Numbers::TILES_N), inside = tile % (GROUP * Numbers::TILES_N);
+  const int left = Numbers::TILES_M - group * GROUP, high = left < GROUP ? left : GROUP;
+  const int tile_m = group * GROUP + inside % high, tile_n = inside / high;
+  const int m0 = tile_m * Block::M, n0 = tile_n * Block::N;
+
+  Mover<T, TileA, Shape, Shape::M, Numbers::THREADS, A> mover_a{a, batch, m0, tile_m};
+  Mover<T, TileB, Shape, Shape::N, Numbers::THREADS, B> mover_b{b, batch, n0, tile_n};
+  Slice next{0, 0, 0};
+  const auto stage = [&](int slot) { return shared + slot * Numbers::STAGE; };
+  const auto begin = [&](int slot) {
+    mover_a.begin(stage(slot), next);
+    mover_b.begin(stage(slot) + TileA::BYTES, next);
+  };
+  const auto end = [&](int slot) {
+    mover_a.end(stage(slot));
+    mover_b.end(stage(slot) + TileA::BYTES);
+    ++next.number;
+    next.k += Block::K;
+    if (Shape::OUTER > 1 && next.k >= Shape::K) ++next.outer, next.k = 0;
+  };
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    if (s < SLICES) {
+      begin(s);
+      end(s);
+    }
+    copy_commit();
+  }
+
+  const int part = warp() / Numbers::SHARE, own = warp() % Numbers::SHARE;
+  const int m = own / Numbers::ACROSS * Warps::M, n = own % Numbers::ACROSS * Warps::N;
+  typename Unit::template Warp<T, TileA, TileB, Warps::M, Warps::N> share;
+  int reading = 0, writing = AHEAD % STAGES;
+#pragma unroll 1
+  for (int s = 0; s < SLICES; ++s) {
+    copy_wait<AHEAD - 1>();
+    sync();  // the slice is there, and nobody reads the slot any more that comes next
+    const bool more = s + AHEAD < SLICES;
+    if (more) begin(writing);
+    copy_commit();
+    share.template add<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m, n,
+                              part * STEPS * Unit::STEP);
+    if (more) end(writing);
+    reading = reading + 1 == STAGES ? 0 : reading + 1;
+    writing = writing + 1 == STAGES ? 0 : writing + 1;
+  }
+
+  float* const sums = reinterpret_cast<float*>(shared);
+  if constexpr (Warps::PARTS > 1) {
+    // one after the other, so that the sum is the same each time
+#pragma unroll 1
+    for (int p = 1; p < Warps::PARTS; ++p) {
+      sync();
+      float* mine = sums + own * 32 + lane();
+      const auto next_place = [&]() -> float& {
+        float* const place = mine;
+        mine += Numbers::SHARE * 32;
+        return *place;
+      };
+      if (part == p)
+        share.each(0, Warps::M, [&](int, int, auto&... sum) { ((next_place() = sum), ...); });
+      sync();
+      if (part == 0) {
+        mine = sums + own * 32 + lane();
+        share.each(0, Warps::M, [&](int, int, auto&... sum) { ((sum += next_place()), ...); });
+      }
+    }
+  }
+  sync();
+  if (part > 0) return;
+  constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH;
+  constexpr int NEAR = ROWS_FIRST ? SLAB : Warps::N;  // neighbours that lanes store
+  // Where these are half a warp's, its halves take rows (columns) in different banks.
+  constexpr int APART = NEAR == 16 ? (ROWS_FIRST ? 4 : 2) : 1;
+  float* const slab = sums + own * (Numbers::SLAB_BYTES / 4);
+#pragma unroll
+  for (int first = 0; first < Warps::M; first += SLAB) {
+    share.each(first, SLAB, [&](int row, int column, float sum, auto... beside) {
+      float* const place = slab + (ROWS_FIRST ? column * PITCH + row : row * PITCH + column);
+      if constexpr (sizeof...(beside) == 1 && !ROWS_FIRST) {
+        *reinterpret_cast<float2*>(place) = make_float2(sum, beside...);
+      } else {
+        *place = sum;
+        ((place[PITCH] = beside), ...);
+      }
+    });
+    sync_warp();
+#pragma unroll 4
+    for (int i = lane(); i < SLAB * Warps::N; i += 32) {
+      const int near = i % NEAR, turn = i / NEAR / 2, half_warp = i / NEAR % 2;
+      const int far = APART == 1 ? i / NEAR
+                                 : turn / APART * 2 * APART + turn % APART + half_warp * APART;
+      const int row = m0 + m + first + (ROWS_FIRST ? near : far);
+      const int column = n0 + n + (ROWS_FIRST ? far : near);
+      if (row < Shape::M && column < Shape::N) store(batch, row, column, slab[far * PITCH + near]);
+    }
+    sync_warp();
+  }
+}
+
+// A whole stage: one block a tile.
+template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
+          bool ROWS_FIRST = false, class A, class B, class Store>
+__device__ __forceinline__ void gemm(const A& a, const B& b, const Store& store) {
+  gemm_tile<T, Unit, Shape, Block, Warps, STAGES, GROUP, ROWS_FIRST>(int(blockIdx.x), a, b, store);
+}
+
+}  // namespace gtco
