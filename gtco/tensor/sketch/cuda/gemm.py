@@ -1,0 +1,297 @@
+"""Sketch rule for contractions on a GPU, structure SSSRRSRS: blocks, warps and a thread's sums
+(S S S), slices of k and a slice's steps (R R), tile (S), step (R), tile (S).
+
+::
+
+    for tile[B_m, B_n] of C in batches x tiles:           # a block each (GTCO, Fig. 9)
+      for slice[B_k] of k:                                # copied stages - 1 ahead of their use
+        for step of W_k:                                  # its fragments one step ahead (Fig. 10)
+          tile[W_m, W_n] += A[W_m, step] x B[step, W_n]   # the row's instruction, in registers
+      epilogue(tile) -> output                            # lanes store neighbours
+
+The kernel is ``device/gtco/gemm.cuh``; what a stage reads and stores is printed as lambdas. k is
+split inside of a block alone: ``parts`` warps share a tile, each with its part W_k of every slice,
+added up in a fixed order. Blocks that share a tile would need atomics, whose sums differ from run
+to run, or a second launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from gtco.gpu import GpuTarget
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    anchor,
+    epilogue,
+    is_static,
+    prologue_readable,
+)
+from gtco.tensor.analysis.contraction import (
+    CONTRACTIONS,
+    Contraction,
+    ConvView,
+    TransposedView,
+    contraction,
+)
+from gtco.tensor.analysis.mapped import mapped_products
+from gtco.tensor.analysis.placement import along_memory
+from gtco.tensor.cost import epilogue_vectors, vectors
+from gtco.tensor.cuda import lambdas
+from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.printer import CTYPES
+from gtco.tensor.cuda.program import CudaProgram, Launch
+from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.tensor_core import Row, emitted_rows
+from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
+from gtco.tensor.sketch.cuda.gemm_tiles import Tiles
+from gtco.tensor.space import Config, Decision, Option, Rejection, Role
+from gtco.tensor.stage import ITEM_BYTES, Stage
+
+OPERANDS = ("float16", "bfloat16", "float32")
+WASTE = 1.5  # of what the least wasteful mapping multiplies: more is no option
+SMALL = 2.0  # times what there is to multiply
+GROUP = 8  # rows of tiles that are walked together
+LANES = 8  # that operations are counted for at once; each does one for each
+UNITS = {"mma": "TensorCores", "fma": "CudaCores"}  # of gemm.cuh
+TILINGS: tuple[tuple[str, Role], ...] = (
+    ("block", "block"),
+    ("warps", "parallel"),
+    ("stages", "overlap"),
+)
+
+
+def match(stage: Stage, target: GpuTarget) -> CudaGemm | None:
+    """One contraction with a readable prologue and a one-to-one epilogue, else None."""
+    op = anchor(stage, *CONTRACTIONS)
+    if op is None or not is_static(stage):
+        return None
+    operands = {stage.types[x].dtype for x in op.inputs[:2]}
+    if len(operands) > 1 or not {*operands, op.type.dtype} <= set(OPERANDS):
+        return None
+    view = contraction(stage, op)
+    if view is None or not prologue_readable(stage, op.inputs):
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None:
+        return None
+    if isinstance(view, TransposedView):
+        if op.inputs[1] not in stage.constants:
+            return None
+    elif isinstance(view, ConvView):
+        view = along_memory(stage, view)
+    return CudaGemm(stage, target, view, tail)
+
+
+@dataclass(frozen=True)
+class CudaGemm:
+    """A contraction on a GPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: GpuTarget
+    view: Contraction
+    tail: Epilogue
+
+    name = "gemm"
+    structure = "SSSRRSRS"
+
+    # the space ------------------------------------------------------------------------------------
+    @cached_property
+    def operand(self) -> str:
+        """The dtype of A and B."""
+        return self.stage.types[self.view.op.inputs[0]].dtype
+
+    @cached_property
+    def rows(self) -> Mapping[str, Row]:
+        """The register level, what multiplies, by name: CUDA cores beside Tensor Cores only where
+        these would multiply a ``SMALL`` part of zeros (Helix, Fig. 12).
+        """
+        best, *others = emitted_rows(self.target, self.operand)
+        waste = min(x.product.waste(best.extents) for x in self.mappings.values())
+        return {row.name: row for row in (best, *(others if waste >= SMALL else ()))}
+
+    @cached_property
+    def mappings(self) -> Mapping[str, Mapped]:
+        """Every legal mapping, by a name that says which loops are m, n and k."""
+        found = (
+            Mapped(self.stage, self.target, product, self.tail, self.operand)
+            for product in mapped_products(self.view)
+        )
+        return {mapped.name: mapped for mapped in found}
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        if "row" not in chosen:
+            return Decision("row", "micro-kernel", tuple(self.rows))
+        row = self.rows[str(chosen["row"])]
+        if "mapping" not in chosen:
+            return Decision("mapping", "micro-kernel", self.mapping_options(row))
+        left: object = self.mappings[str(chosen["mapping"])].tilings(row)
+        for name, role in TILINGS:
+            if name not in chosen:
+                assert isinstance(left, Mapping | tuple)
+                return Decision(name, role, tuple(left))
+            left = left[chosen[name]] if isinstance(left, Mapping) else None
+        if "group" not in chosen:
+            return Decision("group", "grain", self.group_options(self.tiles(chosen)))
+        return None
+
+    def mapping_options(self, row: Row) -> tuple[str, ...]:
+        """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
+        least wasteful first.
+        """
+        waste = {name: x.product.waste(row.extents) for name, x in self.mappings.items()}
+        least = min(waste.values())
+        fitting = [
+            name
+            for name, value in waste.items()
+            if value <= WASTE * least and self.mappings[name].tilings(row)
+        ]
+        return tuple(sorted(fitting, key=lambda name: waste[name]))
+
+    def group_options(self, tiles: Tiles) -> tuple[int, ...]:
+        """Rows of tiles that are walked together: it matters where not all blocks run at once."""
+        down, across = tiles.counts
+        if down == 1 or across == 1 or tiles.blocks <= self.target.sms:
+            return (down,)
+        return tuple(dict.fromkeys((min(down, GROUP), 1)))
+
+    def mapped(self, chosen: Mapping[str, Option]) -> Mapped:
+        return self.mappings[str(chosen["mapping"])]
+
+    def tiles(self, chosen: Mapping[str, Option]) -> Tiles:
+        """The kernel's numbers."""
+        return self.mapped(chosen).chosen(self.rows[str(chosen["row"])], chosen)
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Launch:
+        tiles = self.tiles(config.by_name)
+        batch, m, n, outer, depth = tiles.extents
+        (bm, bn, bk), (wm, wn) = tiles.block, tiles.warp
+        steps = float(tiles.blocks * tiles.slices)
+        item = ITEM_BYTES[self.operand]
+        mapped = self.mapped(config.by_name)
+        epilogue = self.tail_vectors * batch * m * n
+        prologue = sum(
+            each * tiles.blocks * size * tiles.slices * bk
+            for each, size, reading in (
+                (self.head_vectors[0], bm, mapped.a),
+                (self.head_vectors[1], bn, mapped.b),
+            )
+            if reading.way == "computed"
+        )
+        read, written = self.moved
+        # what blocks ask of L2: rows and columns outside of the matrix are not read
+        rows, columns = min(bm, m), min(bn, n)
+        asked = item * (rows + columns) * outer * depth * tiles.blocks
+        return Launch(
+            blocks=tiles.blocks,
+            threads=tiles.threads,
+            shared=tiles.shared,
+            registers=tiles.registers,
+            unit=tiles.row.rate(self.operand),
+            work=2.0 * steps * bm * bn * bk,
+            vector=epilogue + prologue,
+            read=read,
+            written=written,
+            traffic=asked + written,
+            flops=self.view.flops,
+            staged=steps * tiles.warps * (wm + wn) * bk * item + 8.0 * tiles.blocks * bm * bn,
+            steps=tiles.slices + tiles.parts - 1,
+        )
+
+    @cached_property
+    def moved(self) -> tuple[float, float]:
+        """Bytes of all inputs, and of the output."""
+        read = sum(i.type.nbytes for i in self.stage.inputs)
+        return float(read), float(self.stage.output.type.nbytes)
+
+    @cached_property
+    def tail_vectors(self) -> float:
+        """Operations of the epilogue on one element, its place in the output among them."""
+        return 4 + epilogue_vectors(self.tail, LANES)
+
+    @cached_property
+    def head_vectors(self) -> tuple[float, float]:
+        """Operations that a computed element of A and of B takes, its place among them."""
+        operands = (ancestors(self.stage, x) for x in self.view.op.inputs[:2])
+        a, b = (6 + vectors(self.stage, before, LANES) for before in operands)
+        return a, b
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the loops' price depend on; prologue and epilogue are operations
+        beside them.
+        """
+        v = self.view
+        best = next(iter(self.mappings.values()))
+        extents = tuple(x.product.extents for x in self.mappings.values())
+        kinds = v.op.kind, self.operand, self.stage.output.type.dtype
+        ways = best.a, best.b, best.transposed
+        return (self.name, self.target.name, *kinds, extents, *ways, prod(v.a_shape))
+
+    # the program ----------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
+        chosen = config.by_name
+        mapped, tiles = self.mapped(chosen), self.tiles(chosen)
+        product, packings = mapped.product, {}
+        if mapped.b.way == "packed":
+            packings[mapped.b_source.tensor] = product.packing(tiles.block[1], tiles.block[2])
+        args = arguments(self.stage, packings)
+        params = (("b", product.batch), ("m", product.m), ("n", product.n))
+        text = source(
+            symbol,
+            self.stage,
+            ("gemm.cuh",),
+            (
+                *mapped.a_source.lambdas(args, mapped.a),
+                *mapped.b_source.lambdas(args, mapped.b),
+                lambdas.store(
+                    args,
+                    self.stage,
+                    self.tail,
+                    "store",
+                    params,
+                    lambda index: product.c_index(*index),
+                ),
+            ),
+            self.call(tiles, int(chosen["group"])),
+            tiles.threads,
+            self.about(mapped, tiles),
+        )
+        return CudaProgram(text, (tiles.blocks, 1, 1), tiles.threads, tiles.shared, packings)
+
+    def about(self, mapped: Mapped, tiles: Tiles) -> str:
+        """For the comment above the kernel."""
+        (m, n, k), warps = tiles.block, tiles.warps
+        shared = f", {tiles.parts} of which share a tile" if tiles.parts > 1 else ""
+        return (
+            f"{tiles.row.name} on {mapped.name}, blocks of {m}x{n}, slices of {k}, "
+            f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}"
+        )
+
+    def call(self, tiles: Tiles, group: int) -> str:
+        """The statements behind the lambdas."""
+        types = (
+            ("Shape", tiles.extents, "batch, m, n, runs of k, steps of one"),
+            ("Block", tiles.block, "tile of C, steps of a slice"),
+            ("Warps", (*tiles.warp, tiles.parts), "tile of a warp, warps that share it"),
+        )
+        element, rows_first = CTYPES[self.operand], str(tiles.transposed).lower()
+        unit = f"gtco::{UNITS[tiles.row.unit]}"
+        lines = [
+            f"using {name} = gtco::{name}<{', '.join(map(str, values))}>;  // {what}"
+            for name, values, what in types
+        ]
+        plan = f"gtco::Plan<{element}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"
+        return "\n".join(
+            [
+                *lines,
+                f"static_assert({plan}::SHARED == {tiles.shared});",
+                f"gtco::gemm<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {group}, "
+                f"{rows_first}>(a, b, store);",
+            ]
+        )

@@ -1,0 +1,179 @@
+"""Tiles of a product on a GPU: three levels (block, warp, instruction), and what a block of them
+takes. Mirrors ``Plan`` of ``device/gtco/gemm.cuh``; each kernel asserts that both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil
+
+from gtco.gpu import GPUS, GpuTarget
+from gtco.tensor.cuda.tensor_core import Row, oldest
+from gtco.tensor.stage import ITEM_BYTES
+
+WARP = 32
+MOST_THREADS = 1024  # of a block
+MOST_REGISTERS = 255  # of a thread
+OVERHEAD = 36  # registers for places, counters and addresses
+EXTENTS = (16, 32, 64, 128, 256)  # of a block's tile
+LARGEST = 128 * 256
+DEPTHS = (16, 32, 64, 128)  # of a slice of k
+SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is all barriers, more is late
+WARP_EXTENTS = (16, 32, 64)  # of a warp's tile
+ENOUGH: tuple[int, ...] = (4, 8)  # warps of a block
+PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
+# Multiply-adds an element that a block loads (DyGen, eq. 5): at least this, and where a tile of
+# TYPICAL leaves no multiprocessor idle at least that one's half.
+LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One kernel's numbers: ``row`` multiplies elements of ``operand`` in tiles of ``block``
+    (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
+    parts), with ``stages`` slices in shared memory. ``transposed``: sums are stored along columns.
+    """
+
+    row: Row
+    operand: str
+    extents: tuple[int, int, int, int, int]  # batch, m, n, outer, depth
+    block: tuple[int, int, int]
+    warp: tuple[int, int]
+    parts: int
+    stages: int
+    transposed: bool = False
+    computed: int = 0  # rows and columns of a block whose elements are computed one by one
+
+    @property
+    def warps(self) -> int:
+        """That have a tile of their own."""
+        return self.block[0] // self.warp[0] * (self.block[1] // self.warp[1])
+
+    @property
+    def threads(self) -> int:
+        return self.warps * self.parts * WARP
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along m and n."""
+        return ceil(self.extents[1] / self.block[0]), ceil(self.extents[2] / self.block[1])
+
+    @property
+    def blocks(self) -> int:
+        return self.extents[0] * self.counts[0] * self.counts[1]
+
+    @property
+    def slices(self) -> int:
+        """Of k, of all its runs."""
+        return self.extents[3] * ceil(self.extents[4] / self.block[2])
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one slice of both operands."""
+        m, n, k = self.block
+        return (m + n) * k * ITEM_BYTES[self.operand]
+
+    @cached_property
+    def shared(self) -> int:
+        """Bytes of a block's shared memory: DyGen, eq. 3, and what sums pass through at the end."""
+        (m, n, _), (wm, wn) = self.block, self.warp
+        slab = 32 if self.transposed and wm % 32 == 0 else 16
+        if self.transposed:
+            size = wn * (slab + 4)
+        else:
+            size = slab * (wn if wn % 16 == 8 else wn + 8)
+        parts = m * n * 4 if self.parts > 1 else 0
+        return max(self.stages * self.stage, self.warps * size * 4, parts)
+
+    @cached_property
+    def registers(self) -> int:
+        """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, and the rest."""
+        wm, wn = self.warp
+        sums = wm * wn // WARP
+        if self.row.unit == "mma":
+            held = 2 * (wm // 16 * 4 + wn // 8 * 2)
+        else:
+            held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8)
+        # elements of a slice wait in registers while the one before multiplies
+        waiting = self.computed * self.block[2] // self.threads
+        return min(sums + held + waiting + OVERHEAD, MOST_REGISTERS)
+
+    def fits(self, target: GpuTarget) -> bool:
+        """Do a block's threads, shared memory and registers fit (DyGen, eq. 2 to 4)?"""
+        return (
+            self.threads <= MOST_THREADS
+            and self.shared <= shared_limit(target)
+            and self.registers <= MOST_REGISTERS
+            and self.registers * self.threads <= target.registers_sm
+        )
+
+
+@lru_cache
+def shared_limit(target: GpuTarget) -> int:
+    """Bytes that a block may have on the target, and on every architecture that has an image."""
+    images = (gpu.shared for gpu in GPUS.values() if gpu.arch in target.images)
+    return min((target.shared, *images))
+
+
+def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
+    """Those below ``size``, and the first that covers it."""
+    covering = next((o for o in options if o >= size), options[-1])
+    return tuple(o for o in options if o <= covering)
+
+
+def block_options(
+    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int]
+) -> Iterator[tuple[int, int, int]]:
+    """(B_m, B_n, B_k): none much larger than the product, none of less intensity than it deserves,
+    slices neither tiny nor huge.
+    """
+    batch, m, n, _, depth = extents
+    ms, ns = _upto(m, EXTENTS), _upto(n, EXTENTS)
+    ks = _upto(depth, DEPTHS)[-3:]
+    whole = batch * ceil(m / TYPICAL[0]) * ceil(n / TYPICAL[1])
+    least = 2 * LEAST_INTENSITY if whole >= target.sms else LEAST_INTENSITY
+    least = min(least, intensity(ms[-1], ns[-1]))
+    for bm in ms:
+        for bn in ns:
+            if bm * bn > LARGEST or intensity(bm, bn) < least:
+                continue
+            sizes = {k: (bm + bn) * k * ITEM_BYTES[operand] for k in ks}
+            fitting = [k for k in ks if SLICE[0] <= sizes[k] <= SLICE[1]]
+            for bk in fitting[-2:] or ks[-1:]:
+                yield bm, bn, bk
+
+
+def intensity(m: int, n: int) -> float:
+    return m * n / (m + n)
+
+
+def warp_options(block: tuple[int, int, int], row: Row) -> Iterator[tuple[int, int, int]]:
+    """(W_m, W_n, parts): four or eight warps, which keep a multiprocessor's four partitions busy.
+    Of one number of parts the squarest tile, which reads least of shared memory. Fewer warps where
+    the block's tile and slice are too small for four.
+    """
+    bm, bn, bk = block
+    step = 16 if row.unit == "mma" else 8
+    found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
+    shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
+    for wm, wn in sorted(shapes, key=lambda w: (abs(w[0] - w[1]), -w[1])):
+        if bm % wm or bn % wn:
+            continue
+        for parts in PARTS:
+            if bk % (parts * step) == 0:
+                warps = bm // wm * (bn // wn) * parts
+                found.setdefault(warps, {}).setdefault(parts, (wm, wn, parts))
+    fewer = max((count for count in found if count < ENOUGH[0]), default=0)
+    for warps in [count for count in ENOUGH if count in found] or [fewer]:
+        yield from list(found.get(warps, {}).values())[:2]
+
+
+def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
+    """Slices in shared memory at once, as many as k has: asynchronous copies begin with sm_80, and
+    before that the next slice waits in registers while one multiplies.
+    """
+    wanted = (4, 3, 2) if oldest(target) >= 80 else (2,)
+    fitting = [s for s in wanted if replace(tiles, stages=s).fits(target)]
+    return tuple([s for s in fitting if s <= max(tiles.slices, 2)][:2])

@@ -1,0 +1,180 @@
+"""How a kernel reads a product's operands: in place by chunks of 16 bytes, element by element
+through a prologue, or packed at compile time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from gtco.tensor.analysis.contraction import ConvView
+from gtco.tensor.analysis.mapped import MappedProduct
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.scope import Expr, Scope
+from gtco.tensor.cuda import lambdas
+from gtco.tensor.cuda.arguments import Arguments
+from gtco.tensor.stage import ITEM_BYTES, Stage
+
+CHUNK = 16  # bytes
+At = Callable[[Expr, Expr, Expr], Any]  # of (batch, row or column, step of k)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``way`` is ``in_place``, ``computed`` or ``packed``; ``along_k``: do neighbours along k lie
+    side by side, or those along the operand's own axis?
+    """
+
+    way: str
+    along_k: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """One operand of a product: which tensor, where its elements are, and its own extent."""
+
+    stage: Stage
+    product: MappedProduct
+    letter: str  # "a" or "b"
+
+    @property
+    def tensor(self) -> str:
+        return self.product.view.op.inputs["ab".index(self.letter)]
+
+    @property
+    def own(self) -> tuple[str, int]:
+        """Name and extent of A's rows or B's columns."""
+        p = self.product
+        return ("m", p.m) if self.letter == "a" else ("n", p.n)
+
+    @property
+    def params(self) -> tuple[tuple[str, int], ...]:
+        return ("b", self.product.batch), self.own, ("k", self.product.k)
+
+    def index(self, b: Expr, i: Expr, k: Expr) -> list[Expr]:
+        p = self.product
+        return p.a_index(b, i, k) if self.letter == "a" else p.b_index(b, k, i)
+
+    @property
+    def padded(self) -> bool:
+        """May an element lie outside the tensor, and count as zero?"""
+        view = self.product.view
+        return self.letter == "a" and isinstance(view, ConvView) and view.padded
+
+    @property
+    def constant(self) -> bool:
+        return self.tensor in self.stage.constants
+
+    # the analysis ---------------------------------------------------------------------------------
+    def reading(self) -> Reading:
+        if self.letter == "b" and self.constant:
+            return Reading("packed")
+        if lambdas.addressable(self.stage, self.tensor):
+            for along_k in (True, False):
+                if self.in_chunks(along_k):
+                    return Reading("in_place", along_k)
+        return Reading("computed", self.runs_along_k())
+
+    def in_chunks(self, along_k: bool) -> bool:
+        """Do aligned chunks of 16 bytes of the operand lie in an input as they are?"""
+        p, (_, size) = self.product, self.own
+        count = CHUNK // ITEM_BYTES[self.stage.types[self.tensor].dtype]
+        if (p.depth if along_k else size) % count:
+            return False
+        scope = Scope()
+        extents = (p.batch, *((size, p.k // count) if along_k else (size // count, p.k)), count)
+        b, i, k, one = scope.variables(extents)
+
+        def at(step: Expr) -> tuple[Expr, Expr, Expr]:
+            return (b, i, k * count + step) if along_k else (b, i * count + step, k)
+
+        first, one_on = self._flat(scope, at(0)), self._flat(scope, at(one))
+        if first is None or one_on is None or scope.known(one_on - first == one) is not True:
+            return False
+        if scope.known(tirx.floormod(_expr(first), count) == 0) is not True:
+            return False
+        if not self.padded:
+            return True
+        here, there = (p.source(*at(step)) for step in (0, one))
+        pairs = zip(here, there, strict=True)
+        return all(scope.known(x - y == 0) is True for x, y in pairs)
+
+    def runs_along_k(self) -> bool:
+        """Do more loads follow each other in memory along k than along the operand's own axis?"""
+        p, scope = self.product, Scope()
+        b, i, k = scope.variables((p.batch, self.own[1], p.k))
+
+        def apart(index: Sequence[Expr], beside: Sequence[Expr]) -> int:
+            probes = []
+            for where in (index, beside):
+                probe = Probe(self.stage, scope)
+                probe.follow(self.tensor, where)
+                probes.append([(t, at) for t, at in probe.loads if t])
+            pairs = zip(*probes, strict=False)
+            size = self.stage.types
+            near = (size[t].size for (t, x), (_, y) in pairs if scope.known(y - x == 1) is True)
+            return sum(near)
+
+        here = self.index(b, i, k)
+        return apart(here, self.index(b, i, k + 1)) >= apart(here, self.index(b, i + 1, k))
+
+    def _flat(self, scope: Scope, at: tuple[Expr, Expr, Expr]) -> Expr | None:
+        """Where the element lies in an input, flat."""
+        probe = Probe(self.stage, scope)
+        probe.follow(self.tensor, self.index(*at))
+        return probe.loads[0][1] if len(probe.loads) == 1 and not probe.conditions else None
+
+    # the text -------------------------------------------------------------------------------------
+    def lambdas(self, args: Arguments, reading: Reading) -> list[str]:
+        """Statements that define the operand as gemm.cuh takes it, named by its letter."""
+        if reading.way == "packed":
+            batch = lambdas.write(
+                args,
+                f"{self.letter}_batch",
+                (("b", self.product.batch),),
+                lambda body: body.give(_expr(self.product.packed_batch(body.index[0]))),
+                returns="int32",
+            )
+            name = args.pointer(self.tensor)
+            return [batch, f"auto {self.letter} = gtco::packed({name}, {self.letter}_batch);"]
+        printed = lambdas.address if reading.way == "in_place" else lambdas.value
+        name = f"{self.letter}_at"
+        found = [
+            printed(args, self.stage, self.tensor, name, self.params, lambda i: self.index(*i))
+        ]
+        if self.padded:
+            found += self._zeros(args, reading, name)
+            name = f"{self.letter}_or_zero"
+        along = "ALONG_K" if reading.along_k else "ALONG_ROWS"
+        return [*found, f"auto {self.letter} = gtco::{reading.way}<gtco::{along}>({name});"]
+
+    def _zeros(self, args: Arguments, reading: Reading, name: str) -> list[str]:
+        """The same, and zero where a tap lies outside the image."""
+        view = self.product.view
+        assert isinstance(view, ConvView)
+
+        def inside(body: lambdas.Body) -> None:
+            em = body.em
+            found: Expr = True
+            for at, size in zip(self.product.source(*body.index), view.image, strict=True):
+                place = em.let_index(at)
+                for condition in (place >= 0, place < size):
+                    if em.known(condition) is not True:
+                        found = condition if found is True else tirx.all(found, condition)
+            body.give(_expr(found, "bool"))
+
+        head = ", ".join(f"int {p}" for p, _ in self.params)
+        given = ", ".join(p for p, _ in self.params)
+        none = "nullptr" if reading.way == "in_place" else "0.0f"
+        return [
+            lambdas.write(args, "inside", self.params, inside, returns="bool"),
+            f"auto {self.letter}_or_zero = [=]({head}) -> decltype({name}({given})) "
+            f"{{ return inside({given}) ? {name}({given}) : {none}; }};",
+        ]
+
+
+def _expr(value: Expr, dtype: str = "int32") -> Expr:
+    return tirx.const(value, dtype) if isinstance(value, int | bool) else value
