@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
@@ -111,7 +110,7 @@ def address(
 
     def body(b: Body) -> None:
         found = Reader(stage, b.em, b.inputs).value(tensor, [b.em.index(i) for i in index(b.index)])
-        b.give(tirx.address_of(found))
+        b.give(found)
 
     return write(args, name, params, body, returns=own, pointer=True)
 
@@ -158,7 +157,8 @@ def write(
     returned = "" if not returns else f" -> const {element}*" if pointer else f" -> {element}"
     heads = [f"int {p}" for p, _ in params]
     heads += [f"{CTYPES[d]} {v}" for v, d in zip(values, kinds, strict=True)]
-    lines = printed(args, params, body, dict(zip(values, kinds, strict=True)), returns)
+    given = dict(zip(values, kinds, strict=True))
+    lines = printed(args, params, body, given, returns, pointer=pointer)
     if len(lines) == 1 and len(lines[0]) < 60:
         return f"auto {name} = [=]({', '.join(heads)}){returned} {{ {lines[0]} }};"
     whole = [f"auto {name} = [=]({', '.join(heads)}){returned} {{", *indented(lines), "};"]
@@ -173,9 +173,10 @@ def printed(
     returns: str = "",
     names: Sequence[str] = (),
     arrays: Mapping[str, TensorType] | None = None,
+    pointer: bool = False,
 ) -> list[str]:
     """The lines of a function's body over these parameters: integers, values and arrays; ``names``
-    are taken already.
+    are taken already. With ``pointer`` it returns where the element lies that ``body`` gives.
     """
     given, places = values or {}, arrays or {}
     with IRBuilder() as builder:
@@ -203,7 +204,7 @@ def printed(
             held = {a: view(handles[a], t, a) for a, t in places.items()}
             body(Body(em, inputs, output, at, handed, held, returned if returns else None))
     function = builder.get()
-    printer = Printer(em, returned=returned.buffer)
+    printer = Printer(em, returned=returned.buffer, places=pointer)
     for p in (*pointers, out, result, *index, *handed.values(), *handles.values()):
         printer.name(p, str(p.name))
     printer.taken |= set(names)

@@ -111,13 +111,14 @@ class Printer:
 
     ``names`` of variables and buffers that are there already; ``bfloat16`` the buffers whose
     elements are ``bf16`` where TIR sees ``uint16``; ``returned`` a buffer a store to which is the
-    function's value.
+    function's value, or with ``places`` the place of the element that is stored.
     """
 
     scope: Scope = field(default_factory=Scope)
     names: dict[Any, str] = field(default_factory=dict)
     bfloat16: set[Any] = field(default_factory=set)
     returned: Any = None
+    places: bool = False
     stack_bytes: int = 4096  # the largest array that a thread may have for itself
     taken: set[str] = field(default_factory=set)
 
@@ -194,7 +195,7 @@ class Printer:
 
     def _print_bufferstore(self, s: Any) -> list[str]:
         if self.returned is not None and s.buffer.same_as(self.returned):
-            return [f"return {self.expression(s.value)};"]
+            return [f"return {self._place(s.value) if self.places else self.expression(s.value)};"]
         place = f"{self.known_name(s.buffer)}[{self._flat(s.buffer, s.indices)}]"
         if s.buffer in self.bfloat16:
             return [f"{place} = {self._as_bfloat16(s.value)};"]
@@ -353,6 +354,12 @@ class Printer:
 
     def _element(self, x: Expr) -> str:
         return f"{self.known_name(x.source)}[{self._flat(x.source, x.indices)}]"
+
+    def _place(self, x: Expr) -> str:
+        """The address of an element that is read."""
+        if not _is_load(x):
+            raise PrintError("what is computed lies nowhere")
+        return f"{self.known_name(x.source)} + ({self._flat(x.source, x.indices)})"
 
     def _load(self, x: Expr) -> str:
         return self._element(x) + (".bits" if x.source in self.bfloat16 else "")
