@@ -28,8 +28,13 @@ NEAR = 0.3e-6  # seconds of a load from L2
 STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
 PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
 L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
-BLOCKS, WARP = 32, 32  # blocks of a multiprocessor at most, threads of a warp
-RESERVED = 1024  # bytes of shared memory that each block costs beside its own
+WARP = 32  # threads
+BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # of a multiprocessor at most, by generation
+# Shared memory that each block costs beside its own, and in what pieces it is given out, in bytes.
+RESERVED, SHARED_GRANULE = (
+    {75: 0, 80: 1024, 89: 1024, 90: 1024},
+    {75: 256, 80: 128, 89: 128, 90: 128},
+)
 GRANULE = 8  # registers of a thread are given out in eights
 KEPT = 0.5  # share of L2 that a stage may count on for activations
 LOAD = 16  # bytes that a thread asks for at once
@@ -50,12 +55,17 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
     """
     if launch.shared > target.shared:
         return Occupancy(0, "shared memory")
-    registers = -(-launch.registers // GRANULE) * GRANULE * max(launch.threads, WARP)
+    of, warps = target.generation, ceil(launch.threads / WARP)
+    registers = max(1, ceil(launch.registers / GRANULE)) * GRANULE * WARP  # of a warp
+    # a launch is refused unless all partitions could have as many warps of it as one has
+    whole = ceil(warps / PARTITIONS) * PARTITIONS * registers <= target.registers_sm
+    resident = target.registers_sm // PARTITIONS // registers * PARTITIONS
+    shared = ceil((launch.shared + RESERVED[of]) / SHARED_GRANULE[of]) * SHARED_GRANULE[of]
     rooms = {
-        "threads": target.threads_sm // launch.threads,
-        "registers": target.registers_sm // max(registers, 1),
-        "shared memory": target.shared_sm // (launch.shared + RESERVED),
-        "blocks": BLOCKS,
+        "threads": target.threads_sm // WARP // warps,
+        "registers": resident // warps if whole else 0,
+        "shared memory": target.shared_sm // shared if shared else BLOCKS[of],
+        "blocks": BLOCKS[of],
     }
     limit = min(rooms, key=lambda name: rooms[name])
     return Occupancy(rooms[limit], limit)

@@ -190,3 +190,31 @@ def test_stages_of_one_signature_share_the_ranking():
     asked.clear()
     assert policy.picks(Counted(197, 768, 768))[0].config == first.config
     assert len(asked) <= 17
+
+
+# (threads, registers, shared): blocks of a multiprocessor on sm_75, sm_80, sm_89 and sm_90a, as the
+# vendor's calculator (cuda_occupancy.h of CUDA 13.0) says.
+CALCULATED = {
+    (128, 64, 20480): (3, 7, 4, 8),
+    (128, 40, 0): (8, 12, 12, 12),
+    (32, 32, 0): (16, 32, 24, 32),
+    (256, 128, 49152): (1, 2, 2, 2),
+    (96, 96, 1000): (6, 6, 6, 6),
+    (224, 168, 8192): (1, 1, 1, 1),
+    (128, 168, 33000): (1, 3, 3, 3),
+    (64, 24, 5000): (12, 27, 16, 32),
+    (1024, 64, 16384): (1, 1, 1, 1),
+    (128, 255, 65000): (1, 2, 1, 2),
+    (288, 80, 10300): (2, 2, 2, 2),
+    (160, 208, 100): (1, 1, 1, 1),
+    (128, 64, 98304): (0, 1, 1, 2),
+    (672, 96, 0): (0, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("asked", CALCULATED)
+def test_occupancy_is_the_vendors(asked):
+    threads, registers, shared = asked
+    launch = Launch(1, threads, shared, registers, "fma", 0, 0, 0, 0, 0, 0)
+    gpus = (GPUS[f"cuda:{name}"] for name in ("2080ti", "a100", "rtx4090", "h100"))
+    assert tuple(occupancy(launch, gpu).blocks for gpu in gpus) == CALCULATED[asked]
