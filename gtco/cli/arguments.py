@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.options import EFFORTS, PRECISIONS
+from gtco.options import EFFORTS, GPU_PRECISIONS
 
 T = TypeVar("T")
 
@@ -89,21 +89,22 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--target",
         default="native",
         metavar="NAME",
-        help="native (default), x86-64-v3, x86-64-v4, znver4, ...",
+        help="native (default), x86-64-v3, x86-64-v4, znver4, ...; for GPUs cuda:sm_80, "
+        "cuda:sm_80,sm_90a, cuda:h100, ...",
     )
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
+        choices=GPU_PRECISIONS,
         default="fp32",
-        help="bf16: operands of products, convolutions and attention in bfloat16, sums and all "
-        "else in fp32 (default fp32)",
+        help="bf16, on GPUs also fp16: operands of products, convolutions and attention in that "
+        "format, sums and all else in fp32 (default fp32)",
     )
     parser.add_argument(
         "--threads",
         type=zero_or_more,
         default=0,
         metavar="N",
-        help="threads at run time (default 0: every core that the process may use)",
+        help="threads at run time, of CPUs (default 0: every core that the process may use)",
     )
     parser.add_argument(
         "--shape",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import re
@@ -36,6 +37,7 @@ OPTIONAL = {
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
 }
+COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace) -> int:
     console = stdout()
-    checks = [python_check(), *machine_checks(options.peak), *package_checks(), compiler_check()]
+    checks = [
+        python_check(),
+        *machine_checks(options.peak),
+        *gpu_checks(),
+        *package_checks(),
+        compiler_check(),
+    ]
     table = Table(title=f"gtco {__version__}", title_justify="left", show_header=False)
     for check in checks:
         mark = (
@@ -130,6 +138,45 @@ def machine_checks(measure: bool) -> list[Check]:
                 )
             )
     return checks
+
+
+def gpu_checks() -> list[Check]:
+    """Whether code for GPUs can be made here, and which GPUs there are to run it."""
+    from gtco.codegen import nvrtc
+    from gtco.gpu import ARCHITECTURES
+
+    try:
+        known = f"{nvrtc.version()} (code for {', '.join(ARCHITECTURES)})"
+        compiler = Check("NVRTC", known)
+    except GtcoError as error:
+        compiler = Check("NVRTC", "not installed", str(error), needed=False)
+    return [compiler, Check("GPUs", gpus())]
+
+
+def gpus() -> str:
+    """The GPUs of this machine with their architectures, as the driver names them."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no driver (libcuda.so.1): models for GPUs can be compiled here, not run"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return "the driver finds none"
+    return ", ".join(_gpu(driver, index) for index in range(count.value)) or "none"
+
+
+def _gpu(driver: ctypes.CDLL, index: int) -> str:
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(128)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        or driver.cuDeviceGetName(text, len(text), device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_MINOR, device)
+    )
+    if failed:
+        return f"device {index} (the driver's error {failed})"
+    return f"{text.value.decode(errors='replace')} (sm_{major.value}{minor.value})"
 
 
 def bfloat16_products(target: Target) -> str:

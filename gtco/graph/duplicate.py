@@ -5,7 +5,7 @@
 
 A stage keeps a tensor to itself, so DPOF cannot fuse what two stages read. Movement costs no
 arithmetic: read through its index map, it is free to repeat. Anything that computes is not copied,
-nor is a cast to bfloat16, whose result is what is to be stored.
+nor is a cast to bfloat16 or float16, whose result is what is to be stored.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gtco.graph.graph import Graph
+from gtco.tensor.scalar import NARROW
 from gtco.tensor.stage import Operator, Stage
 
 MOVEMENT = frozenset("identity reshape permute slice broadcast cast".split())
@@ -20,7 +21,7 @@ MOVEMENT = frozenset("identity reshape permute slice broadcast cast".split())
 
 def copyable(op: Operator) -> bool:
     """Is it movement that may be repeated for each reader?"""
-    return op.kind in MOVEMENT and not (op.kind == "cast" and op.type.dtype == "bfloat16")
+    return op.kind in MOVEMENT and not (op.kind == "cast" and op.type.dtype in NARROW)
 
 
 def duplicate_movement(graph: Graph, keep: Iterable[str] = ()) -> Graph:

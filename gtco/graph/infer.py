@@ -81,14 +81,13 @@ def infer_type(
         if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
             raise ShapeError(f"matmul of shapes {a} and {b}")
         shape = (*broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
-        return TensorType(shape, _product(inputs[0].dtype))
+        return TensorType(shape, _product(inputs[0].dtype, declared))
     elif kind == "attention":
         q, k, v = (i.shape for i in inputs[:3])
         if q[-1] != k[-1] or k[-2] != v[-2]:
             raise ShapeError(f"attention of q {q}, k {k}, v {v}")
-        return TensorType(
-            (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1]), _product(inputs[0].dtype)
-        )
+        shape = (*broadcast_shapes(q[:-2], k[:-2], v[:-2]), q[-2], v[-1])
+        return TensorType(shape, _product(inputs[0].dtype, declared))
     elif kind == "grid_sample":
         x, (h, w) = inputs[0].shape, inputs[1].shape[1:3]
         shape = (*x[:2], h, w) if attrs["layout"] == "NCHW" else (x[0], h, w, x[3])
@@ -100,20 +99,26 @@ def infer_type(
         )
         return TensorType(shape, inputs[0].dtype)
     elif kind == "conv2d":
-        return _conv2d(inputs[0], inputs[1], attrs)
+        return _conv2d(inputs[0], inputs[1], attrs, declared)
     elif kind == "conv_transpose2d":
-        return _conv_transpose2d(inputs[0], inputs[1], attrs)
+        return _conv_transpose2d(inputs[0], inputs[1], attrs, declared)
     if declared is None:
         raise ValueError(f"the output type of '{kind}' does not follow from its inputs: give it")
     return declared
 
 
-def _product(dtype: str) -> str:
-    """The dtype of a contraction's output, by its operands'."""
+def _product(dtype: str, declared: TensorType | None) -> str:
+    """The dtype of a contraction's output, by its operands'. Of float16 ones it is float16, as in
+    models of float16, where it is not declared to be float32, as by the precision pass.
+    """
+    if dtype == "float16" and declared is not None and declared.dtype == "float32":
+        return "float32"
     return "float32" if dtype == "bfloat16" else dtype
 
 
-def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> TensorType:
+def _conv2d(
+    x: TensorType, weight: TensorType, attrs: Mapping[str, Any], declared: TensorType | None
+) -> TensorType:
     nchw = attrs["layout"] == "NCHW"
     top, left, bottom, right = attrs["padding"]
     sizes = x.shape[2:] if nchw else x.shape[1:3]
@@ -130,11 +135,13 @@ def _conv2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> Tens
     channels = weight.shape[0]
     return TensorType(
         (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
-        _product(x.dtype),
+        _product(x.dtype, declared),
     )
 
 
-def _conv_transpose2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any]) -> TensorType:
+def _conv_transpose2d(
+    x: TensorType, weight: TensorType, attrs: Mapping[str, Any], declared: TensorType | None
+) -> TensorType:
     nchw = attrs["layout"] == "NCHW"
     top, left, bottom, right = attrs["padding"]
     space: list[Dim] = [
@@ -151,5 +158,5 @@ def _conv_transpose2d(x: TensorType, weight: TensorType, attrs: Mapping[str, Any
     channels = int(weight.shape[1]) * attrs["groups"]
     return TensorType(
         (x.shape[0], channels, *space) if nchw else (x.shape[0], *space, channels),
-        _product(x.dtype),
+        _product(x.dtype, declared),
     )

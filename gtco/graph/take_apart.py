@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from gtco.graph.graph import Graph
+from gtco.graph.infer import broadcast_shapes
 from gtco.graph.rewrites.apply import apply_rule
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.name_outputs import name_outputs
@@ -56,18 +57,24 @@ def _parts(graph: Graph, op: Operator) -> str:
     def add(kind: str, *inputs: str, **attrs: Any) -> str:
         return graph.add(kind, inputs, name=op.name, **attrs)
 
+    def product(a: str, b: str) -> str:
+        """In the dtype that the attention sums in, which is wider than float16 operands."""
+        before, behind = graph.types[a].shape, graph.types[b].shape
+        shape = (*broadcast_shapes(before[:-2], behind[:-2]), before[-2], behind[-1])
+        return graph.add("matmul", (a, b), TensorType(shape, op.type.dtype), name=op.name)
+
     def constant(value: float, like: str) -> str:
         return graph.add_constant(numpy.asarray(value, graph.types[like].dtype), "scale")
 
     narrow = graph.types[q].dtype
     rank = len(graph.types[k].shape)
     transposed = add("permute", k, axes=(*range(rank - 2), rank - 1, rank - 2))
-    # products of bfloat16 are float32, and scaling its operands would round them once more
+    # products of narrow operands are float32, and scaling its operands would round them once more
     keys, width = (int(d) for d in graph.types[k].shape[-2:])
     early = narrow == "float32" and width <= keys
     if op["scale"] != 1.0 and early:
         q = add("multiply", q, constant(op["scale"], q))
-    scores = add("matmul", q, transposed)
+    scores = product(q, transposed)
     if op["scale"] != 1.0 and not early:
         scores = add("multiply", scores, constant(op["scale"], scores))
     if len(op.inputs) > 3:
@@ -84,4 +91,4 @@ def _parts(graph: Graph, op: Operator) -> str:
         weights = graph.add(
             "cast", (weights,), TensorType(graph.types[weights].shape, narrow), name=op.name
         )
-    return add("matmul", weights, v)
+    return product(weights, v)

@@ -23,7 +23,8 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 
 
 # Of bfloat16 operands (the first two, of attention three) these give float32: sums are float32, and
-# only who stores the result could know that it may be rounded again.
+# only who stores the result could know that it may be rounded again. Of float16 ones too where
+# their type says float32, else float16.
 CONTRACTIONS = frozenset(["matmul", "conv2d", "conv_transpose2d", "attention"])
 
 

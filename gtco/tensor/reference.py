@@ -34,8 +34,8 @@ def evaluate(operator: Operator, *arrays: Array, dtype: str | None = None) -> Ar
 
     Where the type says float32 and the inputs are float64 the result stays float64 (a ``cast``
     rounds, unless ``dtype`` names the dtype that stands for every float but bfloat16). Contractions
-    of bfloat16 operands are computed in float64. Raises ``KeyError`` for a kind without a meaning
-    here.
+    of bfloat16 operands, and of float16 ones that give float32, are computed in float64. Raises
+    ``KeyError`` for a kind without a meaning here.
     """
     attrs = dict(operator.attrs)
     with np.errstate(all="ignore"):
@@ -160,33 +160,43 @@ def _rms_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]
 
 
 def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
-    """With bfloat16 q, k and v the softmax's numerators are rounded to it for the product with v,
-    and their sum is not.
+    """With q, k and v narrower than the output the softmax's numerators are rounded to their dtype
+    for the product with v, and their sum is not.
     """
-    half = arrays[2].dtype == ml_dtypes.bfloat16
-    arrays = _wide(arrays)
+    narrow = arrays[2].dtype
+    half = narrow == ml_dtypes.bfloat16 or _summed_wide(operator, arrays[2])
+    arrays = _wide(operator, arrays)
     q, k, v = arrays[:3]
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * of_dtype(q, attrs["scale"])
     if len(arrays) == 4:
         hidden = arrays[3] == of_dtype(arrays[3], attrs.get("hidden", np.nan))
         scores = np.where(hidden, arrays[3], scores + arrays[3])
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
-    numerators = e.astype(ml_dtypes.bfloat16).astype(e.dtype) if half else e
+    numerators = e.astype(narrow).astype(e.dtype) if half else e
     weights = numerators / e.sum(axis=-1, keepdims=True)
     if attrs.get("guarded"):
         weights = np.where(np.isnan(weights), of_dtype(weights, 0), weights)
     return np.matmul(weights, v)
 
 
-def _wide(arrays: Sequence[Array]) -> list[Array]:
-    """Operands of a contraction as it is computed: of bfloat16 ones, in float64."""
-    return [a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 else a for a in arrays]
+def _wide(operator: Operator, arrays: Sequence[Array]) -> list[Array]:
+    """Operands of a contraction as it is computed: of bfloat16 ones, and of float16 ones whose
+    products are summed in float32, in float64.
+    """
+    return [
+        a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 or _summed_wide(operator, a) else a
+        for a in arrays
+    ]
+
+
+def _summed_wide(operator: Operator, array: Array) -> bool:
+    return array.dtype == np.float16 and operator.type.dtype == "float32"
 
 
 def _product(
     function: Callable[..., Array],
 ) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
-    return lambda operator, attrs, arrays: function(*_wide(arrays), **attrs)
+    return lambda operator, attrs, arrays: function(*_wide(operator, arrays), **attrs)
 
 
 def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:

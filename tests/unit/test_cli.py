@@ -274,7 +274,7 @@ def test_compile_shows_the_verification(compiler, capsys):
 def test_an_unknown_precision_is_wrong_usage(capsys):
     for command in ("compile m.onnx", "inspect m.onnx", "bench m.onnx"):
         with pytest.raises(SystemExit) as exit:
-            cli.main([*command.split(), "--precision", "fp16"])
+            cli.main([*command.split(), "--precision", "fp8"])
         assert exit.value.code == 2 and "fp32" in capsys.readouterr().err
 
 

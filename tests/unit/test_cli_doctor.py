@@ -10,6 +10,7 @@ import pytest
 
 from gtco import cli
 from gtco.cli import doctor_command
+from gtco.errors import BuildError
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +83,65 @@ def test_whether_the_rates_are_measured(peak, monkeypatch, tmp_path):
     assert "not measured yet" in found()
     peak.cached = lambda target: target
     assert found() == f"measured, kept in {tmp_path}"
+
+
+def test_nvrtc_is_optional_and_its_absence_names_the_extra(monkeypatch, capsys):
+    from gtco.codegen import nvrtc
+
+    def missing():
+        raise BuildError("compiling for a GPU needs NVRTC: pip install 'gtco[cuda]'")
+
+    assert "13." in next(c.found for c in doctor_command.gpu_checks() if c.name == "NVRTC")
+    monkeypatch.setattr(nvrtc, "version", missing)
+    assert cli.main(["doctor", "--no-peak"]) == 0
+    out = capsys.readouterr().out
+    assert "absent" in out and "pip install 'gtco[cuda]'" in out and "gtco can compile" in out
+
+
+class Driver:
+    """A driver with GPUs, or the error that it gives for one of them."""
+
+    def __init__(self, *found):
+        self.found = found
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.found)
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, text, size, device):
+        found = self.found[device.value]
+        if isinstance(found, int):
+            return found
+        text.value = found[0].encode()
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = self.found[device.value][attribute - 74]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (Driver(), "none"),
+        (Driver(("NVIDIA H100", 9, 0), ("T4", 7, 5)), "NVIDIA H100 (sm_90), T4 (sm_75)"),
+        (Driver(2), "device 0 (the driver's error 2)"),
+        (types.SimpleNamespace(cuInit=lambda flags: 100), "the driver finds none"),
+        (None, "no driver"),
+    ],
+)
+def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
+    def opened(name):
+        if driver is None:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(doctor_command.ctypes, "CDLL", opened)
+    assert doctor_command.gpus().startswith(said)

@@ -1,4 +1,4 @@
-"""Which operands the precision pass rounds to bfloat16, where it puts the casts, and that the
+"""Which operands the precision pass rounds to a narrow dtype, where it puts the casts, and that the
 values stay near those of the float32 graph.
 """
 
@@ -13,15 +13,19 @@ from gtco.graph.duplicate import duplicate_movement
 from gtco.graph.graph import Graph
 from gtco.graph.precision import narrow_operands
 from gtco.graph.rewrites.fold_constants import fold_constants
+from gtco.graph.take_apart import taken_apart
 from gtco.tensor.stage import Stage, TensorType
 from tests.graphs import build, weights
 
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
 
 
-def halved(graph: Graph) -> Graph:
+ROUNDINGS = {"bfloat16": 2.0**-6, "float16": 2.0**-9}  # a few of 2^-9 or 2^-12 each
+
+
+def halved(graph: Graph, dtype: str = "bfloat16") -> Graph:
     """The pass with its constants folded; outputs keep their types, and their values nearly."""
-    after = fold_constants(narrow_operands(graph, "bfloat16")).check()
+    after = fold_constants(narrow_operands(graph, dtype)).check()
     assert [after.types[o] for o in after.outputs] == [graph.types[o] for o in graph.outputs]
     rng = np.random.default_rng(5)
     inputs = {
@@ -29,11 +33,15 @@ def halved(graph: Graph) -> Graph:
         for n in graph.inputs
     }
     before = graph.evaluate(inputs, dtype="float64")
+    # a cast to float16 rounds where no dtype stands for all floats
     errors = []
-    for name, value in after.evaluate(inputs, dtype="float64").items():
+    for name, value in after.evaluate(
+        inputs, dtype="float64" if dtype == "bfloat16" else None
+    ).items():
         errors.append(np.abs(value - before[name]).max() / np.abs(before[name]).max())
-    assert max(errors) <= 2.0**-6  # a few roundings of 2^-9 each
-    assert (max(errors) > 0) == ("bfloat16" in {t.dtype for t in after.types.values()})
+    assert max(errors) <= ROUNDINGS[dtype]
+    if dtype == "bfloat16":
+        assert (max(errors) > 0) == (dtype in {t.dtype for t in after.types.values()})
     return after
 
 
@@ -59,9 +67,10 @@ def attention_block(g: Graph, x: str) -> str:
     return g.add("add", (x, g.add("matmul", (flat, weights(g, c, c)))))
 
 
-def test_a_block_of_a_transformer() -> None:
-    after = halved(build(attention_block))
-    half = of_dtype(after, "bfloat16")
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_a_block_of_a_transformer(dtype: str) -> None:
+    after = halved(build(attention_block), dtype)
+    half = of_dtype(after, dtype)
     # one cast each behind the norm, the biased q, k and v together, and the attention
     assert half == {"cast": 3, "slice": 3, "reshape": 4, "permute": 4}
     assert of_dtype(after, "float32") == {
@@ -75,7 +84,7 @@ def test_a_block_of_a_transformer() -> None:
     sources = [after.producer(op.inputs[0]) for op in casts]
     assert sorted(op.kind for op in sources if op) == ["add", "attention", "layer_norm"]
     matrices = [v for v in after.constants.values() if v.ndim == 2]
-    assert {v.dtype.name for v in matrices} == {"bfloat16"}
+    assert {v.dtype.name for v in matrices} == {dtype}
     vectors = [v for v in after.constants.values() if v.ndim == 1]
     assert {v.dtype.name for v in vectors} == {"float32"}
 
@@ -113,7 +122,8 @@ def test_an_output_that_a_product_reads_stays_float32() -> None:
     assert of_dtype(after, "bfloat16") == {"cast": 1}
 
 
-def test_convolutions() -> None:
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_convolutions(dtype: str) -> None:
     def body(g: Graph, x: str) -> str:
         y = g.add("conv2d", (x, weights(g, 16, 8, 3, 3)), groups=1, **CONVOLUTION)
         y = g.add("relu", (y,))
@@ -123,14 +133,14 @@ def test_convolutions() -> None:
         wide = g.add("concat", (padded, padded), axis=3)
         return g.add("conv2d", (wide, weights(g, 18, 16, 1, 1)), groups=2, **CONVOLUTION)
 
-    after = halved(build(body, (1, 6, 5, 8)))
-    assert of_dtype(after, "bfloat16") == {"cast": 2, "pad": 1, "concat": 1}
+    after = halved(build(body, (1, 6, 5, 8)), dtype)
+    assert of_dtype(after, dtype) == {"cast": 2, "pad": 1, "concat": 1}
     used = {
         op["groups"]: after.types[op.inputs[1]].dtype
         for op in after.operators.values()
         if op.kind == "conv2d"
     }
-    assert used == {1: "bfloat16", 16: "float32", 4: "float32", 2: "bfloat16"}
+    assert used == {1: dtype, 16: "float32", 4: "float32", 2: dtype}
 
 
 def test_indices_of_a_gather_are_not_rounded() -> None:
@@ -186,3 +196,49 @@ def test_what_would_be_slower_stays_float32() -> None:
     for worst in (float("inf"), float("nan")):
         alone = narrow_operands(graph, "bfloat16", lambda stage, worst=worst: worst)
         assert alone.dump() == graph.dump()
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype", "narrow"),
+    [
+        (65504.0, "float16", True),
+        (65600.0, "float16", False),
+        (-7e4, "float16", False),
+        (float("inf"), "float16", True),  # it is one in any format
+        (7e4, "bfloat16", True),
+    ],
+)
+def test_weights_beyond_the_format_stay_float32(largest: float, dtype: str, narrow: bool) -> None:
+    def body(g: Graph, x: str) -> str:
+        w = np.full((8, 3), 0.5, np.float32)
+        w[3, 1] = largest
+        return g.add("matmul", (x, g.add_constant(w)))
+
+    after = fold_constants(narrow_operands(build(body), dtype)).check()
+    (product,) = [op for op in after.operators.values() if op.kind == "matmul"]
+    wanted = dtype if narrow else "float32"
+    assert [after.types[x].dtype for x in product.inputs] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_masks_stay_float32(dtype: str) -> None:
+    """The least float32 says what is hidden; float16 has no such number."""
+
+    def body(g: Graph, x: str) -> str:
+        q = g.add("reshape", (x,), TensorType((2, 1, 5, 8)))
+        mask = g.add_constant(np.triu(np.full((5, 5), np.finfo(np.float32).min, np.float32), 1))
+        seen = g.add("attention", (q, q, q, mask), scale=0.5, hidden=float(np.finfo("f4").min))
+        return g.add("reshape", (seen,), TensorType((2, 5, 8)))
+
+    after = halved(build(body), dtype)
+    (attention,) = [op for op in after.operators.values() if op.kind == "attention"]
+    assert [after.types[x].dtype for x in attention.inputs] == [dtype] * 3 + ["float32"]
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS)
+def test_attention_taken_apart_sums_in_float32(dtype: str) -> None:
+    graph = narrow_operands(build(attention_block), dtype)
+    (name,) = [op.output for op in graph.operators.values() if op.kind == "attention"]
+    parts = taken_apart(graph, [name]).check()
+    made = {op.type.dtype for op in parts.operators.values() if op.kind in ("matmul", "softmax")}
+    assert made == {"float32"} and len(of_dtype(parts, dtype)) > 2
