@@ -18,12 +18,15 @@ def source(
     threads: int,
     about: str = "",
     before: Sequence[str] = (),
+    side_by_side: int = 0,
 ) -> str:
     """The translation unit. ``headers`` as ``gemm.cuh``; ``lambdas`` and ``call`` are statements of
     the kernel's body, each of one line or several; ``about`` goes into the comment, behind the
-    stage's operators; ``before`` are definitions ahead of the kernel.
+    stage's operators; ``before`` are definitions ahead of the kernel; ``side_by_side``, where it is
+    given, the blocks of a multiprocessor that a thread's registers must leave room for.
     """
     includes = dict.fromkeys(("math.cuh", *headers))
+    bounds = f"{threads}, {side_by_side}" if side_by_side else f"{threads}"
     what = f"{stage.label} -> {stage.output.type}"
     body = [line for text in (*lambdas, call) if text for line in text.splitlines()]
     return "\n".join(
@@ -33,7 +36,7 @@ def source(
             *before,
             *([""] if before else []),
             f"// {what}{': ' if about else ''}{about}",
-            f'extern "C" __global__ void __launch_bounds__({threads}) {symbol}(',
+            f'extern "C" __global__ void __launch_bounds__({bounds}) {symbol}(',
             *(
                 f"    {parameter}{',' if n else ') {'}"
                 for n, parameter in _countdown(arguments(stage).declaration)

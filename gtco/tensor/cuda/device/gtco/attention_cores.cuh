@@ -19,7 +19,7 @@ __device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Stor
   constexpr int ROWS = 4 * BLOCK::TILES, KEYS = BLOCK::KEYS / 8;  // of a lane
   constexpr int PIECES = (BLOCK::COLUMNS + 31) / 32;
   constexpr int DEPTH = (SHAPE::DEPTH + 3) / 4 * 4, COLUMNS = 32 * PIECES;
-  constexpr int STRIDE = BLOCK::KEYS + 8;  // of weights: 4 rows of 8 in 32 banks
+  constexpr int STRIDE = BLOCK::KEYS % 16 ? BLOCK::KEYS : BLOCK::KEYS + 8;  // 4 rows of 8 weights: 32 banks
   constexpr bool TAIL = SHAPE::KEYS % BLOCK::STEP != 0;
   using Tiles = AttentionTiles<float, SHAPE, BLOCK, DEPTH, COLUMNS>;
 
