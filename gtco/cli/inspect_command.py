@@ -18,7 +18,7 @@ from rich.table import Table
 from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
-from gtco.errors import GtcoError
+from gtco.errors import ArtifactError, GtcoError
 from gtco.options import PRECISIONS
 
 REPEAT = 20  # calls that a stage's measured time is the median of
@@ -94,27 +94,40 @@ def main(options: argparse.Namespace) -> int:
 
 def inspect(library: Path, threads: int, profile: bool) -> Inspection:
     """Read what a library says of itself, running nothing of it; with ``profile``, open it and
-    measure its stages (median of calls on random inputs) and the machine's peak.
+    measure its stages (median of calls on random inputs) and the machine's peak. A library for GPUs
+    that cannot be opened here is only read, and the reason takes the peak's place.
     """
     from gtco.runtime.library import read_metadata
-    from gtco.runtime.module import load
+    from gtco.runtime.module import Model, load
 
-    if not profile:
-        metadata = read_metadata(library)
-        reason = "not measured (--no-profile)"
+    metadata = read_metadata(library)
+    opened: Model | None = None
+    reason = "not measured (--no-profile)"
+    if profile:
+        try:
+            opened = load(library, threads=threads)
+        except ArtifactError as error:
+            if "images" not in metadata:
+                raise
+            reason = f"not measured: {error}"  # a model for GPUs, and no GPU that it runs on
+    if opened is None:
         return Inspection(
             tuple(metadata["steps"]),
-            threads or metadata["threads"],
+            threads or metadata.get("threads", 0),
             None,
             reason,
             _details(metadata),
         )
-    with load(library, threads=threads) as model:
+    with opened as model:
         stages: list[dict[str, Any]] = [dict(stage) for stage in model.stages]
         inputs = make_inputs(model.inputs, {}, seed=0)
         seconds = model.profile(*inputs.values(), repeat=REPEAT)
         precision = model.metadata.get("precision", "fp32")
-        peak, unknown = measured_peak(model.threads, precision)
+        peak, unknown = (
+            measured_peak(model.threads, precision)
+            if model.device is None
+            else (None, "not measured on a GPU")
+        )
         for stage, measured in zip(stages, seconds, strict=True):
             reached = stage["flops"] / measured if measured > 0 else None
             stage["measured_seconds"] = float(measured)
@@ -144,9 +157,11 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
     groups = [[s] for s in seen.stages] if every else grouped(seen.stages)
     measured = all("measured_seconds" in s for s in seen.stages)
     table = Table(title=f"{escape(title)}: {len(seen.stages)} stages", title_justify="left")
+    images = seen.details["metadata"].get("images")  # of a model for GPUs
+    launch = ("grid", "threads", "shared") if images else ()
     for heading in ("stage", "operators", "shapes", "schedule"):
         table.add_column(heading, overflow="fold")
-    for heading in ("n", "MFLOP", "bytes", "predicted ms", "measured ms", "% of peak"):
+    for heading in (*launch, "n", "MFLOP", "bytes", "predicted ms", "measured ms", "% of peak"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group in groups:
         first = group[0]
@@ -156,6 +171,7 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
             escape(text(first["operators"], "+")),
             escape(shapes(first)),
             escape(text(first["schedule"])),
+            *([grid(first), str(first["threads"]), str(first["shared"])] if launch else []),
             str(len(group)),
             f"{total(group, 'flops') / 1e6:.1f}",
             size(total(group, "bytes")),
@@ -171,6 +187,7 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
         "",
         "",
         "",
+        *("" for _ in launch),
         str(len(seen.stages)),
         f"{flops / 1e6:.1f}",
         size(total(seen.stages, "bytes")),
@@ -180,11 +197,15 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
     )
     console.print(table)
     known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
-    threads = seen.threads or "all that a process may use"
     precision = seen.details["metadata"].get("precision", "fp32")
-    console.print(
-        f"precision {precision}; threads {threads}; peak: {known}", highlight=False, markup=False
-    )
+    if images:
+        target = seen.details["metadata"]["target"].get("name")
+        kernels = len({stage["kernel"] for stage in seen.stages})
+        code = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in images.items())
+        runs_on = f"target {target}; {kernels} kernels, images: {code}"
+    else:
+        runs_on = f"threads {seen.threads or 'all that a process may use'}"
+    console.print(f"precision {precision}; {runs_on}; peak: {known}", highlight=False, markup=False)
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -196,6 +217,14 @@ def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
         )
         groups.setdefault(key, []).append(stage)
     return list(groups.values())
+
+
+def grid(stage: Mapping[str, Any]) -> str:
+    """The blocks of a launch, ``48x2``, without what is 1 behind the first."""
+    sizes = list(stage["grid"])
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return "x".join(map(str, sizes))
 
 
 def shapes(stage: Mapping[str, Any]) -> str:

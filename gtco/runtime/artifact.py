@@ -24,6 +24,15 @@ import numpy as np
 from gtco.errors import BuildError, ShapeError
 from gtco.options import c_compiler
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu_table import (
+    GPU_SOURCES,
+    check_launches,
+    gpu_plan_source,
+    image_sizes,
+    images_data,
+    write_images,
+)
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
@@ -32,14 +41,15 @@ from gtco.toolchain import run_compiler
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
 MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
-SOURCES = ("api.c", "cpu_count.c", "cpu_features.c", "error.c", "thread_pool.c", "weights.c")
+SOURCES = ("api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c").split()
 EXPORTS = (
     "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
-    "gtco_profile gtco_num_steps gtco_num_threads gtco_metadata gtco_artifact_metadata "
+    "gtco_run_on gtco_profile gtco_num_steps gtco_num_threads gtco_metadata gtco_artifact_metadata "
     "gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked. An artifact
-# needs libc and libm alone, no executable stack and no symbol of another library by accident.
+# needs libc and libm alone (for GPUs libdl, where that is no part of libc), no executable stack and
+# no symbol of another library by accident.
 COMPILE_FLAGS = (
     "-std=gnu11 -O2 -march=x86-64 -mtune=generic -fPIC -fvisibility=hidden -pthread"
 ).split()
@@ -77,7 +87,7 @@ class Artifact:
 
 
 def write_artifact(
-    artifact: Artifact,
+    artifact: Artifact | GpuArtifact,
     path: str | os.PathLike[str],
     *,
     cc: str | None = None,
@@ -98,7 +108,7 @@ def write_artifact(
 
 
 def build_artifact(
-    artifact: Artifact,
+    artifact: Artifact | GpuArtifact,
     staged: Path,
     target: Path,
     cc: str | None = None,
@@ -123,7 +133,7 @@ def build_artifact(
         if not inside:
             os.rename(folder / "weights", library.with_name(weights_name(library.name, identity)))
     except OSError as error:
-        code = sum(len(code) for code in artifact.kernels.values())
+        code = sum(map(len, code_of(artifact)))
         needed = artifact.weights_bytes * (2 if inside else 1) + 3 * code + (4 << 20)
         raise write_error(target, error, needed) from error
     finally:
@@ -131,7 +141,14 @@ def build_artifact(
     return library
 
 
-def _check(artifact: Artifact) -> None:
+def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
+    """The machine code of the kernels, for all architectures."""
+    if isinstance(artifact, Artifact):
+        return list(artifact.kernels.values())
+    return [cubin for image in artifact.images.values() for cubin in image.values()]
+
+
+def _check(artifact: Artifact | GpuArtifact) -> None:
     for spec in (*artifact.inputs, *artifact.outputs):
         if spec.dtype not in DTYPES:
             raise BuildError(
@@ -145,14 +162,17 @@ def _check(artifact: Artifact) -> None:
             )
     if len(artifact.steps) > MAX_STEPS:
         raise BuildError(f"the plan has {len(artifact.steps)} steps; {MAX_STEPS} is the most")
+    if isinstance(artifact, GpuArtifact):
+        check_launches(artifact)
     limits = {
         "input": len(artifact.inputs),
         "output": len(artifact.outputs),
         "arena": artifact.arena_bytes,
         "weight": artifact.weights_bytes,
     }
-    for number, step in enumerate(artifact.steps):
-        if not 1 <= step.tasks <= MAX_TASKS:
+    steps: Sequence[Step | GpuStep] = artifact.steps
+    for number, step in enumerate(steps):
+        if isinstance(step, Step) and not 1 <= step.tasks <= MAX_TASKS:
             raise BuildError(
                 f"step {number} ({step.kernel}) has {step.tasks} tasks; 1 to {MAX_TASKS} are "
                 "possible"
@@ -177,21 +197,28 @@ def _check(artifact: Artifact) -> None:
                 f"the weights at offset {offset} are misaligned or overlap those before them"
             )
         end = offset + array.nbytes
-    written = {ref.index for step in artifact.steps for ref in step.buffers if ref.kind == "output"}
+    written = {ref.index for step in steps for ref in step.buffers if ref.kind == "output"}
     for index, spec in enumerate(artifact.outputs):
         if index not in written:
             raise BuildError(f"no step writes output {index} ({spec.name!r})")
 
 
-def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, inside: bool) -> bytes:
+def _build(
+    artifact: Artifact | GpuArtifact, file_name: str, folder: Path, compiler: str, inside: bool
+) -> bytes:
     """model.so, model.h and, unless ``inside``, weights; returns the identity."""
     weights_file = folder / "weights"
     with weights_file.open("wb") as file:
         identity = _write_weights(artifact, file, 0 if inside else WEIGHTS_HEADER_BYTES)
     metadata = _metadata(artifact)
     (folder / "metadata.json").write_bytes(metadata)
-    (folder / "plan.c").write_text(
-        plan_source(
+    (folder / "exports.map").write_text(
+        "{ global: " + " ".join(f"{name};" for name in EXPORTS) + " local: *; };\n"
+    )
+    data = _data_source(identity, len(metadata), artifact.weights_bytes if inside else None)
+    objects = []
+    if isinstance(artifact, Artifact):
+        plan = plan_source(
             name=artifact.name,
             inputs=artifact.inputs,
             outputs=artifact.outputs,
@@ -203,21 +230,20 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
             weights_inside=inside,
             identity=identity,
         )
-    )
-    (folder / "data.s").write_text(
-        _data_source(identity, len(metadata), artifact.weights_bytes if inside else None)
-    )
-    (folder / "exports.map").write_text(
-        "{ global: " + " ".join(f"{name};" for name in EXPORTS) + " local: *; };\n"
-    )
-    objects = []
-    for number, code in enumerate(artifact.kernels.values()):
-        objects.append(f"kernels_{number}.o")
-        (folder / objects[-1]).write_bytes(code)
+        sources, library = SOURCES, "-lm"
+        for number, code in enumerate(artifact.kernels.values()):
+            objects.append(f"kernels_{number}.o")
+            (folder / objects[-1]).write_bytes(code)
+    else:
+        plan = gpu_plan_source(artifact, inside, identity)
+        sources, library = GPU_SOURCES, "-ldl"
+        write_images(artifact, folder / "images")
+        data += images_data("images")
+    (folder / "plan.c").write_text(plan)
+    (folder / "data.s").write_text(data)
     run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
-    sources = [str(CSRC / source) for source in SOURCES]
     run_compiler(
         [
             compiler,
@@ -225,10 +251,10 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
             f"-I{CSRC}",
             *LINK_FLAGS,
             "plan.c",
-            *sources,
+            *(str(CSRC / source) for source in sources),
             "data.o",
             *objects,
-            "-lm",
+            library,
             "-o",
             "model.so",
         ],
@@ -242,7 +268,7 @@ def _build(artifact: Artifact, file_name: str, folder: Path, compiler: str, insi
     return identity
 
 
-def _write_weights(artifact: Artifact, file: BinaryIO, header: int) -> bytes:
+def _write_weights(artifact: Artifact | GpuArtifact, file: BinaryIO, header: int) -> bytes:
     """Streams the weights to the file and returns their SHA-256, which also covers their places."""
     digest = hashlib.sha256()
     at = 0
@@ -260,30 +286,32 @@ def _write_weights(artifact: Artifact, file: BinaryIO, header: int) -> bytes:
     return digest.digest()
 
 
-def _metadata(artifact: Artifact) -> bytes:
+def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
     def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [{"name": s.name, "dtype": s.dtype, "shape": list(s.shape)} for s in specs]
 
-    own = {
+    own: dict[str, Any] = {
         "name": artifact.name,
         "abi": ABI_VERSION,
         "inputs": tensors(artifact.inputs),
         "outputs": tensors(artifact.outputs),
-        "cpu_features": list(normalize_features(artifact.cpu_features)),
-        "threads": artifact.threads,
         "arena_bytes": artifact.arena_bytes,
         "weights_bytes": artifact.weights_bytes,
         "steps": [
             {
                 **step.info,
                 "kernel": step.kernel,
-                "tasks": step.tasks,
-                "workspace": step.workspace,
+                **_launch_info(step),
                 "buffers": [[ref.kind, ref.index] for ref in step.buffers],
             }
             for step in artifact.steps
         ],
     }
+    if isinstance(artifact, Artifact):
+        own["cpu_features"] = list(normalize_features(artifact.cpu_features))
+        own["threads"] = artifact.threads
+    else:
+        own["images"] = image_sizes(artifact)
     taken = own.keys() & artifact.metadata.keys()
     if taken:
         raise BuildError(
@@ -293,6 +321,12 @@ def _metadata(artifact: Artifact) -> bytes:
         return json.dumps({**artifact.metadata, **own}, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise BuildError(f"the metadata of the model or of a step is not JSON: {error}") from error
+
+
+def _launch_info(step: Step | GpuStep) -> dict[str, Any]:
+    if isinstance(step, Step):
+        return {"tasks": step.tasks, "workspace": step.workspace}
+    return {"grid": list(step.grid), "threads": step.threads, "shared": step.shared}
 
 
 def _data_source(identity: bytes, metadata_bytes: int, weights_bytes: int | None) -> str:

@@ -20,7 +20,12 @@ OK, BUSY = 0, 6
 class Options(ctypes.Structure):
     """gtco_options"""
 
-    _fields_ = (("num_threads", c_int32), ("spin_microseconds", c_int32), ("reserved", c_int32 * 6))
+    _fields_ = (
+        ("num_threads", c_int32),
+        ("spin_microseconds", c_int32),
+        ("device", c_int32),
+        ("reserved", c_int32 * 5),
+    )
 
 
 class TensorInfo(ctypes.Structure):
@@ -46,11 +51,14 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_input": (POINTER(TensorInfo), (c_void_p, c_int)),
     "gtco_output": (POINTER(TensorInfo), (c_void_p, c_int)),
     "gtco_run": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p))),
+    "gtco_run_on": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), c_void_p)),
     "gtco_profile": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_double))),
     "gtco_artifact_metadata": (c_char_p, ()),
     "gtco_last_error": (c_char_p, (c_void_p,)),
     "gtco_status_string": (c_char_p, (c_int,)),
 }
+
+LATER = {"gtco_run_on"}  # what libraries of the first versions have not got, and need not have
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
 _loader_lock = threading.RLock()
@@ -102,6 +110,8 @@ class Library:
                 self._dll: ctypes.CDLL | None = ctypes.CDLL(_loader_name(path))
             self._functions = {}
             for name, (result, arguments) in PROTOTYPES.items():
+                if name in LATER and not hasattr(self._dll, name):
+                    continue
                 function = getattr(self._dll, name)
                 function.restype, function.argtypes = result, arguments
                 self._functions[name.removeprefix("gtco_")] = function
@@ -114,12 +124,12 @@ class Library:
         except KeyError:
             raise AttributeError(name) from None
 
-    def open(self, threads: int) -> int:
+    def open(self, threads: int, device: int = 0) -> int:
         """A handle (gtco_model*); :class:`ArtifactError` with the library's own message where it
         cannot be opened.
         """
         handle = c_void_p()
-        status = self._functions["open"](Options(num_threads=threads), handle)
+        status = self._functions["open"](Options(num_threads=threads, device=device), handle)
         if status != OK or handle.value is None:
             raise ArtifactError(
                 f"{self.path} cannot be opened: {self.last_error(None).decode(errors='replace')}"

@@ -15,21 +15,30 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gtco.errors import ArtifactError, BuildError, InputError
+from gtco.runtime.device_tensors import Borrowed, device_of, empty_outputs, stream_handle
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.tensors import aligned_empty, like, to_numpy
 
 
-def load(path: str | os.PathLike[str], threads: int = 0, *, temporary: bool = False) -> Model:
+def load(
+    path: str | os.PathLike[str],
+    threads: int = 0,
+    *,
+    device: int | None = None,
+    temporary: bool = False,
+) -> Model:
     """Opens the ``.so`` that gtco wrote.
 
     ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at compile
-    time, else all cores that this process may use. ``temporary``: the model owns the folder of the
-    file and removes it when it is closed. Raises :class:`ArtifactError` where the file is not
-    gtco's, is damaged, lacks its weights file, or needs instructions that this CPU has not got.
+    time, else all cores that this process may use. ``device``: number of the GPU, for a model that
+    was compiled for GPUs; None is the first. ``temporary``: the model owns the folder of the file
+    and removes it when it is closed. Raises :class:`ArtifactError` where the file is not gtco's, is
+    damaged, lacks its weights file, needs instructions that this CPU has not got, or a GPU or a
+    driver that is not here.
     """
-    return Model(Path(path), threads, temporary=temporary)
+    return Model(Path(path), threads, device=device, temporary=temporary)
 
 
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
@@ -46,14 +55,19 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _open(path: Path, threads: int) -> tuple[Library, int]:
+def _open(path: Path, threads: int, device: int | None) -> tuple[Library, int]:
     """The library and a handle. Where a compile publishes another one at this moment, the first
     look may find a library whose weights have just gone: the new one is taken then."""
     while True:
         before = file_identity(path)
         library = Library(path)
         try:
-            return library, library.open(threads)
+            if device is not None and "images" not in library.metadata:
+                raise ArtifactError(
+                    f"{path} was compiled for a CPU, and device={device} asks for a GPU; compile "
+                    "the model with --target cuda:ARCHITECTURE"
+                )
+            return library, library.open(threads, device or 0)
         except ArtifactError:
             library.unload()
             if file_identity(path) == before:
@@ -77,9 +91,16 @@ class Model:
     early.
     """
 
-    def __init__(self, path: Path, threads: int = 0, *, temporary: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        threads: int = 0,
+        *,
+        device: int | None = None,
+        temporary: bool = False,
+    ) -> None:
         self.path = path.absolute()
-        library, handle = _open(self.path, threads)
+        library, handle = _open(self.path, threads, device)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
         _models.add(self)
@@ -88,7 +109,10 @@ class Model:
         self.metadata: dict[str, Any] = library.metadata
         self.inputs = tensor_specs(self.metadata, "inputs")
         self.outputs = tensor_specs(self.metadata, "outputs")
+        self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
+        # Number of the GPU that the model runs on; None for a model of the CPU.
+        self.device = (device or 0) if "images" in self.metadata else None
         self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
         self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
 
@@ -105,8 +129,25 @@ class Model:
         dtypes and shapes in :attr:`inputs`; they may be strided. Returns the same kind: one tensor,
         or a tuple where there are several outputs. Raises :class:`InputError` for a wrong name,
         dtype or shape.
+
+        A model for GPUs takes arrays of the host, which are copied, and tensors on its device,
+        which are not: then results are on the device, of torch or in ``out=`` (one tensor or a
+        sequence), and the call returns as soon as the work is in the stream: ``stream=``, or
+        torch's current one, or the legacy default stream.
         """
+        options = {
+            name: kwargs.pop(name)
+            for name in ("stream", "out")
+            if self.device is not None and name in kwargs and name not in self._input_names
+        }
         values = self._bind(args, kwargs)
+        if self.device is not None and any(device_of(value) is not None for value in values):
+            given = self._run_on_device(values, self.device, **options)
+            return given[0] if len(given) == 1 else tuple(given)
+        if options:
+            raise InputError(
+                f"{' and '.join(options)} is for inputs on the device, and these are on the host"
+            )
         results = self._execute(values)
         kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
         converted = tuple(like(kind, result) for result in results)
@@ -123,6 +164,28 @@ class Model:
         values = self._bind(args, kwargs)
         rounds = [self.timed(values) for _ in range(repeat + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+
+    def _run_on_device(
+        self, values: Sequence[Any], device: int, stream: Any = None, out: Any = None
+    ) -> list[Any]:
+        """The outputs of a run that is under way on the stream."""
+        handle = stream_handle(stream, values)
+        inputs = [
+            Borrowed("input", spec, value, device, handle)
+            for spec, value in zip(self.inputs, values, strict=True)
+        ]
+        if out is None:
+            given = empty_outputs(self.outputs, values, device, handle)
+        else:
+            given = list(out) if isinstance(out, (tuple, list)) else [out]
+        if len(given) != len(self.outputs):
+            raise InputError(f"out has {len(given)} tensors; the model has {len(self.outputs)}")
+        outputs = [
+            Borrowed("output", spec, value, device, handle)
+            for spec, value in zip(self.outputs, given, strict=True)
+        ]
+        self._call([i.pointer for i in inputs], [o.pointer for o in outputs], stream=handle)
+        return given
 
     def timed(
         self, values: Sequence[Any], results: Sequence[np.ndarray] | None = None
@@ -182,11 +245,12 @@ class Model:
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         name = self.metadata["name"]
-        return f"<gtco.Model {name!r} ({inputs}) -> ({outputs}), {self.threads} threads>"
+        on = f"{self.threads} threads" if self.device is None else f"cuda:{self.device}"
+        return f"<gtco.Model {name!r} ({inputs}) -> ({outputs}), {on}>"
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """One value per input, in order."""
-        names = [spec.name for spec in self.inputs]
+        names = self._input_names
         if len(args) > len(names):
             raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")
         values = dict(zip(names, args, strict=False))
@@ -213,24 +277,36 @@ class Model:
         arrays = [to_numpy(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
         if results is None:
             results = [aligned_empty(spec) for spec in self.outputs]
+        self._call([a.ctypes.data for a in arrays], [a.ctypes.data for a in results], seconds)
+        return results
+
+    def _call(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        seconds: Any = None,
+        stream: int | None = None,
+    ) -> None:
+        """One run with these pointers, on ``stream`` where it is given; raises
+        :class:`ArtifactError` with the library's message."""
         with self._lock:
             if not self._close.alive:
                 raise ArtifactError(
                     f"the model {self.path} is closed; open it again with gtco.load"
                 )
-            for index, array in enumerate(arrays):
-                self._input_pointers[index] = array.ctypes.data
-            for index, array in enumerate(results):
-                self._output_pointers[index] = array.ctypes.data
-            library, handle = self._library, self._handle
-            status = (
-                library.run(handle, self._input_pointers, self._output_pointers)
-                if seconds is None
-                else library.profile(handle, self._input_pointers, self._output_pointers, seconds)
-            )
+            self._input_pointers[: len(inputs)] = list(inputs)
+            self._output_pointers[: len(outputs)] = list(outputs)
+            library, pointers = self._library, (self._input_pointers, self._output_pointers)
+            if stream is not None:
+                status = library.run_on(self._handle, *pointers, stream)
+            elif seconds is not None:
+                status = library.profile(self._handle, *pointers, seconds)
+            else:
+                status = library.run(self._handle, *pointers)
             if status != OK:
                 text = (
-                    library.status_string(status) if status == BUSY else library.last_error(handle)
+                    library.status_string(status)
+                    if status == BUSY
+                    else library.last_error(self._handle)
                 )
                 raise ArtifactError(f"running {self.path} failed: {text.decode(errors='replace')}")
-        return results

@@ -11,6 +11,7 @@
 #include "cpu_features.h"
 #include "error.h"
 #include "plan.h"
+#include "tensors.h"
 #include "thread_pool.h"
 #include "weights.h"
 
@@ -108,27 +109,21 @@ static gtco_status check_cpu(char* message) {
                    plan->name, missing, cpu);
 }
 
-static const gtco_tensor_info* tensor_info(int tensor) {
-  return tensor < plan->num_inputs ? &plan->inputs[tensor] : &plan->outputs[tensor - plan->num_inputs];
-}
-
-static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
-
 /* One mapping for all, never touched here: pages come when kernels write them. A page of slack follows each part, for
  * vector loads that run over the end of a row. */
 static gtco_status allocate(gtco_model* m, char* message) {
-  const int tensors = plan->num_inputs + plan->num_outputs;
+  const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
   m->staging = calloc(count, sizeof *m->staging);
   m->pointers = calloc(count, sizeof *m->pointers);
   m->pool.args = calloc((size_t)plan->num_refs + 1, sizeof *m->pool.args);
   m->patches = calloc((size_t)plan->num_refs + 1, sizeof *m->patches);
-  size_t total = round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
-  for (int t = 0; t < tensors; ++t) total += round_up((size_t)tensor_info(t)->nbytes, PAGE) + PAGE;
+  size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
+  for (int t = 0; t < tensors; ++t) total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE) + PAGE;
   /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
-  m->pool.workspace_stride = (int64_t)((round_up((size_t)plan->workspace_bytes, PAGE) / PAGE + 1) | 1) * PAGE;
+  m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE + 1) | 1) * PAGE;
   total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
-  m->memory_bytes = round_up(total, PAGE);
+  m->memory_bytes = gtco_round_up(total, PAGE);
   if (m->staging && m->pointers && m->pool.args && m->patches) {
     m->memory = mmap(NULL, m->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m->memory == MAP_FAILED) m->memory = NULL;
@@ -141,11 +136,11 @@ static gtco_status allocate(gtco_model* m, char* message) {
 }
 
 static void lay_out(gtco_model* m) {
-  char* arena = (char*)round_up((size_t)m->memory, HUGE_PAGE);
-  char* next = arena + round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
-  for (int t = 0; t < plan->num_inputs + plan->num_outputs; ++t) {
+  char* arena = (char*)gtco_round_up((size_t)m->memory, HUGE_PAGE);
+  char* next = arena + gtco_round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
+  for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = next;
-    next += round_up((size_t)tensor_info(t)->nbytes, PAGE) + PAGE;
+    next += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE) + PAGE;
   }
   m->pool.workspaces = next;
   for (int r = 0; r < plan->num_refs; ++r) {
@@ -199,7 +194,7 @@ EXPORT gtco_status gtco_open(const gtco_options* options, gtco_model** model) {
     status = gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_open: the place for the handle is NULL");
   } else {
     *model = NULL;
-    m = aligned_alloc(GTCO_ALIGNMENT, round_up(sizeof *m, GTCO_ALIGNMENT)); /* the pool has aligned fields */
+    m = aligned_alloc(GTCO_ALIGNMENT, gtco_round_up(sizeof *m, GTCO_ALIGNMENT)); /* the pool has aligned fields */
     if (m) {
       memset(m, 0, sizeof *m);
       status = set_up(options, m, message);
@@ -226,45 +221,17 @@ EXPORT void gtco_close(gtco_model* model) {
 
 /* ---- running ---- */
 
-static int overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
-  return a_bytes && b_bytes && (const char*)a < (const char*)b + b_bytes && (const char*)b < (const char*)a + a_bytes;
-}
-
-static const void* user_pointer(const void* const* inputs, void* const* outputs, int tensor) {
-  return tensor < plan->num_inputs ? inputs[tensor] : outputs[tensor - plan->num_inputs];
-}
-
-static gtco_status check_pointers(gtco_model* m, const void* const* inputs, void* const* outputs) {
-  if ((!inputs && plan->num_inputs) || (!outputs && plan->num_outputs))
-    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: the array of %s pointers is NULL",
-                     !inputs && plan->num_inputs ? "input" : "output");
-  const int tensors = plan->num_inputs + plan->num_outputs;
-  for (int t = 0; t < tensors; ++t) {
-    const gtco_tensor_info* info = tensor_info(t);
-    const void* pointer = user_pointer(inputs, outputs, t);
-    const int output = t - plan->num_inputs;
-    if (!pointer && info->nbytes)
-      return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: the pointer of %s %d ('%s', %lld bytes) is NULL",
-                       output < 0 ? "input" : "output", output < 0 ? t : output, info->name, (long long)info->nbytes);
-    for (int other = 0; output >= 0 && other < t; ++other)
-      if (overlap(pointer, info->nbytes, user_pointer(inputs, outputs, other), tensor_info(other)->nbytes))
-        return gtco_fail(m->error, GTCO_ERROR_ARGUMENT, "gtco_run: output '%s' overlaps '%s' in memory", info->name,
-                         tensor_info(other)->name);
-  }
-  return GTCO_OK;
-}
-
 static int aligned(const void* pointer) { return pointer && ((uintptr_t)pointer & (GTCO_ALIGNMENT - 1)) == 0; }
 
 static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
-  gtco_status status = check_pointers(m, inputs, outputs);
+  gtco_status status = gtco_check_pointers(inputs, outputs, m->error);
   if (status != GTCO_OK) return status;
-  const int tensors = plan->num_inputs + plan->num_outputs;
+  const int tensors = gtco_num_tensors();
   for (int t = 0; t < tensors; ++t) {
-    const void* pointer = user_pointer(inputs, outputs, t);
+    const void* pointer = gtco_pointer(inputs, outputs, t);
     m->pointers[t] = aligned(pointer) ? (void*)pointer : m->staging[t];
-    if (t < plan->num_inputs && m->pointers[t] != pointer && tensor_info(t)->nbytes)
-      memcpy(m->pointers[t], pointer, (size_t)tensor_info(t)->nbytes);
+    if (t < plan->num_inputs && m->pointers[t] != pointer && gtco_tensor(t)->nbytes)
+      memcpy(m->pointers[t], pointer, (size_t)gtco_tensor(t)->nbytes);
   }
   for (int p = 0; p < m->num_patches; ++p) m->pool.args[m->patches[p].ref] = m->pointers[m->patches[p].tensor];
   int error = gtco_pool_run(&m->pool, seconds);
@@ -273,8 +240,8 @@ static gtco_status run(gtco_model* m, const void* const* inputs, void* const* ou
                      strerror(error));
   for (int t = plan->num_inputs; t < tensors; ++t) {
     void* pointer = outputs[t - plan->num_inputs];
-    if (m->pointers[t] != pointer && tensor_info(t)->nbytes)
-      memcpy(pointer, m->pointers[t], (size_t)tensor_info(t)->nbytes);
+    if (m->pointers[t] != pointer && gtco_tensor(t)->nbytes)
+      memcpy(pointer, m->pointers[t], (size_t)gtco_tensor(t)->nbytes);
   }
   return GTCO_OK;
 }
@@ -292,22 +259,16 @@ EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* 
   return gtco_profile(model, inputs, outputs, NULL);
 }
 
-/* ---- describing ---- */
+/* What a program that serves GPUs too may call: there are no streams here. */
+EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
+  if (!stream) return gtco_run(model, inputs, outputs);
+  if (!model) return GTCO_ERROR_ARGUMENT;
+  if (atomic_exchange(&model->busy, 1)) return GTCO_ERROR_BUSY;
+  gtco_status status = gtco_fail(model->error, GTCO_ERROR_ARGUMENT,
+                                 "gtco_run_on: this model runs on the CPU, which has no streams; pass NULL");
+  atomic_store(&model->busy, 0);
+  return status;
+}
 
-EXPORT int gtco_num_inputs(const gtco_model* model) { return model ? plan->num_inputs : 0; }
-EXPORT int gtco_num_outputs(const gtco_model* model) { return model ? plan->num_outputs : 0; }
-EXPORT int gtco_num_steps(const gtco_model* model) { return model ? plan->num_steps : 0; }
 EXPORT int gtco_num_threads(const gtco_model* model) { return model ? model->pool.threads : 0; }
-EXPORT int gtco_abi_version(void) { return GTCO_ABI_VERSION; }
-
-EXPORT const gtco_tensor_info* gtco_input(const gtco_model* model, int index) {
-  return model && index >= 0 && index < plan->num_inputs ? &plan->inputs[index] : NULL;
-}
-
-EXPORT const gtco_tensor_info* gtco_output(const gtco_model* model, int index) {
-  return model && index >= 0 && index < plan->num_outputs ? &plan->outputs[index] : NULL;
-}
-
-EXPORT const char* gtco_artifact_metadata(void) { return gtco_the_metadata; }
-EXPORT const char* gtco_metadata(const gtco_model* model) { return model ? gtco_the_metadata : NULL; }
 EXPORT const char* gtco_last_error(const gtco_model* model) { return model ? model->error : gtco_thread_error(); }

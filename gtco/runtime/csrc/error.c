@@ -55,6 +55,9 @@ __attribute__((visibility("default"))) const char* gtco_status_string(gtco_statu
     case GTCO_ERROR_WEIGHTS: return "the weights file is missing, truncated or of another model";
     case GTCO_ERROR_THREADS: return "a thread could not be started";
     case GTCO_ERROR_BUSY: return "another thread is running this handle: open one handle per thread";
+    case GTCO_ERROR_DRIVER: return "there is no NVIDIA driver, or it is too old";
+    case GTCO_ERROR_DEVICE: return "there is no such GPU, or a call of the NVIDIA driver failed";
+    case GTCO_ERROR_IMAGE: return "the model was not compiled for this GPU";
   }
   return "unknown status";
 }

@@ -1,8 +1,11 @@
-/* The C interface of a model that gtco compiled.
+/* The C interface of a model that gtco compiled, for a CPU or for NVIDIA GPUs.
  *
  * One shared library holds one model. A handle (gtco_model) owns its memory and its threads: any number of handles may
  * be open, and different handles may run at the same time from different threads. One handle runs one call at a time.
  * Every function reports failure through its result; none ends the process.
+ *
+ * A model for GPUs needs the NVIDIA driver where it is opened, and nothing else of CUDA. It leaves the calling thread's
+ * current context as it was.
  *
  * To use several models in one program, dlopen each library (RTLD_LOCAL) and look the functions up by name.
  */
@@ -24,7 +27,10 @@ typedef enum {
   GTCO_ERROR_MEMORY = 3,   /* memory could not be allocated */
   GTCO_ERROR_WEIGHTS = 4,  /* the weights file beside the library is missing, truncated or of another model */
   GTCO_ERROR_THREADS = 5,  /* a thread could not be started */
-  GTCO_ERROR_BUSY = 6      /* another thread is inside gtco_run with this handle: open one handle per thread */
+  GTCO_ERROR_BUSY = 6,     /* another thread is inside gtco_run with this handle: open one handle per thread */
+  GTCO_ERROR_DRIVER = 7,   /* a model for GPUs: there is no NVIDIA driver, or it is too old */
+  GTCO_ERROR_DEVICE = 8,   /* there is no such GPU, or a call of the driver failed; the message has the error's name */
+  GTCO_ERROR_IMAGE = 9     /* the library holds no machine code that runs on this GPU */
 } gtco_status;
 
 typedef enum {
@@ -58,7 +64,8 @@ typedef struct {
   int32_t num_threads;       /* 0: $GTCO_NUM_THREADS, else the number chosen at compile time, else every core that the
                                 process may use (affinity mask and cgroup quota) */
   int32_t spin_microseconds; /* how long an idle thread spins before it sleeps; 0: default, negative: never spin */
-  int32_t reserved[6];
+  int32_t device;            /* a model for GPUs: number of the GPU, as the driver counts those that are visible */
+  int32_t reserved[5];
 } gtco_options;
 
 typedef struct gtco_model gtco_model;
@@ -76,14 +83,24 @@ const gtco_tensor_info* gtco_output(const gtco_model* model, int index);
 
 /* Runs the model. inputs and outputs are arrays of gtco_num_inputs and gtco_num_outputs pointers, of any alignment;
  * pointers aligned to 64 bytes are used in place, others cost a copy. Inputs are not written to; outputs may overlap
- * neither inputs nor each other. */
+ * neither inputs nor each other.
+ *
+ * A model for GPUs takes pointers of the host and of its own device, in any mixture: those of the device that are
+ * aligned to 16 bytes are used in place. It returns when the outputs are there. What earlier work of the legacy default
+ * stream wrote is waited for, that of other streams is not. */
 gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs);
+
+/* gtco_run on the caller's stream (CUstream or cudaStream_t; NULL is the legacy default stream), for pointers of the
+ * device alone: it returns as soon as the work is in the stream. Runs of one handle on several streams wait for each
+ * other there. While the stream is being captured, the run becomes part of the caller's graph; what that graph replays is
+ * not ordered against other runs of the handle. A model for a CPU runs at once and takes NULL only. */
+gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream);
 
 /* gtco_run that also stores each step's seconds in seconds_per_step[gtco_num_steps]. */
 gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds_per_step);
 int gtco_num_steps(const gtco_model* model);
 
-/* Threads that a run uses, the caller included. */
+/* Threads of the CPU that a run uses, the caller included. */
 int gtco_num_threads(const gtco_model* model);
 
 /* JSON: the model, its tensors, target, versions and steps. The second needs no handle, so it also answers on a machine

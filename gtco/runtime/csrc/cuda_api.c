@@ -1,0 +1,355 @@
+/* gtco_open, gtco_run and the rest of gtco_api.h for a model that runs on a GPU: a handle's device memory and stream, and
+ * the way user pointers, of the host or the device, reach the kernels. */
+#define _GNU_SOURCE
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_device.h"
+#include "cuda_graph.h"
+#include "error.h"
+#include "tensors.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define SPACING 256 /* bytes that parts of a handle's memory begin at multiples of */
+
+typedef enum { NOWHERE, ON_HOST, ON_DEVICE } place;
+
+struct gtco_model {
+  gtco_device* device;
+  CUdeviceptr memory;   /* arena | staging of every input and output */
+  CUdeviceptr* staging; /* where a tensor of the host, or one that is not aligned, lies in a run; inputs first */
+  place* places;        /* of this run's pointers, inputs first */
+  int* patches;         /* a ref's tensor, -1 where its pointer is always the same */
+  CUstream stream;      /* of gtco_run and gtco_profile */
+  CUevent finished;     /* behind the last run */
+  int under_way;        /* may a run on a caller's stream still be under way? */
+  gtco_launches launches;
+  _Atomic int busy;
+  char error[GTCO_MESSAGE_BYTES];
+};
+
+static const gtco_plan* const plan = &gtco_the_plan;
+
+/* ---- opening ---- */
+
+static gtco_status allocate_lists(gtco_model* m, char* message) {
+  const size_t tensors = (size_t)gtco_num_tensors() + 1, refs = (size_t)plan->num_refs + 1;
+  gtco_launches* l = &m->launches;
+  m->staging = calloc(tensors, sizeof *m->staging);
+  m->places = calloc(tensors, sizeof *m->places);
+  m->patches = calloc(refs, sizeof *m->patches);
+  l->arguments = calloc(refs, sizeof *l->arguments);
+  l->built = calloc(refs, sizeof *l->built);
+  l->params = calloc(refs, sizeof *l->params);
+  l->nodes = calloc((size_t)plan->num_steps + 1, sizeof *l->nodes);
+  if (m->staging && m->places && m->patches && l->arguments && l->built && l->params && l->nodes) return GTCO_OK;
+  return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
+}
+
+static gtco_status lay_out(gtco_model* m, char* message) {
+  size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
+  for (int t = 0; t < gtco_num_tensors(); ++t) {
+    m->staging[t] = total; /* from the start of the memory, which is not known yet */
+    total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, SPACING);
+  }
+  gtco_status status =
+      gtco_device_allocate(m->device, total ? total : SPACING, "intermediate tensors", &m->memory, message);
+  if (status != GTCO_OK) return status;
+  for (int t = 0; t < gtco_num_tensors(); ++t) m->staging[t] += m->memory;
+  for (int r = 0; r < plan->num_refs; ++r) {
+    const gtco_ref* ref = &plan->refs[r];
+    CUdeviceptr* argument = &m->launches.arguments[r];
+    m->launches.params[r] = argument;
+    m->patches[r] = -1;
+    switch (ref->kind) {
+      case GTCO_REF_ARENA: *argument = m->memory + (CUdeviceptr)ref->index; break;
+      case GTCO_REF_WEIGHT: *argument = m->device->weights + (CUdeviceptr)ref->index; break;
+      case GTCO_REF_INPUT: m->patches[r] = (int)ref->index; break;
+      case GTCO_REF_OUTPUT: m->patches[r] = plan->num_inputs + (int)ref->index; break;
+    }
+    if (m->patches[r] >= 0) *argument = m->staging[m->patches[r]];
+  }
+  return GTCO_OK;
+}
+
+/* With the device's context current. */
+static gtco_status set_up_on_device(gtco_model* m, char* message) {
+  gtco_status status = lay_out(m, message);
+  if (status != GTCO_OK) return status;
+  m->launches.kernels = &m->device->kernels;
+  GTCO_CUDA_TRY(message, cuStreamCreate, (&m->stream, CU_STREAM_DEFAULT), "making a stream");
+  GTCO_CUDA_TRY(message, cuEventCreate, (&m->finished, CU_EVENT_DISABLE_TIMING), "making an event");
+  return gtco_graph_build(&m->launches, message);
+}
+
+static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
+  gtco_status status = gtco_device_acquire(options ? options->device : 0, &m->device, message);
+  if (status == GTCO_OK) status = allocate_lists(m, message);
+  if (status == GTCO_OK) status = gtco_device_enter(m->device, message);
+  if (status != GTCO_OK) return status;
+  status = set_up_on_device(m, message);
+  gtco_device_leave();
+  return status;
+}
+
+/* In a forked child the driver's part is the parent's, and is left alone. */
+static void release(gtco_model* m) {
+  char ignored[GTCO_MESSAGE_BYTES];
+  gtco_launches* l = &m->launches;
+  if (m->device && !gtco_in_forked_child()) {
+    if (gtco_device_enter(m->device, ignored) == GTCO_OK) {
+      if (m->under_way) gtco_cuda()->cuEventSynchronize(m->finished);
+      gtco_graph_destroy(l);
+      if (m->finished) gtco_cuda()->cuEventDestroy(m->finished);
+      if (m->stream) gtco_cuda()->cuStreamDestroy(m->stream);
+      if (m->memory) gtco_cuda()->cuMemFree(m->memory);
+      gtco_device_leave();
+    }
+    gtco_device_release(m->device);
+  }
+  free(m->staging);
+  free(m->places);
+  free(m->patches);
+  free(l->arguments);
+  free(l->built);
+  free(l->params);
+  free(l->nodes);
+  free(m);
+}
+
+EXPORT gtco_status gtco_open(const gtco_options* options, gtco_model** model) {
+  char message[GTCO_MESSAGE_BYTES] = "";
+  gtco_status status;
+  gtco_model* m = NULL;
+  if (!model) {
+    status = gtco_fail(message, GTCO_ERROR_ARGUMENT, "gtco_open: the place for the handle is NULL");
+  } else {
+    *model = NULL;
+    m = calloc(1, sizeof *m);
+    status = m ? set_up(options, m, message) : gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
+  }
+  gtco_set_thread_error(message);
+  if (status != GTCO_OK) {
+    if (m) release(m);
+    return status;
+  }
+  *model = m;
+  return GTCO_OK;
+}
+
+EXPORT void gtco_close(gtco_model* model) {
+  if (model) release(model);
+}
+
+/* ---- running ---- */
+
+/* Where a pointer lies: memory of another device, or anything but the device's where `device_only`, is an error. */
+static gtco_status find_place(gtco_model* m, int t, const void* pointer, int device_only) {
+  const gtco_tensor_info* info = gtco_tensor(t);
+  const char* kind = gtco_is_output(t) ? "output" : "input";
+  unsigned type = 0, managed = 0;
+  int ordinal = -1;
+  int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  void* values[] = {&type, &managed, &ordinal};
+  if (info->nbytes == 0) {
+    m->places[t] = NOWHERE;
+    return GTCO_OK;
+  }
+  GTCO_CUDA_TRY(m->error, cuPointerGetAttributes, (3, attributes, values, (CUdeviceptr)(uintptr_t)pointer),
+                "asking where the pointer of %s '%s' lies", kind, info->name);
+  m->places[t] = type == CU_MEMORYTYPE_DEVICE || managed ? ON_DEVICE : ON_HOST;
+  if (m->places[t] == ON_HOST && device_only)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run_on: the pointer of %s '%s' is of the host's memory; copy it to device %d, or call gtco_run, "
+                     "which takes both",
+                     kind, info->name, m->device->ordinal);
+  if (m->places[t] == ON_DEVICE && !managed && ordinal != m->device->ordinal)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run: the pointer of %s '%s' is of device %d, and this handle runs on device %d (%s); open a "
+                     "handle for that device, or copy the tensor",
+                     kind, info->name, ordinal, m->device->ordinal, m->device->name);
+  return GTCO_OK;
+}
+
+static gtco_status find_places(gtco_model* m, const void* const* inputs, void* const* outputs, int device_only) {
+  gtco_status status = gtco_check_pointers(inputs, outputs, m->error);
+  for (int t = 0; t < gtco_num_tensors() && status == GTCO_OK; ++t)
+    status = find_place(m, t, gtco_pointer(inputs, outputs, t), device_only);
+  return status;
+}
+
+static int in_place(const gtco_model* m, int t, const void* pointer) {
+  return m->places[t] == ON_DEVICE && ((uintptr_t)pointer & (GTCO_DEVICE_ALIGNMENT - 1)) == 0;
+}
+
+static gtco_status copy_in(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
+  for (int t = 0; t < plan->num_inputs; ++t) {
+    const void* pointer = gtco_pointer(inputs, outputs, t);
+    const size_t bytes = (size_t)gtco_tensor(t)->nbytes;
+    if (m->places[t] == ON_HOST)
+      GTCO_CUDA_TRY(m->error, cuMemcpyHtoDAsync, (m->staging[t], pointer, bytes, stream),
+                    "copying input '%s' to device %d", gtco_tensor(t)->name, m->device->ordinal);
+    else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
+      GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, (m->staging[t], (CUdeviceptr)(uintptr_t)pointer, bytes, stream),
+                    "copying input '%s', which is not aligned to %d bytes", gtco_tensor(t)->name,
+                    GTCO_DEVICE_ALIGNMENT);
+  }
+  return GTCO_OK;
+}
+
+static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
+  for (int t = plan->num_inputs; t < gtco_num_tensors(); ++t) {
+    void* pointer = (void*)gtco_pointer(inputs, outputs, t);
+    const size_t bytes = (size_t)gtco_tensor(t)->nbytes;
+    if (m->places[t] == ON_HOST)
+      GTCO_CUDA_TRY(m->error, cuMemcpyDtoHAsync, (pointer, m->staging[t], bytes, stream),
+                    "copying output '%s' from device %d", gtco_tensor(t)->name, m->device->ordinal);
+    else if (m->places[t] == ON_DEVICE && !in_place(m, t, pointer))
+      GTCO_CUDA_TRY(m->error, cuMemcpyDtoDAsync, ((CUdeviceptr)(uintptr_t)pointer, m->staging[t], bytes, stream),
+                    "copying output '%s', which is not aligned to %d bytes", gtco_tensor(t)->name,
+                    GTCO_DEVICE_ALIGNMENT);
+  }
+  return GTCO_OK;
+}
+
+static void set_arguments(gtco_model* m, const void* const* inputs, void* const* outputs) {
+  for (int r = 0; r < plan->num_refs; ++r) {
+    const int t = m->patches[r];
+    if (t < 0) continue;
+    const void* pointer = gtco_pointer(inputs, outputs, t);
+    m->launches.arguments[r] = in_place(m, t, pointer) ? (CUdeviceptr)(uintptr_t)pointer : m->staging[t];
+  }
+}
+
+/* The whole of a run, put into the stream: the steps one by one where `events` or `captured`, else as a graph. */
+static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream,
+                           CUevent* events, int captured) {
+  set_arguments(m, inputs, outputs);
+  /* The arena is one: a run waits for the one before it, which may be on another stream. A stream that is captured may
+   * not wait for what is outside of its graph. */
+  if (m->under_way && !captured)
+    GTCO_CUDA_TRY(m->error, cuStreamWaitEvent, (stream, m->finished, 0), "waiting for the run before this one");
+  gtco_status status = copy_in(m, inputs, outputs, stream);
+  if (status == GTCO_OK)
+    status = events || captured ? gtco_launch_all(&m->launches, stream, events, m->error)
+                                : gtco_graph_launch(&m->launches, stream, m->error);
+  if (status == GTCO_OK) status = copy_out(m, inputs, outputs, stream);
+  return status;
+}
+
+static gtco_status wait_for(gtco_model* m) {
+  GTCO_CUDA_TRY(m->error, cuStreamSynchronize, (m->stream), "running model '%s' on device %d (%s)", plan->name,
+                m->device->ordinal, m->device->name);
+  m->under_way = 0;
+  return GTCO_OK;
+}
+
+static gtco_status make_events(CUevent* events, char* message) {
+  for (int s = 0; s <= plan->num_steps; ++s) {
+    CUresult result = gtco_cuda()->cuEventCreate(&events[s], CU_EVENT_DEFAULT);
+    if (result == CUDA_SUCCESS) continue;
+    events[s] = NULL;
+    return gtco_driver_fail(message, result, "cuEventCreate", "making %d events to time steps", plan->num_steps + 1);
+  }
+  return GTCO_OK;
+}
+
+static gtco_status read_events(CUevent* events, double* seconds, char* message) {
+  for (int s = 0; s < plan->num_steps; ++s) {
+    float milliseconds = 0;
+    GTCO_CUDA_TRY(message, cuEventElapsedTime, (&milliseconds, events[s], events[s + 1]), "reading the time of step %d",
+                  s);
+    seconds[s] = milliseconds * 1e-3;
+  }
+  return GTCO_OK;
+}
+
+/* With the device's context current: a run that is over when this returns, whatever it returns. */
+static gtco_status run_and_wait(gtco_model* m, const void* const* inputs, void* const* outputs, CUevent* events) {
+  gtco_status status = enqueue(m, inputs, outputs, m->stream, events, 0);
+  if (status == GTCO_OK) return wait_for(m);
+  gtco_cuda()->cuStreamSynchronize(m->stream); /* nothing may write to the caller's memory after this */
+  return status;
+}
+
+static gtco_status run(gtco_model* m, const void* const* inputs, void* const* outputs, double* seconds) {
+  gtco_status status = find_places(m, inputs, outputs, 0);
+  if (status != GTCO_OK || !seconds) return status == GTCO_OK ? run_and_wait(m, inputs, outputs, NULL) : status;
+  CUevent* events = calloc((size_t)plan->num_steps + 1, sizeof *events);
+  if (!events) return gtco_fail(m->error, GTCO_ERROR_MEMORY, "out of memory");
+  status = make_events(events, m->error);
+  if (status == GTCO_OK) status = run_and_wait(m, inputs, outputs, events);
+  if (status == GTCO_OK) status = read_events(events, seconds, m->error);
+  for (int s = 0; s <= plan->num_steps; ++s)
+    if (events[s]) gtco_cuda()->cuEventDestroy(events[s]);
+  free(events);
+  return status;
+}
+
+static gtco_status check_stream(gtco_model* m, CUstream stream, int* captured) {
+  CUcontext context = NULL;
+  *captured = 0;
+  /* NULL, 1 and 2 are the default streams of whatever context is current. */
+  if ((uintptr_t)stream > 2) {
+    GTCO_CUDA_TRY(m->error, cuStreamGetCtx, (stream, &context), "asking which device the stream is of");
+    if (context != m->device->context)
+      return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                       "gtco_run_on: the stream is not of the primary context of device %d (%s), which this handle runs "
+                       "on; pass one that was made for it",
+                       m->device->ordinal, m->device->name);
+  }
+  GTCO_CUDA_TRY(m->error, cuStreamIsCapturing, (stream, captured), "asking whether the stream is captured");
+  return GTCO_OK;
+}
+
+static gtco_status run_on(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream) {
+  int captured;
+  gtco_status status = check_stream(m, stream, &captured);
+  if (status == GTCO_OK) status = find_places(m, inputs, outputs, 1);
+  if (status != GTCO_OK) return status;
+  status = enqueue(m, inputs, outputs, stream, NULL, captured);
+  if (captured) return status;
+  /* Also behind a part of a run: the next one uses the same memory. */
+  CUresult result = gtco_cuda()->cuEventRecord(m->finished, stream);
+  if (result == CUDA_SUCCESS) {
+    m->under_way = 1;
+  } else {
+    gtco_cuda()->cuStreamSynchronize(stream);
+    if (status == GTCO_OK) status = gtco_driver_fail(m->error, result, "cuEventRecord", "marking the end of the run");
+  }
+  return status;
+}
+
+typedef enum { RUN, RUN_ON } way;
+
+static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
+                        double* seconds) {
+  if (!m) return GTCO_ERROR_ARGUMENT;
+  if (gtco_in_forked_child()) return gtco_forked(m->error); /* before `busy`, which the fork may have found set */
+  if (atomic_exchange(&m->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
+  m->error[0] = '\0';
+  gtco_status status = gtco_device_enter(m->device, m->error);
+  if (status == GTCO_OK) {
+    status = how == RUN_ON ? run_on(m, inputs, outputs, stream) : run(m, inputs, outputs, seconds);
+    gtco_device_leave();
+  }
+  atomic_store(&m->busy, 0);
+  return status;
+}
+
+EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs) {
+  return call(model, RUN, inputs, outputs, NULL, NULL);
+}
+
+EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
+  return call(model, RUN_ON, inputs, outputs, (CUstream)stream, NULL);
+}
+
+EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {
+  return call(model, RUN, inputs, outputs, NULL, seconds);
+}
+
+EXPORT int gtco_num_threads(const gtco_model* model) { return model ? 1 : 0; }
+EXPORT const char* gtco_last_error(const gtco_model* model) { return model ? model->error : gtco_thread_error(); }

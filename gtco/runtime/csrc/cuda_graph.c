@@ -1,0 +1,94 @@
+/* The graph is put together node by node, not captured from a stream: so every node is at hand when its pointers change,
+ * and no other thread's work can disturb a capture or be disturbed by one. */
+#include "cuda_graph.h"
+
+#include <string.h>
+
+static const gtco_plan* const plan = &gtco_the_plan;
+static const gtco_cuda_plan* const cuda_plan = &gtco_the_cuda_plan;
+
+static const char* kernel_name(int step) { return cuda_plan->functions[cuda_plan->launches[step].function].name; }
+
+gtco_status gtco_launch_all(const gtco_launches* l, CUstream stream, CUevent* events, char* message) {
+  for (int s = 0; s < plan->num_steps; ++s) {
+    const gtco_launch* step = &cuda_plan->launches[s];
+    if (events) GTCO_CUDA_TRY(message, cuEventRecord, (events[s], stream), "timing step %d", s);
+    GTCO_CUDA_TRY(message, cuLaunchKernel,
+                  (l->kernels->functions[step->function], step->grid[0], step->grid[1], step->grid[2], step->threads, 1,
+                   1, step->shared, stream, l->params + step->first_ref, NULL),
+                  "launching step %d (%s)", s, kernel_name(s));
+  }
+  if (events)
+    GTCO_CUDA_TRY(message, cuEventRecord, (events[plan->num_steps], stream), "timing step %d", plan->num_steps - 1);
+  return GTCO_OK;
+}
+
+static gtco_node_params node_params(const gtco_launches* l, int s) {
+  const gtco_launch* step = &cuda_plan->launches[s];
+  return (gtco_node_params){
+      .function = l->kernels->functions[step->function],
+      .grid = {step->grid[0], step->grid[1], step->grid[2]},
+      .block = {step->threads, 1, 1},
+      .shared = step->shared,
+      .params = l->params + step->first_ref,
+  };
+}
+
+static void remember(gtco_launches* l) {
+  memcpy(l->built, l->arguments, (size_t)plan->num_refs * sizeof *l->built);
+}
+
+static gtco_status build(gtco_launches* l, char* message) {
+  GTCO_CUDA_TRY(message, cuGraphCreate, (&l->graph, 0), "making the model's graph");
+  for (int s = 0; s < plan->num_steps; ++s) {
+    const gtco_node_params what = node_params(l, s);
+    GTCO_CUDA_TRY(message, cuGraphAddKernelNode,
+                  (&l->nodes[s], l->graph, s ? &l->nodes[s - 1] : NULL, s ? 1 : 0, &what),
+                  "adding step %d (%s) to the model's graph", s, kernel_name(s));
+  }
+  GTCO_CUDA_TRY(message, cuGraphInstantiate, (&l->executable, l->graph, 0), "making the model's graph of %d steps",
+                plan->num_steps);
+  remember(l);
+  return GTCO_OK;
+}
+
+gtco_status gtco_graph_build(gtco_launches* l, char* message) {
+  gtco_status status = build(l, message);
+  if (status != GTCO_OK) gtco_graph_destroy(l);
+  return status;
+}
+
+static gtco_status update(gtco_launches* l, char* message) {
+  if (memcmp(l->built, l->arguments, (size_t)plan->num_refs * sizeof *l->built) == 0) return GTCO_OK;
+  for (int s = 0; s < plan->num_steps; ++s) {
+    const gtco_launch* step = &cuda_plan->launches[s];
+    const size_t bytes = (size_t)step->num_refs * sizeof *l->built;
+    if (memcmp(l->built + step->first_ref, l->arguments + step->first_ref, bytes) == 0) continue;
+    const gtco_node_params what = node_params(l, s);
+    GTCO_CUDA_TRY(message, cuGraphExecKernelNodeSetParams, (l->executable, l->nodes[s], &what),
+                  "giving step %d (%s) the pointers of this run", s, kernel_name(s));
+  }
+  remember(l);
+  return GTCO_OK;
+}
+
+gtco_status gtco_graph_launch(gtco_launches* l, CUstream stream, char* message) {
+  gtco_status status = GTCO_OK;
+  if (!l->executable) {
+    status = gtco_graph_build(l, message);
+  } else {
+    status = update(l, message);
+    /* Some nodes have the new pointers and some the old: the next run gives them to all. */
+    if (status != GTCO_OK) memset(l->built, 0xff, (size_t)plan->num_refs * sizeof *l->built);
+  }
+  if (status != GTCO_OK) return status;
+  GTCO_CUDA_TRY(message, cuGraphLaunch, (l->executable, stream), "launching the model's graph");
+  return GTCO_OK;
+}
+
+void gtco_graph_destroy(gtco_launches* l) {
+  if (l->executable) gtco_cuda()->cuGraphExecDestroy(l->executable);
+  if (l->graph) gtco_cuda()->cuGraphDestroy(l->graph);
+  l->executable = NULL;
+  l->graph = NULL;
+}

@@ -1,0 +1,45 @@
+/* What a model for GPUs has beside its gtco_plan (whose steps are NULL, num_steps the number of launches): launches and
+ * the machine code of their kernels. gtco/runtime/gpu_table.py writes it. */
+#ifndef GTCO_CUDA_PLAN_H
+#define GTCO_CUDA_PLAN_H
+
+#include "plan.h"
+
+#define GTCO_DEVICE_ALIGNMENT 16 /* of every buffer that a kernel sees: its widest load */
+
+/* kernel(*buffers), pointers to device memory. */
+typedef struct {
+  int32_t function;            /* its number in functions */
+  int32_t first_ref, num_refs; /* its buffers are refs[first_ref], refs[first_ref + 1], ... */
+  uint32_t grid[3];            /* in blocks */
+  uint32_t threads, shared;    /* of a block: threads along x, dynamic shared memory in bytes */
+} gtco_launch;
+
+typedef struct {
+  const char* name;
+  uint32_t shared; /* the most that a launch of it asks for */
+} gtco_function;
+
+typedef struct {
+  int64_t offset, bytes; /* in gtco_the_images */
+} gtco_cubin;
+
+/* The kernels for one architecture. */
+typedef struct {
+  const char* name; /* "sm_80" */
+  int32_t major, minor;
+  int32_t exact;            /* sm_90a: runs on 9.0 alone; without the letter also on a later minor version */
+  const gtco_cubin* cubins; /* one a function */
+} gtco_image;
+
+typedef struct {
+  const gtco_launch* launches;
+  const gtco_function* functions;
+  const gtco_image* images;
+  int32_t num_functions, num_images;
+} gtco_cuda_plan;
+
+extern const gtco_cuda_plan gtco_the_cuda_plan;
+extern const unsigned char gtco_the_images[];
+
+#endif /* GTCO_CUDA_PLAN_H */

@@ -1,0 +1,17 @@
+/* The model's inputs and outputs as one list, inputs first, and the check of a run's pointers. */
+#ifndef GTCO_TENSORS_H
+#define GTCO_TENSORS_H
+
+#include "plan.h"
+
+int gtco_num_tensors(void);
+const gtco_tensor_info* gtco_tensor(int tensor);
+int gtco_is_output(int tensor);
+const void* gtco_pointer(const void* const* inputs, void* const* outputs, int tensor);
+
+/* GTCO_ERROR_ARGUMENT where a pointer is NULL although its tensor has bytes, or an output overlaps another tensor. */
+gtco_status gtco_check_pointers(const void* const* inputs, void* const* outputs, char* message);
+
+size_t gtco_round_up(size_t value, size_t unit);
+
+#endif /* GTCO_TENSORS_H */

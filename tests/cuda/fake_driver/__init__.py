@@ -1,0 +1,191 @@
+"""A driver without a GPU: builds ``fake_driver.cpp`` as libcuda.so.1, loads it into this process,
+where the C runtime then finds it, and small GPU models whose kernels are C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_char_p, c_int, c_long, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.options import c_compiler
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.plan import BufferRef, TensorSpec
+from tests.unit.test_runtime_models import COLUMNS, ROWS, SCALE
+
+SOURCE = Path(__file__).with_name("fake_driver.cpp")
+OUT_OF_MEMORY, ILLEGAL_ADDRESS, UNKNOWN = 2, 700, 999
+NON_BLOCKING = 1
+
+_PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "reset": (None, (c_int, c_int, c_int, c_uint)),
+    "device": (None, (c_int, c_int, c_int, c_size_t)),
+    "version": (None, (c_int,)),
+    "calls": (c_long, ()),
+    "copies": (c_long, ()),
+    "fail": (None, (c_long, c_int)),
+    "fail_call": (None, (c_char_p, c_long, c_int)),
+    "failed": (c_char_p, ()),
+    "kernel_fault": (None, (c_int,)),
+    "faults": (c_char_p, ()),
+    "live": (c_char_p, ()),
+    "alloc": (c_size_t, (c_int, c_size_t)),
+    "free": (None, (c_size_t,)),
+    "write": (None, (c_size_t, c_void_p, c_size_t)),
+    "read": (None, (c_void_p, c_size_t, c_size_t)),
+    "stream": (c_void_p, (c_int, c_uint)),
+    "write_later": (None, (c_void_p, c_int, c_size_t, c_void_p, c_size_t)),
+    "sync": (None, (c_void_p, c_int)),
+    "pending": (c_size_t, (c_void_p, c_int)),
+    "capture": (None, (c_void_p, c_int)),
+    "replay": (None, (c_void_p,)),
+    "push": (None, (c_int,)),
+    "pop": (None, (c_int,)),
+    "current": (c_int, ()),
+}
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """The library, with more ``flags`` for the compiler."""
+    library = folder / "libcuda.so.1"
+    form = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
+    command = ["g++", *form, *flags, str(SOURCE), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+class FakeDriver:
+    """The functions ``fake_*`` of fake_driver.cpp, and numpy arrays in device memory."""
+
+    def __init__(self, library: Path) -> None:
+        # Its soname is that of the driver: whoever opens libcuda.so.1 from now on gets this one.
+        dll = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        for name, (result, arguments) in _PROTOTYPES.items():
+            function = getattr(dll, f"fake_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:  # for those who read types
+        raise AttributeError(name)
+
+    def check(self) -> None:
+        """Nothing was done wrong, and all was given back."""
+        assert (self.faults().decode(), self.live().decode()) == ("", "")
+
+    def put(self, array: np.ndarray, ordinal: int = 0, offset: int = 0) -> int:
+        """The array's bytes in device memory, ``offset`` bytes behind its start."""
+        data = np.ascontiguousarray(array)
+        pointer = self.alloc(ordinal, data.nbytes + offset) + offset
+        self.write(pointer, data.ctypes.data, data.nbytes)
+        return int(pointer)
+
+    def get(self, pointer: int, like: np.ndarray) -> np.ndarray:
+        """What lies there, as an array of that shape and dtype."""
+        array = np.empty_like(like)
+        self.read(array.ctypes.data, pointer, array.nbytes)
+        return array
+
+    @contextmanager
+    def failing(self, n: int, code: int = UNKNOWN) -> Iterator[None]:
+        self.fail(n, code)
+        try:
+            yield
+        finally:
+            self.fail(0, 0)
+
+
+# The model of tests/unit/test_runtime_models.py, as kernels of the fake driver.
+KERNELS = """
+#include <stdint.h>
+#define N 40
+int scale_rows_count = 3, mask_relu_count = 3, total_count = 2;
+void scale_rows(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const float *x = a[0], *scale = a[1];
+  float* out = a[2];
+  for (unsigned i = 0; i < grid[0] * N; ++i) out[i] = x[i] * scale[i % N];
+  if (threads != 64 || shared != 60000) out[0] = 1e30f;
+}
+void mask_relu(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const float* t = a[0];
+  const int8_t* mask = a[1];
+  float* out = a[2];
+  for (unsigned i = 0; i < grid[0] * grid[1] * N; ++i) {
+    float v = t[i] + (float)mask[i / N];
+    out[i] = v > 0 ? v : 0;
+  }
+}
+void total(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const float* y = a[0];
+  float* out = a[1];
+  for (int c = 0; c < N; ++c) {
+    float sum = 0;
+    for (int r = 0; r < 96; ++r) sum += y[r * N + c];
+    out[c] = sum;
+  }
+}
+"""
+
+
+def compile_kernels(source: str, folder: Path, *flags: str) -> Path:
+    """The shared object of kernels as the fake driver takes them."""
+    (folder / "kernels.c").write_text(source)
+    path = folder / "kernels.so"
+    command = [c_compiler(), "-O1", "-g", "-fPIC", "-shared", *flags, "kernels.c", "-o", str(path)]
+    subprocess.run(command, cwd=folder, check=True)
+    return path
+
+
+def image(architecture: str, kernels: Path) -> bytes:
+    """A cubin that the fake driver takes."""
+    return f"GTCOFAKE {architecture} {kernels}".encode()
+
+
+def small_gpu_artifact(kernels: Path, **changes: Any) -> GpuArtifact:
+    """y = relu(x * scale + mask), total = sum of y's rows: three launches, of which one wants more
+    shared memory than is given unasked."""
+    x, mask = BufferRef("input", 0), BufferRef("input", 1)
+    y, total = BufferRef("output", 0), BufferRef("output", 1)
+    scaled, scale = BufferRef("arena", 0), BufferRef("weight", 64)
+    names = ("scale_rows", "mask_relu", "total")
+
+    def info(operator: str) -> dict[str, Any]:
+        return {
+            "name": operator,
+            "operators": [operator],
+            "inputs": ["96x40"],
+            "output": "96x40",
+            "schedule": {"sketch": "test"},
+            "flops": 3840,
+            "bytes": 15360,
+            "predicted_seconds": 1e-6,
+        }
+
+    fields: dict[str, Any] = {
+        "name": "small",
+        "inputs": (
+            TensorSpec("x", "float32", (ROWS, COLUMNS)),
+            TensorSpec("mask", "int8", (ROWS,)),
+        ),
+        "outputs": (
+            TensorSpec("y", "float32", (ROWS, COLUMNS)),
+            TensorSpec("total", "float32", (COLUMNS,)),
+        ),
+        "steps": (
+            GpuStep(names[0], (x, scale, scaled), (ROWS, 1, 1), 64, 60000, info("multiply")),
+            GpuStep(names[1], (scaled, mask, y), (ROWS // 2, 2, 1), 128, 0, info("add")),
+            GpuStep(names[2], (y, total), (1, 1, 1), 32, 0, info("sum")),
+        ),
+        "arena_bytes": ROWS * COLUMNS * 4,
+        "images": {
+            arch: {name: image(arch, kernels) for name in names} for arch in ("sm_80", "sm_90a")
+        },
+        "weights": ((0, np.arange(3, dtype=np.int64)), (64, SCALE)),
+        "metadata": {"target": {"kind": "cuda", "name": "cuda:sm_80"}, "precision": "fp32"},
+    }
+    return GpuArtifact(**(fields | changes))
