@@ -291,7 +291,7 @@ class Compilation:
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes
-        return build_artifact(artifact, folder, self.output)  # type: ignore[arg-type]
+        return build_artifact(artifact, folder, self.output)
 
     def verify(self, library: Path) -> None:
         """Raises :class:`VerificationError` with the report where the library is wrong."""
