@@ -15,6 +15,7 @@ from gtco.target import Machine
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, make_stage
 
+MOST_NOTES = 5  # of what failed before, beside the operators that nothing is left for
 # A stage and the names of sketches that are out of the question for it.
 Choose = Callable[[Stage, Collection[str]], Pick | None]
 
@@ -60,7 +61,8 @@ def generate(
             )
         alone = [note for key, note in hopeless.items() if len(todo[key].operators) == 1]
         if alone:
-            reasons = "\n  ".join(alone)
+            before = [note for note in result.notes if note not in "\n".join(alone)]
+            reasons = "\n  ".join([*alone, *before[:MOST_NOTES]])
             raise BuildError(
                 f"code generation failed even operator by operator. {REPORT}:\n  {reasons}"
             )

@@ -15,8 +15,13 @@ from gtco.errors import BuildError
 
 INSTALL = "pip install 'gtco[cuda]' (no GPU and no CUDA toolkit are needed to compile)"
 DEVICE = Path(gtco.tensor.cuda.__file__).parent / "device"  # our headers: "gtco/gemm.cuh"
-# Indices are checked where they are made, so an unused name in a printed lambda is no news.
-OPTIONS = ("--std=c++17", "--ptxas-options=--verbose", "--diag-suppress=177", f"-I{DEVICE}")
+OPTIONS = (
+    "--std=c++17",
+    "--device-as-default-execution-space",  # constexpr functions need no __device__
+    "--ptxas-options=--verbose",
+    "--diag-suppress=177",  # a name that a lambda was given and does not use is no news
+    f"-I{DEVICE}",
+)
 _USED = re.compile(r"Used (\d+) registers")
 _STATIC = re.compile(r"(\d+) bytes smem")
 _LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

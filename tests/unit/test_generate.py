@@ -171,3 +171,14 @@ def test_split_keeps_constants() -> None:
     first, second = split(make_stage(operators, types, ["w", "b"]))
     assert [(i.name, i.constant) for i in first.inputs] == [("x", False), ("w", True)]
     assert [(i.name, i.constant) for i in second.inputs] == [("y", False), ("b", True)]
+
+
+def test_what_failed_before_the_operators_is_in_the_error_too() -> None:
+    """Where operators have no kernel of their own, only the stage's failure says why."""
+
+    def choose(stage: Stage, without: Collection[str]) -> Pick | None:
+        fused = len(stage.operators) > 1 and "best" not in without
+        return Pick(Sketch(), Config("best"), 1.0) if fused else None  # type: ignore[arg-type]
+
+    with pytest.raises(BuildError, match=r"no kernel can compute relu(?s:.*)relu\+exp.*SIGSEGV"):
+        run([chain("relu", "exp")], Builder(lambda job: True), choose)
