@@ -30,8 +30,9 @@ class MachineCode:
     """One kernel of an image.
 
     ``registers`` of a thread; ``stack`` and ``local`` bytes of a thread beside them, in memory;
-    ``shared`` static shared memory of a block in bytes; ``instructions``: how often each stands in
-    the code, by its whole name ("HMMA.16816.F32").
+    ``shared`` static shared memory of a block in bytes, with the KiB of it that a Hopper's system
+    keeps; ``instructions``: how often each stands in the code, by its whole name
+    ("HMMA.16816.F32").
     """
 
     registers: int
