@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -10,9 +11,13 @@ import re
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ from gtco.tensor.space import Config
 
 HERE = Path(__file__).parent / "emulator"
 DEVICE = Path(cuda.__file__).parent / "device"
-RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp")
+RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp", "library.cpp")
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
          "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
@@ -36,6 +41,7 @@ SHARED = {750: 64 << 10, 800: 163 << 10, 890: 99 << 10, 900: 227 << 10}
 ARGUMENTS = 24
 SITES = 2048
 GUARD = 1 << 16
+KEPT = 3 * 24 * 3600  # seconds that a built file is kept
 KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix")
 
 
@@ -229,34 +235,92 @@ def _guarded(array: np.ndarray) -> np.ndarray:
     return part
 
 
+def build_shared(
+    kernels: Mapping[str, tuple[CudaProgram, Sequence[int]]], *, arch: int = 800
+) -> Path:
+    """A shared object that runs kernels by their symbols, as the fake driver of the tests calls
+    them (emulator/library.cpp); of each its program and the bytes of its arguments, the output
+    last. :func:`faults_of` says what they did wrong.
+    """
+    objects, calls = [], ['#include "machine.h"\nextern "C" {\n' + _LAUNCH]
+    for symbol, (program, sizes) in kernels.items():
+        assert len(sizes) <= ARGUMENTS and program.shared <= SHARED[arch]
+        objects.append((program.source, symbol))
+        calls.append(
+            _CALL.format(symbol=symbol, count=len(sizes), sizes=", ".join(map(str, sizes)))
+        )
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda o: _kernel_object(o[0], arch, o[1]), objects))
+    made.append(_object("".join([*calls, "}\n"]), ["-DGTCO_ARCH=800", "-O1"]))
+    return _link(made)
+
+
+def faults_of(path: Path) -> list[str]:
+    """What kernels of :func:`build_shared` have done wrong in this process, and where."""
+    library = ctypes.CDLL(str(path))
+    library.gtco_faults.restype = ctypes.c_char_p
+    found = []
+    for line in library.gtco_faults().decode().splitlines():
+        text, places = re.fullmatch(r"(.*) \[(\w+ \w+)\]", line).groups()  # type: ignore[union-attr]
+        pcs = [int(pc, 16) for pc in places.split() if int(pc, 16)]
+        found.append("\n  ".join([text, *_lines(str(path), pcs)]))
+    return found
+
+
+_LAUNCH = (
+    "void gtco_launch(const char*, void*, int, const uint64_t*, void**, const unsigned*, unsigned, "
+    "unsigned);\n"
+)
+_CALL = """
+void gtco_kernel_{symbol}();
+extern __attribute__((visibility("default"))) int {symbol}_count;
+int {symbol}_count = {count};
+__attribute__((visibility("default"))) void {symbol}(
+    void** arguments, const unsigned* grid, unsigned threads, unsigned shared) {{
+  static const uint64_t bytes[] = {{{sizes}}};
+  gtco_launch("{symbol}", reinterpret_cast<void*>(gtco_kernel_{symbol}), {count}, bytes, arguments,
+              grid, threads, shared);
+}}
+"""
+
+
 @functools.cache
 def _library(source: str, arch: int) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_build_library(source, arch)))
+    return ctypes.CDLL(str(_link([_kernel_object(source, arch)])))
 
 
-def _build_library(source: str, arch: int) -> Path:
-    """A shared object of the kernels in ``source`` and the emulator, kept by its text."""
-    kernel = _object(source, [f"-DGTCO_ARCH={arch}", *KERNEL_FLAGS], checked=True)
+def _link(objects: Sequence[Path]) -> Path:
+    """A shared object of these and of the emulator, kept by their texts."""
     runtime = [_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2"]) for name in RUNTIME]
-    name = hashlib.sha256(" ".join(map(str, (*runtime, kernel))).encode()).hexdigest()[:24]
-    path = _cache() / f"{name}.so"
+    every = [str(o) for o in (*objects, *runtime)]
+    path = _cache() / f"{hashlib.sha256(' '.join(every).encode()).hexdigest()[:24]}.so"
     if not path.exists():
-        _make(path, lambda to: ["g++", "-shared", "-o", to, str(kernel), *map(str, runtime)])
+        _make(path, lambda to: ["g++", "-shared", "-o", to, *every])
     return path
 
 
-def _object(source: str, flags: list[str], checked: bool = False) -> Path:
+def _kernel_object(source: str, arch: int, renamed: str = "") -> Path:
+    """Kernels whose every access is seen; the one named ``renamed`` becomes gtco_kernel_..."""
+    seen = {f: f"gtco_{f}" for f in ("memcpy", "memset", "memmove")}  # by memory.cpp
+    if renamed:
+        seen[renamed] = f"gtco_kernel_{renamed}"
+    return _object(source, [f"-DGTCO_ARCH={arch}", *KERNEL_FLAGS], seen)
+
+
+def _object(source: str, flags: list[str], names: Mapping[str, str] = MappingProxyType({})) -> Path:
     included: dict[Path, str] = {}
     _include(source, included)
-    texts = [source, *FLAGS, *flags, *included.values()]
+    texts = [source, *FLAGS, *flags, *names, *included.values()]
     path = _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}.o"
     if not path.exists():
         text = path.with_suffix(".cpp")
         text.write_text(source)
-        _make(path, lambda to: ["g++", *FLAGS, *flags, "-c", str(text), "-o", to])
-        if checked:  # so that memory.cpp sees these too
-            names = (f"--redefine-sym={f}=gtco_{f}" for f in ("memcpy", "memset", "memmove"))
-            _make(path, lambda to: ["objcopy", *names, str(path), to])
+        renames = [f"--redefine-sym={old}={new}" for old, new in names.items()]
+        _make(
+            path,
+            lambda to: ["g++", *FLAGS, *flags, "-c", str(text), "-o", to],
+            lambda to: ["objcopy", *renames, to],
+        )
     return path
 
 
@@ -270,12 +334,13 @@ def _include(text: str, found: dict[Path, str]) -> None:
             _include(found[path], found)
 
 
-def _make(path: Path, command: Any) -> None:
-    """Runs ``command(file)`` and puts the file in place at once: tests run side by side."""
-    made = path.with_name(f"{path.name}.{os.getpid()}")
-    done = subprocess.run(command(str(made)), capture_output=True, text=True)
-    if done.returncode:
-        raise Fault(f"{' '.join(command(path.name))}\n{done.stderr}")
+def _make(path: Path, *commands: Callable[[str], list[str]]) -> None:
+    """Runs each ``command(file)`` and puts the file in place at once: tests run side by side."""
+    made = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+    for command in commands:
+        done = subprocess.run(command(str(made)), capture_output=True, text=True)
+        if done.returncode:
+            raise Fault(f"{' '.join(command(path.name))}\n{done.stderr}")
     made.rename(path)
 
 
@@ -283,6 +348,10 @@ def _make(path: Path, command: Any) -> None:
 def _cache() -> Path:
     folder = Path(tempfile.gettempdir()) / f"gtco-emulated-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process was here before
+            if file.stat().st_mtime < time.time() - KEPT:
+                file.unlink()
     return folder
 
 

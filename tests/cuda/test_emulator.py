@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from gtco.tensor.cuda.program import CudaProgram
-from tests.cuda.emulate import Fault, Report, emulate
+from tests.cuda.emulate import Fault, Report, build_shared, emulate, faults_of
 from tests.kernels import fresh_seed
 
 TYPES = {"float32": "float", "float16": "half", "uint16": "bf16", "uint32": "uint32_t",
@@ -394,3 +395,33 @@ def test_vectors_are_one_access() -> None:
         ("global read", 16, 1),
         ("global write", 16, 1),
     ]
+
+
+# ---- kernels by symbol, for a driver
+
+
+def test_kernels_of_a_library() -> None:
+    """Two kernels behind one interface; what one does wrong is known by its name."""
+    names = {"twice": "out[t] = 2 * in0[t];", "turn": "out[t] = in0[32 - t];"}
+    kernels = {
+        name: (
+            CudaProgram(HEADER + kernel(name, body, ["float"], "float"), (1, 1, 1), 32),
+            (128, 128),
+        )
+        for name, body in names.items()
+    }
+    path = build_shared(kernels)
+    library = ctypes.CDLL(str(path))
+    x, out = np.arange(32, dtype=np.float32), np.empty(32, np.float32)
+    arguments, grid = (
+        (ctypes.c_void_p * 2)(x.ctypes.data, out.ctypes.data),
+        (ctypes.c_uint * 3)(1, 1, 1),
+    )
+    assert ctypes.c_int.in_dll(library, "twice_count").value == 2
+    library.twice(arguments, grid, 32, 0)
+    np.testing.assert_array_equal(out, 2 * x)
+    assert faults_of(path) == [] and library.gtco_launches() == 1
+    library.turn(arguments, grid, 32, 0)
+    (found,) = faults_of(path)
+    assert found.startswith("turn: block (0, 0, 0), thread 0: out of bounds: reads")
+    assert "kernel:5" in found
