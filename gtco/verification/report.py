@@ -81,9 +81,9 @@ class VerificationReport:
             raise VerificationError(
                 f"the compiled model differs from {self.reference} in {len(lines)} of {tried} "
                 "comparisons:\n" + "\n".join(lines) + "\nThis is a bug of gtco, an "
-                "ill-conditioned model or one that --precision bf16 is too coarse for: compile "
-                "with --precision fp32, with --no-simplify, and with --dump DIR, to find the "
-                "phase that is wrong.",
+                "ill-conditioned model or one that --precision bf16 is too coarse for, or fp16, "
+                "which ends at 65504: compile with --precision fp32, with --no-simplify, and with "
+                "--dump DIR, to find the phase that is wrong.",
                 self,
             )
 

@@ -44,7 +44,12 @@ class Bound:
 # By the precision that a model was compiled with. fp32 against fp32: sums in another order, and a
 # few roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of
 # every product is off by up to 2^-9, so what nearly cancels is as far off as its neighbours are.
-BOUNDS = {"fp32": Bound(1e-3, 2.0**-20), "bf16": Bound(0.1, 2.0**-9, 1.0)}
+# fp16: an eighth of that, and infinite beyond 65504, which is a failure like any other.
+BOUNDS = {
+    "fp32": Bound(1e-3, 2.0**-20),
+    "bf16": Bound(0.1, 2.0**-9, 1.0),
+    "fp16": Bound(0.0125, 2.0**-12, 1.0),
+}
 TOLERANCE = BOUNDS["fp32"].tolerance
 
 
