@@ -7,38 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.codegen.nvrtc import compile_cuda
-from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.gpu import ARCHITECTURES
 from gtco.graph.infer import infer_type
-from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.sketch.cuda import rows
-from gtco.tensor.space import Config, build, configs
+from gtco.tensor.sketch.cuda import moments, rows
+from gtco.tensor.space import configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.cuda.emulate import run_stage
+from tests.cuda import sketches
+from tests.cuda.emulate import run_reported, run_stage
+from tests.cuda.sketches import A100, TOLERANCE, compiles, matched, program, some
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
-
-A100 = gpu_target("cuda:sm_80")
-NARROW = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # the output's rounding
 
 
 def sketch_of(stage: Stage) -> Any:
-    found = rows.match(stage, A100)
-    assert found is not None
-    return found
-
-
-def some(sketch: Any, most: int) -> list[Config]:
-    """Configs from the whole space, evenly spread."""
-    every = list(configs(sketch))
-    return every[:: max(1, -(-len(every) // most))]
+    return matched(rows.match, stage)
 
 
 def check(stage: Stage, most: int = 3, tolerance: float = 1e-5) -> None:
-    sketch, arrays = sketch_of(stage), random_inputs(stage, fresh_seed())
-    wanted = reference(stage, arrays)
-    for config in some(sketch, most):
-        print(config.to_json())
-        assert_close(run_stage(sketch, config, arrays), wanted, tolerance)
+    sketches.check(rows.match, stage, most, tolerance)
 
 
 def alone(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attrs: Any) -> Stage:
@@ -68,9 +53,9 @@ def test_softmax_over_rows_and_over_columns(kind: str, axis: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
-@pytest.mark.parametrize("out", NARROW)
+@pytest.mark.parametrize("out", TOLERANCE)
 def test_norms_between_their_neighbours(kind: str, out: str) -> None:
-    check(normalised(kind, (2, 5, 68), out), 2, NARROW[out])
+    check(normalised(kind, (2, 5, 68), out), 2, TOLERANCE[out])
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "prod"])
@@ -142,7 +127,7 @@ def test_operands_and_results_of_either_narrow_format() -> None:
         wanted = reference(alone("softmax", (5, 36), axis=-1), [narrow[0].astype(np.float32)])
         sketch = sketch_of(stage)
         for config in some(sketch, 2):
-            assert_close(run_stage(sketch, config, narrow), wanted, NARROW[dtype])
+            assert_close(run_stage(sketch, config, narrow), wanted, TOLERANCE[dtype])
 
 
 def test_rows_that_lie_in_pieces_and_leave_in_others() -> None:
@@ -163,10 +148,65 @@ def test_rows_that_lie_in_pieces_and_leave_in_others() -> None:
     check(stage)
 
 
+def moments_of(shape: tuple[int, ...]) -> Stage:
+    x = TensorType(shape)
+    made = [
+        Operator("relu", ("x",), "r", x),
+        Operator("moments", ("r",), "y", TensorType((*shape[:-2], 2, shape[-1]))),
+    ]
+    return make_stage(made, {"x": x}, [])
+
+
+def merged_moments_of(groups: int) -> Stage:
+    attrs, channels = make_attrs(groups=groups, epsilon=1e-5), 3 * groups
+    made = Operator("merged_moments", ("x",), "y", TensorType((2, 2, channels)), attrs)
+    return make_stage([made], {"x": TensorType((2, 5, 2, channels))}, [])
+
+
+def check_moments(stage: Stage, arrays: list[np.ndarray]) -> None:
+    """Means and variances, which differ in magnitude, each against its own."""
+    sketch, wanted = matched(moments.match, stage), reference(stage, arrays)
+    for config in some(sketch, 3):
+        print(config.to_json())
+        got = run_stage(sketch, config, arrays)
+        for k in range(2):
+            assert_close(got[..., k, :], wanted[..., k, :])
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 150, 20), (2, 49, 3), (1, 1, 17)])
+def test_moments_behind_a_prologue(shape: tuple[int, ...]) -> None:
+    """A mean far from zero, positions that fill no block of 64, one position alone."""
+    stage = moments_of(shape)
+    (given,) = random_inputs(stage, fresh_seed())
+    check_moments(stage, [given + np.float32(100)])
+
+
+@pytest.mark.parametrize("groups", [1, 4, 40])
+def test_moments_of_parts_are_merged(groups: int) -> None:
+    stage = merged_moments_of(groups)
+    (given,) = random_inputs(stage, fresh_seed())
+    given[:, :, 1] = np.abs(given[:, :, 1])  # variances
+    check_moments(stage, [given])
+
+
 def test_neighbours_are_read_and_stored_at_once() -> None:
     sketch = sketch_of(normalised("layer_norm", (2, 5, 768), "float16"))
     text = program(sketch, next(iter(configs(sketch)))).source
     assert text.count("gtco::load<4>") == 4 and "gtco::store<4>(&out[row * 768 + q * 4]" in text
+
+
+def test_a_warp_reads_side_by_side_and_meets_without_conflicts() -> None:
+    """No sector of memory is asked for twice, and no bank of shared memory by two threads."""
+    for stage in (
+        alone("softmax", (4, 512), axis=-1),
+        alone("sum", (64, 128), axes=(0,), keepdims=False),
+    ):
+        sketch, arrays = sketch_of(stage), random_inputs(stage, fresh_seed())
+        wide = [c for c in configs(sketch) if c["vector"] == 4 and c["rows"] * c["threads"] == 256]
+        for config in (wide[0], wide[-1]):
+            report = run_reported(sketch, config, arrays)[1]
+            assert report.bank_conflicts == 0, report.conflicts
+            assert report.sector_ratio == 1
 
 
 def test_a_team_has_no_more_threads_than_a_row_has_work_and_blocks_fit() -> None:
@@ -179,12 +219,6 @@ def test_a_team_has_no_more_threads_than_a_row_has_work_and_blocks_fit() -> None
             assert launch.blocks == made.grid[0] and launch.shared == made.shared
 
 
-def program(sketch: Any, config: Config) -> CudaProgram:
-    made = build(sketch, config, "kernel_under_test")
-    assert isinstance(made, CudaProgram), made
-    return made
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_compile_for_every_architecture(arch: str) -> None:
     for stage in (
@@ -192,6 +226,6 @@ def test_kernels_compile_for_every_architecture(arch: str) -> None:
         alone("softmax", (64, 30, 12), axis=1),
         alone("argmax", (150, 640), axis=-1, keepdims=False),
     ):
-        sketch = sketch_of(stage)
-        image = compile_cuda(program(sketch, next(iter(configs(sketch)))).source, arch)
-        assert image.cubin[:4] == b"\x7fELF" and image.local == 0 and image.spills == 0
+        compiles(sketch_of(stage), arch)
+    for stage in (moments_of((4, 3000, 320)), merged_moments_of(32)):
+        compiles(matched(moments.match, stage), arch)

@@ -6,9 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from gtco.gpu import GpuTarget
-from gtco.tensor.sketch.cuda import attention, gemm, rows
+from gtco.tensor.sketch.cuda import attention, depthwise, gemm, moments, pool, rows
 from gtco.tensor.stage import Stage
 
 CudaRule = Callable[[Stage, GpuTarget], Any]
 
-RULES: tuple[CudaRule, ...] = (gemm.match, attention.match, rows.match)
+RULES: tuple[CudaRule, ...] = (
+    gemm.match,
+    attention.match,
+    depthwise.match,
+    rows.match,
+    moments.match,
+    pool.match,
+)

@@ -32,20 +32,12 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.neighbours import HEADER, reading, side_by_side, storing
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
-from gtco.tensor.sketch.cuda.streaming import (
-    WARP,
-    around,
-    floats,
-    launch,
-    number,
-    power_of_two,
-)
+from gtco.tensor.sketch.cuda.streaming import around, floats, launch, number
+from gtco.tensor.sketch.cuda.teams import BESIDE, HELD, WARP, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage
 
 VECTORS = (4, 2, 1)  # neighbours that a thread may read at once
-HELD = 32  # elements of a row that a thread keeps in registers, at most
-BESIDE = 28  # registers beside those
 MOST_POSITIONS = 1 << 31
 # Passes over a row, and instructions of an element in all of them.
 PASSES = {"softmax": (3, 14.0), "log_softmax": (3, 14.0), "layer_norm": (3, 6.0),
@@ -129,11 +121,15 @@ class Rows:
             return Decision("vector", "registers", self.vectors)
         vector = int(chosen["vector"])
         if "threads" not in chosen:
-            options = self._teams(vector) if self.view.by_rows else self._splits()
+            by_rows = self.view.by_rows
+            options = teams(self.length, vector) if by_rows else splits(self.length)
             return Decision("threads", "parallel", options)
         if "rows" not in chosen:
             team = int(chosen["threads"])
-            return Decision("rows", "block", self._rows(team, vector))
+            if not self.view.by_rows:
+                return Decision("rows", "block", columns(self.view.shape[-1] // vector, team))
+            registers = BESIDE + self._held(team, vector)
+            return Decision("rows", "block", side(self.rows, team, registers, self.target))
         return None
 
     @cached_property
@@ -162,33 +158,6 @@ class Rows:
         )
         return side_by_side(self.stage, extents, follow, lanes)
 
-    def _teams(self, vector: int) -> tuple[int, ...]:
-        """Threads that may share a row: enough to keep it in registers, and few enough that each
-        has something to do; those that share less than a sector of memory would read apart.
-        """
-        pieces = self.length // vector
-        most = min(power_of_two(pieces), 1024)
-        least = min(most, max(1, 8 // vector))
-        fitting = [1 << n for n in range(11) if least <= 1 << n <= most]
-        held = [t for t in fitting if ceil(pieces / t) * vector <= HELD]
-        return tuple(held[:5] if held else fitting[-1:])
-
-    def _splits(self) -> tuple[int, ...]:
-        """Threads that may share a column."""
-        most = min(power_of_two(self.length), 32)
-        return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= most)
-
-    def _rows(self, team: int, vector: int) -> tuple[int, ...]:
-        if not self.view.by_rows:
-            columns = power_of_two(self.view.shape[-1] // vector)
-            fitting = [n for n in (8, 16, 32, 64, 128) if n <= max(columns, 8)]
-            return tuple(n for n in fitting if WARP <= n * team <= 512) or (ceil(WARP / team),)
-        most = max(power_of_two(self.rows), WARP // team)
-        room = self.target.registers_sm // (BESIDE + self._held(team, vector))
-        options = [1 << n for n in range(10) if 1 << n <= most]
-        fitting = [n for n in options if WARP <= n * team <= min(512, room)]
-        return tuple(fitting) or (max(1, WARP // team),)
-
     def _held(self, team: int, vector: int) -> int:
         """Registers of a thread for its part of a row; 0 where it is read anew in every pass."""
         if not self.view.by_rows or not self.wide:
@@ -212,13 +181,12 @@ class Rows:
         return launch(
             self.stage,
             team * rows,
-            0,
             each * size,
             BESIDE + (held or 4 * vector),
+            self._blocks(config),
             shared=self._shared(config),
             steps=steps,
             traffic=apart * traffic,
-            blocks=self._blocks(config),
         )
 
     @cached_property
@@ -294,13 +262,13 @@ class Rows:
 
     def _by_columns(self, config: Config) -> tuple[list[str], str]:
         stage, vector = self.stage, config["vector"]
-        args, columns = arguments(stage), self.view.shape[-1]
-        outer, r, c = ("outer", self.rows), ("r", self.length), ("c", columns // vector)
+        args, width = arguments(stage), self.view.shape[-1]
+        outer, r, c = ("outer", self.rows), ("r", self.length), ("c", width // vector)
 
         def index(outer: Expr, r: Expr, c: Expr, v: Expr) -> list[Expr]:
             return self.at(outer, r, c * vector + v)
 
-        shape = (self.rows, self.length, columns, config["rows"], config["threads"], vector)
+        shape = (self.rows, self.length, width, config["rows"], config["threads"], vector)
         kind = f"gtco::Columns<{', '.join(map(str, shape))}>"
         text = [reading(args, stage, self.op.inputs[0], "value", [outer, r, c], index, vector)]
         if self.wide:

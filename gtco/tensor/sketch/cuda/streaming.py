@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from gtco.tensor.cuda.program import Launch
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
 
-WARP = 32
 BLOCKS = (64, 128, 256, 512)  # threads of a block, where a sketch is free to choose
 FLOATS = ("float32", "float16", "bfloat16")  # what kernels read as float32
 COUNTED = 16  # lanes that a price in vector instructions is asked for
@@ -26,11 +24,6 @@ def floats(stage: Stage, tensors: Iterable[str]) -> bool:
 def around(stage: Stage, op: Operator) -> Epilogue | None:
     """The epilogue behind ``op``, where that and a prologue are all that is around it."""
     return epilogue(stage, op.output) if prologue_readable(stage, op.inputs) else None
-
-
-def power_of_two(n: int) -> int:
-    """The least that is not under ``n``."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def number(x: float) -> str:
@@ -50,25 +43,23 @@ def operations(stage: Stage) -> float:
 def launch(
     stage: Stage,
     threads: int,
-    total: int,
     work: float,
     registers: int,
+    blocks: int,
     *,
     shared: int = 0,
     steps: int = 1,
     traffic: float = 0.0,
-    blocks: int = 0,
 ) -> Launch:
-    """The price of a kernel of ``total`` threads that reads each input once and writes the output.
+    """The price of a kernel that reads each input once and writes the output.
 
-    ``work``: instructions beside those of element-wise operators; ``traffic``: bytes that blocks
-    ask for, where they ask for more; ``steps``: what waits for one another in a thread; ``blocks``
-    where the last ones are not full.
+    ``work``: instructions of all threads beside those of element-wise operators; ``traffic``: bytes
+    that blocks ask for, where they ask for more; ``steps``: what waits for one another in a thread.
     """
     read = float(sum(i.type.nbytes for i in stage.inputs))
     written = float(stage.output.type.nbytes)
     return Launch(
-        blocks=blocks or ceil(total / threads),
+        blocks=blocks,
         threads=threads,
         shared=shared,
         registers=registers,

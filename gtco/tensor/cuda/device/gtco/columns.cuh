@@ -50,18 +50,17 @@ struct Share {
   __device__ __forceinline__ void fold(T (&total)[C::VECTOR]) const {
     if constexpr (C::SPLIT > 1) {
       GTCO_SHARED(shared);
-      // VECTOR-major: neighbouring threads lie side by side whatever T is
+      constexpr int THREADS = C::SPLIT * C::COLUMNS;
       T* slot = reinterpret_cast<T*>(shared) + SLOT * C::SPLIT * C::CHUNK;
-      const int lane = static_cast<int>(threadIdx.x) % C::COLUMNS;
+      const int thread = static_cast<int>(threadIdx.x), lane = thread % C::COLUMNS;
 #pragma unroll
-      for (int v = 0; v < C::VECTOR; ++v)
-        slot[(split * C::VECTOR + v) * C::COLUMNS + lane] = total[v];
+      for (int v = 0; v < C::VECTOR; ++v) slot[v * THREADS + thread] = total[v];
       sync();
 #pragma unroll
       for (int v = 0; v < C::VECTOR; ++v) {
-        total[v] = slot[v * C::COLUMNS + lane];
-        for (int s = 1; s < C::SPLIT; ++s)
-          total[v] = Op::of(total[v], slot[(s * C::VECTOR + v) * C::COLUMNS + lane]);
+        const T* own = slot + v * THREADS + lane;
+        total[v] = own[0];
+        for (int s = 1; s < C::SPLIT; ++s) total[v] = Op::of(total[v], own[s * C::COLUMNS]);
       }
     }
   }

@@ -12,7 +12,7 @@
 //   value(n, row, column, c, i, x)  the input that the c-th vector of output channels sees as the
 //                                   i-th of their group, float (&x)[VECTOR]
 //   weight(kh, kw, c, i, w)         their factors
-//   store(n, y, x, c, total)        the epilogue and the stores
+//   store(n, row, column, c, total) the epilogue and the stores
 #pragma once
 #include "gtco/reduce.cuh"
 

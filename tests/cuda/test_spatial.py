@@ -1,0 +1,114 @@
+"""Windows and samples of images on a GPU, emulated, against the float64 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gtco.gpu import ARCHITECTURES
+from gtco.tensor.sketch.cuda import depthwise, pool
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.cuda.sketches import TOLERANCE, check, compiles, matched, program
+from tests.kernels import fresh_seed, random_inputs, reference
+from tests.unit.test_sketch_depthwise import CASES, conv
+from tests.unit.test_sketch_pool import pooling
+
+
+def convolution(name: str, constant: bool = True) -> Stage:
+    op, types = CASES[name]
+    return make_stage([op], types, ["w"] if constant else [])
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "several chunks"])
+def test_depthwise(name: str) -> None:
+    check(depthwise.match, convolution(name), 2)
+
+
+def test_depthwise_with_weights_that_are_inputs_and_channels_first() -> None:
+    check(depthwise.match, convolution("odd channels", constant=False), 2)
+    op, types = conv(6, (9, 11), strides=(2, 1), layout="NCHW")
+    check(depthwise.match, make_stage([op], types, ["w"]))
+
+
+@pytest.mark.parametrize("out", ["float16", "bfloat16"])
+def test_depthwise_between_its_neighbours(out: str) -> None:
+    """A prologue, a bias and an activation, and a narrow result."""
+    op, types = conv(24, (7, 9))
+    operators = [
+        Operator("relu", ("x",), "r", types["x"]),
+        Operator(op.kind, ("r", "w"), op.output, op.type, op.attrs),
+        Operator("add", ("c", "b"), "d", op.type),
+        Operator("silu", ("d",), "e", op.type),
+        Operator("cast", ("e",), "f", TensorType(op.type.shape, out)),
+    ]
+    types = {**types, "b": TensorType((24,))}
+    check(depthwise.match, make_stage(operators, types, ["w", "b"]), 2, TOLERANCE[out])
+
+
+@pytest.mark.parametrize("group", [(1, 3), (4, 2), (3, 5)])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_narrow_groups_of_several_channels(group: tuple[int, int], layout: str) -> None:
+    inputs, outputs = group
+    groups, size = 4, (5, 6)
+
+    def shape(channels: int) -> tuple[int, ...]:
+        return (2, *size, channels) if layout == "NHWC" else (2, channels, *size)
+
+    attrs = make_attrs(strides=(1, 1), padding=(1, 1, 1, 1), dilation=(1, 1), groups=groups,
+                       layout=layout)  # fmt: skip
+    op = Operator("conv2d", ("x", "w"), "c", TensorType(shape(groups * outputs)), attrs)
+    weight = TensorType((groups * outputs, inputs, 3, 3))
+    types = {"x": TensorType(shape(groups * inputs)), "w": weight}
+    check(depthwise.match, make_stage([op], types, ["w"]), 2)
+
+
+POOLS = {
+    "3x3": pooling("max_pool2d", 12, (9, 11), (3, 3), (2, 2), (1, 1, 1, 1)),
+    "channels first": pooling("max_pool2d", 5, (9, 11), (3, 2), (2, 1), (1, 0, 1, 1), "NCHW"),
+    "dilated": pooling("max_pool2d", 7, (9, 11), (3, 3), (1, 2), dilation=(2, 2)),
+    "ceil": pooling("max_pool2d", 8, (8, 8), (3, 3), (2, 2), ceil_mode=True),
+    "mean": pooling("avg_pool2d", 12, (9, 10), (3, 3), (2, 2), (1, 1, 1, 1)),
+    "mean with padding": pooling(
+        "avg_pool2d", 8, (8, 7), (3, 3), (2, 2), (1, 1, 1, 1), include=True, ceil_mode=True
+    ),
+    "mean, channels first": pooling("avg_pool2d", 3, (7, 9), (2, 3), (2, 2), layout="NCHW"),
+    "whole image": pooling("avg_pool2d", 20, (40, 7), (40, 7), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling(name: str) -> None:
+    check(pool.match, POOLS[name], 2)
+
+
+def test_every_config_of_a_small_pool() -> None:
+    check(pool.match, pooling("max_pool2d", 4, (5, 4), (2, 2), (1, 1)), 1000)
+
+
+def test_nan_wins_a_maximum_and_padding_never() -> None:
+    stage = POOLS["3x3"]
+    (x,) = random_inputs(stage, fresh_seed())
+    x[0, 3, 4, 5], x[1, :, :, 2] = np.nan, -np.inf
+    check(pool.match, stage, 2, arrays=[x])
+
+
+def test_pooling_of_narrow_images() -> None:
+    for dtype in ("float16", "bfloat16"):
+        (op,) = POOLS["mean"].operators
+        x = POOLS["mean"].inputs[0].type
+        made = Operator(op.kind, ("x",), "y", TensorType(op.type.shape, dtype), op.attrs)
+        stage = make_stage([made], {"x": TensorType(x.shape, dtype)}, [])
+        given = random_inputs(POOLS["mean"], fresh_seed())[0].astype(np.dtype(dtype))
+        wanted = reference(POOLS["mean"], [given.astype(np.float32)])
+        check(pool.match, stage, 1, TOLERANCE[dtype], [given], wanted)
+
+
+def test_channels_and_weights_are_read_at_once() -> None:
+    text = program(matched(depthwise.match, convolution("3x3"))).source
+    assert text.count("gtco::load<4>") == 2 and "gtco::store<4>" in text
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_compile_for_every_architecture(arch: str) -> None:
+    compiles(matched(depthwise.match, convolution("7x7")), arch)
+    compiles(matched(pool.match, POOLS["3x3"]), arch)
