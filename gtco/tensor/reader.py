@@ -87,7 +87,8 @@ class Reader:
             )
             choose, bound = self.conditional(op.inputs, index[axis])
             here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
-            part = self.value(x, [*index[:axis], here, *index[axis + 1 :]])
+            where = True if inside else tirx.all(index[axis] >= start, index[axis] < stop)
+            part = self.guarded(where, x, [*index[:axis], here, *index[axis + 1 :]])
             result = part if result is None else choose(index[axis] < stop, part, result)
         return result
 
@@ -107,12 +108,16 @@ class Reader:
                 if known is None:
                     inside = condition if inside is True else tirx.all(inside, condition)
                     inner[k] = bound(i, n)
-        value = self.value(op.inputs[0], inner)
+        value = self.guarded(inside, op.inputs[0], inner)
         return (
             value
             if inside is True
             else choose(inside, value, literal(op["value"], op.type.dtype))
         )
+
+    def guarded(self, condition: Expr, tensor: str, index: Sequence[Expr]) -> Expr:
+        """``tensor[index]``, which nobody uses where the condition does not hold."""
+        return self.value(tensor, index)
 
     def conditional(
         self, tensors: Sequence[str], *where: Expr

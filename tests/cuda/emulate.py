@@ -139,7 +139,7 @@ def emulate(
         met = [_lines(library._name, (pc,))[0] for pc in (first, second)]
         if met[0] != met[1]:
             raise Fault(f"divergent: threads of one warp meet at {met[0]} and at {met[1]}")
-    out.view(np.uint8).reshape(-1)[:] = held[-1]
+    out.reshape(-1).view(np.uint8)[:] = held[-1]
     found = sites[: job.sites]
     lines = _lines(library._name, tuple(s.pc for s in found))
     figures = (

@@ -177,9 +177,9 @@ class Turned:
     inputs: tuple[str, ...]
 
 
-def turned(stage: Stage, lanes: int) -> Turned | None:
+def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Turned | None:
     """The axes whose blocks of ``lanes`` x ``lanes``, turned, make every load a vector; None where
-    there are none.
+    there are none. What is turned is of ``dtypes``.
     """
     if any(op.kind == "gather" for op in stage.operators):
         return None
@@ -191,7 +191,7 @@ def turned(stage: Stage, lanes: int) -> Turned | None:
         inputs = tuple(axes.loads[n] for n in loads)
         if not loads or any(axes.loads.count(x) > 1 for x in inputs):
             continue
-        if any(stage.types[x].dtype != "float32" for x in inputs):
+        if any(stage.types[x].dtype not in dtypes for x in inputs):
             continue
         for stop in range(cut, 0, -1):
             for first in range(stop):

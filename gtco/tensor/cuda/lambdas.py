@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
@@ -148,14 +149,16 @@ def write(
     dtypes: Mapping[str, str] | None = None,
     returns: str = "",
     pointer: bool = False,
+    outer: int = 0,
 ) -> str:
     """A lambda whose body ``body`` emits: over integers ``params``, then ``values`` (float32, or
-    as ``dtypes`` says), and what it ``returns``, a dtype or with ``pointer`` where one lies.
+    as ``dtypes`` says), and what it ``returns``, a dtype or with ``pointer`` where one lies. The
+    first ``outer`` parameters are variables of the kernel by their names.
     """
     kinds = [(dtypes or {}).get(v, "float32") for v in values]
     element = CTYPES.get(returns, "")
     returned = "" if not returns else f" -> const {element}*" if pointer else f" -> {element}"
-    heads = [f"int {p}" for p, _ in params]
+    heads = [f"int {p}" for p, _ in params[outer:]]
     heads += [f"{CTYPES[d]} {v}" for v, d in zip(values, kinds, strict=True)]
     given = dict(zip(values, kinds, strict=True))
     lines = printed(args, params, body, given, returns, pointer=pointer)
@@ -171,12 +174,27 @@ def printed(
     body: Callable[[Body], None],
     values: Mapping[str, str] | None = None,
     returns: str = "",
-    names: Sequence[str] = (),
     arrays: Mapping[str, TensorType] | None = None,
     pointer: bool = False,
 ) -> list[str]:
-    """The lines of a function's body over these parameters: integers, values and arrays; ``names``
-    are taken already. With ``pointer`` it returns where the element lies that ``body`` gives.
+    """The lines of a function's body over these parameters: integers, values and arrays. With
+    ``pointer`` it returns where the element lies that ``body`` gives.
+    """
+    printer, function = traced(args, params, body, values, returns, arrays)
+    printer.places = pointer
+    return printer.lines(function)
+
+
+def traced(
+    args: Arguments,
+    params: Parameters,
+    body: Callable[[Body], None],
+    values: Mapping[str, str] | None = None,
+    returns: str = "",
+    arrays: Mapping[str, TensorType] | None = None,
+) -> tuple[Printer, Any]:
+    """A function's body as TIR, and what prints it: it knows the kernel's pointers and the
+    parameters by name.
     """
     given, places = values or {}, arrays or {}
     with IRBuilder() as builder:
@@ -204,13 +222,13 @@ def printed(
             held = {a: view(handles[a], t, a) for a, t in places.items()}
             body(Body(em, inputs, output, at, handed, held, returned if returns else None))
     function = builder.get()
-    printer = Printer(em, returned=returned.buffer, places=pointer)
+    printer = Printer(em, returned=returned.buffer)
     for p in (*pointers, out, result, *index, *handed.values(), *handles.values()):
         printer.name(p, str(p.name))
-    printer.taken |= set(names)
     narrow = [p for p, (_, t) in zip(pointers, args.inputs, strict=True) if t.dtype == "bfloat16"]
     printer.bfloat16 |= {*narrow, *([out] if args.output.dtype == "bfloat16" else [])}
-    return printer.lines(function.body)
+    printer.bfloat16 |= {returned.buffer} if returns == "bfloat16" else set()
+    return printer, function.body
 
 
 def _reader(stage: Stage, b: Body, known: Known) -> Reader:

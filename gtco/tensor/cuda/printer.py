@@ -22,6 +22,7 @@ from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 
 from gtco.errors import GtcoError
+from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.scope import Expr, Scope
 
 CTYPES = {
@@ -111,7 +112,8 @@ class Printer:
 
     ``names`` of variables and buffers that are there already; ``bfloat16`` the buffers whose
     elements are ``bf16`` where TIR sees ``uint16``; ``returned`` a buffer a store to which is the
-    function's value, or with ``places`` the place of the element that is stored.
+    function's value, or with ``places`` the place of the element that is stored; ``called`` buffers
+    that are a function of their indices.
     """
 
     scope: Scope = field(default_factory=Scope)
@@ -119,6 +121,7 @@ class Printer:
     bfloat16: set[Any] = field(default_factory=set)
     returned: Any = None
     places: bool = False
+    called: dict[Any, str] = field(default_factory=dict)
     stack_bytes: int = 4096  # the largest array that a thread may have for itself
     taken: set[str] = field(default_factory=set)
 
@@ -195,7 +198,12 @@ class Printer:
 
     def _print_bufferstore(self, s: Any) -> list[str]:
         if self.returned is not None and s.buffer.same_as(self.returned):
-            return [f"return {self._place(s.value) if self.places else self.expression(s.value)};"]
+            written: Callable[[Expr], str] = self.expression
+            if self.places:
+                written = self._place
+            elif s.buffer in self.bfloat16:
+                written = self._as_bfloat16
+            return [f"return {written(s.value)};"]
         place = f"{self.known_name(s.buffer)}[{self._flat(s.buffer, s.indices)}]"
         if s.buffer in self.bfloat16:
             return [f"{place} = {self._as_bfloat16(s.value)};"]
@@ -265,8 +273,7 @@ class Printer:
                 return self._not(x.a)
             case "Min" | "Max":
                 a, b = self.expression(x.a), self.expression(x.b)
-                narrow = f"<{_ctype(_dtype(x))}>" if _dtype(x) in NARROW_INTEGERS else ""
-                return f"gtco::{kind.lower()}{narrow}({a}, {b})", POSTFIX
+                return f"gtco::{kind.lower()}{_of(_dtype(x))}({a}, {b})", POSTFIX
             case "FloorDiv" | "FloorMod":
                 return self._floor(x, kind)
             case "BitwiseNot":
@@ -341,25 +348,23 @@ class Printer:
             a, b = self.expression(x.a, PRODUCT), self.expression(x.b, PRODUCT + 1)
             return f"{a} {'/' if division else '%'} {b}", PRODUCT
         a, b = self.expression(x.a), self.expression(x.b)
-        return f"gtco::floor_{'div' if division else 'mod'}({a}, {b})", POSTFIX
+        name = f"floor_{'div' if division else 'mod'}{_of(_dtype(x))}"
+        return f"gtco::{name}({a}, {b})", POSTFIX
 
-    def _flat(self, buffer: Any, indices: Sequence[Expr]) -> str:
-        shape = list(buffer.shape)
-        if len(indices) == 1:
-            return self.expression(self.scope.index(indices[0]))
-        flat: Expr = 0
-        for extent, i in zip(shape, indices, strict=True):
-            flat = flat * extent + i
-        return self.expression(self.scope.index(flat))
+    def _flat(self, buffer: Any, indices: Sequence[Expr], least: int = 0) -> str:
+        return self.expression(self.scope.index(flatten(indices, list(buffer.shape))), least)
 
     def _element(self, x: Expr) -> str:
+        if x.source in self.called:
+            at = ", ".join(self.expression(self.scope.index(i)) for i in x.indices)
+            return f"{self.called[x.source]}({at})"
         return f"{self.known_name(x.source)}[{self._flat(x.source, x.indices)}]"
 
     def _place(self, x: Expr) -> str:
         """The address of an element that is read."""
         if not _is_load(x):
             raise PrintError("what is computed lies nowhere")
-        return f"{self.known_name(x.source)} + ({self._flat(x.source, x.indices)})"
+        return f"{self.known_name(x.source)} + {self._flat(x.source, x.indices, SUM)}"
 
     def _load(self, x: Expr) -> str:
         return self._element(x) + (".bits" if x.source in self.bfloat16 else "")
@@ -452,7 +457,7 @@ class Printer:
                 given = ", ".join(self.expression(a) for a in args[1:])
                 return f"{args[0].value}({given})", POSTFIX
             case "address_of":
-                return f"&{self._element(args[0])}", UNARY
+                return self._place(args[0]), SUM
             case "isnan":
                 value = self.expression(args[0])
                 return f"gtco::is_nan({value})", POSTFIX
@@ -501,6 +506,11 @@ def _ctype(dtype: str) -> str:
     if dtype not in CTYPES:
         raise PrintError(f"the type {dtype} has no CUDA spelling here")
     return CTYPES[dtype]
+
+
+def _of(dtype: str) -> str:
+    """The argument of a template that literals would leave in doubt."""
+    return "" if dtype in ("float32", "float64", "float16", "int32") else f"<{_ctype(dtype)}>"
 
 
 def _pointee(x: Expr) -> str | None:

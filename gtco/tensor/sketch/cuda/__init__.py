@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from gtco.gpu import GpuTarget
-from gtco.tensor.sketch.cuda import attention, depthwise, gemm, moments, pool, rows
+from gtco.tensor.sketch.cuda import (
+    attention,
+    depthwise,
+    elementwise,
+    gemm,
+    moments,
+    pool,
+    rows,
+)
 from gtco.tensor.stage import Stage
 
 CudaRule = Callable[[Stage, GpuTarget], Any]
@@ -18,4 +26,5 @@ RULES: tuple[CudaRule, ...] = (
     rows.match,
     moments.match,
     pool.match,
+    elementwise.match,
 )

@@ -3,6 +3,9 @@
 #pragma once
 
 #include "gtco/device.cuh"
+#ifdef GTCO_EMULATE
+#include <cstring>
+#endif
 
 namespace gtco {
 
