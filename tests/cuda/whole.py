@@ -1,0 +1,85 @@
+"""Whole models on the CPU: compiled for a GPU as a user's are, but that the emulator takes the
+place of NVRTC and the fake driver that of libcuda. The library, its plan, the C runtime and the
+kernels' text are those of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
+from gtco.codegen.nvrtc import Image
+from gtco.compilation import Compilation, silent
+from gtco.compiled import CompileReport
+from gtco.options import CompileOptions
+from gtco.runtime.module import load
+from gtco.target import target
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Rejection, packed_types
+from tests.cuda.emulate import build_shared, faults_of
+from tests.cuda.fake_driver import FakeDriver, image
+
+
+class Emulating:
+    """Workers that give for each job a kernel in the shared object ``path`` of the emulator, which
+    :meth:`link` makes of all of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.programs: dict[str, tuple[CudaProgram, list[int]]] = {}
+
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        for job in jobs:
+            program: Any = space_of(job.stage, job.target).build(job.config, job.symbol)
+            if isinstance(program, Rejection):
+                yield Failure(job.symbol, program.detail, program.reason)
+                continue
+            inputs = packed_types(job.stage, program.packings)
+            sizes = [inputs[i.name].nbytes for i in job.stage.inputs]
+            self.programs[job.symbol] = program, [*sizes, job.stage.output.type.nbytes]
+            (arch,) = job.target.images  # type: ignore[union-attr]
+            yield GpuKernel(
+                symbol=job.symbol,
+                images={arch: Image(image(arch, self.path), "", 0, 0, 0, 0)},
+                grid=program.grid,
+                threads=program.threads,
+                shared=program.shared,
+                packings=dict(program.packings),
+                text=program.source if job.text else "",
+            )
+
+    def link(self, arch: int) -> None:
+        self.path.symlink_to(build_shared(self.programs, arch=arch))
+
+
+def emulated(
+    driver: FakeDriver, folder: Path, model: Any, example: Any, arch: str, **options: Any
+) -> tuple[CompileReport, Any, Emulating]:
+    """The model compiled for ``arch`` and opened on the fake driver's GPU; see
+    :func:`gtco.compile_model`.
+    """
+    library = folder / "model.so"
+    run = Compilation(
+        model, library, example, CompileOptions(target=f"cuda:{arch}", **options), silent
+    )
+    workers = Emulating(folder / "kernels.so")
+    machine = target(run.options.target)
+    run.prepare(machine, None, workers)  # type: ignore[arg-type]
+    number = 10 * machine.generation  # type: ignore[union-attr]
+    workers.link(number)
+    run.finish(folder)
+    driver.reset(1, number // 100, number // 10 % 10, 1)
+    return run.report, load(library), workers
+
+
+def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the model makes of the inputs, every fault of a kernel an error."""
+    found: dict[str, np.ndarray] = model.run(inputs)
+    assert not (faults := faults_of(workers.path.resolve())), "\n".join(faults)
+    return found
