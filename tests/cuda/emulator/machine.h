@@ -3,6 +3,7 @@
 // counts what it would cost a GPU.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
