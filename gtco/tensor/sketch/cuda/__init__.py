@@ -11,8 +11,10 @@ from gtco.tensor.sketch.cuda import (
     depthwise,
     elementwise,
     gemm,
+    grid_sample,
     moments,
     pool,
+    resize,
     rows,
 )
 from gtco.tensor.stage import Stage
@@ -26,5 +28,7 @@ RULES: tuple[CudaRule, ...] = (
     rows.match,
     moments.match,
     pool.match,
+    resize.match,
+    grid_sample.match,
     elementwise.match,
 )
