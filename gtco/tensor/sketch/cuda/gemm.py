@@ -178,8 +178,8 @@ class CudaGemm:
         prologue = sum(
             each * tiles.blocks * size * tiles.slices * bk
             for each, size, reading in (
-                (self.head_vectors[0], bm, mapped.a),
-                (self.head_vectors[1], bn, mapped.b),
+                (self.head_vectors[0], bm, mapped.a(tiles.row)),
+                (self.head_vectors[1], bn, mapped.b(tiles.row)),
             )
             if reading.way == "computed"
         )
@@ -230,15 +230,17 @@ class CudaGemm:
         best = next(iter(self.mappings.values()))
         extents = tuple(x.product.extents for x in self.mappings.values())
         kinds = v.op.kind, self.operand, self.stage.output.type.dtype
-        ways = best.a, best.b, best.transposed
+        row = next(iter(self.rows.values()))
+        ways = best.a(row), best.b(row), best.transposed
         return (self.name, self.target.name, *kinds, extents, *ways, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
         chosen = config.by_name
         mapped, tiles = self.mapped(chosen), self.tiles(chosen)
+        a, b = mapped.a(tiles.row), mapped.b(tiles.row)
         product, packings = mapped.product, {}
-        if mapped.b.way == "packed":
+        if b.way == "packed":
             packings[mapped.b_source.tensor] = product.packing(tiles.block[1], tiles.block[2])
         args = arguments(self.stage, packings)
         params = (("b", product.batch), ("m", product.m), ("n", product.n))
@@ -247,8 +249,8 @@ class CudaGemm:
             self.stage,
             ("gemm.cuh",),
             (
-                *mapped.a_source.lambdas(args, mapped.a),
-                *mapped.b_source.lambdas(args, mapped.b),
+                *mapped.a_source.lambdas(args, a),
+                *mapped.b_source.lambdas(args, b),
                 lambdas.store(
                     args,
                     self.stage,
