@@ -54,6 +54,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 
 OPERANDS = ("float16", "bfloat16", "float32")
 WASTE = 1.5  # of what the least wasteful mapping multiplies: more is no option
+MAPPINGS = 3  # options: a narrower one that wastes as much has less reuse and as many blocks
 SMALL = 2.0  # times what there is to multiply
 GROUP = 8  # rows of tiles that are walked together
 LANES = 8  # that operations are counted for at once; each does one for each
@@ -141,7 +142,7 @@ class CudaGemm:
 
     def mapping_options(self, row: Row) -> tuple[str, ...]:
         """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
-        least wasteful first.
+        least wasteful first, and of those alike the widest, ``MAPPINGS`` at most.
         """
         waste = {name: x.product.waste(row.extents) for name, x in self.mappings.items()}
         least = min(waste.values())
@@ -150,7 +151,7 @@ class CudaGemm:
             for name, value in waste.items()
             if value <= WASTE * least and self.mappings[name].tilings(row)
         ]
-        return tuple(sorted(fitting, key=lambda name: waste[name]))
+        return tuple(sorted(fitting, key=lambda name: waste[name])[:MAPPINGS])
 
     def group_options(self, tiles: Tiles) -> tuple[int, ...]:
         """Rows of tiles that are walked together: it matters where not all blocks run at once."""
