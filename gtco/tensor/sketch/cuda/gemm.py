@@ -233,7 +233,8 @@ class CudaGemm:
         kinds = v.op.kind, self.operand, self.stage.output.type.dtype
         row = next(iter(self.rows.values()))
         ways = best.a(row), best.b(row), best.transposed
-        return (self.name, self.target.name, *kinds, extents, *ways, prod(v.a_shape))
+        names = tuple(self.mappings)  # which a config says
+        return (self.name, self.target.name, *kinds, names, extents, *ways, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
