@@ -10,6 +10,7 @@ from gtco.tensor.sketch.cuda import (
     attention,
     depthwise,
     elementwise,
+    fallback,
     gemm,
     grid_sample,
     moments,
@@ -31,4 +32,5 @@ RULES: tuple[CudaRule, ...] = (
     resize.match,
     grid_sample.match,
     elementwise.match,
+    fallback.match,
 )
