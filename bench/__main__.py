@@ -21,6 +21,7 @@ BENCHMARKS = {
     "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
     "cost_model": "the tuner's learned cost model: its ranking, and its search at equal trials",
     "compile_time": "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
+    "gpu": "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU",
     "runtime_overhead": "time of opening a library and time of a call outside its kernels",
 }
 

@@ -52,7 +52,12 @@ const std::map<int, std::pair<const char*, const char*>> NAMES = {
     {UNKNOWN, {"CUDA_ERROR_UNKNOWN", "unknown error"}},
 };
 
-constexpr uintptr_t FIRST = 0x500000000000, REGION = 1ull << 32, PAGE = 4096;
+#ifdef __SANITIZE_THREAD__
+constexpr uintptr_t FIRST = 0x560000000000;  // ThreadSanitizer has memory of programs in few places
+#else
+constexpr uintptr_t FIRST = 0x500000000000;
+#endif
+constexpr uintptr_t REGION = 1ull << 32, PAGE = 4096;
 constexpr unsigned BLOCKING = 0, DISABLE_TIMING = 2;
 
 struct Context;
@@ -65,7 +70,9 @@ struct Point {  // behind the seq-th operation of a stream
 
 struct Operation {
   std::vector<Point> after;
-  std::function<void()> run;  // empty: only waits
+  std::function<void()> run{};  // empty: only waits
+  std::vector<uintptr_t> memory{};  // that it reads or writes
+  const void* module = nullptr;  // whose kernel it is
 };
 
 struct Stream {
@@ -333,11 +340,18 @@ void run_until(const Point& goal) {
   }
 }
 
-bool pending(const Context* context) {
+// Is there work under way that uses this memory, or a kernel of this module?
+bool in_use(uintptr_t start, size_t bytes, const void* module) {
   for (auto& s : streams)
-    if (s->context == context && !s->queue.empty()) return true;
+    for (auto& operation : s->queue) {
+      if (module && operation.module == module) return true;
+      for (uintptr_t p : operation.memory)
+        if (p >= start && p < start + bytes) return true;
+    }
   return false;
 }
+
+Operation launch_of(Context* context, const Launch& launch);
 
 void execute(Context* context, const Launch& l) {
   bool good = true;
@@ -352,6 +366,13 @@ void execute(Context* context, const Launch& l) {
   if (!good) { context->broken = ILLEGAL_ADDRESS; return; }
   std::vector<void*> arguments = l.arguments;
   l.function->run(arguments.data(), l.grid, l.threads, l.shared);
+}
+
+Operation launch_of(Context* context, const Launch& launch) {
+  Operation operation{{}, [context, launch] { execute(context, launch); }};
+  for (void* p : launch.arguments) operation.memory.push_back((uintptr_t)p);
+  operation.module = launch.function->module;
+  return operation;
 }
 
 int check_launch(Context* context, Function* f, const unsigned* grid, const unsigned* block, unsigned shared,
@@ -484,7 +505,7 @@ int release(uintptr_t p, Context* context) {
   Allocation* a = find(p, &ordinal);
   if (!a || !a->alive || a->start != p) { fault("cuMemFree of what is not allocated"); return INVALID_VALUE; }
   if (context && ordinal != context->device) { fault("cuMemFree in the context of another device"); return INVALID_VALUE; }
-  if (pending(&device(ordinal).context)) fault("memory is freed while work of its device is under way");
+  if (in_use(p, a->bytes, nullptr)) fault("memory is freed while work that uses it is under way");
   a->alive = false;
   device(ordinal).used -= a->bytes;
   mprotect((void*)(p - 256), (256 + a->bytes + PAGE - 1) / PAGE * PAGE, PROT_NONE);
@@ -520,7 +541,7 @@ int copy(Context* context, Stream* s, uintptr_t to, uintptr_t from, size_t bytes
     for (uintptr_t p : {to, from})
       if (in_device_range(p) && !valid(p, bytes, context->device, name)) return;
     memcpy((void*)to, (void*)from, bytes);
-  }});
+  }, {to, from}});
   return OK;
 }
 }  // namespace
@@ -583,7 +604,7 @@ API int cuModuleUnload(Module* module) {
   BEGIN_FREE;
   if (!known(modules, module) || !module->alive) { fault("cuModuleUnload of what is not loaded"); return INVALID_HANDLE; }
   if (stack.empty() || stack.back() != module->context) { fault("cuModuleUnload in another context"); return INVALID_CONTEXT; }
-  if (pending(module->context)) fault("a module is unloaded while work of its device is under way");
+  if (in_use(0, 0, module)) fault("a module is unloaded while a kernel of it is under way");
   module->alive = false;
   dlclose(module->library);
   END_FREE;
@@ -649,7 +670,7 @@ API int cuStreamWaitEvent(Stream* given, Event* event, unsigned flags) {
   CHECK(events, event, "the event");
   if (flags) return INVALID_VALUE;
   if (s->capturing && !event->captured) { fault("a captured stream waits for an event outside of its capture"); return CAPTURE_ISOLATION; }
-  push(s, {{event->at}, nullptr});
+  push(s, {{event->at}});
   return OK;
 }
 
@@ -706,7 +727,7 @@ API int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsig
   Launch launch;
   if (extra) return INVALID_VALUE;
   if (int wrong = check_launch(context, f, grid, block, shared, params, &launch)) return wrong;
-  push(s, {{}, [context, launch] { execute(context, launch); }});
+  push(s, launch_of(context, launch));
   return OK;
 }
 
@@ -790,7 +811,7 @@ API int cuGraphLaunch(Executable* e, Stream* given) {
   Point last{s, s->enqueued};
   bool first = true;
   for (Node* node : e->order) {
-    Operation operation{{}, [context, launch = e->launches[node]] { execute(context, launch); }};
+    Operation operation = launch_of(context, e->launches[node]);
     if (first) operation.after = e->running;  // one launch of a graph after the other
     first = false;
     last = push(s, std::move(operation));

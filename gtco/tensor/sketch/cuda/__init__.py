@@ -10,12 +10,9 @@ from gtco.tensor.sketch.cuda import (
     attention,
     depthwise,
     elementwise,
-    fallback,
     gemm,
-    grid_sample,
     moments,
     pool,
-    resize,
     rows,
 )
 from gtco.tensor.stage import Stage
@@ -29,8 +26,5 @@ RULES: tuple[CudaRule, ...] = (
     rows.match,
     moments.match,
     pool.match,
-    resize.match,
-    grid_sample.match,
     elementwise.match,
-    fallback.match,
 )
