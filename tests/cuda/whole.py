@@ -1,85 +1,93 @@
-"""Whole models on the CPU: compiled for a GPU as a user's are, but that the emulator takes the
-place of NVRTC and the fake driver that of libcuda. The library, its plan, the C runtime and the
-kernels' text are those of a GPU.
+"""Whole models for GPUs in the tests: the programs that the policy picks, and a library that the
+fake driver runs them from, emulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
+from gtco.assembly import assemble
+from gtco.codegen.build import GpuKernel
+from gtco.codegen.generate import Generated
 from gtco.codegen.nvrtc import Image
 from gtco.compilation import Compilation, silent
-from gtco.compiled import CompileReport
+from gtco.gpu import GpuTarget, gpu_target
 from gtco.options import CompileOptions
-from gtco.runtime.module import load
-from gtco.target import target
+from gtco.runtime.artifact import write_artifact
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Rejection, packed_types
-from tests.cuda.emulate import build_shared, faults_of
-from tests.cuda.fake_driver import FakeDriver, image
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
+from tests.cuda.emulate import build_shared
+from tests.cuda.fake_driver import image
 
 
-class Emulating:
-    """Workers that give for each job a kernel in the shared object ``path`` of the emulator, which
-    :meth:`link` makes of all of them.
-    """
+@dataclass(frozen=True)
+class Whole:
+    """A model's stages, and of each different one what is picked and its program."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.programs: dict[str, tuple[CudaProgram, list[int]]] = {}
+    graph: Any
+    target: GpuTarget
+    precision: str
+    stages: Sequence[Stage]
+    picks: Mapping[str, Pick]
+    programs: Mapping[str, CudaProgram]
 
-    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
-        for job in jobs:
-            program: Any = space_of(job.stage, job.target).build(job.config, job.symbol)
-            if isinstance(program, Rejection):
-                yield Failure(job.symbol, program.detail, program.reason)
-                continue
-            inputs = packed_types(job.stage, program.packings)
-            sizes = [inputs[i.name].nbytes for i in job.stage.inputs]
-            self.programs[job.symbol] = program, [*sizes, job.stage.output.type.nbytes]
-            (arch,) = job.target.images  # type: ignore[union-attr]
-            yield GpuKernel(
-                symbol=job.symbol,
-                images={arch: Image(image(arch, self.path), "", 0, 0, 0, 0)},
+    def library(self, path: Path) -> tuple[Path, Path]:
+        """The model's library, and the shared object of its emulated kernels."""
+        arch = self.target.arch
+        canonical = {s.key: s.canonical for s in self.stages}
+        emulated = build_shared(
+            {f"gtco_{k}": (p, sizes(canonical[k], p)) for k, p in self.programs.items()},
+            arch=10 * self.target.generation,
+        )
+        made = Image(image(arch, emulated), "", 0, 0, 0, 0)
+        kernels = {
+            key: GpuKernel(
+                symbol=f"gtco_{key}",
+                images={arch: made},
                 grid=program.grid,
                 threads=program.threads,
                 shared=program.shared,
                 packings=dict(program.packings),
-                text=program.source if job.text else "",
             )
-
-    def link(self, arch: int) -> None:
-        self.path.symlink_to(build_shared(self.programs, arch=arch))
-
-
-def emulated(
-    driver: FakeDriver, folder: Path, model: Any, example: Any, arch: str, **options: Any
-) -> tuple[CompileReport, Any, Emulating]:
-    """The model compiled for ``arch`` and opened on the fake driver's GPU; see
-    :func:`gtco.compile_model`.
-    """
-    library = folder / "model.so"
-    run = Compilation(
-        model, library, example, CompileOptions(target=f"cuda:{arch}", **options), silent
-    )
-    workers = Emulating(folder / "kernels.so")
-    machine = target(run.options.target)
-    run.prepare(machine, None, workers)  # type: ignore[arg-type]
-    number = 10 * machine.generation  # type: ignore[union-attr]
-    workers.link(number)
-    run.finish(folder)
-    driver.reset(1, number // 100, number // 10 % 10, 1)
-    return run.report, load(library), workers
+            for key, program in self.programs.items()
+        }
+        generated = Generated(list(self.stages), dict(kernels), dict(self.picks))
+        artifact: Any = assemble(
+            "whole", self.graph, generated, self.target, 1, self.precision, ()
+        )
+        return write_artifact(artifact, path), emulated
 
 
-def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the model makes of the inputs, every fault of a kernel an error."""
-    found: dict[str, np.ndarray] = model.run(inputs)
-    assert not (faults := faults_of(workers.path.resolve())), "\n".join(faults)
-    return found
+def whole(model: Any, inputs: Sequence[Any], target: str, precision: str) -> Whole:
+    """Raises AssertionError where a stage has no program."""
+    options = CompileOptions(target=target, precision=precision)
+    run = Compilation(model, Path("model.so"), tuple(inputs), options, silent)
+    machine = gpu_target(target)
+    run.partition(machine, None)
+    stages = {s.key: s for s in run.found.stages}
+    picks, programs = {}, {}
+    for key, stage in stages.items():
+        pick = run.policy.choose(stage, ())
+        assert pick is not None, f"no sketch for {stage.label}"
+        program: Any = space_of(stage.canonical, machine).build(pick.config, f"gtco_{key}")
+        assert isinstance(program, CudaProgram), f"{stage.label}: {program}"
+        picks[key], programs[key] = pick, program
+    return Whole(run.graph, machine, precision, run.found.stages, picks, programs)
+
+
+def sizes(stage: Stage, program: CudaProgram) -> list[int]:
+    """Bytes of each argument as it lies in memory, the output last."""
+    packed = {
+        i.name: prod(program.packings[i.name].packed_shape) * np.dtype(i.type.dtype).itemsize
+        for i in stage.inputs
+        if i.name in program.packings
+    }
+    return [*(packed.get(i.name, i.type.nbytes) for i in stage.inputs), stage.output.type.nbytes]
