@@ -267,6 +267,11 @@ def faults_of(path: Path) -> list[str]:
     return found
 
 
+def launches_of(path: Path) -> int:
+    """How many kernels of :func:`build_shared` have run in this process."""
+    return int(ctypes.CDLL(str(path)).gtco_launches())
+
+
 _LAUNCH = (
     "void gtco_launch(const char*, void*, int, const uint64_t*, void**, const unsigned*, unsigned, "
     "unsigned);\n"

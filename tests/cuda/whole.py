@@ -60,9 +60,7 @@ class Whole:
             for key, program in self.programs.items()
         }
         generated = Generated(list(self.stages), dict(kernels), dict(self.picks))
-        artifact: Any = assemble(
-            "whole", self.graph, generated, self.target, 1, self.precision, ()
-        )
+        artifact: Any = assemble("whole", self.graph, generated, self.target, 1, self.precision, ())
         return write_artifact(artifact, path), emulated
 
 
