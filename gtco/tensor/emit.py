@@ -210,7 +210,9 @@ class Emitter(Scope):
 
     # whole vectors --------------------------------------------------------------------------------
     def ramp(self, position: Expr, lanes: int | None = None) -> Expr:
-        return tirx.Ramp(self.index(position), 1, lanes or self.lanes)
+        """The indices of ``lanes`` neighbours; of one, its own."""
+        first, lanes = self.index(position), lanes or self.lanes
+        return tirx.Ramp(first, 1, lanes) if lanes > 1 else first
 
     def load_vector(self, array: Array, index: Index, lanes: int | None = None) -> Expr:
         """``lanes`` neighbours starting at ``index`` (contiguous along the last axis)."""

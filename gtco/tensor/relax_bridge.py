@@ -53,9 +53,11 @@ def lower_module(
     order: Sequence[int],
     output: TensorType,
     result: int = -1,
+    apart: bool = False,
 ) -> tuple[Any, int, int]:
     """One TIR function ``symbol(inputs..., output, workspace, begin, end)``, the bytes of workspace
-    it needs, and into how many tasks it is cut.
+    it needs, and into how many tasks it is cut; with ``apart`` into as many as there are iterations
+    that need nothing of one another.
 
     ``order`` says which of ``inputs`` each parameter of ``main`` is. Raises :class:`BridgeError`
     with the reason where the module needs more than plain code.
@@ -68,16 +70,21 @@ def lower_module(
         )
     if made.type.shape != output.shape or made.type.dtype != output.dtype:
         raise BridgeError(f"the operator's program yields {made.type}, the stage says {output}")
-    return _Merger(symbol, inputs, order, output).merge(reader.calls, made)
+    return _Merger(symbol, inputs, order, output, apart).merge(reader.calls, made)
 
 
 class _Merger:
     """Puts lowered PrimFuncs behind each other in one function."""
 
     def __init__(
-        self, symbol: str, inputs: Sequence[TensorType], order: Sequence[int], output: TensorType
+        self,
+        symbol: str,
+        inputs: Sequence[TensorType],
+        order: Sequence[int],
+        output: TensorType,
+        apart: bool,
     ) -> None:
-        self.symbol, self.order = symbol, order
+        self.symbol, self.order, self.apart = symbol, order, apart
         self.inputs = [_pointer(f"in{i}", t.dtype) for i, t in enumerate(inputs)]
         self.output = _pointer("out", output.dtype)
         self.workspace = _pointer("workspace", "uint8")
@@ -160,7 +167,7 @@ class _Merger:
 
     def inline(self, call: KernelCall) -> list[Any]:
         """The call's body, its parameters bound to where the tensors lie."""
-        function = _lowered(call.function)
+        function = _lowered(call.function, self.apart)
         if len(function.params) != len(call.arguments):
             raise BridgeError("a call whose arguments do not fit its function")
         bound = []
@@ -234,9 +241,9 @@ def _pointer(name: str, dtype: str) -> Any:
     return tirx.Var(name, tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
 
 
-def _lowered(function: Any) -> Any:
+def _lowered(function: Any, apart: bool) -> Any:
     """A schedulable PrimFunc as loops over flat buffers; a fresh copy each time."""
-    module = scheduled(tvm.IRModule({"f": function.with_attr("global_symbol", "f")}))
+    module = scheduled(tvm.IRModule({"f": function.with_attr("global_symbol", "f")}), apart)
     module = tvm.ir.transform.Sequential([make() for make in LOWERING])(module)
     return module["f"]
 

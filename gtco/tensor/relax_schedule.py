@@ -20,8 +20,10 @@ MOST_TASKS = 1024  # beyond, a task is several iterations
 LEAST_EXTENT = 4  # a shorter inner loop is not worth the memory traffic of its accumulators
 
 
-def scheduled(module: Any) -> Any:
-    """The module, its function ``f`` rescheduled where TVM finds that legal."""
+def scheduled(module: Any, apart: bool = False) -> Any:
+    """The module, its function ``f`` rescheduled where TVM finds that legal. ``apart``: for threads
+    of which each takes one independent iteration, not for vectors.
+    """
     schedule = s_tir.Schedule(module)
     try:
         root = schedule.get_sblock("root", func_name="f")
@@ -31,31 +33,32 @@ def scheduled(module: Any) -> Any:
         if schedule.get_consumers(block):
             _attempt(schedule.compute_inline, block)
     blocks = schedule.get_child_blocks(root)
-    for block in blocks:
+    for block in [] if apart else blocks:
         _contiguous(schedule, block)
     if len(blocks) == 1 and len(schedule.get_child_blocks(root)) == 1:
-        _parallel(schedule, blocks[0])
+        _parallel(schedule, blocks[0], apart)
     return schedule.mod
 
 
-def _parallel(schedule: Any, block: Any) -> None:
+def _parallel(schedule: Any, block: Any, apart: bool) -> None:
     """The outermost loops of independent iterations become one parallel loop, the only outermost
-    one. The innermost loop is LLVM's to vectorize.
+    one. The innermost loop is LLVM's to vectorize, unless all are to be taken ``apart``.
     """
     axes, loops = schedule.get(block).iter_vars, schedule.get_loops(block)
     if len(axes) != len(loops):
         return
     chosen: list[Any] = []
     count = 1
-    for axis, loop in list(zip(axes, loops, strict=True))[:-1]:
-        if count >= TASKS or axis.iter_type != IterVar.DataPar:
+    pairs = list(zip(axes, loops, strict=True))
+    for axis, loop in pairs if apart else pairs[:-1]:
+        if (count >= TASKS and not apart) or axis.iter_type != IterVar.DataPar:
             break
         chosen.append(loop)
         count *= int(axis.dom.extent)
     if count < 2:
         return
     outer = schedule.fuse(*chosen)
-    if count > MOST_TASKS:
+    if count > MOST_TASKS and not apart:
         outer, _ = schedule.split(outer, [MOST_TASKS, None])
     _attempt(schedule.parallel, outer)
 

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.codegen.nvrtc import Image, compile_cuda
+from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.search.gpu_policy import GpuPolicy
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch.cuda import attention
 from gtco.tensor.sketch.cuda.attention import CudaAttention
@@ -174,14 +176,14 @@ def test_wide_heads_in_parts() -> None:
 @pytest.mark.parametrize("of", ["as it is", "biased", "cast"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_heads_read_and_stored_in_place(dtype: str, of: str) -> None:
-    """Slices, reshapes and permutes are addresses of 16 bytes; what is computed is values."""
+    """Slices, reshapes and permutes are addresses of 16 bytes; what is computed comes by pieces."""
     seed = fresh_seed()
     sketch = matched(merged_heads(1, 3, 21, 16, dtype, of))
     config = random.Random(seed).choice(list(configs(sketch)))
     program = sketch.build(config, "k")
     assert isinstance(program, CudaProgram)
-    name = {"float16": "half", "bfloat16": "bf16"}[dtype]
-    assert program.source.count(f"-> const {name}*") == (3 if of == "as it is" else 0)
+    way = "addressed" if of == "as it is" else "pieced"
+    assert program.source.count(f"gtco::{way}(") == 3
     verify(sketch, config, seed, 4.0)
 
 
@@ -302,22 +304,36 @@ def test_what_is_not_attention_on_a_gpu() -> None:
 
 
 # the compiler's view ------------------------------------------------------------------------------
-def image(sketch: CudaAttention, config: Config, arch: str) -> Image:
-    program = sketch.build(config, "k")
-    assert isinstance(program, CudaProgram)
-    return compile_cuda(program.source, arch, program.registers)
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MODELS)
-def test_compiles_without_spills(name: str, arch: str) -> None:
-    """A config of about half the registers that a thread can name, and one of the most."""
+def test_machine_code(name: str, arch: str) -> None:
+    """Of the config that the policy picks, and of that with the most registers: both products are
+    Tensor Cores' instructions, and nothing is spilled.
+    """
     sketch = matched(MODELS[name], f"cuda:{arch}")
-    every = sorted(configs(sketch), key=lambda c: sketch.workload(c).registers)
-    for config in (every[len(every) // 2], every[-1]):
-        made = image(sketch, config, arch)
-        print(config.to_json(), made.registers, sketch.workload(config).registers)
-        assert made.spills == made.local == 0
-        assert made.registers <= 255
+    picked, _ = GpuPolicy(sketch.target).compared(sketch)
+    largest = max(configs(sketch), key=lambda c: sketch.workload(c).registers)
+    for config in dict.fromkeys((picked[0], largest)):
+        program, launch = sketch.build(config, "k"), sketch.workload(config)
+        assert isinstance(program, CudaProgram)
+        image = compile_cuda(program.source, arch, program.registers)
+        code = machine_code(image.cubin)["k"]
+        print(config.to_json(), code.registers, launch.registers)
+        assert image.spills == image.local == code.spilled == 0
+        assert code.registers * launch.threads <= sketch.target.registers_sm
+        assert code.tensor_core >= products_of(sketch, config)
+        assert code.count("FFMA") > 0 and code.count("MUFU") > 0
 
 
+def products_of(sketch: CudaAttention, config: Config) -> int:
+    """Matrix instructions of one step of a warp, of q k^T and of the weights and v: but those that
+    are a loop's, and those of keys behind the last, which the compiler leaves out.
+    """
+    if not sketch.mma:
+        return 0
+    block, (_, _, n, _, _) = sketch.blocking(config.by_name), sketch.extents
+    halves = 1 if sketch.target.generation >= 80 else 2
+    depths = block.depth // 16 if block.held else min(block.depth // 16, 4)
+    keys = min(block.keys, n)
+    products = depths * -(-keys // 8) + -(-keys // 16) * block.width // 8
+    return halves * block.tiles * products

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gtco.gpu import GpuTarget, gpu_target
+from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch.cuda import gemm
 from gtco.tensor.sketch.cuda.gemm import CudaGemm
-from gtco.tensor.space import Config, configs
+from gtco.tensor.space import Config, build, configs
 from gtco.tensor.stage import Stage, TensorType
 from tests.cuda.emulate import run_reported
 from tests.kernels import assert_close, fresh_seed, reference
@@ -71,12 +72,6 @@ def sketch_of(stage: Stage, target: str | GpuTarget = "cuda:sm_80") -> CudaGemm:
     return sketch
 
 
-def some(sketch: CudaGemm, count: int, seed: int) -> list[Config]:
-    """The first config, and others drawn so that each decision's options take turns."""
-    every = list(configs(sketch))
-    return [every[0], *Random(seed).sample(every[1:], min(count - 1, len(every) - 1))]
-
-
 def check(sketch: CudaGemm, config: Config, seed: int) -> Any:
     stage = sketch.stage
     arrays = inputs(stage, seed)
@@ -91,11 +86,186 @@ def wide(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("sizes", [(29, 72, 48), (13, 37, 33), (1, 50, 130)], ids=str)
-@pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
-def test_dense(sizes: tuple[int, int, int], dtype: str, constant: bool) -> None:
+def N(*shape: int) -> TensorType:
+    """A tensor of narrow elements."""
+    return T(*shape, dtype="float16")
+
+
+def phased(pad: int) -> dict[str, Any]:
+    """A transposed convolution's attributes."""
+    given = {"layout": "NHWC", "groups": 1, "strides": (2, 2), "output_padding": (0, 0)}
+    return {**given, "padding": (pad,) * 4}
+
+
+STAGES = {
+    "dense": dense(29, 72, 48, "float16"),
+    "odd": dense(13, 37, 33, "float16"),
+    "one_row": dense(1, 50, 130, "bfloat16"),
+    "computed": dense(19, 40, 47, "bfloat16", constant=False),
+    "stored_rounded": dense(13, 37, 33, "bfloat16", out="bfloat16"),
+    "float32": dense(21, 40, 37, "float32"),
+    "float32_in_place": dense(21, 36, 40, "float32", constant=False),
+    "rounded_in_front": chain(
+        {"x": T(11, 45), "w": T(45, 33, dtype="bfloat16")},
+        ("cast", "x", "h", T(11, 45, dtype="bfloat16"), {}),
+        ("matmul", "h w", "y", T(11, 33), {}),
+    ),
+    "batches": chain(
+        {"x": N(3, 10, 24), "b": N(3, 24, 16)}, ("matmul", "x b", "y", T(3, 10, 16), {})
+    ),
+    "batches_of_a": chain(
+        {"x": N(3, 10, 24), "b": N(24, 18)}, ("matmul", "x b", "y", T(3, 10, 18), {})
+    ),
+    "batches_of_both": chain(
+        {"x": N(2, 1, 3, 7, 16), "b": N(1, 4, 3, 16, 9)},
+        ("matmul", "x b", "y", T(2, 4, 3, 7, 9), {}),
+    ),
+    "transposed": chain(
+        {"x": N(10, 24), "b": N(18, 24)},
+        ("permute", "b", "t", N(24, 18), {"axes": (1, 0)}),
+        ("matmul", "x t", "y", T(10, 18), {}),
+    ),
+    "transposed_a": chain(
+        {"x": N(24, 40), "b": N(24, 18)},
+        ("permute", "x", "t", N(40, 24), {"axes": (1, 0)}),
+        ("matmul", "t b", "y", T(40, 18), {}),
+    ),
+    "heads": chain(  # attention's q k^T, straight out of one projection
+        {"x": N(11, 3 * 4 * 16)},
+        ("slice", "x", "q", N(11, 64), {"begin": (0, 0), "strides": (1, 1)}),
+        ("slice", "x", "k", N(11, 64), {"begin": (0, 64), "strides": (1, 1)}),
+        ("reshape", "q", "q4", N(11, 4, 16), {}),
+        ("reshape", "k", "k4", N(11, 4, 16), {}),
+        ("permute", "q4", "qt", N(4, 11, 16), {"axes": (1, 0, 2)}),
+        ("permute", "k4", "kt", N(4, 16, 11), {"axes": (1, 2, 0)}),
+        ("matmul", "qt kt", "y", T(4, 11, 11), {}),
+    ),
+    "dressed": chain(
+        {"x": N(17, 24), "w": N(24, 40), "bias": T(40), "r": T(17, 40)},
+        ("matmul", "x w", "c", T(17, 40), {}),
+        ("add", "c bias", "d", T(17, 40), {}),
+        ("gelu", "d", "g", T(17, 40), {}),
+        ("add", "g r", "y", T(17, 40), {}),
+    ),
+    "stored_by_heads": chain(
+        {"x": N(10, 24), "w": N(24, 48)},
+        ("matmul", "x w", "c", T(10, 48), {}),
+        ("cast", "c", "h", N(10, 48), {}),
+        ("reshape", "h", "s", N(10, 3, 16), {}),
+        ("permute", "s", "y", N(3, 10, 16), {"axes": (1, 0, 2)}),
+    ),
+    "stored_across": chain(
+        {"x": N(33, 24), "w": N(24, 40)},
+        ("matmul", "x w", "c", T(33, 40), {}),
+        ("permute", "c", "y", T(40, 33), {"axes": (1, 0)}),
+    ),
+    "concatenated": chain(
+        {"x": N(9, 16), "z": N(9, 24), "w": N(40, 16)},
+        ("concat", "x z", "c", N(9, 40), {"axis": 1}),
+        ("matmul", "c w", "y", T(9, 16), {}),
+    ),
+    "conv1x1": conv(5, 16, 24, 1, "float16"),
+    "conv3x3": conv(6, 16, 24, 3, "float16"),
+    "conv3x3_odd": conv(7, 5, 11, 3, "bfloat16"),
+    "conv3x3_float32": conv(5, 8, 12, 3, "float32"),
+    "strided": conv(9, 8, 17, 3, "float16", strides=(2, 1)),
+    "dilated": conv(8, 8, 17, 3, "float16", dilation=(2, 2), padding=(2,) * 4),
+    "grouped": conv(6, 16, 24, 3, "float16", groups=2),
+    "grouped_odd": conv(6, 10, 8, 3, "float16", groups=2),
+    "stem": conv(15, 3, 20, 7, "float16", "NCHW", strides=(2, 2)),
+    "patches": conv(16, 3, 20, 8, "float16", "NCHW", strides=(8, 8), padding=(0,) * 4),
+    "rounded_patches": chain(
+        {"x": T(1, 3, 16, 16), "w": N(20, 3, 8, 8)},
+        ("cast", "x", "h", N(1, 3, 16, 16), {}),
+        ("conv2d", "h w", "c", T(1, 20, 2, 2), window(0, layout="NCHW", strides=(8, 8))),
+        ("reshape", "c", "s", T(1, 20, 4), {}),
+        ("permute", "s", "y", T(1, 4, 20), {"axes": (0, 2, 1)}),
+    ),
+    "upsampled": chain(
+        {"x": N(1, 5, 4, 16), "w": N(16, 12, 2, 2)},
+        ("conv_transpose2d", "x w", "y", T(1, 10, 8, 12), phased(0)),
+    ),
+    "upsampled_odd": chain(
+        {"x": N(1, 5, 4, 6), "w": N(6, 7, 4, 4)},
+        ("conv_transpose2d", "x w", "y", T(1, 10, 8, 7), phased(1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_products(stage: Stage) -> None:
+    """By a config that is drawn."""
     seed = fresh_seed()
-    sketch = sketch_of(dense(*sizes, dtype, constant=constant))
-    for config in some(sketch, 2, seed):
-        check(sketch, config, seed)
+    sketch = sketch_of(stage)
+    check(sketch, Random(seed).choice(list(configs(sketch))), seed)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense", "odd", "computed", "rounded_in_front", "transposed_a", "conv3x3", "stem"]
+)
+def test_products_before_asynchronous_copies(name: str) -> None:
+    """On sm_75 slices go through registers, and bfloat16 has no Tensor Cores."""
+    sketch = sketch_of(STAGES[name], "cuda:sm_75")
+    check(sketch, next(configs(sketch)), fresh_seed())
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_tile(dtype: str, constant: bool) -> None:
+    """Each block's tile, each of warps and each number of stages once."""
+    seed = fresh_seed()
+    sketch = sketch_of(dense(70, 72, 72, dtype, constant=constant))
+    seen: set[object] = set()
+    for config in configs(sketch):
+        new = {(name, config[name]) for name in ("block", "warps", "stages")} - seen
+        if new:
+            seen |= new
+            check(sketch, config, seed)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 200), (40, 9, 1), (17, 130, 8)], ids=str)
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("target", ["cuda:sm_75", "cuda:sm_90a"])
+def test_every_size_has_a_kernel(
+    sizes: tuple[int, int, int], constant: bool, dtype: str, target: str
+) -> None:
+    """On every row, whatever the operands' extents are."""
+    sketch = sketch_of(dense(*sizes, dtype, constant=constant), target)
+    for row in sketch.rows.values():
+        assert sketch.mapping_options(row)
+        assert all(mapped.tilings(row) for mapped in sketch.mappings.values())
+    assert isinstance(build(sketch, next(configs(sketch)), "kernel"), CudaProgram)
+
+
+def test_mappings_of_a_convolution() -> None:
+    """All 35 of GTCO's, where each loop goes round more than once."""
+    sketch = sketch_of(conv(6, 16, 24, 3, "float16"))
+    assert len(sketch.mappings) == 35
+    row = sketch.rows["mma.m16n8k16"]
+    options = sketch.mapping_options(row)
+    waste = [sketch.mappings[name].product.waste(row.extents) for name in options]
+    assert 1 < len(options) < 35 and waste == sorted(waste)
+    assert max(waste) <= gemm.WASTE * min(waste)
+
+
+@pytest.mark.parametrize(
+    "kind", ["convolution", "grouped", "channels first", "transposed", "batches"]
+)
+def test_every_mapping_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that waste too much to be an option, too."""
+    monkeypatch.setattr(gemm, "WASTE", 1e9)
+    stage = {
+        "convolution": conv(3, 8, 6, 2, "float16", padding=(1, 1, 1, 1)),
+        "grouped": conv(3, 16, 8, 2, "float16", groups=2, padding=(0,) * 4),
+        "channels first": conv(4, 3, 5, 2, "float16", "NCHW", padding=(0,) * 4),
+        "transposed": STAGES["upsampled_odd"],
+        "batches": STAGES["batches_of_both"],
+    }[kind]
+    seed = fresh_seed()
+    sketch = sketch_of(stage)
+    row = next(iter(sketch.rows))
+    names = Random(seed).sample(list(sketch.mappings), min(2, len(sketch.mappings)))
+    for name in names:
+        check(sketch, next(configs(sketch, {"row": row, "mapping": name})), seed)

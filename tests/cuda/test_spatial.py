@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from gtco.gpu import ARCHITECTURES
-from gtco.tensor.sketch.cuda import depthwise, pool
+from gtco.tensor.sketch.cuda import depthwise, grid_sample, pool, resize
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.cuda.sketches import TOLERANCE, check, compiles, matched, program
 from tests.kernels import fresh_seed, random_inputs, reference
 from tests.unit.test_sketch_depthwise import CASES, conv
+from tests.unit.test_sketch_grid_sample import METHODS, PADDINGS, points, sampling
 from tests.unit.test_sketch_pool import pooling
+from tests.unit.test_sketch_resize import COORDINATES, resizing
 
 
 def convolution(name: str, constant: bool = True) -> Stage:
@@ -103,6 +105,100 @@ def test_pooling_of_narrow_images() -> None:
         check(pool.match, stage, 1, TOLERANCE[dtype], [given], wanted)
 
 
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])
+def test_resizing(method: str, coordinates: str) -> None:
+    check(resize.match, resizing((5, 7), (10, 13), method, coordinates, channels=9), 1)
+    check(resize.match, resizing((8, 9), (3, 4), method, coordinates, channels=8), 1)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_ceil"])
+def test_resizing_to_the_nearest_pixel_is_exact(rounding: str) -> None:
+    for size, out in (((7, 3), (3, 7)), ((1, 1), (4, 5))):
+        stage = resizing(size, out, "nearest", "asymmetric", rounding, "NCHW", channels=3)
+        check(resize.match, stage, 1, 0)
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_resizing_between_its_neighbours(layout: str) -> None:
+    """A feature pyramid's sum, in a narrow format: the coarse map resized, added to the fine one.
+    """
+    stage = resizing((5, 6), (10, 12), layout=layout, channels=24)
+    x, y = stage.types["x"], stage.output.type
+    operators = [
+        Operator("relu", ("t",), "x", x),
+        *stage.operators,
+        Operator("add", ("y", "f"), "z", y),
+        Operator("cast", ("z",), "o", TensorType(y.shape, "float16")),
+    ]
+    made = make_stage(operators, {"t": x, "f": y}, [])
+    check(resize.match, made, 4, TOLERANCE["float16"])
+
+
+def check_samples(stage: Stage, most: int = 1) -> None:
+    """Against the reference in float32, as the kernel finds its points: a nearest pixel may be
+    another one in float64.
+    """
+    seed = fresh_seed()
+    arrays = random_inputs(stage, seed)
+    k = [i.name for i in stage.inputs].index("grid")
+    arrays[k] = points(arrays[k].shape, seed)
+    wanted = reference(stage, arrays, precise=False)
+    check(grid_sample.match, stage, most, 3e-6, arrays, wanted)
+
+
+@pytest.mark.parametrize("align", [False, True])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_sampling(method: str, padding: str, align: bool) -> None:
+    check_samples(sampling((7, 5), (4, 9), 8, method, padding, align))
+
+
+def test_sampling_of_odd_channels_and_of_channels_first() -> None:
+    check_samples(sampling((9, 11), (1, 57), 5), 2)
+    check_samples(sampling((9, 11), (5, 7), 4, layout="NCHW"), 2)
+
+
+def test_points_that_are_no_points_read_the_first_edge() -> None:
+    stage = sampling((3, 4), (1, 5), 8, padding="border", images=1)
+    x = random_inputs(stage, fresh_seed())[0]
+    grid = np.zeros((1, 1, 5, 2), np.float32)
+    grid[0, 0] = [(np.nan, np.nan), (np.inf, -np.inf), (1e30, 1e30), (-1e30, 0), (1, 1)]
+    wanted = reference(stage, [x, grid], precise=False)
+    check(grid_sample.match, stage, 2, 3e-6, [x, grid], wanted)
+
+
+def test_deformable_attention() -> None:
+    """Heads behind pixels, locations made to a grid, a weight a point."""
+    images, heads, h, w, depth, queries, places = 1, 3, 4, 5, 16, 7, 4
+    many = images * heads
+    image, result = TensorType((many, h, w, depth)), TensorType((many, queries, places, depth))
+    grid, weight = TensorType((many, queries, places, 2)), TensorType((many, queries, places, 1))
+    split = TensorType((images, h, w, heads, depth))
+    moved = TensorType((images, heads, h, w, depth))
+    attrs = make_attrs(method="linear", padding="zeros", align_corners=False, layout="NHWC")
+    operators = [
+        Operator("reshape", ("v",), "v5", split),
+        Operator("permute", ("v5",), "v6", moved, make_attrs(axes=(0, 3, 1, 2, 4))),
+        Operator("reshape", ("v6",), "x", image),
+        Operator("add", ("g", "g"), "twice", grid),
+        Operator("subtract", ("twice", "one"), "grid", grid),
+        Operator("grid_sample", ("x", "grid"), "y", result, attrs),
+        Operator("multiply", ("y", "a"), "z", result),
+    ]
+    value = TensorType((images, h * w, heads * depth))
+    types = {"v": value, "g": grid, "a": weight, "one": TensorType((1,))}
+    stage = make_stage(operators, types, [])
+    arrays = random_inputs(stage, fresh_seed())
+    named = dict(zip((i.name for i in stage.inputs), arrays, strict=True))
+    named["g"][:] = np.random.default_rng(fresh_seed()).uniform(-0.1, 1.1, grid.sizes)
+    named["one"][:] = 1
+    wanted = reference(stage, arrays, precise=False)
+    check(grid_sample.match, stage, 4, 3e-6, arrays, wanted)
+    text = program(matched(grid_sample.match, stage)).source
+    assert text.count("gtco::load<4>") == 4 and "gtco::store<4>" in text
+
+
 def test_channels_and_weights_are_read_at_once() -> None:
     text = program(matched(depthwise.match, convolution("3x3"))).source
     assert text.count("gtco::load<4>") == 2 and "gtco::store<4>" in text
@@ -112,3 +208,5 @@ def test_channels_and_weights_are_read_at_once() -> None:
 def test_kernels_compile_for_every_architecture(arch: str) -> None:
     compiles(matched(depthwise.match, convolution("7x7")), arch)
     compiles(matched(pool.match, POOLS["3x3"]), arch)
+    compiles(matched(resize.match, resizing((20, 30), (40, 60), "cubic", channels=64)), arch)
+    compiles(matched(grid_sample.match, sampling((20, 30), (300, 4), 32)), arch)

@@ -110,3 +110,13 @@ def test_a_call_for_each_lane_is_dear() -> None:
         cost.instructions(*single(kind, "float32", 16), 16) for kind in ("sin", "gelu", "add")
     )
     assert sin > 5 * gelu > 50 * add
+
+
+@pytest.mark.parametrize("kind", ["gelu", "relu", "add"])
+def test_one_lane_costs_what_it_does(kind: str) -> None:
+    """A GPU's thread has one; what is loaded then is no vector of one."""
+    types = {"x": TensorType((4, 8)), "y": TensorType((4, 8))}
+    inputs = ("x", "y") if kind == "add" else ("x",)
+    stage = make_stage([Operator(kind, inputs, "z", TensorType((4, 8)))], types, [])
+    one, eight = (cost.vectors(stage, stage.operators, lanes) for lanes in (1, 8))
+    assert 0 < one <= eight

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from tvm import tirx
 from tvm.sym import detect_linear_equation
@@ -48,22 +47,7 @@ def _stride(
     return int(parts[0].value) if int(parts[1].value) == 1 else None
 
 
-class Product(Protocol):
-    """Where the elements of C[b, m, n] are in the anchor's output."""
-
-    @property
-    def batch(self) -> int: ...
-
-    @property
-    def m(self) -> int: ...
-
-    @property
-    def n(self) -> int: ...
-
-    def c_index(self, b: Expr, m: Expr, n: Expr) -> list[Expr]: ...
-
-
-def stores_columns(view: Product, tail: Epilogue) -> bool:
+def stores_columns(view: Contraction, tail: Epilogue) -> bool:
     """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
     scope = Scope()
     b, m, n = scope.variables((view.batch, view.m, view.n))

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.sym import detect_linear_equation
@@ -183,7 +182,7 @@ def _together(em: Scope, loads: Sequence[Load], lane: Expr, lanes: int) -> list[
         if len(parts) != 2 or not _is(parts[0], 1):
             continue
         first = em.index(parts[1])
-        if any(t == tensor and _same(first, f) for t, f in found):
+        if any(t == tensor and em.analyzer.can_prove_equal(first, f) for t, f in found):
             continue
         if isinstance(first, int):
             aligned = first % lanes == 0
@@ -228,12 +227,6 @@ def _place(array: Array, flat: Expr) -> Expr:
 
 def _call(what: str, lanes: int, *args: Expr) -> None:
     T.evaluate(tirx.call_extern("void", f"gtco::{what}<{lanes}>", *args))
-
-
-def _same(a: Expr, b: Expr) -> bool:
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return bool(tvm.ir.structural_equal(a, b))
 
 
 def _is(x: Expr, number: int) -> bool:

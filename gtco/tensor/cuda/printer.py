@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import isinf, isnan, prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm
 from tvm import tirx
@@ -24,6 +25,8 @@ from tvm.target.codegen import llvm_get_intrinsic_name
 from gtco.errors import GtcoError
 from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.scope import Expr, Scope
+from gtco.tensor.scalar import NARROW
+from gtco.tensor.stage import ITEM_BYTES
 
 CTYPES = {
     "float32": "float",
@@ -171,18 +174,20 @@ class Printer:
         return [f"const {_ctype(dtype)} {self.name(s.var, _hint(s.var))} = {value};"]
 
     def _print_declbuffer(self, s: Any) -> list[str]:
-        data = self.expression(s.data)
-        dtype = str(s.buffer.dtype)
-        given = _pointee(s.data)
-        if data in self._narrow and dtype == "uint16":
-            self.bfloat16.add(s.buffer)
-        elif given is not None and given != dtype:
-            data = f"(({_ctype(dtype)}*)({data}))"
+        """A view: another name of memory of the same type, else a pointer of its own."""
+        data, dtype = self.expression(s.data), str(s.buffer.dtype)
         offset = s.buffer.elem_offset
         if offset is not None and not _is_zero(offset):
-            data = f"({data} + {self.expression(offset, SUM)})"
-        self.names[s.buffer] = data
-        return []
+            data = f"{data} + {self.expression(offset, SUM)}"
+        elif data in self._narrow and dtype == "uint16":
+            self.bfloat16.add(s.buffer)
+            self.names[s.buffer] = data
+            return []
+        elif _pointee(s.data) == dtype:
+            self.names[s.buffer] = data
+            return []
+        ctype, name = _ctype(dtype), self.name(s.buffer, s.buffer.name)
+        return [f"{ctype}* const {name} = ({ctype}*)({data});"]
 
     @property
     def _narrow(self) -> set[str]:
@@ -191,7 +196,7 @@ class Printer:
     def _print_allocbuffer(self, s: Any) -> list[str]:
         size = prod(int(d) for d in s.buffer.shape)
         dtype = str(s.buffer.dtype)
-        nbytes = size * np.dtype("float32" if dtype == "handle" else dtype).itemsize
+        nbytes = size * ITEM_BYTES.get(dtype, 8)
         if nbytes > self.stack_bytes:
             raise PrintError(f"an array of {nbytes} bytes is more than a thread has")
         return [f"{_ctype(dtype)} {self.name(s.buffer, s.buffer.name)}[{max(size, 1)}];"]
@@ -223,7 +228,7 @@ class Printer:
         name, ctype = self.name(var, _hint(var)), _ctype(_dtype(var))
         end = self.expression(self.scope.index(s.min + s.extent), COMPARED + 1)
         head = f"for ({ctype} {name} = {self.expression(low)}; {name} < {end}; ++{name}) {{"
-        unrolled = ["#pragma unroll"] if "UNROLL" in str(s.kind).upper() or s.kind == 3 else []
+        unrolled = ["#pragma unroll"] if s.kind == tirx.ForKind.UNROLLED else []
         return [*unrolled, head, *indented(body(s.body)), "}"]
 
     def _print_ifthenelse(self, s: Any) -> list[str]:
@@ -293,11 +298,11 @@ class Printer:
         if polynomial is not None:
             return polynomial, POSTFIX
         inside = _dtype(x.a)
-        if inside == "float16":  # exact enough: float32 has twice the bits and two more
+        if inside in NARROW:  # exact enough: float32 has twice the bits and two more
             a, b = (f"gtco::to_float({self.expression(v)})" for v in (x.a, x.b))
             if kind in _COMPARING:
                 return f"{a} {operator} {b}", strength
-            return f"gtco::from_float<half>({a} {operator} {b})", POSTFIX
+            return f"gtco::from_float<{_ctype(inside)}>({a} {operator} {b})", POSTFIX
         if kind == "Mod" and inside.startswith("float"):
             return f"fmod{_suffix(inside)}({self.expression(x.a)}, {self.expression(x.b)})", POSTFIX
         left, right = _SIDES[strength]
@@ -364,7 +369,8 @@ class Printer:
         """The address of an element that is read."""
         if not _is_load(x):
             raise PrintError("what is computed lies nowhere")
-        return f"{self.known_name(x.source)} + {self._flat(x.source, x.indices, SUM)}"
+        where = self._flat(x.source, x.indices, SUM)
+        return self.known_name(x.source) + (f" + {where}" if where != "0" else "")
 
     def _load(self, x: Expr) -> str:
         return self._element(x) + (".bits" if x.source in self.bfloat16 else "")
@@ -390,21 +396,25 @@ class Printer:
         value = self.expression(x.value)
         if old == new:
             return self._expression(x.value)
-        if old == "float16":
+        if old in NARROW:
             value = f"gtco::to_float({value})"
             if new == "float32":
                 return value, POSTFIX
             if new == "float64":
                 return f"(double){value}", UNARY
             old = "float32"
-        if new == "float16":
+        if new in NARROW:
             if old == "float64":
                 value = f"gtco::to_odd({value})"
             elif old != "float32":
                 value = f"(float)({value})"
-            return f"gtco::from_float<half>({value})", POSTFIX
+            return f"gtco::from_float<{_ctype(new)}>({value})", POSTFIX
+        if old == "float32" and new == "bool" and _dtype(x.value) in NARROW:
+            return f"{value} != 0.0f", EQUAL
         if old.startswith("float") and not new.startswith("float") and new != "bool":
             return f"gtco::to_integer<{_ctype(new)}>({value})", POSTFIX
+        if _dtype(x.value) in NARROW:
+            return f"({_ctype(new)}){value}", UNARY
         return f"({_ctype(new)}){self.expression(x.value, UNARY)}", UNARY
 
     def _reinterpreted(self, x: Expr) -> tuple[str, int]:
@@ -456,6 +466,8 @@ class Printer:
             case "call_extern" if args[0].value.startswith("gtco::"):
                 given = ", ".join(self.expression(a) for a in args[1:])
                 return f"{args[0].value}({given})", POSTFIX
+            case "buffer_data":
+                return self.known_name(args[0]), POSTFIX
             case "address_of":
                 return self._place(args[0]), SUM
             case "isnan":
@@ -477,9 +489,9 @@ class Printer:
         name = {"erff": "erf"}.get(name, name)
         if name not in _FUNCTIONS:
             raise PrintError(f"the function '{name}' has no CUDA spelling here")
-        if dtype == "float16":
+        if dtype in NARROW:
             given = ", ".join(f"gtco::to_float({self.expression(a)})" for a in args)
-            return f"gtco::from_float<half>({_FUNCTIONS[name]}f({given}))"
+            return f"gtco::from_float<{_ctype(dtype)}>({_FUNCTIONS[name]}f({given}))"
         given = ", ".join(self.expression(a) for a in args)
         return f"{_FUNCTIONS[name]}{_suffix(dtype)}({given})"
 
@@ -510,10 +522,12 @@ def _ctype(dtype: str) -> str:
 
 def _of(dtype: str) -> str:
     """The argument of a template that literals would leave in doubt."""
-    return "" if dtype in ("float32", "float64", "float16", "int32") else f"<{_ctype(dtype)}>"
+    return "" if dtype in ("float32", "float64", "int32", *NARROW) else f"<{_ctype(dtype)}>"
 
 
 def _pointee(x: Expr) -> str | None:
+    if isinstance(x, tvm.ir.Call) and x.op.name.endswith("buffer_data"):
+        return str(x.args[0].dtype)
     type_ = getattr(x, "ty", None)
     return str(type_.element_type) if isinstance(type_, tvm.ir.PointerType) else None
 
@@ -557,8 +571,9 @@ def _integer(value: int, dtype: str) -> tuple[str, int]:
 
 
 def _float(value: float, dtype: str) -> tuple[str, int]:
-    if dtype == "float16":
-        return f"half{{{int(np.float16(value).view(np.uint16)):#06x}}}", POSTFIX
+    if dtype in NARROW:
+        number = np.asarray(value, np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
+        return f"{_ctype(dtype)}{{{int(number.view(np.uint16)):#06x}}}", POSTFIX
     if dtype not in ("float32", "float64"):
         raise PrintError(f"a constant of {dtype} has no CUDA spelling here")
     if isnan(value):

@@ -10,9 +10,12 @@ from gtco.tensor.sketch.cuda import (
     attention,
     depthwise,
     elementwise,
+    fallback,
     gemm,
+    grid_sample,
     moments,
     pool,
+    resize,
     rows,
 )
 from gtco.tensor.stage import Stage
@@ -26,5 +29,8 @@ RULES: tuple[CudaRule, ...] = (
     rows.match,
     moments.match,
     pool.match,
+    resize.match,
+    grid_sample.match,
     elementwise.match,
+    fallback.match,
 )

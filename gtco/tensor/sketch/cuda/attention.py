@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, isinf, prod
 
 import numpy as np
@@ -21,6 +22,7 @@ from gtco.tensor.analysis.chains import Epilogue, anchor, epilogue, prologue_rea
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.cost import epilogue_vectors
+from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
 from gtco.tensor.cuda.lambdas import address, store, value
 from gtco.tensor.cuda.pieces import in_pieces
@@ -31,7 +33,7 @@ from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # of a block at most
-REGISTERS = 255  # that a thread can name
+REGISTERS = 240  # of a thread, reckoned: it can name 255, and NVRTC takes a few more or less
 OTHERS = 40  # registers for addresses, loops and what is on its way
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 BIAS = 6.0  # of its bias: an address, a load, an addition
@@ -108,6 +110,17 @@ class Blocking:
         sums, rows = self._sums
         merged = 4 * 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
         return max(self.item * elements + weights, merged)
+
+    @property
+    def staged(self) -> float:
+        """Bytes that a warp reads of shared memory in a step."""
+        if self.mma:
+            query = 0 if self.held else 16 * self.tiles * self.depth
+            return self.item * (self.keys * (self.depth + self.width) + query)
+        rows = 4 * self.tiles  # of a lane; an access of 16 bytes by each of 32 lanes is one of 512
+        scores = self.depth / 4 * (self.keys / 8 + rows)
+        sums = self.keys / 4 * (rows + self.width / 8)
+        return 512.0 * (scores + sums)
 
     @property
     def _sums(self) -> tuple[int, int]:
@@ -273,7 +286,6 @@ class CudaAttention:
         item = ITEM_BYTES[self.operand]
         biased = len(self.op.inputs) > 3
         operands = item * float(b * columns) * (rows * n * (d + block.columns) + m * d)
-        shared_reads = scores / (16 * block.tiles) * (block.depth + block.width) * block.item
         sums = b * columns * high * block.width * ceil(n / block.keys)
         written = float(self.stage.output.type.nbytes)
         return Launch(
@@ -291,7 +303,7 @@ class CudaAttention:
             traffic=operands + written + biased * 4.0 * b * columns * m * n,
             flops=self.flops,
             overlapped=block.stages > 1,
-            staged=shared_reads + b * columns * high * block.depth * block.item,
+            staged=scores / (16 * block.tiles * block.keys) * block.staged,
             steps=ceil(n / block.step),
         )
 
@@ -314,15 +326,15 @@ class CudaAttention:
                 (2, "v", (("b", b), ("n", n), ("c", e))),
             )
         ]
-        scores = self._scores(args)
-        result = (("b", b), ("m", m), ("c", e))
-        stored = store(args, self.stage, self.tail, "store", result, self._of_result)
+        scores, (stored, storing) = self._scores(args), self._stores(args)
         guarded = ", true" if self.op.get("guarded") else ""
         function = "attention" if self.mma else "attention_cores"
+        ways = ", ".join(f"gtco::{way}({name})" for (_, way), name in zip(read, "qkv", strict=True))
         call = (
             f"using Shape = gtco::AttentionShape<{b}, {m}, {n}, {d}, {e}{guarded}>;\n"
             f"using Block = gtco::AttentionBlock<{block.arguments}>;\n"
-            f"gtco::{function}<{CTYPES[self.operand]}, Shape, Block>(q, k, v, score, store);"
+            f"gtco::{function}<{CTYPES[self.operand]}, Shape, Block>(\n"
+            f"    {ways}, score, {storing}(store));"
         )
         about = (
             f"{b} heads, {m} x {n} tokens of {d} and {e}; a block of {block.heads} x {block.rows} "
@@ -331,8 +343,8 @@ class CudaAttention:
         text = source(
             symbol,
             self.stage,
-            (f"{function}.cuh",),
-            (*read, scores, stored),
+            (f"{function}.cuh", neighbours.HEADER),
+            (*(text for text, _ in read), scores, stored),
             call,
             32 * block.count,
             about,
@@ -352,19 +364,51 @@ class CudaAttention:
 
     def _reads(
         self, args: Arguments, which: int, name: str, params: tuple[tuple[str, int], ...]
-    ) -> str:
-        """The lambda that reads q, k or v: addresses where pieces of 16 bytes lie as they are
-        wanted, values elsewhere.
+    ) -> tuple[str, str]:
+        """The lambda that reads q, k or v, and its way: addresses where pieces of 16 bytes lie as
+        they are wanted; values elsewhere, a piece at once where rows are whole pieces.
         """
         tensor, extents = self.op.inputs[which], [extent for _, extent in params]
-        piece = 16 // ITEM_BYTES[self.operand]
+        piece = 8 if self.mma else 4
+        if extents[-1] % piece:
+            text = value(
+                args, self.stage, tensor, name, params, lambda at: self._of_operand(which, at)
+            )
+            return text, "valued"
+        stored = self.mma or self.operand == "float32"  # as tiles have it
+        index = partial(self._of_operand, which)
+        if stored and in_pieces(self.stage, tensor, extents, index, piece):
+            return address(args, self.stage, tensor, name, params, index), "addressed"
+        pieces = (*params[:2], ("p", extents[-1] // piece))
+        text = neighbours.reading(
+            args,
+            self.stage,
+            tensor,
+            name,
+            pieces,
+            lambda b, row, p, v: index((b, row, p * piece + v)),
+            piece,
+        )
+        return text, "pieced"
 
-        def index(at: Sequence[Expr]) -> list[Expr]:
-            return self._of_operand(which, at)
-
-        as_it_is = self.mma or self.operand == "float32"
-        whole = as_it_is and in_pieces(self.stage, tensor, extents, index, piece)
-        return (address if whole else value)(args, self.stage, tensor, name, params, index)
+    def _stores(self, args: Arguments) -> tuple[str, str]:
+        """The lambda that stores the result, and its way: neighbours that a lane has at once."""
+        b, m, _, _, e = self.extents
+        run = 2 if self.mma else 4
+        if e % run:
+            params = (("b", b), ("m", m), ("c", e))
+            text = store(args, self.stage, self.tail, "store", params, self._of_result)
+            return text, "gtco::stored_ones"
+        text = neighbours.storing(
+            args,
+            self.stage,
+            self.tail,
+            "store",
+            (("b", b), ("m", m), ("p", e // run)),
+            lambda b, m, p, v: self._of_result((b, m, p * run + v)),
+            run,
+        )
+        return text, f"gtco::stored_runs<{run}>"
 
     def _scores(self, args: Arguments) -> str:
         """``score``: a positive scale alone, or what the bias makes of a product too."""

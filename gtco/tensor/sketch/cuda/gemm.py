@@ -54,6 +54,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 
 OPERANDS = ("float16", "bfloat16", "float32")
 WASTE = 1.5  # of what the least wasteful mapping multiplies: more is no option
+MAPPINGS = 3  # options: a narrower one that wastes as much has less reuse and as many blocks
 SMALL = 2.0  # times what there is to multiply
 GROUP = 8  # rows of tiles that are walked together
 LANES = 8  # that operations are counted for at once; each does one for each
@@ -141,7 +142,7 @@ class CudaGemm:
 
     def mapping_options(self, row: Row) -> tuple[str, ...]:
         """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
-        least wasteful first.
+        least wasteful first, and of those alike the widest, ``MAPPINGS`` at most.
         """
         waste = {name: x.product.waste(row.extents) for name, x in self.mappings.items()}
         least = min(waste.values())
@@ -150,7 +151,7 @@ class CudaGemm:
             for name, value in waste.items()
             if value <= WASTE * least and self.mappings[name].tilings(row)
         ]
-        return tuple(sorted(fitting, key=lambda name: waste[name]))
+        return tuple(sorted(fitting, key=lambda name: waste[name])[:MAPPINGS])
 
     def group_options(self, tiles: Tiles) -> tuple[int, ...]:
         """Rows of tiles that are walked together: it matters where not all blocks run at once."""
@@ -178,8 +179,8 @@ class CudaGemm:
         prologue = sum(
             each * tiles.blocks * size * tiles.slices * bk
             for each, size, reading in (
-                (self.head_vectors[0], bm, mapped.a),
-                (self.head_vectors[1], bn, mapped.b),
+                (self.head_vectors[0], bm, mapped.a(tiles.row)),
+                (self.head_vectors[1], bn, mapped.b(tiles.row)),
             )
             if reading.way == "computed"
         )
@@ -230,15 +231,18 @@ class CudaGemm:
         best = next(iter(self.mappings.values()))
         extents = tuple(x.product.extents for x in self.mappings.values())
         kinds = v.op.kind, self.operand, self.stage.output.type.dtype
-        ways = best.a, best.b, best.transposed
-        return (self.name, self.target.name, *kinds, extents, *ways, prod(v.a_shape))
+        row = next(iter(self.rows.values()))
+        ways = best.a(row), best.b(row), best.transposed
+        names = tuple(self.mappings)  # which a config says
+        return (self.name, self.target.name, *kinds, names, extents, *ways, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
         chosen = config.by_name
         mapped, tiles = self.mapped(chosen), self.tiles(chosen)
+        a, b = mapped.a(tiles.row), mapped.b(tiles.row)
         product, packings = mapped.product, {}
-        if mapped.b.way == "packed":
+        if b.way == "packed":
             packings[mapped.b_source.tensor] = product.packing(tiles.block[1], tiles.block[2])
         args = arguments(self.stage, packings)
         params = (("b", product.batch), ("m", product.m), ("n", product.n))
@@ -247,8 +251,8 @@ class CudaGemm:
             self.stage,
             ("gemm.cuh",),
             (
-                *mapped.a_source.lambdas(args, mapped.a),
-                *mapped.b_source.lambdas(args, mapped.b),
+                *mapped.a_source.lambdas(args, a),
+                *mapped.b_source.lambdas(args, b),
                 lambdas.store(
                     args,
                     self.stage,

@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from gtco.gpu import GpuTarget
-from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.chains import Epilogue, shape_of
+from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.mapped import MappedProduct
-from gtco.tensor.analysis.placement import stores_columns
+from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.cuda.tensor_core import Row
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles, block_options, stage_options, warp_options
 from gtco.tensor.sketch.cuda.operands import CHUNK, Reading, Source
@@ -61,17 +62,48 @@ class Mapped:
         return Source(self.stage, self.product, "b")
 
     @cached_property
-    def a(self) -> Reading:
-        return self.a_source.reading()
+    def _readings(self) -> dict[tuple[str, str], Reading]:
+        return {}
 
-    @cached_property
-    def b(self) -> Reading:
-        return self.b_source.reading()
+    def a(self, row: Row) -> Reading:
+        """How A is read for the row."""
+        return self._reading(row, self.a_source)
+
+    def b(self, row: Row) -> Reading:
+        return self._reading(row, self.b_source)
+
+    def _reading(self, row: Row, source: Source) -> Reading:
+        """A lane of CUDA cores reads whole chunks of rows (or columns) where those lie side by
+        side: an operand that has too few is turned as it is read.
+        """
+        known = self._readings
+        if (row.unit, source.letter) not in known:
+            reading = source.reading()
+            few = source.own[1] <= self._whole(row, source.letter) // 2
+            known[row.unit, source.letter] = (
+                Reading("computed") if few and not reading.along_k else reading
+            )
+        return known[row.unit, source.letter]
+
+    def _whole(self, row: Row, letter: str) -> int:
+        """Rows or columns that a warp reads at once where these lie side by side."""
+        if row.unit == "mma":
+            return 1
+        return CHUNK // ITEM_BYTES[self.operand] * row.extents["ab".index(letter)]
 
     @cached_property
     def transposed(self) -> bool:
-        """Do rows of C, not columns, lie side by side in the output?"""
-        return stores_columns(self.product, self.tail)
+        """Do rows of C, not columns, lie side by side in the output? Where neither always do, as
+        where an image ends, what the first ones do.
+        """
+        product, shape = self.product, shape_of(self.stage, self.stage.output.output)
+
+        def flat(m: int, n: int) -> Expr:
+            return Scope().index(flatten(self.tail.forward(product.c_index(0, m, n)), shape))
+
+        first = flat(0, 0)
+        rows = product.m > 1 and flat(1, 0) == first + 1
+        return rows and not (product.n > 1 and flat(0, 1) == first + 1)
 
     def tilings(self, row: Row) -> Tilings:
         """The tree of what fits the target."""
@@ -85,24 +117,17 @@ class Mapped:
         return {}
 
     def _tilings_of(self, row: Row) -> Iterator[tuple[str, Mapping[Option, tuple[int, ...]]]]:
+        readings = (self.a(row), "a"), (self.b(row), "b")
+        m, n = (1 if x.along_k else self._whole(row, letter) for x, letter in readings)
+        least = m, n
         for block in block_options(self.target, self.operand, self.product.extents):
             fitting: dict[Option, tuple[int, ...]] = {}
-            for warps in warp_options(block, row):
+            for warps in warp_options(block, row, least):
                 tiles = self.tiles(row, block, warps, 2)
-                if self._chunked(row, warps) and (found := stage_options(tiles, self.target)):
+                if found := stage_options(tiles, self.target):
                     fitting[times(*warps)] = found
             if fitting:
                 yield times(*block), fitting
-
-    def _chunked(self, row: Row, warps: tuple[int, int, int]) -> bool:
-        """Are the rows and columns of a lane of CUDA cores whole chunks, where neighbours along
-        them are read at once?
-        """
-        if row.unit == "mma":
-            return True
-        chunk = CHUNK // ITEM_BYTES[self.operand]
-        sides = zip((self.a, self.b), warps, (4, 8), strict=False)
-        return all(side.along_k or size // lanes % chunk == 0 for side, size, lanes in sides)
 
     def tiles(
         self, row: Row, block: tuple[int, int, int], warps: tuple[int, int, int], stages: int
@@ -117,7 +142,7 @@ class Mapped:
             parts,
             stages,
             self.transposed,
-            (self.a.way == "computed") * block[0] + (self.b.way == "computed") * block[1],
+            (self.a(row).way == "computed") * block[0] + (self.b(row).way == "computed") * block[1],
         )
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:

@@ -149,17 +149,19 @@ def intensity(m: int, n: int) -> float:
     return m * n / (m + n)
 
 
-def warp_options(block: tuple[int, int, int], row: Row) -> Iterator[tuple[int, int, int]]:
+def warp_options(
+    block: tuple[int, int, int], row: Row, least: tuple[int, int]
+) -> Iterator[tuple[int, int, int]]:
     """(W_m, W_n, parts): four or eight warps, which keep a multiprocessor's four partitions busy.
     Of one number of parts the squarest tile, which reads least of shared memory. Fewer warps where
-    the block's tile and slice are too small for four.
+    the block's tile and slice are too small for four. Tiles are multiples of ``least``.
     """
     bm, bn, bk = block
     step = 16 if row.unit == "mma" else 8
     found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
     shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
     for wm, wn in sorted(shapes, key=lambda w: (abs(w[0] - w[1]), -w[1])):
-        if bm % wm or bn % wn:
+        if bm % wm or bn % wn or wm % least[0] or wn % least[1]:
             continue
         for parts in PARTS:
             if bk % (parts * step) == 0:

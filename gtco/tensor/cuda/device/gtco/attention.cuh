@@ -79,26 +79,24 @@ struct AttentionTiles {
   __device__ __forceinline__ T* values(int stage) { return keys(stage) + Key::ELEMENTS; }
 
   template <class Read>
-  __device__ __forceinline__ void load_query(Read read) {
+  __device__ __forceinline__ void load_query(const Read& read) {
     int batch = place.batch, first = place.row;
     constexpr int ROWS = BLOCK::ROWS;
-    fill<Query, BLOCK::THREADS>(
-        query, SHAPE::DEPTH,
-        [=](int r) {
-          return batch + r / ROWS < SHAPE::BATCHES && first + r % ROWS < SHAPE::QUERIES;
-        },
-        [=](int r, int c) { return read(batch + r / ROWS, first + r % ROWS, c); });
+    fill<Query, BLOCK::THREADS>(query, [=](int r, int c, T* where) {
+      int b = batch + r / ROWS, m = first + r % ROWS;
+      read.put(where, b < SHAPE::BATCHES && m < SHAPE::QUERIES, b, m, c, SHAPE::DEPTH);
+    });
   }
   template <class TILE, class Read>
-  __device__ __forceinline__ void load_step(T* tile, int width, int step, int column, Read read) {
+  __device__ __forceinline__ void load_step(T* tile, int width, int step, int column,
+                                            const Read& read) {
     int batch = place.batch, first = step * BLOCK::STEP;
     constexpr int STEP = BLOCK::STEP;
-    fill<TILE, BLOCK::THREADS>(
-        tile, width,
-        [=](int r) {
-          return batch + r / STEP < SHAPE::BATCHES && first + r % STEP < SHAPE::KEYS;
-        },
-        [=](int r, int c) { return read(batch + r / STEP, first + r % STEP, column + c); });
+    fill<TILE, BLOCK::THREADS>(tile, [=](int r, int c, T* where) {
+      int b = batch + r / STEP, n = first + r % STEP;
+      read.put(where, c < width && b < SHAPE::BATCHES && n < SHAPE::KEYS, b, n, column + c,
+               column + width);
+    });
   }
 };
 
@@ -157,8 +155,9 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
 
 // The SPLIT shares of a head's rows, added up: each warp has COUNT sums a lane in ROWS rows,
 // `row_of(i)` and `out(i)`, and for each row its maximum and its sum, the same in all lanes of the
-// row. `store(i, value, sum)` gets the whole of every SPLIT-th group of GROUP.
-template <class SHAPE, class BLOCK, int COUNT, int ROWS, int GROUP, class Score, class RowOf,
+// row. `store(i, values)` gets RUN results from i on, neighbours in a row, of every SPLIT-th such
+// run.
+template <int RUN, class SHAPE, class BLOCK, int COUNT, int ROWS, class Score, class RowOf,
           class Out, class Store>
 __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE, BLOCK>& place,
                                        const Score& score, const float (&top)[ROWS],
@@ -167,7 +166,13 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
   if constexpr (BLOCK::SPLIT == 1) {
     if (!place.busy()) return;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) store(i, normalized<SHAPE::GUARDED>(out(i), sum[row_of(i)]));
+    for (int i = 0; i < COUNT; i += RUN) {
+      float y[RUN];
+#pragma unroll
+      for (int j = 0; j < RUN; ++j)
+        y[j] = normalized<SHAPE::GUARDED>(out(i + j), sum[row_of(i)]);
+      store(i, y);
+    }
   } else {
     constexpr int SHARE = (COUNT + 2 * ROWS) * 32;  // floats of a warp
     float* mine = reinterpret_cast<float*>(shared) + warp() * SHARE + lane();
@@ -199,13 +204,19 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
       }
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      if (i / GROUP % BLOCK::SPLIT != place.split) continue;
-      float value = 0.0f;
+    for (int i = 0; i < COUNT; i += RUN) {
+      if (i / RUN % BLOCK::SPLIT != place.split) continue;
+      float y[RUN];
 #pragma unroll
-      for (int s = 0; s < BLOCK::SPLIT; ++s)
-        value = fmaf(first[s * BLOCK::WARPS * SHARE + (2 * ROWS + i) * 32], factor[row_of(i)][s], value);
-      store(i, normalized<SHAPE::GUARDED>(value, total[row_of(i)]));
+      for (int j = 0; j < RUN; ++j) {
+        const float* share = first + (2 * ROWS + i + j) * 32;
+        float value = 0.0f;
+#pragma unroll
+        for (int s = 0; s < BLOCK::SPLIT; ++s)
+          value = fmaf(share[s * BLOCK::WARPS * SHARE], factor[row_of(i)][s], value);
+        y[j] = normalized<SHAPE::GUARDED>(value, total[row_of(i)]);
+      }
+      store(i, y);
     }
   }
 }
@@ -224,14 +235,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
   }
 }
 
-// q(b, m, c), k(b, n, c) and v(b, n, c): addresses or values as fill() takes them; scores: Scaled
-// or scored(...); store(b, m, c, value).
+// q of (b, m, c), k and v of (b, n, c): read in one of the ways of tile.cuh, in pieces of 8; score:
+// Scaled or scored(...); store of (b, m, c): in runs of 2, or one by one.
 template <class T, class SHAPE, class BLOCK, class Q, class K, class V, class Score, class Store>
 __device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store store) {
   constexpr int TILES = BLOCK::TILES, KEYS = BLOCK::KEYS, COLUMNS = BLOCK::COLUMNS;
   constexpr int DEPTHS = (SHAPE::DEPTH + 15) / 16;                  // steps of the first product
   constexpr int KEY_TILES = KEYS / 8, VALUE_TILES = COLUMNS / 8;    // columns of both, by eights
   constexpr bool TAIL = SHAPE::KEYS % BLOCK::STEP != 0;
+  constexpr int UNROLLED = BLOCK::HELD ? DEPTHS : 4;  // addresses of many steps are registers too
   static_assert(KEYS % 16 == 0 && COLUMNS % 8 == 0, "what ldmatrix and mma take");
   using Tiles = AttentionTiles<T, SHAPE, BLOCK, 16 * DEPTHS, COLUMNS>;
 
@@ -286,7 +298,7 @@ __device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store stor
           for (int j = 0; j < KEY_TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
-#pragma unroll
+#pragma unroll UNROLLED
         for (int kk = 0; kk < DEPTHS; ++kk) {
           uint32_t a[TILES][4];
 #pragma unroll
@@ -373,13 +385,13 @@ __device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store stor
       });
 #pragma unroll
   for (int r = 0; r < 2 * TILES; ++r) sum[r] = lanes_sum<4>(sum[r]);
-  merged<SHAPE, BLOCK, TILES * VALUE_TILES * 4, 2 * TILES, 4>(
+  merged<2, SHAPE, BLOCK, TILES * VALUE_TILES * 4, 2 * TILES>(
       shared, place, score, top, sum, [](int i) { return i / (VALUE_TILES * 4) * 2 + i / 2 % 2; },
       [&](int i) { return out[i / (VALUE_TILES * 4)][i / 4 % VALUE_TILES][i % 4]; },
-      [&](int i, float value) {
+      [&](int i, const float(&y)[2]) {
         int m = row + i / (VALUE_TILES * 4) * 16 + i / 2 % 2 * 8;
-        int c = column + i / 4 % VALUE_TILES * 8 + id % 4 * 2 + i % 2;
-        if (m < SHAPE::QUERIES && c < SHAPE::WIDTH) store(place.my_batch(), m, c, value);
+        int c = column + i / 4 % VALUE_TILES * 8 + id % 4 * 2;
+        if (m < SHAPE::QUERIES) store.put(place.my_batch(), m, c, SHAPE::WIDTH, y);
       });
 }
 

@@ -13,7 +13,7 @@ __device__ __forceinline__ float4 piece(const float* where) {
 }
 
 // T: the operands' format; weights are rounded to it as they are multiplied with v. KEYS of BLOCK
-// is a multiple of 8, COLUMNS of 4.
+// is a multiple of 8, COLUMNS of 4; operands are read in pieces of 4, results stored in runs of 4.
 template <class T, class SHAPE, class BLOCK, class Q, class K, class V, class Score, class Store>
 __device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Store store) {
   constexpr int ROWS = 4 * BLOCK::TILES, KEYS = BLOCK::KEYS / 8;  // of a lane
@@ -129,14 +129,13 @@ __device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Stor
       });
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) sum[r] = lanes_sum<8>(sum[r]);
-  merged<SHAPE, BLOCK, ROWS * 4 * PIECES, ROWS, 4>(
+  merged<4, SHAPE, BLOCK, ROWS * 4 * PIECES, ROWS>(
       shared, place, score, top, sum, [](int i) { return i / (4 * PIECES); },
       [&](int i) { return out[i / (4 * PIECES)][i % (4 * PIECES)]; },
-      [&](int i, float value) {
-        int m = row + i / (4 * PIECES) * 4;
-        int c = i / 4 % PIECES * 32 + id * 4 + i % 4;
-        if (m < SHAPE::QUERIES && c < BLOCK::COLUMNS && column + c < SHAPE::WIDTH)
-          store(place.my_batch(), m, column + c, value);
+      [&](int i, const float(&y)[4]) {
+        const int m = row + i / (4 * PIECES) * 4, c = i / 4 % PIECES * 32 + id * 4;
+        if (m < SHAPE::QUERIES && c < BLOCK::COLUMNS)
+          store.put(place.my_batch(), m, column + c, SHAPE::WIDTH, y);
       });
 }
 

@@ -219,6 +219,42 @@ struct Plan {
       larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
 };
 
+// What a warp's sums are given to, one or two neighbours of a row at a time.
+template <int STEP>  // another warp's, each to its own place
+struct Handed {
+  float* to;
+  template <class... Sums>
+  __device__ __forceinline__ void operator()(int, int, Sums&... sum) {
+    ((*to = sum, to += STEP), ...);
+  }
+};
+template <int STEP>  // and from there
+struct Added {
+  const float* from;
+  template <class... Sums>
+  __device__ __forceinline__ void operator()(int, int, Sums&... sum) {
+    ((sum += *from, from += STEP), ...);
+  }
+};
+template <int PITCH, bool ROWS_FIRST>
+struct Slab {
+  float* first;
+  __device__ __forceinline__ float* place(int row, int column) {
+    return first + (ROWS_FIRST ? column * PITCH + row : row * PITCH + column);
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float sum) {
+    *place(row, column) = sum;
+  }
+  __device__ __forceinline__ void operator()(int row, int column, float sum, float beside) {
+    if constexpr (ROWS_FIRST) {
+      *place(row, column) = sum;
+      *place(row, column + 1) = beside;
+    } else {
+      *reinterpret_cast<float2*>(place(row, column)) = make_float2(sum, beside);
+    }
+  }
+};
+
 // One tile of C, the `task`-th of Plan::BLOCKS. GROUP rows of tiles are walked together, columns
 // outermost, so that blocks which run at once share tiles of A and B in L2.
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
@@ -289,19 +325,10 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
 #pragma unroll 1
     for (int p = 1; p < Warps::PARTS; ++p) {
       sync();
-      float* mine = sums + own * 32 + lane();
-      const auto next_place = [&]() -> float& {
-        float* const place = mine;
-        mine += Numbers::SHARE * 32;
-        return *place;
-      };
-      if (part == p)
-        share.each(0, Warps::M, [&](int, int, auto&... sum) { ((next_place() = sum), ...); });
+      float* const mine = sums + own * 32 + lane();
+      if (part == p) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
       sync();
-      if (part == 0) {
-        mine = sums + own * 32 + lane();
-        share.each(0, Warps::M, [&](int, int, auto&... sum) { ((sum += next_place()), ...); });
-      }
+      if (part == 0) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
     }
   }
   sync();
@@ -313,15 +340,7 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
   float* const slab = sums + own * (Numbers::SLAB_BYTES / 4);
 #pragma unroll
   for (int first = 0; first < Warps::M; first += SLAB) {
-    share.each(first, SLAB, [&](int row, int column, float sum, auto... beside) {
-      float* const place = slab + (ROWS_FIRST ? column * PITCH + row : row * PITCH + column);
-      if constexpr (sizeof...(beside) == 1 && !ROWS_FIRST) {
-        *reinterpret_cast<float2*>(place) = make_float2(sum, beside...);
-      } else {
-        *place = sum;
-        ((place[PITCH] = beside), ...);
-      }
-    });
+    share.each(first, SLAB, Slab<PITCH, ROWS_FIRST>{slab});
     sync_warp();
 #pragma unroll 4
     for (int i = lane(); i < SLAB * Warps::N; i += 32) {

@@ -18,14 +18,18 @@ template <class T>
 __device__ __forceinline__ T max(T a, T b) {
   return a > b ? a : b;
 }
-template <>
-__device__ __forceinline__ half min<half>(half a, half b) {
-  return to_float(a) < to_float(b) ? a : b;
-}
-template <>
-__device__ __forceinline__ half max<half>(half a, half b) {
-  return to_float(a) > to_float(b) ? a : b;
-}
+#define GTCO_NARROW(T)                                                 \
+  template <>                                                          \
+  __device__ __forceinline__ T min<T>(T a, T b) {                      \
+    return to_float(a) < to_float(b) ? a : b;                          \
+  }                                                                    \
+  template <>                                                          \
+  __device__ __forceinline__ T max<T>(T a, T b) {                      \
+    return to_float(a) > to_float(b) ? a : b;                          \
+  }
+GTCO_NARROW(half)
+GTCO_NARROW(bf16)
+#undef GTCO_NARROW
 
 // Division rounded down, and what it leaves: of the divisor's sign.
 template <class T>
@@ -79,18 +83,22 @@ __device__ __forceinline__ double nan<double>() {
   return reinterpret<double>(uint64_t(0x7ff8000000000000ull));
 }
 
+__device__ __forceinline__ double wide(double x) { return x; }
+template <class T>
+__device__ __forceinline__ float wide(T x) {
+  return to_float(x);
+}
 template <class T>
 __device__ __forceinline__ bool is_nan(T x) {
-  return x != x;
+  return wide(x) != wide(x);
 }
-__device__ __forceinline__ bool is_nan(half x) { return is_nan(to_float(x)); }
 template <class T>
 __device__ __forceinline__ bool is_inf(T x) {
-  return x == infinity<T>() || x == -infinity<T>();
+  return wide(x) - wide(x) != 0 && !is_nan(x);
 }
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
-  return x - x == 0;
+  return wide(x) - wide(x) == 0;
 }
 
 // Towards zero. What does not fit has no meaning in C++ and depends on the machine: here it becomes

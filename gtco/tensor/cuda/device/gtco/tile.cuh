@@ -4,15 +4,6 @@
 
 namespace gtco {
 
-template <class T>
-struct IsPointer {
-  static constexpr bool value = false;
-};
-template <class T>
-struct IsPointer<T*> {
-  static constexpr bool value = true;
-};
-
 // ROWS rows of COLUMNS elements, in pieces of 16 bytes. Eight neighbouring rows, read at the same
 // column as ldmatrix does, must lie in eight different quarters of the 32 banks. Rows of an odd
 // number of pieces do by themselves; others have their pieces exchanged by XOR with the row.
@@ -31,37 +22,110 @@ struct Tile {
   }
 };
 
-// Fills a tile by THREADS threads, with zeros outside of the rows that are `inside(row)` and of the
-// first `width` columns. `read(row, column)` is the address of PIECE neighbours, aligned to 16 bytes:
-// they are copied asynchronously, and there when copy_wait says so (`width` is whole pieces then); or
-// it is one element's value:
-// those are stored at once. Either way a sync() stands between this and who reads the tile.
-template <class TILE, int THREADS, class T, class Inside, class Read>
-__device__ __forceinline__ void fill(T* tile, int width, Inside inside, Read read) {
-  constexpr int PIECE = TILE::PIECE, COUNT = TILE::ELEMENTS / PIECE;
+// Fills a tile by THREADS threads: `put(row, column, where)` for each of its pieces. A sync() stands
+// between this and who reads the tile.
+template <class TILE, int THREADS, class T, class Put>
+__device__ __forceinline__ void fill(T* tile, Put put) {
+  constexpr int COUNT = TILE::ELEMENTS / TILE::PIECE;
 #pragma unroll 4
   for (int first = 0; first < COUNT; first += THREADS) {
     int i = first + int(threadIdx.x);
     if (COUNT % THREADS != 0 && i >= COUNT) break;
-    int row = i / TILE::PIECES, piece = i % TILE::PIECES, column = piece * PIECE;
-    T* where = tile + TILE::at(row, piece);
-    if constexpr (IsPointer<decltype(read(0, 0))>::value) {
-      copy_16(where, read(row, column), inside(row) && column < width);
-    } else {
-      float values[PIECE];
-      const bool valid = inside(row);
-#pragma unroll
-      for (int j = 0; j < PIECE; ++j)
-        values[j] = valid && column + j < width ? to_float(read(row, column + j)) : 0.0f;
-      if constexpr (sizeof(T) == 2) {
-        *reinterpret_cast<uint4*>(where) =
-            make_uint4(pack<T>(values[0], values[1]), pack<T>(values[2], values[3]),
-                       pack<T>(values[4], values[5]), pack<T>(values[6], values[7]));
-      } else {
-        *reinterpret_cast<float4*>(where) = make_float4(values[0], values[1], values[2], values[3]);
-      }
-    }
+    int row = i / TILE::PIECES, piece = i % TILE::PIECES;
+    put(row, piece * TILE::PIECE, tile + TILE::at(row, piece));
   }
+}
+
+// A piece of computed values, rounded to the tile's format.
+template <class T>
+__device__ __forceinline__ void put_values(T* where, const float (&x)[16 / sizeof(T)]) {
+  if constexpr (sizeof(T) == 2) {
+    *reinterpret_cast<uint4*>(where) = make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]),
+                                                  pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
+  } else {
+    *reinterpret_cast<float4*>(where) = make_float4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+// The three ways to read an operand in pieces; put() stores the one at a row and column of a batch,
+// zeros where it is not valid or from column `width` on.
+
+// at(b, row, column) is the address of a whole piece, aligned: an asynchronous copy, there when
+// copy_wait says so. `width` is whole pieces.
+template <class F>
+struct Addressed {
+  F at;
+  template <class T>
+  __device__ __forceinline__ void put(T* where, bool valid, int b, int row, int c, int width) const {
+    copy_16(where, at(b, row, c), valid && c < width);
+  }
+};
+// at(b, row, p, x) computes the p-th piece of a row. `width` is whole pieces.
+template <class F>
+struct Pieced {
+  F at;
+  template <class T>
+  __device__ __forceinline__ void put(T* where, bool valid, int b, int row, int c, int width) const {
+    constexpr int PIECE = 16 / sizeof(T);
+    float x[PIECE];
+#pragma unroll
+    for (int j = 0; j < PIECE; ++j) x[j] = 0.0f;
+    if (valid && c < width) at(b, row, c / PIECE, x);
+    put_values<T>(where, x);
+  }
+};
+// at(b, row, column) is one element's value.
+template <class F>
+struct Valued {
+  F at;
+  template <class T>
+  __device__ __forceinline__ void put(T* where, bool valid, int b, int row, int c, int width) const {
+    constexpr int PIECE = 16 / sizeof(T);
+    float x[PIECE];
+#pragma unroll
+    for (int j = 0; j < PIECE; ++j) x[j] = valid && c + j < width ? at(b, row, c + j) : 0.0f;
+    put_values<T>(where, x);
+  }
+};
+template <class F>
+__device__ __forceinline__ Addressed<F> addressed(F at) {
+  return {at};
+}
+template <class F>
+__device__ __forceinline__ Pieced<F> pieced(F at) {
+  return {at};
+}
+template <class F>
+__device__ __forceinline__ Valued<F> valued(F at) {
+  return {at};
+}
+
+// How results are stored: RUN neighbours in a row at once, at(b, row, column / RUN, y), of rows of
+// whole runs; or one by one, at(b, row, column, y).
+template <int RUN, class F>
+struct StoredRuns {
+  F at;
+  __device__ __forceinline__ void put(int b, int row, int c, int width, const float (&y)[RUN]) const {
+    if (c < width) at(b, row, c / RUN, y);
+  }
+};
+template <class F>
+struct StoredOnes {
+  F at;
+  template <int RUN>
+  __device__ __forceinline__ void put(int b, int row, int c, int width, const float (&y)[RUN]) const {
+#pragma unroll
+    for (int j = 0; j < RUN; ++j)
+      if (c + j < width) at(b, row, c + j, y[j]);
+  }
+};
+template <int RUN, class F>
+__device__ __forceinline__ StoredRuns<RUN, F> stored_runs(F at) {
+  return {at};
+}
+template <class F>
+__device__ __forceinline__ StoredOnes<F> stored_ones(F at) {
+  return {at};
 }
 
 }  // namespace gtco

@@ -1,0 +1,155 @@
+"""Sketch rule of last resort on a GPU: any single operator. Slow, builds whatever a CPU's builds.
+
+Element-wise and data-movement operators, pooling, resizing and sampling have a thread for each
+element of the output, through the same readers as on a CPU. Every other kind goes through
+:mod:`gtco.tensor.relax_bridge`, whose loops are printed: a thread for each iteration of the outer
+loops where they are independent, else one thread for all, with what it keeps in global memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+
+from tvm.tirx.script.builder import ir as T
+
+from gtco.gpu import GpuTarget
+from gtco.tensor.analysis.chains import is_static, readable
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.lambdas import Body, printed
+from gtco.tensor.cuda.printer import Printer, PrintError
+from gtco.tensor.cuda.program import CudaProgram, Launch
+from gtco.tensor.cuda.source import source
+from gtco.tensor.reader import Reader
+from gtco.tensor.relax_bridge import lower_module
+from gtco.tensor.relax_calls import BridgeError
+from gtco.tensor.relax_spellings import module_of
+from gtco.tensor.sketch.fallback import IMAGE, SLOWNESS, operations
+from gtco.tensor.space import Config, Decision, Option, Rejection
+from gtco.tensor.stage import Stage
+
+THREADS = 128
+MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
+
+
+def match(stage: Stage, target: GpuTarget) -> Fallback | None:
+    """The stage if it is a single operator of known shapes, else None."""
+    if len(stage.operators) != 1 or not is_static(stage):
+        return None
+    return Fallback(stage, target)
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One operator."""
+
+    stage: Stage
+    target: GpuTarget
+
+    name = "fallback"
+    structure = "scalar"
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        return None
+
+    @property
+    def by_elements(self) -> bool:
+        """Does each element follow from the inputs at a glance?"""
+        op = self.stage.output
+        return readable(op) or op.kind in IMAGE or op.type.size == 0
+
+    def workload(self, config: Config) -> Launch:
+        """Of what is lowered, one thread is assumed: lowering it only to price it takes longer than
+        all other sketches together.
+        """
+        size, flops = self.stage.output.type.size, operations(self.stage)
+        read = float(sum(i.type.nbytes for i in self.stage.inputs))
+        written = float(self.stage.output.type.nbytes)
+        alone = not self.by_elements
+        return Launch(
+            blocks=1 if alone else max(1, ceil(size / THREADS)),
+            threads=1 if alone else THREADS,
+            shared=0,
+            registers=64,
+            unit="fma",
+            work=0.0,
+            vector=flops,
+            read=read,
+            written=written,
+            traffic=SLOWNESS * (read + written),
+            flops=flops,
+            overlapped=False,
+            steps=max(1, int(flops)) if alone else 1,
+        )
+
+    def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
+        op = self.stage.output
+        try:
+            return self._elements(symbol) if self.by_elements else self._lowered(symbol)
+        except (BridgeError, PrintError) as error:
+            return Rejection("no program", f"{op.get('op', op.kind)}: {error}")
+
+    def _elements(self, symbol: str) -> CudaProgram:
+        """``out[i] = value(i)``, a thread each."""
+        stage, output = self.stage, self.stage.output
+        size = output.type.size
+
+        def body(b: Body) -> None:
+            index = split_flat(b.index[0], output.type.sizes)
+            if output.kind in IMAGE:
+                reader = Reader(stage, b.em, b.inputs)
+                sources = [partial(reader.value, x) for x in output.inputs]
+                types = [stage.types[x] for x in output.inputs]
+                value = IMAGE[output.kind](b.em, output, sources, types, index)
+            else:
+                value = Reader(stage, b.em, b.inputs).value(output.output, index)
+            T.buffer_store(b.output.buffer, value, [b.index[0]])
+
+        lines: list[str] = []
+        if size:
+            lines.append(f"const int i = blockIdx.x * {THREADS} + threadIdx.x;")
+            if size % THREADS:
+                lines.append(f"if (i >= {size}) return;")
+            lines += printed(arguments(stage), (("i", size),), body)
+        text = source(symbol, stage, [], lines, "", THREADS, "a thread an element")
+        return CudaProgram(text, (max(1, ceil(size / THREADS)), 1, 1), THREADS)
+
+    def _lowered(self, symbol: str) -> CudaProgram | Rejection:
+        """What TVM makes of the operator, printed."""
+        stage, op = self.stage, self.stage.output
+        types = {i.name: i.type for i in stage.inputs}
+        names = list(types)
+        function, scratch, tasks = lower_module(
+            module_of(stage),
+            symbol,
+            list(types.values()),
+            [names.index(x) for x in op.inputs],
+            op.type,
+            op.get("result", -1),
+            apart=True,
+        )
+        if scratch > MOST_SCRATCH:
+            return Rejection("too large", f"{scratch} bytes beside its tensors")
+        *pointers, workspace, begin, end = function.params
+        printer = Printer()
+        for p in (*pointers, begin, end):
+            printer.name(p, str(p.name))
+        printer.names[workspace] = f"{symbol}_scratch" if scratch else "nullptr"
+        threads = THREADS if tasks > 1 else 1
+        place = f"int64_t(blockIdx.x) * {THREADS} + threadIdx.x" if tasks > 1 else "0"
+        lines = [f"const int64_t begin = {place}, end = begin + 1;"]
+        if tasks % threads:
+            lines.append(f"if (begin >= {tasks}) return;")
+        lines += printer.lines(function.body)
+        before = []
+        if scratch:
+            before = [
+                "// What the kernel keeps between its loops: of one launch at a time.",
+                f"__device__ alignas(64) unsigned char {symbol}_scratch[{scratch}];",
+            ]
+        about = f"{tasks} independent iterations" if tasks > 1 else "one thread"
+        text = source(symbol, stage, [], lines, "", threads, about, before)
+        return CudaProgram(text, (ceil(tasks / threads), 1, 1), threads)

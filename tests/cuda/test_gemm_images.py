@@ -1,0 +1,46 @@
+"""Machine code of GPU products: what the policy picks compiles for every architecture, multiplies
+on Tensor Cores where there are some for the format, and keeps to its registers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.sass import machine_code
+from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.search.gpu_policy import GpuPolicy
+from gtco.tensor import space
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.stage import Stage
+from tests.cuda.test_gemm import conv, dense, sketch_of
+
+STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
+    "projection": dense(197, 768, 768, "float16"),
+    "feed_forward": dense(197, 3072, 768, "bfloat16", out="bfloat16"),
+    "many_rows": dense(6304, 2304, 768, "float16", out="float16"),
+    "head": dense(1, 1000, 768, "float16"),
+    "computed": dense(197, 197, 64, "float16", constant=False),
+    "float32": dense(197, 768, 3072, "float32"),
+    "convolution": conv(28, 128, 128, 3, "float16"),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_picks(stage: Stage, arch: str) -> None:
+    target = gpu_target(f"cuda:{arch}")
+    sketch = sketch_of(stage, target)
+    config = GpuPolicy(target).compared(sketch)[0][0]
+    program = space.build(sketch, config, "product")
+    assert isinstance(program, CudaProgram)
+    image = compile_cuda(program.source, arch)
+    assert not image.spills and not image.local
+    launch = sketch.workload(config)
+    assert image.registers * launch.threads <= target.registers_sm
+    assert launch.shared <= target.shared
+    code = machine_code(image.cubin)["product"]
+    cores = target.rate(f"mma:{sketch.operand}") > 0
+    assert (code.tensor_core > 0) == cores and not code.spilled
+    asynchronous = code.count("LDGSTS") > 0
+    assert asynchronous == (target.generation >= 80)
