@@ -14,7 +14,7 @@ from gtco.tensor.analysis.chains import Epilogue, shape_of
 from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.mapped import MappedProduct
 from gtco.tensor.analysis.scope import Expr, Scope
-from gtco.tensor.cuda.tensor_core import Row
+from gtco.tensor.cuda.tensor_core import Row, oldest
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles, block_options, stage_options, warp_options
 from gtco.tensor.sketch.cuda.operands import CHUNK, Reading, Source
 from gtco.tensor.space import Option
@@ -142,8 +142,14 @@ class Mapped:
             parts,
             stages,
             self.transposed,
-            (self.a(row).way == "computed") * block[0] + (self.b(row).way == "computed") * block[1],
+            self._held(self.a(row)) * block[0] + self._held(self.b(row)) * block[1],
         )
+
+    def _held(self, reading: Reading) -> float:
+        """Registers in which an element of the next slice waits."""
+        if reading.way == "computed":
+            return 1.0
+        return ITEM_BYTES[self.operand] / 4 if oldest(self.target) < 80 else 0.0
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""

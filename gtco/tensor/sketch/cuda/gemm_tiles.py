@@ -44,7 +44,7 @@ class Tiles:
     parts: int
     stages: int
     transposed: bool = False
-    computed: int = 0  # rows and columns of a block whose elements are computed one by one
+    held: float = 0.0  # registers of the block that one step of k of the next slice waits in
 
     @property
     def warps(self) -> int:
@@ -89,15 +89,16 @@ class Tiles:
 
     @cached_property
     def registers(self) -> int:
-        """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, and the rest."""
+        """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
+        next slice where that comes by way of registers, and the rest.
+        """
         wm, wn = self.warp
         sums = wm * wn // WARP
         if self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:
             held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8)
-        # elements of a slice wait in registers while the one before multiplies
-        waiting = self.computed * self.block[2] // self.threads
+        waiting = ceil(self.held * self.block[2] / self.threads)
         return min(sums + held + waiting + OVERHEAD, MOST_REGISTERS)
 
     def fits(self, target: GpuTarget) -> bool:

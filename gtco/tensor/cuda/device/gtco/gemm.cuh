@@ -2,10 +2,11 @@
 // one tile of C: it copies tiles of A and B to shared memory, several stages ahead of their use,
 // its warps multiply parts of them, and `store` gets every element of C, neighbours side by side.
 //
-//   for slice in slices of k:                      // BLOCK::K steps each
-//     wait for the copies of this slice, begin those of the slice STAGES - 1 ahead
-//     for step in this warp's part of the slice:   // WARP::PARTS warps share a slice
-//       fragments of the next step; sums += A B of this one
+//   for slice in slices of k:                      // Block::K steps each
+//     begin the copies of the slice STAGES - 1 ahead
+//     for step in this warp's part of the slice:   // Warps::PARTS warps share a slice
+//       ask for the fragments of the next step, behind the last one's barrier in the next slice
+//       sums += A B of this step
 //   parts are added up; sums -> shared memory -> store(b, m, n, sum)
 #pragma once
 #include "gtco/mma.cuh"
@@ -304,18 +305,44 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
   const int part = warp() / Numbers::SHARE, own = warp() % Numbers::SHARE;
   const int m = own / Numbers::ACROSS * Warps::M, n = own % Numbers::ACROSS * Warps::N;
   typename Unit::template Warp<T, TileA, TileB, Warps::M, Warps::N> share;
+  const int k = part * STEPS * Unit::STEP;
   int reading = 0, writing = AHEAD % STAGES;
+  // The slices' copies end: the next is there, and nobody reads the slot any more that comes next.
+  const auto arrived = [&]() {
+    copy_wait<AHEAD - 1>();
+    sync();
+  };
+  if constexpr (Unit::FETCHES) {
+    arrived();
+    share.fetch(stage(0), stage(0) + TileA::BYTES, m, n, k);
+  }
 #pragma unroll 1
   for (int s = 0; s < SLICES; ++s) {
-    copy_wait<AHEAD - 1>();
-    sync();  // the slice is there, and nobody reads the slot any more that comes next
+    if constexpr (!Unit::FETCHES) arrived();
     const bool more = s + AHEAD < SLICES;
     if (more) begin(writing);
     copy_commit();
-    share.template add<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m, n,
-                              part * STEPS * Unit::STEP);
-    if (more) end(writing);
-    reading = reading + 1 == STAGES ? 0 : reading + 1;
+    if constexpr (Unit::FETCHES) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        share.turn();
+        if (step + 1 < STEPS) {
+          share.fetch(stage(reading), stage(reading) + TileA::BYTES, m, n,
+                      k + (step + 1) * Unit::STEP);
+        } else if (s + 1 < SLICES) {
+          if (AHEAD == 1) end(writing);
+          arrived();
+          reading = reading + 1 == STAGES ? 0 : reading + 1;
+          share.fetch(stage(reading), stage(reading) + TileA::BYTES, m, n, k);
+        }
+        share.multiply();
+      }
+      if (AHEAD > 1 && more) end(writing);
+    } else {
+      share.template add<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m, n, k);
+      if (more) end(writing);
+      reading = reading + 1 == STAGES ? 0 : reading + 1;
+    }
     writing = writing + 1 == STAGES ? 0 : writing + 1;
   }
 

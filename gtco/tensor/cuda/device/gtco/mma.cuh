@@ -78,10 +78,11 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
 
 // ---- a warp's share: sums[M, N] in registers
 
-// Tensor Cores. Fragments are held twice: while one step multiplies, the next is under way (GTCO,
-// Fig. 10).
+// Tensor Cores. Fragments are held twice: while one step multiplies, those of the next are under way
+// (GTCO, Fig. 10), also where it is in another slice of k.
 struct TensorCores {
   static constexpr int STEP = 16;
+  static constexpr bool FETCHES = true;
 
   template <class T, class A, class B, int M, int N>
   struct Warp {
@@ -89,32 +90,33 @@ struct TensorCores {
     static_assert(M % 16 == 0 && N % 8 == 0, "whole instructions");
     float sums[ROWS][COLUMNS][4] = {};
 
-    // sums += A[m.., from..to) B[from..to, n..)
-    template <int STEPS>
-    __device__ __forceinline__ void add(const unsigned char* a_tile, const unsigned char* b_tile,
-                                        int m, int n, int from) {
-      uint32_t a[2][ROWS][4], b[2][COLUMNS][2];
-      load(a[0], b[0], a_tile, b_tile, m, n, from);
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s) {
-        if (s + 1 < STEPS)
-          load(a[(s + 1) % 2], b[(s + 1) % 2], a_tile, b_tile, m, n, from + (s + 1) * STEP);
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-          for (int j = 0; j < COLUMNS; ++j) mma<T>(sums[i][j], a[s % 2][i], b[s % 2][j]);
-      }
-    }
+    uint32_t a[ROWS][4], b[COLUMNS][2], next_a[ROWS][4], next_b[COLUMNS][2];
 
-    __device__ __forceinline__ void load(uint32_t (&a)[ROWS][4], uint32_t (&b)[COLUMNS][2],
-                                         const unsigned char* a_tile, const unsigned char* b_tile,
-                                         int m, int n, int k) {
+    // Asks for the fragments of A[m.., k..] and B[k.., n..], one step.
+    __device__ __forceinline__ void fetch(const unsigned char* a_tile, const unsigned char* b_tile,
+                                          int m, int n, int k) {
 #pragma unroll
-      for (int i = 0; i < ROWS; ++i) fragment_a<A>(a[i], a_tile, m + i * 16, k);
+      for (int i = 0; i < ROWS; ++i) fragment_a<A>(next_a[i], a_tile, m + i * 16, k);
 #pragma unroll
-      for (int j = 0; j + 1 < COLUMNS; j += 2) fragments_b<B>(b[j], b[j + 1], b_tile, n + j * 8, k);
+      for (int j = 0; j + 1 < COLUMNS; j += 2)
+        fragments_b<B>(next_b[j], next_b[j + 1], b_tile, n + j * 8, k);
       if constexpr (COLUMNS % 2 == 1)
-        fragment_b<B>(b[COLUMNS - 1], b_tile, n + (COLUMNS - 1) * 8, k);
+        fragment_b<B>(next_b[COLUMNS - 1], b_tile, n + (COLUMNS - 1) * 8, k);
+    }
+    // What was asked for is what multiplies next.
+    __device__ __forceinline__ void turn() {
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[i][r] = next_a[i][r];
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) b[j][0] = next_b[j][0], b[j][1] = next_b[j][1];
+    }
+    __device__ __forceinline__ void multiply() {
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j) mma<T>(sums[i][j], a[i], b[j]);
     }
 
     // put(row, column, sum, sum of the next column) for all of this lane's in the rows [first,
@@ -138,6 +140,7 @@ struct TensorCores {
 // columns) are along k in shared memory a lane's are 4 (8) apart, else it has neighbours.
 struct CudaCores {
   static constexpr int STEP = 8;
+  static constexpr bool FETCHES = false;
 
   template <class T, class A, class B, int M, int N>
   struct Warp {
@@ -191,6 +194,7 @@ struct CudaCores {
       }
     }
 
+    // sums += A[m.., from..] B[from.., n..], so many steps
     template <int STEPS>
     __device__ __forceinline__ void add(const unsigned char* a_tile, const unsigned char* b_tile,
                                         int m, int n, int from) {
