@@ -272,6 +272,7 @@ MODELS = {
     "query": heads((8,), (1, 5000, 64, 64)),
     "wide": heads((), (300, 300, 512, 512)),
     "float32": heads((12,), (197, 197, 64, 64), "float32"),
+    "merged": merged_heads(1, 12, 197, 64, "float16", "biased"),
 }
 
 
@@ -307,13 +308,15 @@ def test_what_is_not_attention_on_a_gpu() -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MODELS)
 def test_machine_code(name: str, arch: str) -> None:
-    """Of the config that the policy picks, and of that with the most registers: both products are
-    Tensor Cores' instructions, and nothing is spilled.
+    """Of the config that the policy picks, and on one machine of that with the most registers: both
+    products are instructions of Tensor Cores, and nothing is spilled.
     """
     sketch = matched(MODELS[name], f"cuda:{arch}")
     picked, _ = GpuPolicy(sketch.target).compared(sketch)
-    largest = max(configs(sketch), key=lambda c: sketch.workload(c).registers)
-    for config in dict.fromkeys((picked[0], largest)):
+    tried = {picked[0]}
+    if arch == "sm_80":
+        tried.add(max(configs(sketch), key=lambda c: sketch.workload(c).registers))
+    for config in tried:
         program, launch = sketch.build(config, "k"), sketch.workload(config)
         assert isinstance(program, CudaProgram)
         image = compile_cuda(program.source, arch, program.registers)

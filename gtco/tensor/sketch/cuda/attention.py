@@ -18,10 +18,16 @@ from math import ceil, isinf, prod
 import numpy as np
 
 from gtco.gpu import GpuTarget
-from gtco.tensor.analysis.chains import Epilogue, anchor, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    anchor,
+    epilogue,
+    prologue_readable,
+)
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.analysis.scope import Expr
-from gtco.tensor.cost import epilogue_vectors
+from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
 from gtco.tensor.cuda.lambdas import address, store, value
@@ -36,6 +42,7 @@ WARPS = 8  # of a block at most
 REGISTERS = 240  # of a thread, reckoned: it can name 255, and NVRTC takes a few more or less
 OTHERS = 40  # registers for addresses, loops and what is on its way
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
+LANES = 16  # that element-wise operators are counted for; an operation of a lane is one
 BIAS = 6.0  # of its bias: an address, a load, an addition
 KEYS = (8, 16, 32, 64, 128)  # of a step and a warp
 _LEAST: Mapping[str, Option] = dict(
@@ -297,7 +304,8 @@ class CudaAttention:
             work=2.0 * scores * (block.depth + block.width),
             vector=scores * (SCORE + BIAS * biased)
             + sums
-            + b * m * e * (3.0 + epilogue_vectors(self.tail, 1)),
+            + b * m * e * (3.0 + epilogue_vectors(self.tail, LANES))
+            + self._prologue(rows, columns),
             read=float(sum(i.type.nbytes for i in self.stage.inputs)),
             written=written,
             traffic=operands + written + biased * 4.0 * b * columns * m * n,
@@ -305,6 +313,15 @@ class CudaAttention:
             overlapped=block.stages > 1,
             staged=scores / (16 * block.tiles * block.keys) * block.staged,
             steps=ceil(n / block.step),
+        )
+
+    def _prologue(self, rows: int, columns: int) -> float:
+        """Operations of what q, k and v are computed from, by every block that reads them."""
+        b, m, n, d, e = self.extents
+        read = (columns * m * d, columns * rows * n * d, rows * n * e)
+        return sum(
+            b * count * vectors(self.stage, ancestors(self.stage, tensor), LANES)
+            for tensor, count in zip(self.op.inputs[:3], read, strict=True)
         )
 
     @property
