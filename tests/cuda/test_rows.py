@@ -192,7 +192,7 @@ def test_moments_of_parts_are_merged(groups: int) -> None:
 def test_neighbours_are_read_and_stored_at_once() -> None:
     sketch = sketch_of(normalised("layer_norm", (2, 5, 768), "float16"))
     text = program(sketch, next(iter(configs(sketch)))).source
-    assert text.count("gtco::load<4>") == 4 and "gtco::store<4>(&out[row * 768 + q * 4]" in text
+    assert text.count("gtco::load<4>") == 4 and "gtco::store<4>(out + row * 768 + q * 4" in text
 
 
 def test_a_warp_reads_side_by_side_and_meets_without_conflicts() -> None:

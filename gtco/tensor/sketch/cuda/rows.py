@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, log2, prod
 
 from gtco.gpu import GpuTarget
 from gtco.tensor.analysis.chains import Epilogue, anchor, is_static
@@ -39,6 +39,7 @@ from gtco.tensor.stage import Operator, Stage
 
 VECTORS = (4, 2, 1)  # neighbours that a thread may read at once
 MOST_POSITIONS = 1 << 31
+START = 30.0  # instructions of a thread that finds its row and what lies there
 # Passes over a row, and instructions of an element in all of them.
 PASSES = {"softmax": (3, 14.0), "log_softmax": (3, 14.0), "layer_norm": (3, 6.0),
           "rms_norm": (2, 4.0), "argmax": (1, 6.0), "argmin": (1, 6.0)}  # fmt: skip
@@ -178,12 +179,17 @@ class Rows:
         traffic = read * float(sum(i.type.nbytes for i in self.stage.inputs))
         traffic += self.stage.output.type.nbytes
         apart = 1.0 if vector > 1 else 1.0 + 3.0 * self._apart
+        blocks, threads = self._blocks(config), team * rows
+        # an access and its address for a vector of each tensor; a thread's start and its folds
+        accesses = 3.0 * (read * len(self.stage.inputs) + self.wide) * size / vector
+        fold = 2.0 * log2(min(team, WARP)) + (10 + team / WARP if team > WARP else 0)
+        beside = blocks * threads * (START + (2 if self.wide else 1) * fold)
         return launch(
             self.stage,
-            team * rows,
-            each * size,
+            threads,
+            each * size + accesses + beside,
             BESIDE + (held or 4 * vector),
-            self._blocks(config),
+            blocks,
             shared=self._shared(config),
             steps=steps,
             traffic=apart * traffic,

@@ -8,6 +8,7 @@ from gtco.gpu import GpuTarget
 
 WARP = 32
 LARGEST = 1024  # threads of a block
+ENOUGH = 128  # of them, where there is work for all multiprocessors
 HELD = 32  # elements of a row that a thread keeps in registers, at most: more would spill
 BESIDE = 28  # registers beside those
 SECTOR = 8  # float32s that memory gives at once
@@ -33,12 +34,15 @@ def teams(length: int, vector: int) -> tuple[int, ...]:
 
 def side(rows: int, team: int, registers: int, target: GpuTarget) -> tuple[int, ...]:
     """Rows that a block of such teams may have: whole warps, up to 512 threads where one team has
-    not more, and no more than there are rows.
+    not more, and no more than there are rows. Small blocks only where larger ones would leave
+    multiprocessors without one: each block has its start, and there is room for few.
     """
     most = max(power_of_two(rows), WARP // team)
     room = min(512, target.registers_sm // registers)
     options = [1 << n for n in range(10) if 1 << n <= most]
-    return tuple(n for n in options if WARP <= n * team <= room) or (max(1, WARP // team),)
+    fitting = [n for n in options if WARP <= n * team <= room]
+    large = [n for n in fitting if n * team >= ENOUGH or ceil(rows / (2 * n)) < target.sms]
+    return tuple(large or fitting[-1:]) or (max(1, WARP // team),)
 
 
 def splits(length: int) -> tuple[int, ...]:
