@@ -8,6 +8,8 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.printer import indented
 from gtco.tensor.stage import Stage
 
+WIDTH = 100  # columns of a line that people read
+
 
 def source(
     symbol: str,
@@ -41,11 +43,27 @@ def source(
                 f"    {parameter}{',' if n else ') {'}"
                 for n, parameter in _countdown(arguments(stage).declaration)
             ),
-            *indented(body),
+            *(part for line in indented(body) for part in wrapped(line)),
             "}",
             "",
         ]
     )
+
+
+def wrapped(line: str) -> list[str]:
+    """A line of code in parts of at most ``WIDTH`` columns, where it has spaces to break at."""
+    if line.lstrip().startswith(("#", "//")):
+        return [line]
+    parts: list[str] = []
+    margin = " " * (len(line) - len(line.lstrip()) + 4)
+    while len(line) > WIDTH:
+        least = len(line) - len(line.lstrip())
+        cut = max(line.rfind(", ", least, WIDTH) + 1, line.rfind(" ", least + 1, WIDTH - 20))
+        if cut <= least:
+            break
+        parts.append(line[:cut].rstrip())
+        line = margin + line[cut:].lstrip()
+    return [*parts, line]
 
 
 def _countdown(items: Sequence[str]) -> list[tuple[int, str]]:
