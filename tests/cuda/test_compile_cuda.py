@@ -1,0 +1,95 @@
+"""Models to libraries with images for GPUs, with no GPU at hand: as a user's command does it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gtco import cli
+from gtco.compiler import compile_to_file
+from gtco.gpu import ARCHITECTURES, GPUS
+from gtco.runtime.library import read_metadata
+from models import MODELS, create, example_inputs, export_onnx
+from models.vit import VisionTransformer
+from models.weights import initialise
+
+EVERY = f"cuda:{','.join(ARCHITECTURES)}"
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny ViT as ONNX: 16 tokens and one, 48 wide, 2 layers."""
+    model = VisionTransformer((64, 64), patch_size=16, width=48, depth=2, heads=3, classes=10)
+    initialise(model.eval().requires_grad_(False), seed=1)
+    path = tmp_path_factory.mktemp("vit") / "vit.onnx"
+    export_onnx(model, (torch.zeros(1, 3, 64, 64),), path)
+    return path
+
+
+def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -> None:
+    library = tmp_path / "vit.so"
+    command = ["compile", str(vit), "-o", str(library), "--target", EVERY, "--precision", "fp16"]
+    assert cli.main([*command, "--strict", "--dump", str(tmp_path / "dump")]) == 0
+    assert "note:" not in capsys.readouterr().out
+    steps = read_metadata(library)["steps"]
+    assert {step["schedule"]["sketch"] for step in steps} >= {"gemm", "attention", "rows"}
+    for step in steps:
+        assert set(step["registers"]) == set(ARCHITECTURES), step["name"]
+        assert not any(step["spilled_bytes"].values()), step["name"]
+    products = [s for s in steps if s["schedule"]["sketch"] in ("gemm", "attention")]
+    assert sum(s["inputs"][0].startswith("float16") for s in products) >= len(products) - 1
+    # each different kernel as a person reads it, with what it came to
+    kernels = {step["kernel"] for step in steps}
+    texts = {path.stem.removeprefix("6-"): path for path in (tmp_path / "dump").glob("6-*.cu")}
+    assert set(texts) == kernels and len(kernels) < len(steps)
+    for name, path in texts.items():
+        text = path.read_text()
+        assert f"{name}(" in text and all(f"// {arch}: " in text for arch in ARCHITECTURES)
+    capsys.readouterr()
+    assert cli.main(["inspect", str(library), "--no-profile", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["metadata"]["target"]["images"] == list(ARCHITECTURES)
+    assert seen["metadata"]["precision"] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--target cuda:sm_70", "CUDA 13 ended"),
+        ("--target cuda:sm_80 --threads 2", "is a GPU"),
+        ("--target cuda:sm_80 --tune quick", "where nothing is measured"),
+        ("--target cuda:sm_80 --records r.sqlite", "is a GPU"),
+        ("--target x86-64-v3 --precision fp16", "fp16 is for GPUs"),
+    ],
+)
+def test_what_does_not_go_together_is_said_at_once(
+    tmp_path: Path, capsys, arguments: str, reason: str
+) -> None:
+    missing = tmp_path / "no-such.onnx"  # which would be said if it were looked for first
+    assert cli.main(["compile", str(missing), *arguments.split()]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and reason in error and "Traceback" not in error
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_images_for_every_architecture(
+    name: str, precision: str, tmp_path: Path
+) -> None:
+    library = tmp_path / "model.so"
+    report = compile_to_file(
+        create(name), library, example_inputs(name), target=EVERY, precision=precision
+    )
+    assert not report.notes
+    metadata = read_metadata(library)
+    assert metadata["target"]["images"] == list(ARCHITECTURES)
+    for stage in metadata["steps"]:
+        for arch, registers in stage["registers"].items():
+            gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
+            assert registers * stage["threads"] <= gpu.registers_sm
+            assert stage["shared"] <= gpu.shared
+        assert not any(stage["spilled_bytes"].values()), (stage["schedule"], stage["inputs"])
