@@ -281,6 +281,15 @@ def norm(d: Drawing) -> str:
     return d.add("rms_norm", d.given(shape), vectors[0], epsilon=EPSILON)
 
 
+def norm_across(d: Drawing) -> str:
+    """Rows whose elements lie apart, as channels of an image do."""
+    n, c, s = d.pick(1, 2), d.size(60), d.extent(19, 40, 64)
+    vectors = [d.input((c,), True) for _ in range(d.pick(1, 2))]
+    x = d.add("permute", d.given((n, c, s)), axes=(0, 2, 1))
+    x = d.add(("rms_norm", "layer_norm")[len(vectors) - 1], x, *vectors, epsilon=EPSILON)
+    return d.add("permute", x, axes=(0, 2, 1))
+
+
 def group_norm(d: Drawing) -> str:
     groups, axis = d.pick(1, 2, 4), d.pick(1, 2)
     channels = groups * d.pick(1, 3, 8)
@@ -363,6 +372,7 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     reduction,
     softmax,
     norm,
+    norm_across,
     group_norm,
     moments,
     merged_moments,

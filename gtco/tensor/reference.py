@@ -38,14 +38,15 @@ def evaluate(operator: Operator, *arrays: Array, dtype: str | None = None) -> Ar
     ``KeyError`` for a kind without a meaning here.
     """
     attrs = dict(operator.attrs)
+    wanted, shape = _out_dtype(operator, arrays, dtype), _shape(operator)
+    if 0 in shape:  # nothing is computed, and no meaning need allow it
+        return np.zeros(shape, wanted)
     with np.errstate(all="ignore"):
         if operator.kind in ELEMENTWISE_OPERATORS:
             result = ELEMENTWISE_OPERATORS[operator.kind].meaning(operator, *arrays)
         else:
             result = _OTHER[operator.kind](operator, attrs, arrays)
     result = np.asarray(result)
-    wanted = _out_dtype(operator, arrays, dtype)
-    shape = tuple(int(d) for d in operator.type.shape)
     assert result.shape == shape, (
         f"{operator.kind} {operator.name or operator.output}: {result.shape}, declared {shape}"
     )
@@ -65,12 +66,12 @@ def _out_dtype(operator: Operator, arrays: Sequence[Array], dtype: str | None) -
 
 def softmax(x: Array, axis: int) -> Array:
     """Shifted by the maximum, so that large scores do not overflow."""
-    e = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
     return e / e.sum(axis=axis, keepdims=True)
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
+    shifted = x - x.max(axis=axis, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 

@@ -6,8 +6,8 @@ after:  s = moments(reshape(x, [N, P, HW/P, C]))           [N, P, 2, C], one tas
         m, r = slices of merged_moments(s) {groups}        [N, 1, 1, C]: mean, 1/deviation
         y = (x - m) * r * gamma + beta                     element-wise, any number of tasks
 
-before: y = permute(layer_norm(permute(x: [N, C, S])))     channels first
-after:  the same with moments over C, vectors along S
+before: y = permute(layer_norm(permute(x: [N, C, H, W])))  channels first
+after:  the same of [N, C, HW], which one kernel reads along HW
 
 before: y = max(x: [1, L], axes=(1,))
 after:  y = max(max(reshape(x, [1, P, L/P]), axes=(2,)), axes=(1,))
@@ -122,10 +122,10 @@ def _long_rows(graph: Graph, op: Operator, shape: tuple[int, ...], groups: int) 
 
 
 def _channels_first(graph: Graph, op: Operator) -> str | None:
-    """Layer normalisation over an axis that is not the last in memory, where the permutations
-    around it have not gone.
+    """Normalisation over an axis that is not the last in memory, where the permutations around it
+    have not gone: what lies behind that axis becomes one.
     """
-    norm = made_by(graph, op.inputs[0], "layer_norm")
+    norm = made_by(graph, op.inputs[0], "layer_norm", "rms_norm")
     before = made_by(graph, norm.inputs[0], "permute") if norm is not None else None
     if norm is None or before is None or graph.only_user(norm.output) is None:
         return None
@@ -137,12 +137,12 @@ def _channels_first(graph: Graph, op: Operator) -> str | None:
     if order != (*(a for a in range(rank) if a != axis), axis) or axis == rank - 1:
         return None
     lead, inner = prod(shape[:axis]), prod(shape[axis + 1 :])
-    if inner < 8:
+    if inner < 8 or rank == 3:
         return None
-    flat = _reshape(graph, before.inputs[0], (lead, 1, shape[axis], inner))
-    merged = _merged(graph, norm, flat, inner)
-    narrow = (*shape[:axis], 1, *shape[axis + 1 :])
-    return _normalised(graph, norm, before.inputs[0], merged, narrow, axis)
+    flat = _reshape(graph, before.inputs[0], (lead, shape[axis], inner))
+    rows = graph.add("permute", (flat,), axes=(0, 2, 1))
+    done = graph.add(norm.kind, (rows, *norm.inputs[1:]), name=norm.name, **dict(norm.attrs))
+    return _reshape(graph, graph.add("permute", (done,), axes=(0, 2, 1)), shape)
 
 
 def _merged(graph: Graph, op: Operator, parts: str, groups: int) -> str:

@@ -13,6 +13,7 @@ from gtco.target import Machine, Target
 from gtco.tensor.analysis.chains import readable
 from gtco.tensor.operators import OPERATORS, is_anchor
 from gtco.tensor.sketch import (
+    across,
     attention,
     convolution,
     cuda,
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     attention.match,
     depthwise.match,
     rows.match,
+    across.match,
     moments.match,
     pool.match,
     resize.match,

@@ -128,14 +128,14 @@ class SteppedReader(Reader):
 
     def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
         em, array = self.emitter, self.inputs[tensor]
-        step, origin = _step(em.index(array.flat(index)), self.at)
+        step, origin = step_of(em.index(array.flat(index)), self.at)
         for name, known, start, values in self.picked:
             if (name, known) == (tensor, step) and _is_zero(em.index(start - origin)):
                 return em.load(values, [self.lane])
         return array.buffer[em.index(origin + (self.first + self.lane) * step)]
 
 
-def _step(flat: Expr, var: Any) -> tuple[int, Expr]:
+def step_of(flat: Expr, var: Any) -> tuple[int, Expr]:
     """How far apart neighbours along ``var`` lie, and where the first is."""
     parts: Any = (0, flat) if isinstance(flat, int) else detect_linear_equation(flat, [var])
     assert len(parts) == 2, f"{flat} is not even, though it was"
@@ -199,7 +199,7 @@ def _picked(
     probe.follow(reader.stage.output.output, index)
     found = []
     for name, flat in probe.loads:
-        step, origin = _step(flat, reader.at)
+        step, origin = step_of(flat, reader.at)
         if step > 1:
             array = reader.inputs[name]
             values = em.registers(lanes, array.dtype)
