@@ -209,6 +209,31 @@ def test_products_before_asynchronous_copies(name: str) -> None:
     check(sketch, next(configs(sketch)), fresh_seed())
 
 
+@pytest.mark.parametrize("name", ["dense", "stored_across", "computed", "conv3x3", "float32"])
+def test_no_bank_conflicts(name: str) -> None:
+    """Neither where tiles are filled, nor where fragments are read, nor where sums pass through."""
+    seed = fresh_seed()
+    sketch = sketch_of(STAGES[name])
+    report = check(sketch, Random(seed).choice(list(configs(sketch))), seed)
+    assert not report.conflicts
+
+
+def test_the_space_of_a_large_product() -> None:
+    """Every config fits the GPU by DyGen's rules 2 to 4, none has tiles of little reuse (rule 5),
+    and there are few enough to price them all.
+    """
+    sketch = sketch_of(dense(6304, 3072, 768, "float16"))
+    every = list(configs(sketch))
+    assert 50 < len(every) < 1000
+    for config in every:
+        tiles = sketch.tiles(config.by_name)
+        assert tiles.fits(sketch.target)
+        m, n, _ = tiles.block
+        assert m * n / (m + n) >= 20
+        launch = sketch.workload(config)
+        assert launch.work >= launch.flops and launch.blocks == tiles.blocks
+
+
 @pytest.mark.scheduled
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
