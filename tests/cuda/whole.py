@@ -1,91 +1,92 @@
-"""Whole models for GPUs in the tests: the programs that the policy picks, and a library that the
-fake driver runs them from, emulated.
+"""Whole models on the CPU: compiled for a GPU as a user's are, but that the emulator takes the
+place of NVRTC and the fake driver that of libcuda. The library, its plan, the C runtime and the
+kernels' text are those of a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gtco.assembly import assemble
-from gtco.codegen.build import GpuKernel
-from gtco.codegen.generate import Generated
+from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
 from gtco.codegen.nvrtc import Image
 from gtco.compilation import Compilation, silent
-from gtco.gpu import GpuTarget, gpu_target
+from gtco.compiled import CompileReport
+from gtco.gpu import gpu_target
 from gtco.options import CompileOptions
-from gtco.runtime.artifact import write_artifact
+from gtco.runtime.module import load
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Pick
-from gtco.tensor.stage import Stage
-from tests.cuda.emulate import build_shared
-from tests.cuda.fake_driver import image
+from gtco.tensor.space import Rejection, packed_types
+from tests.cuda.emulate import build_shared, faults_of
+from tests.cuda.fake_driver import FakeDriver, image
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A model's stages, and of each different one what is picked and its program."""
+class Emulating:
+    """Workers that give for each job a kernel in the shared object ``path`` of the emulator, which
+    :meth:`link` makes of all of them.
+    """
 
-    graph: Any
-    target: GpuTarget
-    precision: str
-    stages: Sequence[Stage]
-    picks: Mapping[str, Pick]
-    programs: Mapping[str, CudaProgram]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.programs: dict[str, tuple[CudaProgram, list[int]]] = {}
 
-    def library(self, path: Path) -> tuple[Path, Path]:
-        """The model's library, and the shared object of its emulated kernels."""
-        arch = self.target.arch
-        canonical = {s.key: s.canonical for s in self.stages}
-        emulated = build_shared(
-            {f"gtco_{k}": (p, sizes(canonical[k], p)) for k, p in self.programs.items()},
-            arch=10 * self.target.generation,
-        )
-        made = Image(image(arch, emulated), "", 0, 0, 0, 0)
-        kernels = {
-            key: GpuKernel(
-                symbol=f"gtco_{key}",
-                images={arch: made},
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        for job in jobs:
+            program: Any = space_of(job.stage, job.target).build(job.config, job.symbol)
+            if isinstance(program, Rejection):
+                yield Failure(job.symbol, program.detail, program.reason)
+                continue
+            inputs = packed_types(job.stage, program.packings)
+            sizes = [inputs[i.name].nbytes for i in job.stage.inputs]
+            self.programs[job.symbol] = program, [*sizes, job.stage.output.type.nbytes]
+            yield GpuKernel(
+                symbol=job.symbol,
+                images={
+                    arch: Image(image(arch, self.path), "", 0, 0, 0, 0)
+                    for arch in job.target.images  # type: ignore[union-attr]
+                },
                 grid=program.grid,
                 threads=program.threads,
                 shared=program.shared,
                 packings=dict(program.packings),
+                text=program.source if job.text else "",
             )
-            for key, program in self.programs.items()
-        }
-        generated = Generated(list(self.stages), dict(kernels), dict(self.picks))
-        artifact: Any = assemble("whole", self.graph, generated, self.target, 1, self.precision, ())
-        return write_artifact(artifact, path), emulated
+
+    def link(self, arch: int) -> None:
+        self.path.symlink_to(build_shared(self.programs, arch=arch))
 
 
-def whole(model: Any, inputs: Sequence[Any], target: str, precision: str) -> Whole:
-    """Raises AssertionError where a stage has no program."""
-    options = CompileOptions(target=target, precision=precision)
-    run = Compilation(model, Path("model.so"), tuple(inputs), options, silent)
-    machine = gpu_target(target)
-    run.partition(machine, None)
-    stages = {s.key: s for s in run.found.stages}
-    picks, programs = {}, {}
-    for key, stage in stages.items():
-        pick = run.policy.choose(stage, ())
-        assert pick is not None, f"no sketch for {stage.label}"
-        program: Any = space_of(stage.canonical, machine).build(pick.config, f"gtco_{key}")
-        assert isinstance(program, CudaProgram), f"{stage.label}: {program}"
-        picks[key], programs[key] = pick, program
-    return Whole(run.graph, machine, precision, run.found.stages, picks, programs)
+def emulated(
+    driver: FakeDriver, folder: Path, model: Any, example: Any, arch: str, **options: Any
+) -> tuple[CompileReport, Any, Emulating]:
+    """The model compiled for ``arch`` and opened on the fake driver's GPU; see
+    :func:`gtco.compile_model`.
+    """
+    run, workers = prepared(folder, model, example, f"cuda:{arch}", **options)
+    generation = gpu_target(run.options.target).generation
+    workers.link(10 * generation)
+    run.finish(folder)
+    driver.reset(1, generation // 10, generation % 10, 1)
+    return run.report, load(run.output), workers
 
 
-def sizes(stage: Stage, program: CudaProgram) -> list[int]:
-    """Bytes of each argument as it lies in memory, the output last."""
-    packed = {
-        i.name: prod(program.packings[i.name].packed_shape) * np.dtype(i.type.dtype).itemsize
-        for i in stage.inputs
-        if i.name in program.packings
-    }
-    return [*(packed.get(i.name, i.type.nbytes) for i in stage.inputs), stage.output.type.nbytes]
+def prepared(
+    folder: Path, model: Any, example: Any, target: str, **options: Any
+) -> tuple[Compilation, Emulating]:
+    """The model's stages with what the policy picks for each, and their programs."""
+    chosen = CompileOptions(target=target, **options)
+    run = Compilation(model, folder / "model.so", example, chosen, silent)
+    workers = Emulating(folder / "kernels.so")
+    run.prepare(gpu_target(target), None, workers)  # type: ignore[arg-type]
+    return run, workers
+
+
+def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the model makes of the inputs, every fault of a kernel an error."""
+    found: dict[str, np.ndarray] = model.run(inputs)
+    assert not (faults := faults_of(workers.path.resolve())), "\n".join(faults)
+    return found
