@@ -1,0 +1,393 @@
+// What the fake driver keeps: devices with their memory, streams of work that is put off, and how it is run. See
+// fake_driver.cpp, which includes it.
+#pragma once
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum {
+  OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+  INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_ISOLATION = 905, UNKNOWN = 999,
+};
+
+const std::map<int, std::pair<const char*, const char*>> NAMES = {
+    {OK, {"CUDA_SUCCESS", "no error"}},
+    {INVALID_VALUE, {"CUDA_ERROR_INVALID_VALUE", "invalid argument"}},
+    {OUT_OF_MEMORY, {"CUDA_ERROR_OUT_OF_MEMORY", "out of memory"}},
+    {NOT_INITIALIZED, {"CUDA_ERROR_NOT_INITIALIZED", "initialization error"}},
+    {NO_DEVICE, {"CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"}},
+    {INVALID_DEVICE, {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}},
+    {INVALID_IMAGE, {"CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"}},
+    {INVALID_CONTEXT, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
+    {NO_BINARY, {"CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"}},
+    {INVALID_HANDLE, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
+    {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
+    {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
+    {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
+    {CAPTURE_ISOLATION, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"}},
+    {UNKNOWN, {"CUDA_ERROR_UNKNOWN", "unknown error"}},
+};
+
+#ifdef __SANITIZE_THREAD__
+constexpr uintptr_t FIRST = 0x560000000000;  // ThreadSanitizer has memory of programs in few places
+#else
+constexpr uintptr_t FIRST = 0x500000000000;
+#endif
+constexpr uintptr_t REGION = 1ull << 32, PAGE = 4096;
+constexpr unsigned BLOCKING = 0, DISABLE_TIMING = 2;
+
+struct Context;
+struct Stream;
+
+struct Point {  // behind the seq-th operation of a stream
+  Stream* stream = nullptr;
+  uint64_t seq = 0;
+};
+
+struct Operation {
+  std::vector<Point> after;
+  std::function<void()> run{};  // empty: only waits
+  std::vector<uintptr_t> memory{};  // that it reads or writes
+  const void* module = nullptr;  // whose kernel it is
+};
+
+struct Stream {
+  Context* context;
+  unsigned flags;
+  bool alive = true, capturing = false, user = false;
+  uint64_t enqueued = 0, done = 0;
+  std::deque<Operation> queue{};
+  std::vector<Operation> captured{};
+};
+
+struct Event {
+  Context* context;
+  unsigned flags;
+  bool alive = true, captured = false;
+  Point at{};
+  double time = -1;
+};
+
+struct Allocation {
+  uintptr_t start;
+  size_t bytes;
+  bool alive, user;
+};
+
+struct Module {
+  Context* context;
+  void* library;
+  bool alive = true;
+};
+
+typedef void (*HostKernel)(void** arguments, const unsigned* grid, unsigned threads, unsigned shared);
+
+struct Function {
+  Module* module;
+  std::string name;
+  HostKernel run;
+  int count;
+  unsigned shared_limit = 48 << 10;
+};
+
+struct NodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
+  Function* function;
+  unsigned grid[3], block[3];
+  unsigned shared;
+  void** params;
+  void** extra;
+  void* kernel;
+  Context* context;
+};
+
+struct Launch {
+  Function* function;
+  unsigned grid[3], threads, shared;
+  std::vector<void*> arguments;
+};
+
+struct Graph;
+
+struct Node {
+  Graph* graph;
+  Launch launch;
+  std::vector<Node*> before;
+};
+
+struct Graph {
+  bool alive = true;
+  std::vector<std::unique_ptr<Node>> nodes;
+};
+
+struct Executable {
+  Context* context;
+  bool alive = true;
+  std::vector<Node*> order;
+  std::map<Node*, Launch> launches;
+  std::vector<Point> running;
+};
+
+struct Context {
+  int device;
+  int users = 0;
+  int broken = 0;  // the error that every later call gives
+  Stream* legacy = nullptr;
+};
+
+struct Device {
+  int major = 8, minor = 0;
+  size_t memory = 1 << 30, used = 0;
+  unsigned shared_limit = 163 << 10;
+  Context context;
+  uintptr_t next = 0;
+  std::map<uintptr_t, Allocation> allocations;
+};
+
+std::recursive_mutex lock;
+std::vector<std::unique_ptr<Device>> devices;
+std::list<std::unique_ptr<Stream>> streams;
+std::list<std::unique_ptr<Event>> events;
+std::list<std::unique_ptr<Module>> modules;
+std::list<std::unique_ptr<Function>> functions;
+std::list<std::unique_ptr<Graph>> graphs;
+std::list<std::unique_ptr<Executable>> executables;
+thread_local std::vector<Context*> stack;
+std::string faults, answer, failed_call;
+std::mt19937 choice(1);
+bool initialized = false;
+int version = 13000, visible = 1;
+long calls = 0, copies = 0, fail_at = -1, fail_code = UNKNOWN;
+std::string fail_name;
+long fail_after = -1;
+int kernel_fault = 0;
+double clock_ms = 0;
+
+void fault(const std::string& text) { faults += text + "\n"; }
+
+Device& device(int ordinal) {
+  while ((int)devices.size() <= ordinal) {
+    auto made = std::make_unique<Device>();
+    made->context.device = (int)devices.size();
+    uintptr_t start = FIRST + REGION * devices.size();
+    void* got = mmap((void*)start, REGION, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != (void*)start) { perror("fake driver: mmap"); abort(); }
+    made->next = start;
+    devices.push_back(std::move(made));
+  }
+  return *devices[ordinal];
+}
+
+bool in_device_range(uintptr_t p) { return p >= FIRST && p < FIRST + REGION * (devices.empty() ? 1 : devices.size()); }
+
+Allocation* find(uintptr_t p, int* ordinal) {
+  for (auto& d : devices) {
+    auto at = d->allocations.upper_bound(p);
+    if (at == d->allocations.begin()) continue;
+    --at;
+    if (p < at->second.start + at->second.bytes) {
+      if (ordinal) *ordinal = d->context.device;
+      return &at->second;
+    }
+  }
+  return nullptr;
+}
+
+// All of [p, p + bytes) is live memory of that device.
+bool valid(uintptr_t p, size_t bytes, int ordinal, const std::string& what) {
+  int where = -1;
+  Allocation* a = find(p, &where);
+  char text[200];
+  const char* why = !a ? "no device memory" : !a->alive ? "freed" : where != ordinal ? "memory of another device"
+                    : p + bytes > a->start + a->bytes ? "beyond the end of its allocation" : nullptr;
+  if (!why) return true;
+  snprintf(text, sizeof text, ": pointer %#lx (%zu bytes) is %s", (long)p, bytes, why);
+  fault(what + text);
+  return false;
+}
+
+void reach(bool open) {
+  for (auto& d : devices)
+    for (auto& [start, a] : d->allocations)
+      if (a.alive)
+        mprotect((void*)(start / PAGE * PAGE), (start % PAGE + a.bytes + PAGE - 1) / PAGE * PAGE,
+                 open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+// ---- calls ----
+
+struct Call {
+  std::unique_lock<std::recursive_mutex> held{lock};
+  bool fails;
+  explicit Call(const char* name) {
+    ++calls;
+    fails = calls == fail_at || (fail_after >= 0 && fail_name == name && fail_after-- == 0);
+    if (fails) failed_call = name;
+  }
+};
+
+#define BEGIN                     \
+  Call call(__func__);            \
+  if (call.fails) return (int)fail_code; \
+  if (!initialized) return NOT_INITIALIZED
+// Frees, or waits, even where it is made to fail: so a leak is the caller's.
+#define BEGIN_FREE                \
+  Call call(__func__);            \
+  if (!initialized) return NOT_INITIALIZED
+#define END_FREE return call.fails ? (int)fail_code : OK
+#define IN_CONTEXT                                               \
+  Context* context = stack.empty() ? nullptr : stack.back();     \
+  if (!context || !context->users) {                             \
+    fault(std::string(__func__) + ": no context is current");    \
+    return INVALID_CONTEXT;                                      \
+  }                                                              \
+  if (context->broken) return context->broken
+
+template <class T>
+bool known(const std::list<std::unique_ptr<T>>& all, const T* one) {
+  for (auto& x : all)
+    if (x.get() == one) return true;
+  return false;
+}
+
+#define CHECK(list, object, text)                                                                             \
+  if (!known(list, object) || !object->alive || object->context != context) {                                 \
+    fault(std::string(__func__) + ": " text " is not alive, or is of another context than the current one");   \
+    return INVALID_HANDLE;                                                                                    \
+  }
+
+// ---- streams ----
+
+Stream* stream_of(Context* context, Stream* given) {
+  if ((uintptr_t)given > 2) return given;
+  if (!context->legacy) {
+    streams.push_back(std::make_unique<Stream>(Stream{context, BLOCKING}));
+    context->legacy = streams.back().get();
+    context->legacy->user = true;
+  }
+  return context->legacy;
+}
+
+Point push(Stream* s, Operation operation) {
+  if (s->capturing) {
+    s->captured.push_back(operation);
+    return {s, s->enqueued};
+  }
+  Stream* legacy = stream_of(s->context, nullptr);
+  if (s == legacy) {
+    for (auto& other : streams)
+      if (other->context == s->context && other.get() != s && other->flags == BLOCKING)
+        operation.after.push_back({other.get(), other->enqueued});
+  } else if (s->flags == BLOCKING) {
+    operation.after.push_back({legacy, legacy->enqueued});
+  }
+  s->queue.push_back(std::move(operation));
+  return {s, ++s->enqueued};
+}
+
+bool reached(const Point& p) { return !p.stream || p.stream->done >= p.seq; }
+
+bool ready(const Stream& s) {
+  if (s.queue.empty()) return false;
+  for (auto& p : s.queue.front().after)
+    if (!reached(p)) return false;
+  return true;
+}
+
+void step(Stream& s) {
+  Operation operation = std::move(s.queue.front());
+  s.queue.pop_front();
+  clock_ms += 0.001;
+  if (operation.run && !s.context->broken) {
+    reach(true);
+    operation.run();
+    reach(false);
+  }
+  ++s.done;
+}
+
+// Runs work of all streams, in a random order between them, until that point is reached.
+void run_until(const Point& goal) {
+  while (!reached(goal)) {
+    std::vector<Stream*> able;
+    for (auto& s : streams)
+      if (ready(*s)) able.push_back(s.get());
+    if (able.empty()) { fault("streams wait for each other"); return; }
+    step(*able[choice() % able.size()]);
+  }
+}
+
+// Is there work under way that uses this memory, or a kernel of this module?
+bool in_use(uintptr_t start, size_t bytes, const void* module) {
+  for (auto& s : streams)
+    for (auto& operation : s->queue) {
+      if (module && operation.module == module) return true;
+      for (uintptr_t p : operation.memory)
+        if (p >= start && p < start + bytes) return true;
+    }
+  return false;
+}
+
+Operation launch_of(Context* context, const Launch& launch);
+
+void execute(Context* context, const Launch& l) {
+  bool good = true;
+  for (size_t i = 0; i < l.arguments.size(); ++i) {
+    uintptr_t p = (uintptr_t)l.arguments[i];
+    std::string what = l.function->name + ", argument " + std::to_string(i);
+    good &= valid(p, 1, context->device, what);
+    if (p % 16) { fault(what + " is not aligned to 16 bytes"); good = false; }
+  }
+  if (!l.function->module->alive) { fault(l.function->name + " runs after its module was unloaded"); good = false; }
+  if (kernel_fault > 0 && --kernel_fault == 0) good = false;
+  if (!good) { context->broken = ILLEGAL_ADDRESS; return; }
+  std::vector<void*> arguments = l.arguments;
+  l.function->run(arguments.data(), l.grid, l.threads, l.shared);
+}
+
+Operation launch_of(Context* context, const Launch& launch) {
+  Operation operation{{}, [context, launch] { execute(context, launch); }};
+  for (void* p : launch.arguments) operation.memory.push_back((uintptr_t)p);
+  operation.module = launch.function->module;
+  return operation;
+}
+
+int check_launch(Context* context, Function* f, const unsigned* grid, const unsigned* block, unsigned shared,
+                 void** params, Launch* launch) {
+  if (!known(functions, f) || !f->module->alive || f->module->context != context) {
+    fault("a launch of a function that is not loaded in the current context");
+    return INVALID_HANDLE;
+  }
+  unsigned long threads = (unsigned long)block[0] * block[1] * block[2];
+  if (!threads || threads > 1024 || !grid[0] || !grid[1] || !grid[2] || grid[0] > 0x7fffffffu || grid[1] > 65535 ||
+      grid[2] > 65535 || shared > f->shared_limit)
+    return INVALID_VALUE;
+  launch->function = f;
+  memcpy(launch->grid, grid, sizeof launch->grid);
+  launch->threads = (unsigned)threads;
+  launch->shared = shared;
+  launch->arguments.clear();
+  for (int i = 0; i < f->count; ++i) launch->arguments.push_back(*(void**)params[i]);
+  return OK;
+}
+
+}  // namespace
