@@ -12,7 +12,6 @@ from gtco.tensor.cuda.program import Launch
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
 
-BLOCKS = (64, 128, 256, 512)  # threads of a block, where a sketch is free to choose
 FLOATS = ("float32", "float16", "bfloat16")  # what kernels read as float32
 COUNTED = 16  # lanes that a price in vector instructions is asked for
 
