@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.reference import evaluate
@@ -222,3 +223,17 @@ def test_compiles(arch: str) -> None:
         assert isinstance(program, CudaProgram)
         image = compile_cuda(program.source, arch)
         assert image.spills == 0 and image.registers <= 64
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_machine_code_has_the_whole_accesses(arch: str) -> None:
+    """Eight float16 are one load and one store of 16 bytes in SASS as well."""
+    type_ = TensorType((64, 64), "float16")
+    sketch = sketch_of(make_stage([Operator("relu", ("a",), "t", type_)], {"a": type_}, ()))
+    config = Config("elementwise", (("neighbours", 8), ("threads", 128)))
+    program = sketch.build(config, "gtco_test")
+    assert isinstance(program, CudaProgram)
+    code = machine_code(compile_cuda(program.source, arch).cubin)["gtco_test"]
+    for stem in ("LDG", "STG"):
+        moved = {name for name in code.instructions if name.split(".")[0] == stem}
+        assert moved and all("128" in name for name in moved), (stem, moved)
