@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
 from gtco.codegen import sass
+from gtco.codegen.cuda import gpu_code
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.errors import BuildError
+from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.search.gpu_policy import occupancy
+from gtco.tensor.space import Rejection
+from models.family import FAMILY
+from tests.cuda.whole import prepared
+from tests.unit.test_models import TINY, seeded
 
 PRODUCT = """#include "gtco/device.cuh"
 extern "C" __global__ void __launch_bounds__(32) product(const half* x, float* y) {
@@ -39,7 +52,7 @@ INDEXED = """extern "C" __global__ void indexed(const int* x, float* y) {
 """
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_products_are_seen(arch: str) -> None:
     image = compile_cuda(PRODUCT, arch)
     code = machine_code(image.cubin)["product"]
@@ -66,3 +79,47 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(BuildError, match="pip install nvidia-cuda-cuobjdump"):
         machine_code(b"")
+
+
+@pytest.mark.parametrize("target", [f"cuda:{arch}" for arch in ARCHITECTURES])
+def test_the_stages_of_a_vision_transformer(tmp_path: Path, target: str) -> None:
+    model, x = seeded(TINY["vit"][0]()), torch.zeros(1, 3, 32, 48)
+    stages_are_as_reckoned(tmp_path, model, (x,), target)
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("target", [f"cuda:{arch}" for arch in ARCHITECTURES])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_stages_of_every_model(tmp_path: Path, name: str, target: str) -> None:
+    member = FAMILY[name]
+    stages_are_as_reckoned(tmp_path, member.create(), member.inputs(), target)
+
+
+def stages_are_as_reckoned(
+    folder: Path, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name: str
+) -> None:
+    """Every kernel fits its GPU without spills, has products of Tensor Cores where it was priced
+    with them, and at least as many blocks are side by side as the policy reckoned with.
+    """
+    run, workers = prepared(folder, model, inputs, name, precision="fp16")
+    target = gpu_target(name)
+    products = 0
+    for key, pick in run.generated.choices.items():
+        program, _ = workers.programs[f"gtco_{key}"]
+        images = gpu_code(program, target)
+        assert not isinstance(images, Rejection), f"{pick.config}: {images}"
+        code = machine_code(images[target.arch].cubin)[f"gtco_{key}"]
+        launch: Any = pick.sketch.workload(pick.config)
+        on_tensor_cores = launch.unit.startswith("mma:")
+        products += on_tensor_cores
+        assert (code.tensor_core > 0) == on_tensor_cores, pick.config
+        assert images[target.arch].spills == 0, pick.config
+        assert code.spilled == 0 or not on_tensor_cores, pick.config
+        assert (launch.threads, launch.shared) == (program.threads, program.shared), pick.config
+        used = replace(launch, registers=code.registers)
+        found, reckoned = (occupancy(of, target).blocks for of in (used, launch))
+        side_by_side = ceil(launch.blocks / target.sms)  # no more are there to run
+        assert min(found, side_by_side) >= min(reckoned, side_by_side) > 0, (
+            f"{pick.config}: {code.registers} registers for {launch.registers}"
+        )
+    assert products
