@@ -24,11 +24,23 @@ def gpu_code(program: CudaProgram, target: GpuTarget) -> dict[str, Image] | Reje
         return wrong
     images = {}
     for arch in target.images:
-        image = compile_cuda(program.source, arch, program.registers)
+        image = _compiled(program, arch)
         if wrong := _unfit(program, arch, image):
             return wrong
         images[arch] = image
     return images
+
+
+def _compiled(program: CudaProgram, arch: str) -> Image:
+    """The program's image, without spills where that is possible: for a round number of registers
+    the compiler now and then spills a few bytes, unless it is told how many a thread may have.
+    """
+    image = compile_cuda(program.source, arch, program.registers)
+    if not image.spills or program.registers:
+        return image
+    gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
+    most = min(255, gpu.registers_sm // program.threads // GRANULE * GRANULE)
+    return min(image, compile_cuda(program.source, arch, most), key=lambda i: i.spills)
 
 
 def listing(program: CudaProgram, images: Mapping[str, Image]) -> str:
