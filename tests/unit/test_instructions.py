@@ -82,6 +82,12 @@ def every_stage() -> list[Stage]:
         single("attention", *[T(heads.shape, "bfloat16")] * 3, out=heads, scale=0.25),
         make_stage([one], {**types, "c": one.type}, []),
         single("layer_norm", x, T((40,)), T((40,)), out=x, epsilon=1e-5),
+        chain(  # across rows, whose elements lie apart
+            {"x": T((1, 24, 70)), "w": T((24,)), "w2": T((24,))},
+            ("permute", "x", "p", T((1, 70, 24)), {"axes": (0, 2, 1)}),
+            ("layer_norm", "p w w2", "n", T((1, 70, 24)), {"epsilon": 1e-5}),
+            ("permute", "n", "y", T((1, 24, 70)), {"axes": (0, 2, 1)}),
+        ),
         single("softmax", x, out=x, axis=1),
         single("moments", T((1, 5, 49, 100)), out=T((1, 5, 2, 100))),
         single("merged_moments", T((1, 7, 2, 70)), out=T((1, 2, 70)), groups=7, epsilon=1e-5),
