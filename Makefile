@@ -4,6 +4,7 @@
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
 # make check-paper-models  the nine models of the paper's Table I, compiled and verified (minutes)
+# make check-cuda    GPUs without one: every model compiled for every architecture, more whole models emulated (an hour)
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 DEMO := build/demo
 CODE := gtco models bench tests setup.py
 
-.PHONY: demo test lint bench check-models check-paper-models check-fuzz check-random clean
+.PHONY: demo test lint bench check-models check-paper-models check-cuda check-fuzz check-random clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo $(DEMO)/vit-ti-16.onnx
@@ -43,6 +44,9 @@ lint: $(VENV)/.test
 
 check-paper-models: $(VENV)/.test
 	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/end_to_end/test_paper_models.py
+
+check-cuda: $(VENV)/.test
+	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/cuda
 
 bench: $(VENV)/.bench
 	mkdir -p build/bench
