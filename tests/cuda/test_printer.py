@@ -13,7 +13,8 @@ from gtco.gpu import gpu_target
 from gtco.tensor.analysis.chains import epilogue
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import address, addressable, store, value
-from gtco.tensor.cuda.printer import Printer, PrintError
+from gtco.tensor.cuda.printer import Printer
+from gtco.tensor.cuda.spelling import PrintError
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.sketch.cuda.elementwise import match
 from gtco.tensor.space import Config

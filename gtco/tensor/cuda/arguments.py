@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gtco.tensor.cuda.printer import CTYPES
+from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.space import Packing
 from gtco.tensor.stage import Stage, TensorType
 

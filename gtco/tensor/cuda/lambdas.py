@@ -22,7 +22,8 @@ from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.movement import CHOOSING, MOVEMENT
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.cuda.arguments import Arguments
-from gtco.tensor.cuda.printer import BFLOAT16_ROUNDING, CTYPES, Printer, PrintError, indented
+from gtco.tensor.cuda.printer import Printer
+from gtco.tensor.cuda.spelling import BFLOAT16_ROUNDING, CTYPES, PrintError, indented
 from gtco.tensor.emit import Array, Emitter, Expr, storage, view
 from gtco.tensor.reader import Reader
 from gtco.tensor.scalar import NARROW

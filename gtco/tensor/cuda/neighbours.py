@@ -29,7 +29,7 @@ from gtco.tensor.analysis.scope import Scope
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.lambdas import Body, Parameters, printed
-from gtco.tensor.cuda.printer import CTYPES, indented
+from gtco.tensor.cuda.spelling import CTYPES, indented
 from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.reader import Reader
 from gtco.tensor.stage import Stage, TensorType

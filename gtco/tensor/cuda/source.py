@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gtco.tensor.cuda.arguments import arguments
-from gtco.tensor.cuda.printer import indented
+from gtco.tensor.cuda.spelling import indented
 from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read

@@ -32,9 +32,9 @@ from gtco.tensor.cuda import neighbours
 from gtco.tensor.cuda.arguments import Arguments, arguments
 from gtco.tensor.cuda.lambdas import address, store, value
 from gtco.tensor.cuda.pieces import in_pieces
-from gtco.tensor.cuda.printer import CTYPES
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 

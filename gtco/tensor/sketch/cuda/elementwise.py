@@ -32,9 +32,9 @@ from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, traced
-from gtco.tensor.cuda.printer import CTYPES, OR, PRODUCT, SUM, indented
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import CTYPES, OR, PRODUCT, SUM, indented
 from gtco.tensor.emit import Expr, storage
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.cuda.turning import Turning, turning

@@ -20,9 +20,10 @@ from gtco.tensor.analysis.chains import is_static, readable
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.lambdas import Body, printed
-from gtco.tensor.cuda.printer import Printer, PrintError
+from gtco.tensor.cuda.printer import Printer
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import PrintError
 from gtco.tensor.reader import Reader
 from gtco.tensor.relax_bridge import lower_module
 from gtco.tensor.relax_calls import BridgeError

@@ -43,9 +43,9 @@ from gtco.tensor.analysis.placement import along_memory
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import arguments
-from gtco.tensor.cuda.printer import CTYPES
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import Row, emitted_rows
 from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles
