@@ -10,7 +10,8 @@
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
 # make bench  every model of the README's table beside its peers; JSON in build/bench/
 #
-# Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc.
+# Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc;
+# the tests need g++ too.
 # torch is pinned to a release whose CPU build is about 200 MB. Where pip would take a CUDA build of it, name an index of
 # CPU builds: make test PIP_FLAGS="--extra-index-url URL".
 

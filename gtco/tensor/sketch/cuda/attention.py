@@ -35,12 +35,12 @@ from gtco.tensor.cuda.pieces import in_pieces
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
+from gtco.tensor.sketch.cuda.attention_block import Blocking
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # of a block at most
 REGISTERS = 240  # of a thread, reckoned: it can name 255, and NVRTC takes a few more or less
-OTHERS = 40  # registers for addresses, loops and what is on its way
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 LANES = 16  # that element-wise operators are counted for; an operation of a lane is one
 BIAS = 6.0  # of its bias: an address, a load, an addition
@@ -70,88 +70,6 @@ def match(stage: Stage, target: GpuTarget) -> CudaAttention | None:
     tail = epilogue(stage, op.output)
     sketch = CudaAttention(stage, target, tail) if tail else None
     return sketch if sketch and all(sketch._options(n, {}) for n in sketch._names) else None
-
-
-@dataclass(frozen=True)
-class Blocking:
-    """The template arguments of a block, and what they take; widths as they are multiplied."""
-
-    mma: bool
-    item: int  # bytes of an element in shared memory
-    depth: int
-    columns: int  # of v, as decided
-    tiles: int
-    warps: int
-    split: int
-    heads: int
-    keys: int
-    stages: int
-    held: bool
-
-    @property
-    def rows(self) -> int:
-        return 16 * self.tiles * self.warps
-
-    @property
-    def step(self) -> int:
-        return self.keys * self.split
-
-    @property
-    def count(self) -> int:
-        return self.warps * self.split * self.heads
-
-    @property
-    def width(self) -> int:
-        """Columns of v in shared memory."""
-        return self.columns if self.mma else -(-self.columns // 32) * 32
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory: tiles of q, k and v, of weights on CUDA cores; where the keys are
-        split, what the warps make of them lies there at the end.
-        """
-        elements = self.heads * self.rows * self.depth
-        elements += self.stages * self.heads * self.step * (self.depth + self.width)
-        stride = self.keys + (8 if self.keys % 16 == 0 else 0)
-        weights = 0 if self.mma else 4 * self.count * 16 * self.tiles * stride
-        sums, rows = self._sums
-        merged = 4 * 32 * self.count * (sums + 2 * rows) if self.split > 1 else 0
-        return max(self.item * elements + weights, merged)
-
-    @property
-    def staged(self) -> float:
-        """Bytes that a warp reads of shared memory in a step."""
-        if self.mma:
-            query = 0 if self.held else 16 * self.tiles * self.depth
-            return self.item * (self.keys * (self.depth + self.width) + query)
-        rows = 4 * self.tiles  # of a lane; an access of 16 bytes by each of 32 lanes is one of 512
-        scores = self.depth / 4 * (self.keys / 8 + rows)
-        sums = self.keys / 4 * (rows + self.width / 8)
-        return 512.0 * (scores + sums)
-
-    @property
-    def _sums(self) -> tuple[int, int]:
-        """Of a lane: sums of the result, and rows they lie in."""
-        if self.mma:
-            return self.tiles * self.columns // 2, 2 * self.tiles
-        return self.tiles * self.width // 2, 4 * self.tiles
-
-    @property
-    def registers(self) -> int:
-        """About what a thread has: the result's sums, scores, and q's fragments where they stay."""
-        sums, rows = self._sums
-        data = sums + self.tiles * self.keys // 2 + 2 * rows
-        if self.mma:
-            data += self.tiles * (4 + self.depth // 4 * self.held) + 4
-        else:
-            data += self.keys // 2 + 4 * rows
-        return data + data // 8 + OTHERS
-
-    @property
-    def arguments(self) -> str:
-        """As ``AttentionBlock`` takes them."""
-        given = (self.tiles, self.warps, self.split, self.heads, self.keys, self.columns)
-        return ", ".join(map(str, (*given, self.stages, str(self.held).lower())))
 
 
 @dataclass(frozen=True)
