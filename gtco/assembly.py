@@ -45,7 +45,7 @@ def assemble(
             for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
         ]
         info = describe(stage, generated.choices[stage.key])
-        steps.append(_step(kernel, (*buffers, places[stage.output.output]), info))
+        steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
     common: dict[str, Any] = {
         "name": name,
         "inputs": _specs(graph, graph.inputs),
@@ -54,17 +54,14 @@ def assemble(
         "arena_bytes": places.arena_bytes,
         "weights": weights.packed(),
         "metadata": {
-            "gtco": __version__,
-            "tvm": _version("apache-tvm"),
-            "target": target.to_json(),
+            **versions(target),
             "precision": precision,
             "notes": list(notes),
         },
     }
     kernels = generated.kernels.values()
     if isinstance(target, GpuTarget):
-        common["metadata"]["nvrtc"] = _version("nvidia-cuda-nvrtc")
-        return GpuArtifact(**common, images=_images(kernels, target))
+        return GpuArtifact(**common, images=images_of(kernels, target))
     return Artifact(
         **common,
         kernels={f"{k.symbol}.o": k.code for k in kernels},
@@ -73,7 +70,7 @@ def assemble(
     )
 
 
-def _step(
+def step_of(
     kernel: Kernel, buffers: tuple[BufferRef, ...], info: Mapping[str, Any]
 ) -> Step | GpuStep:
     if not isinstance(kernel, GpuKernel):
@@ -87,7 +84,7 @@ def _step(
     )
 
 
-def _images(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
+def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
     """The kernels' machine code by architecture and symbol."""
     found: dict[str, dict[str, bytes]] = {arch: {} for arch in target.images}
     for kernel in kernels:
@@ -174,6 +171,14 @@ class _Weights:
 def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
     types: Mapping[str, Any] = graph.types
     return tuple(TensorSpec(name, types[name].dtype, types[name].shape) for name in names)
+
+
+def versions(target: Machine) -> dict[str, Any]:
+    """What code is made for, and by what."""
+    found = {"gtco": __version__, "tvm": _version("apache-tvm"), "target": target.to_json()}
+    if isinstance(target, GpuTarget):
+        found["nvrtc"] = _version("nvidia-cuda-nvrtc")
+    return found
 
 
 def _version(package: str) -> str:

@@ -46,10 +46,11 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
             f"threads={options.threads}: '{machine.name}' is a GPU, whose kernels take the threads "
             "that they are picked for; leave it out"
         )
-    if options.records is not None:
+    if options.records is not None and not options.records.exists():
         raise OptionError(
-            f"records={str(options.records)!r}: records hold what was measured on a CPU, and "
-            f"'{machine.name}' is a GPU; leave them out"
+            f"records={str(options.records)!r}: there is no such file, and a compile for "
+            f"'{machine.name}' measures nothing to put there; gtco candidates, gtco measure and "
+            "gtco records import make one"
         )
     nvrtc.library()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.assembly import assemble
+from gtco.assembly import assemble, versions
 from gtco.checks import check_sizes, is_onnx
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
@@ -20,7 +20,7 @@ from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_error
-from gtco.search.records import Records
+from gtco.search.records import Records, measured_gpu
 from gtco.target import Machine
 from gtco.tensor.stage import Stage
 
@@ -201,12 +201,30 @@ class Compilation:
         from gtco.search.recorded import RecordedPolicy
 
         if isinstance(machine, GpuTarget):
-            return GpuPolicy(machine)
+            policy = GpuPolicy(machine)
+            return policy if records is None else self.measured_elsewhere(policy, records)
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
         analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
         return analytic if records is None else RecordedPolicy(analytic, records)
+
+    def measured_elsewhere(self, policy: Policy, records: Records) -> Policy:
+        """The policy, overruled by what was measured on the one GPU that the records are of; a note
+        says which, or that nothing in them counts here.
+        """
+        from gtco.search.recorded import RecordedPolicy
+
+        found = measured_gpu(records, versions(policy.target))
+        if found is None:
+            self.report.notes.append(
+                f"{records.path} holds nothing that was measured for '{policy.target.name}' with "
+                "these versions of gtco, TVM and NVRTC: kernels are picked by the model of the GPU"
+            )
+            return policy
+        gpu, circumstances = found
+        self.report.notes.append(f"kernels follow what {records.path} says of a {gpu}")
+        return RecordedPolicy(policy, records, circumstances)
 
     def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
         """Graph -> stages at the least cost, measured or predicted; the graph with movement copied

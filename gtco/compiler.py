@@ -24,6 +24,7 @@ from gtco.cores import allowed_cores
 from gtco.errors import BuildError, OptionError, VerificationError
 from gtco.gpu import GpuTarget
 from gtco.options import CompileOptions, Tune, c_compiler
+from gtco.runtime.artifact import publish_alone
 from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging
 from gtco.search.records import Records
@@ -106,6 +107,41 @@ def compile_to_files(
         raise OptionError(f"two models would be compiled to the same file '{twice[0]}'")
     _run(compilations, chosen)
     return [c.report for c in compilations]
+
+
+def candidates_to_file(
+    model: Any,
+    output: str | os.PathLike[str],
+    example_inputs: Any = None,
+    *,
+    per_stage: int = 8,
+    progress: Progress | None = None,
+    **options: Any,
+) -> CompileReport:
+    """Write the ``per_stage`` most promising kernels of each heavy stage to ``output``, one file
+    that ``gtco measure`` times on a GPU elsewhere; see :func:`compile_model`.
+    """
+    from gtco.candidates import bundle
+
+    chosen = _options(options)
+    machine = target(chosen.target)
+    if not isinstance(machine, GpuTarget):
+        raise OptionError(
+            f"candidates are for GPUs (--target cuda:...), and '{machine.name}' is a CPU: tune "
+            "where the library is to run"
+        )
+    effort_of(chosen.tune, machine)
+    check_machine(chosen, machine)
+    c_compiler()
+    run = Compilation(model, Path(output), example_inputs, chosen, progress or silent)
+    with Workers(chosen.workers or builders(machine)) as workers:
+        run.partition(machine, None)
+        with run.phase("generate") as say:
+            artifact = bundle(run, per_stage, workers)
+            made = artifact.metadata["candidates"]
+            say(f"{made['kernels']} candidates of {made['stages']} stages")
+        publish_alone(artifact, run.output)
+    return run.report
 
 
 def stages_of(

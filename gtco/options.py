@@ -78,7 +78,7 @@ class CompileOptions:
       machine, seconds in all; ``full`` goes on until none is better, 10 minutes at most; or a
       :class:`Tune`
     - ``records``: file of measurements, made where there is none: what stood on this machine is
-      picked, and what ``tune`` measures is kept
+      picked, and what ``tune`` measures is kept; for GPUs one of ``gtco measure``'s answers
     """
 
     target: str = "native"

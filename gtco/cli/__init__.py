@@ -1,4 +1,5 @@
-"""The command line: ``gtco compile | tune | run | inspect | bench | records | doctor``.
+"""The command line: ``gtco compile | tune | candidates | measure | run | inspect | bench | records
+| doctor``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text on standard error; ``--debug`` shows the traceback);
 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end.
@@ -16,9 +17,11 @@ from typing import NoReturn
 
 from gtco.cli import (
     bench_command,
+    candidates_command,
     compile_command,
     doctor_command,
     inspect_command,
+    measure_command,
     records_command,
     run_command,
     tune_command,
@@ -30,6 +33,8 @@ from gtco.version import __version__
 COMMANDS = (
     compile_command,
     tune_command,
+    candidates_command,
+    measure_command,
     run_command,
     inspect_command,
     bench_command,

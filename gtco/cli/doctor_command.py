@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from gtco.cli.console import stdout
 from gtco.cli.inspect_command import measured_peak
 from gtco.cores import allowed_cores, cpu_quota
 from gtco.errors import GtcoError
+from gtco.runtime.driver import name_of, open_driver
 from gtco.target import Target, cpu_name, detect
 from gtco.version import __version__
 
@@ -37,7 +37,6 @@ OPTIONAL = {
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
 }
-COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture
 
 
 @dataclass(frozen=True)
@@ -156,27 +155,17 @@ def gpu_checks() -> list[Check]:
 def gpus() -> str:
     """The GPUs of this machine with their architectures, as the driver names them."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver, count = open_driver()
     except OSError:
         return "no driver (libcuda.so.1): models for GPUs can be compiled here, not run"
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return "the driver finds none"
-    return ", ".join(_gpu(driver, index) for index in range(count.value)) or "none"
+    return ", ".join(_gpu(driver, index) for index in range(count)) or "the driver finds none"
 
 
-def _gpu(driver: ctypes.CDLL, index: int) -> str:
-    device, text = ctypes.c_int(), ctypes.create_string_buffer(128)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    failed = (
-        driver.cuDeviceGet(ctypes.byref(device), index)
-        or driver.cuDeviceGetName(text, len(text), device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_MAJOR, device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_MINOR, device)
-    )
-    if failed:
-        return f"device {index} (the driver's error {failed})"
-    return f"{text.value.decode(errors='replace')} (sm_{major.value}{minor.value})"
+def _gpu(driver: Any, index: int) -> str:
+    try:
+        return name_of(driver, index)
+    except GtcoError as error:
+        return str(error)
 
 
 def bfloat16_products(target: Target) -> str:

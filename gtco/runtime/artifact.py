@@ -107,6 +107,16 @@ def write_artifact(
     return target
 
 
+def publish_alone(artifact: Artifact | GpuArtifact, target: Path) -> None:
+    """Writes the library as one file of any name, without a header: for gtco's own programs alone.
+    Raises as :func:`build_artifact` does.
+    """
+    with staging(target.absolute()) as folder:
+        library = build_artifact(artifact, folder, target.absolute())
+        library.with_suffix(".h").unlink()
+        publish(folder, target.absolute())
+
+
 def build_artifact(
     artifact: Artifact | GpuArtifact,
     staged: Path,

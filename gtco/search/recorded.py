@@ -74,11 +74,13 @@ def measured_seconds(records: Iterable[Record]) -> float | None:
 @dataclass
 class RecordedPolicy:
     """``policy``, overruled where ``records`` of this very machine, target, thread count and
-    version have a config of the stage that stood, and that its space still has.
+    version have a config of the stage that stood, and that its space still has. ``circumstances``
+    are said where the machine is not this one.
     """
 
     policy: Policy
     records: Records
+    circumstances: str = ""
     _prices: dict[str, float] = field(default_factory=dict, repr=False)
 
     def refresh(self) -> None:
@@ -89,7 +91,7 @@ class RecordedPolicy:
 
     @cached_property
     def _all(self) -> dict[str, list[Record]]:
-        here = circumstances(self.target)
+        here = self.circumstances or circumstances(self.target)
         found: dict[str, list[Record]] = {}
         for record in self.records.under(here):
             found.setdefault(record.stage, []).append(record)

@@ -115,6 +115,35 @@ def circumstances(machine: Machine) -> str:
     return json.dumps(known, sort_keys=True)
 
 
+def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
+    """The same of a GPU by its name, from the ``metadata`` of the library that was measured there.
+    """
+    known = {
+        "gpu": gpu,
+        "target": metadata["target"]["name"],
+        **{name: metadata[name] for name in ("gtco", "tvm", "nvrtc")},
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The one GPU that ``records`` hold measurements of for the target and versions of
+    ``metadata``, and their circumstances; None where there are none. Raises :class:`RecordError`
+    where there are several GPUs: which of them is meant is not for us to say.
+    """
+    found = {}
+    for known in records.circumstances():
+        gpu = json.loads(known).get("gpu")
+        if gpu is not None and known == gpu_circumstances(metadata, gpu):
+            found[gpu] = known
+    if len(found) > 1:
+        raise RecordError(
+            f"{records.path} holds measurements of {' and of '.join(found)} for this target: keep "
+            "those of each GPU in a file of its own"
+        )
+    return next(iter(found.items()), None)
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -204,6 +233,12 @@ class Records:
     def under(self, circumstances: str) -> list[Record]:
         """All that was measured under these circumstances, in the order it was added."""
         return self._select("WHERE circumstances = ?", circumstances)
+
+    def circumstances(self) -> list[str]:
+        """Those that anything was measured under, the oldest first."""
+        query = "SELECT circumstances FROM records GROUP BY circumstances ORDER BY min(id)"
+        with self._errors("read"):
+            return [row[0] for row in self._base.execute(query)]
 
     def merge(self, records: Iterable[Record]) -> int:
         """Add those that are not there; how many that were."""

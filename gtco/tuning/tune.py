@@ -28,7 +28,7 @@ from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
-from gtco.tuning.verdict import Verdict, first_seconds, judge
+from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
 from gtco.tuning.view import HOUR, StageView, View
 
 SMALL_SHARE = 0.01  # stages that take less of the predicted time are left as they are
@@ -310,18 +310,10 @@ class _Tuner:
         readings = timed.readings
         first = first_seconds(readings)
         for n, pick in enumerate(timed.trial.picks):
-            outcome: Outcome = "slower"
-            if n in timed.wrong:
-                outcome = "wrong"
-            elif not verdict.ranked:
-                outcome = "noisy"
-            elif n == verdict.best:
-                outcome = "taken" if n else "kept"
-            elif n == 0:
-                outcome = "beaten"
+            came: Outcome = "wrong" if n in timed.wrong else outcome(verdict, n)
             times = readings[:, n] if n else first
             measured = float(np.median(times)), float(np.median(times / first)), verdict.noise
-            yield Record.of(result.stage, pick, self.circumstances, outcome, measured)
+            yield Record.of(result.stage, pick, self.circumstances, came, measured)
 
     def keep(self, records: Iterable[Record]) -> None:
         if self.records is not None:

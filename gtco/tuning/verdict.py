@@ -12,6 +12,8 @@ from math import comb
 
 import numpy as np
 
+from gtco.search.records import Outcome
+
 LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
 CHANCE = 0.05  # that of all a stage's rivals, were they equals, one wins by luck
 NOISE_FACTOR = 2.0  # a gain must be so many times what noise makes of equals
@@ -56,6 +58,15 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
     seconds = float(np.median(first))
     taken = seconds * float(middle[best]) if best else seconds
     return Verdict(best, taken, seconds, noise, ranked)
+
+
+def outcome(verdict: Verdict, rival: int) -> Outcome:
+    """What came of a rival that was timed and is not wrong."""
+    if not verdict.ranked:
+        return "noisy"
+    if rival == verdict.best:
+        return "taken" if rival else "kept"
+    return "slower" if rival else "beaten"
 
 
 def first_seconds(rounds: np.ndarray) -> np.ndarray:

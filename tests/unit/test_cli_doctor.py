@@ -130,7 +130,7 @@ class Driver:
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        (Driver(), "none"),
+        (Driver(), "the driver finds none"),
         (Driver(("NVIDIA H100", 9, 0), ("T4", 7, 5)), "NVIDIA H100 (sm_90), T4 (sm_75)"),
         (Driver(2), "device 0 (the driver's error 2)"),
         (types.SimpleNamespace(cuInit=lambda flags: 100), "the driver finds none"),
@@ -143,5 +143,5 @@ def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
             raise OSError(name)
         return driver
 
-    monkeypatch.setattr(doctor_command.ctypes, "CDLL", opened)
+    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", opened)
     assert doctor_command.gpus().startswith(said)

@@ -20,6 +20,7 @@ LEVELS = {
     "cli": 6,
     "compiler": 5,
     "assembly": 4,
+    "candidates": 4,
     "checks": 4,
     "compilation": 4,
     "compiled": 4,

@@ -65,6 +65,7 @@ class FakeDriver:
 
     def __init__(self, library: Path) -> None:
         # Its soname is that of the driver: whoever opens libcuda.so.1 from now on gets this one.
+        self.library = library
         dll = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         for name, (result, arguments) in _PROTOTYPES.items():
             function = getattr(dll, f"fake_{name}")

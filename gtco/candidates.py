@@ -1,0 +1,219 @@
+"""Candidates of a model's heavy stages in one library, to be timed on a GPU elsewhere: each step is
+the launch of one, and nothing but a driver is needed to run them (:mod:`gtco.tuning.offline`).
+
+What they multiply is random. Constants are dealt out of a ring as large as the model's own, at most
+twice L2, so that they are in L2 as far as the model's would be; activations lie in one place, as
+those that the stage before has just written. All of it is made of float16 normals, whose bits are
+numbers of moderate size to every float format; integers are zeros, which are valid indices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from gtco.assembly import describe, images_of, step_of, versions
+from gtco.codegen.build import Failure, GpuKernel, Job
+from gtco.codegen.workers import Workers
+from gtco.compilation import Compilation
+from gtco.errors import BuildError
+from gtco.gpu import GpuTarget
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.plan import BufferRef, round_up
+from gtco.search.policy import Policy, priced
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Pick, packed_types
+from gtco.tensor.stage import Stage, TensorType
+
+HEAVY = 0.95  # share of the predicted time whose stages are measured
+# Seconds that the host takes to enqueue a launch with its event. Kernels shorter than that would
+# wait for it, were the GPU not kept busy at first by launches that are longer.
+ENQUEUE = 4e-6
+MOST_AHEAD = 400  # launches that keep it busy
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config of a stage with its kernel."""
+
+    stage: Stage
+    pick: Pick
+    kernel: GpuKernel
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Bytes of the weights: the constants' ring at 0, then floats, then zeros."""
+
+    ring: int
+    floats: int
+    zeros: int
+
+
+def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
+    """The ``per_stage`` most promising configs of each heavy stage of a model that was cut into
+    stages, the policy's pick first, as one artifact without inputs and outputs. Raises
+    :class:`BuildError` where no stage has two that can be built.
+    """
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    stages = heavy(run.found.stages, run.policy)
+    found = built(stages, run.policy, target, per_stage, workers, run.report.notes)
+    groups = [rivals for rivals in found if len(rivals) > 1]
+    if not groups:
+        raise BuildError(
+            "no stage of this model has two candidates to compare: there is nothing to measure"
+        )
+    every = [candidate for rivals in groups for candidate in rivals]
+    room = _room(every, sum(array.nbytes for array in run.graph.constants.values()), target)
+    rng = np.random.default_rng(0)
+    normals = rng.standard_normal((room.ring + room.floats) // 2, np.float32).astype(np.float16)
+    zeros = np.zeros(max(room.zeros, 64), np.uint8)
+    return GpuArtifact(
+        name="candidates",
+        inputs=(),
+        outputs=(),
+        steps=_steps(groups, room),
+        arena_bytes=max(c.stage.output.type.nbytes for c in every),
+        images=images_of((c.kernel for c in every), target),
+        weights=[(0, normals), (normals.nbytes, zeros)],
+        metadata={
+            **versions(target),
+            "precision": run.options.precision,
+            "notes": list(run.report.notes),
+            "candidates": {"stages": len(groups), "kernels": len(every)},
+        },
+    )
+
+
+def heavy(stages: Sequence[Stage], policy: Policy) -> list[Stage]:
+    """The different stages that take :data:`HEAVY` of the predicted time, the heaviest first."""
+    counts = Counter(stage.key for stage in stages)
+    different = {stage.key: stage for stage in stages}
+    seconds = {key: n * policy.predict(different[key]) for key, n in counts.items()}
+    left = HEAVY * sum(seconds.values())
+    found = []
+    for key in sorted(seconds, key=lambda key: -seconds[key]):
+        if left <= 0:
+            break
+        found.append(different[key])
+        left -= seconds[key]
+    return found
+
+
+def built(
+    stages: Sequence[Stage],
+    policy: Policy,
+    target: GpuTarget,
+    per_stage: int,
+    workers: Workers,
+    notes: list[str],
+) -> list[list[Candidate]]:
+    """Each stage's candidates in the policy's order; what gives no kernel is left out and noted."""
+    jobs: dict[str, tuple[Job, Pick]] = {}
+    for stage in stages:
+        space = space_of(stage.canonical, target)
+        for n, config in enumerate(policy.propose(stage, per_stage)):
+            pick = priced(policy, space, config)
+            assert pick is not None
+            symbol = f"gtco_{stage.key}_{n}"
+            jobs[symbol] = Job(symbol, stage.canonical, config, target), pick
+    kernels: dict[str, GpuKernel] = {}
+    for answer in workers.build(job for job, _ in jobs.values()):
+        if isinstance(answer, Failure):
+            job, pick = jobs[answer.symbol]
+            what = f"{job.stage.label} ({job.stage.key}, {pick.config.to_json()})"
+            notes.append(f"a candidate of stage {what} was left out: {answer.reason}")
+        else:
+            assert isinstance(answer, GpuKernel)
+            kernels[answer.symbol] = answer
+    return [
+        [
+            Candidate(job.stage, pick, kernels[symbol])
+            for symbol, (job, pick) in jobs.items()
+            if job.stage.key == stage.key and symbol in kernels
+        ]
+        for stage in stages
+    ]
+
+
+def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep, ...]:
+    """One round: launches that keep the GPU busy, then the candidates, of each stage in turn, and
+    each stage's first once more. ``info["rival"]`` is the number among the stage's, None of what
+    keeps the GPU busy; what is read twice says how far readings are apart.
+    """
+    deal = _Deal(room)
+    order = [
+        (rivals[n % len(rivals)], n % len(rivals))
+        for n in range(1 + max(map(len, groups)))
+        for rivals in groups
+        if n <= len(rivals)
+    ]
+    steps = [deal.step(candidate, n) for candidate, n in order]
+    longest = max(range(len(order)), key=lambda i: order[i][0].pick.seconds)
+    gained = max(order[longest][0].pick.seconds - ENQUEUE, ENQUEUE / 4)
+    ahead = min(ceil(len(steps) * ENQUEUE / gained), MOST_AHEAD)
+    busy = replace(steps[longest], info={**steps[longest].info, "rival": None})
+    return (busy,) * ahead + tuple(steps)
+
+
+class _Deal:
+    """Where the candidates' buffers lie."""
+
+    def __init__(self, room: _Room) -> None:
+        self.room, self.at = room, 0
+
+    def step(self, candidate: Candidate, rival: int) -> GpuStep:
+        floats, zeros = self.room.ring, self.room.ring + self.room.floats
+        buffers = []
+        for type, constant in _inputs(candidate):
+            nbytes = round_up(type.nbytes)
+            if not _is_float(type):
+                place, zeros = zeros, zeros + nbytes
+            elif constant:
+                place = self.at if self.at + nbytes <= self.room.ring else 0
+                self.at = place + nbytes
+            else:
+                place, floats = floats, floats + nbytes
+            buffers.append(BufferRef("weight", place))
+        info = {
+            **describe(candidate.stage, candidate.pick),
+            "label": candidate.stage.label,
+            "rival": rival,
+        }
+        made = step_of(candidate.kernel, (*buffers, BufferRef("arena", 0)), info)
+        assert isinstance(made, GpuStep)
+        return made
+
+
+def _inputs(candidate: Candidate) -> list[tuple[TensorType, bool]]:
+    """The types as the kernel sees them, and which are constants."""
+    types: Mapping[str, TensorType] = packed_types(candidate.stage, candidate.kernel.packings)
+    return [(types[i.name], i.constant) for i in candidate.stage.inputs]
+
+
+def _is_float(type: TensorType) -> bool:
+    return "float" in type.dtype
+
+
+def _room(candidates: Sequence[Candidate], constants: int, target: GpuTarget) -> _Room:
+    """Enough for each candidate alone; ``constants`` are the model's, in bytes, of which no more
+    matter than L2 could not keep.
+    """
+
+    def most(floats: bool, fixed: bool | None) -> int:
+        return max(
+            sum(
+                round_up(type.nbytes)
+                for type, constant in _inputs(candidate)
+                if _is_float(type) is floats and fixed in (None, constant)
+            )
+            for candidate in candidates
+        )
+
+    ring = max(most(True, True), min(round_up(constants), 2 * target.l2))
+    return _Room(ring, most(True, False), most(False, None))

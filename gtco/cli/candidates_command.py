@@ -1,0 +1,59 @@
+"""``gtco candidates MODEL.onnx --target cuda:... -o FILE``: what ``gtco measure`` times."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gtco.cli import arguments
+from gtco.cli.console import Phases, size, stdout
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "candidates", help="kernels for a GPU elsewhere to time, in one file"
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: the model's name with .bundle",
+    )
+    parser.add_argument(
+        "--per-stage",
+        type=arguments.positive,
+        default=8,
+        metavar="N",
+        help="of each heavy stage the N most promising (default 8)",
+    )
+    arguments.add_compile_options(parser)
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    from gtco.torchless import import_tvm
+
+    import_tvm()
+    from gtco.compiler import candidates_to_file
+
+    output = options.output or options.model.with_suffix(".bundle")
+    chosen = arguments.compile_options(
+        argparse.Namespace(tune="off", records=None, **vars(options))
+    )
+    with Phases() as progress:
+        report = candidates_to_file(
+            options.model, output, per_stage=options.per_stage, progress=progress, **chosen
+        )
+    console = stdout()
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    console.print(
+        f"{output} ({size(output.stat().st_size)}): where the GPU is, gtco measure {output.name} "
+        "-o answers.jsonl",
+        markup=False,
+        highlight=False,
+    )
+    return 0

@@ -1,0 +1,60 @@
+"""``gtco measure FILE -o answers.jsonl``: times candidates, without a compiler."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gtco.cli import arguments
+from gtco.cli.console import stdout
+from gtco.errors import OptionError
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "measure", help="time the candidates of a file on this machine's GPU"
+    )
+    parser.add_argument("bundle", type=Path, metavar="FILE", help="what gtco candidates made")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="ANSWERS.jsonl",
+        help="for gtco records import (default: the file's name with .jsonl)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=arguments.positive,
+        default=50,
+        metavar="N",
+        help="each runs every candidate once (default 50)",
+    )
+    parser.add_argument(
+        "--device", type=arguments.zero_or_more, default=0, metavar="N", help="which GPU"
+    )
+    return parser
+
+
+def main(options: argparse.Namespace) -> int:
+    from gtco.search.records import to_lines
+    from gtco.tuning.offline import measure
+
+    output = options.output or options.bundle.with_suffix(".jsonl")
+    if not output.absolute().parent.is_dir():
+        raise OptionError(f"the folder of --output {output} does not exist")
+    found = measure(options.bundle, options.rounds, options.device)
+    try:
+        output.write_text(to_lines(found))
+    except OSError as error:
+        raise OptionError(f"--output {output} cannot be written: {error.strerror}") from error
+    came = Counter(record.outcome for record in found)
+    stages = len({record.stage for record in found})
+    stdout().print(
+        f"{output}: {len(found)} candidates of {stages} stages, "
+        + ", ".join(f"{n} {outcome}" for outcome, n in came.items()),
+        markup=False,
+        highlight=False,
+    )
+    return 0

@@ -1,0 +1,43 @@
+"""The GPUs of this machine, as the driver names them."""
+
+from __future__ import annotations
+
+import ctypes
+
+from gtco.errors import ArtifactError
+
+COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture
+
+
+def open_driver() -> tuple[ctypes.CDLL, int]:
+    """libcuda, ready for use, and how many GPUs it finds. ``OSError`` where there is none."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return driver, 0
+    return driver, count.value
+
+
+def gpu_name(index: int) -> str:
+    """``NVIDIA H100 PCIe (sm_90)``. Raises :class:`ArtifactError` where there is no such GPU."""
+    try:
+        driver, count = open_driver()
+    except OSError as error:
+        raise ArtifactError(f"there is no driver: {error}") from error
+    if not 0 <= index < count:
+        raise ArtifactError(f"there is no GPU {index}: the driver finds {count}")
+    return name_of(driver, index)
+
+
+def name_of(driver: ctypes.CDLL, index: int) -> str:
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(128)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        or driver.cuDeviceGetName(text, len(text), device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), COMPUTE_MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_MINOR, device)
+    )
+    if failed:
+        raise ArtifactError(f"device {index} (the driver's error {failed})")
+    return f"{text.value.decode(errors='replace')} (sm_{major.value}{minor.value})"

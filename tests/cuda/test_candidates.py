@@ -1,0 +1,184 @@
+"""Candidates for a GPU elsewhere: made here, timed on the fake driver, their answers imported and
+followed by the next compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gtco.candidates import bundle
+from gtco.cli import main
+from gtco.compilation import Compilation, silent
+from gtco.errors import ArtifactError, OptionError, RecordError
+from gtco.gpu import gpu_target
+from gtco.options import CompileOptions
+from gtco.runtime.artifact import publish_alone
+from gtco.runtime.library import read_metadata
+from gtco.search.records import Records, from_lines
+from gtco.tuning.offline import measure, records
+from tests.cuda.emulate import faults_of
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.test_whole_models import block
+from tests.cuda.whole import Emulating, prepared
+
+PER_STAGE = 3
+TARGET = "cuda:sm_80"
+# a process without TVM, NVRTC or a compiler, on one fake GPU
+ALONE = """
+import ctypes, sys
+for name in ("tvm", "cuda", "onnx", "torch", "networkx"):
+    sys.modules[name] = None
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL).fake_reset(1, 8, 0, 1)
+from gtco.cli import main
+sys.exit(main(["measure", *sys.argv[2:]]))
+"""
+
+
+def model() -> bytes:
+    data: bytes = block(tokens=5, width=32, heads=2).SerializeToString()
+    return data
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Emulating]:
+    """A transformer's block as candidates, in a folder that holds nothing else."""
+    folder = tmp_path_factory.mktemp("candidates")
+    options = CompileOptions(target=TARGET, precision="fp16")
+    run = Compilation(model(), folder / "made" / "block.bundle", None, options, silent)
+    workers = Emulating(folder / "kernels.so")
+    run.partition(gpu_target(TARGET), None)
+    artifact = bundle(run, PER_STAGE, workers)  # type: ignore[arg-type]
+    workers.link(800)
+    publish_alone(artifact, run.output)
+    return run.output, workers
+
+
+def test_candidates_are_one_file(made: tuple[Path, Emulating]) -> None:
+    path, _ = made
+    assert [file.name for file in path.parent.iterdir()] == ["block.bundle"]
+    steps = read_metadata(path)["steps"]
+    rivals: dict[str, list[Any]] = {}
+    for step in steps:
+        if step["rival"] is not None:
+            rivals.setdefault(step["key"], []).append(step)
+    assert len(rivals) > 2
+    for of in rivals.values():
+        numbers = [step["rival"] for step in of]
+        assert numbers == [*range(len(of) - 1), 0] and 2 <= len(of) - 1 <= PER_STAGE
+        assert of[0]["kernel"] == of[-1]["kernel"]
+        schedules = [json.dumps(step["schedule"]) for step in of[:-1]]
+        assert len(set(schedules)) == len(schedules)
+        predicted = [step["predicted_seconds"] for step in of[:-1]]
+        assert predicted == sorted(predicted)
+
+
+def test_kernels_run_without_a_fault(driver: FakeDriver, made: tuple[Path, Emulating]) -> None:
+    path, workers = made
+    driver.reset(1, 8, 0, 1)
+    found = measure(path, rounds=2)
+    assert not (faults := faults_of(workers.path.resolve())), "\n".join(faults)
+    assert all(record.outcome == "noisy" for record in found)  # two rounds tell nothing
+    driver.check()
+
+
+def test_measuring_needs_a_driver_alone(
+    driver: FakeDriver, made: tuple[Path, Emulating], tmp_path: Path
+) -> None:
+    """Then the answers are imported, and a compile follows them."""
+    answers, base = tmp_path / "answers.jsonl", tmp_path / "gpu.records"
+    library = Path(driver.library)
+    environment = {**os.environ, "PATH": "", "LD_LIBRARY_PATH": str(library.parent)}
+    command = [sys.executable, "-c", ALONE, str(library), str(made[0]), "-o", str(answers)]
+    done = subprocess.run(
+        [*command, "--rounds", "8"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = from_lines(answers.read_text(), "answers")
+    known = json.loads(found[0].circumstances)
+    assert known["gpu"] == "Fake GPU 0 (sm_80)" and known["target"] == TARGET
+    assert main(["records", "import", str(base), str(answers)]) == 0
+    with Records(base) as imported:
+        assert imported.all() == found
+
+
+def answered(path: Path, best: int, gpu: str = "Some GPU") -> str:
+    """Answers by which each stage's candidate of this number takes half of the first one's time."""
+    from gtco.search.records import gpu_circumstances, to_lines
+
+    metadata = read_metadata(path)
+    steps = metadata["steps"]
+    readings = np.full((20, len(steps)), 1e-5)
+    readings[:, [step["rival"] == best for step in steps]] = 5e-6
+    return to_lines(records(steps, readings, gpu_circumstances(metadata, gpu)))
+
+
+def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text(answered(made[0], best=1))
+    base = tmp_path / "gpu.records"
+    assert main(["records", "import", str(base), str(tmp_path / "answers.jsonl")]) == 0
+    plain, _ = prepared(tmp_path, model(), None, TARGET, precision="fp16")
+    wanted = {
+        step["key"]: step["schedule"]
+        for step in read_metadata(made[0])["steps"]
+        if step["rival"] == 1
+    }
+    options = CompileOptions(target=TARGET, precision="fp16", records=base)
+    with Records(base) as kept:
+        run = Compilation(model(), tmp_path / "model.so", None, options, silent)
+        workers: Any = Emulating(tmp_path / "more.so")
+        run.prepare(gpu_target(TARGET), kept, workers)
+        other = Compilation(model(), tmp_path / "model.so", None, options, silent)
+        other.partition(gpu_target("cuda:sm_90a"), kept)
+    followed = {
+        key: pick.config.to_json() for key, pick in run.generated.choices.items() if key in wanted
+    }
+    assert followed and followed == {key: wanted[key] for key in followed}
+    assert any(
+        plain.generated.choices[key].config.to_json() != config
+        for key, config in followed.items()
+        if key in plain.generated.choices
+    )
+    assert any("a Some GPU" in note for note in run.report.notes)
+    assert any("holds nothing" in note for note in other.report.notes)  # of another target
+
+
+def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(answered(made[0], best=1, gpu=f"GPU {name}"))
+    base = tmp_path / "gpu.records"
+    assert main(["records", "import", str(base), *(str(tmp_path / n) for n in ("one", "two"))]) == 0
+    options = CompileOptions(target=TARGET, precision="fp16", records=base)
+    run = Compilation(model(), tmp_path / "model.so", None, options, silent)
+    with Records(base) as kept, pytest.raises(RecordError, match="GPU one and of GPU two"):
+        run.partition(gpu_target(TARGET), kept)
+
+
+def test_what_is_wrong_is_said(
+    driver: FakeDriver, small_gpu: Path, made: tuple[Path, Emulating], tmp_path: Path
+) -> None:
+    from gtco.compiler import candidates_to_file
+
+    with pytest.raises(ArtifactError, match="is a model, and no candidates"):
+        measure(small_gpu, 2)
+    with pytest.raises(OptionError, match="candidates are for GPUs"):
+        candidates_to_file(model(), tmp_path / "x.bundle")
+    driver.reset(0, 8, 0, 1)
+    with pytest.raises(ArtifactError):
+        measure(made[0], 2)
+
+
+def test_a_user_makes_candidates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With NVRTC, through the command."""
+    (tmp_path / "block.onnx").write_bytes(model())
+    command = f"candidates {tmp_path}/block.onnx --target cuda:sm_80 --per-stage 2 --workers 1"
+    assert main(command.split()) == 0
+    assert "gtco measure block.bundle" in capsys.readouterr().out
+    assert read_metadata(tmp_path / "block.bundle")["candidates"]["stages"] > 2
