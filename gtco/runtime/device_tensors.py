@@ -63,7 +63,8 @@ class Borrowed:
                 f"x.to('cuda:{ordinal}'), or open the model with gtco.load(path, device=...)"
             )
         try:
-            self._capsule = value.__dlpack__(stream=stream or _LEGACY_STREAM)
+            with _current_device(value):
+                self._capsule = value.__dlpack__(stream=stream or _LEGACY_STREAM)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             needs = getattr(value, "requires_grad", False)
             fix = "; use x.detach()" if needs else ""
@@ -109,10 +110,14 @@ def stream_handle(stream: Any, values: Sequence[Any]) -> int:
         torch = _torch(values)
         if torch is None:
             return 0
-        on = next(v for v in values if _is_torch(v))
+        on = next(v for v in values if _is_torch(v) and device_of(v) is not None)
         stream = torch.cuda.current_stream(on.device)
     if isinstance(stream, int):
-        return stream
+        if stream < 0:
+            raise InputError(
+                f"stream is {stream}; give the number of a CUstream, 0 for the legacy default one"
+            )
+        return 0 if stream == _LEGACY_STREAM else stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int((protocol() if callable(protocol) else protocol)[1])
@@ -158,5 +163,15 @@ def _is_torch(value: Any) -> bool:
 
 
 def _torch(values: Sequence[Any]) -> Any:
-    """torch, where a value is of it; nothing is imported."""
-    return sys.modules.get("torch") if any(map(_is_torch, values)) else None
+    """torch, where a value is its tensor on a GPU; nothing is imported."""
+    found = any(_is_torch(value) and device_of(value) is not None for value in values)
+    return sys.modules.get("torch") if found else None
+
+
+def _current_device(value: Any) -> AbstractContextManager[Any]:
+    """Makes a torch tensor's device torch's current one: tensors of others it does not export."""
+    torch = _torch([value])
+    if torch is None:
+        return nullcontext()
+    inside: AbstractContextManager[Any] = torch.cuda.device(value.device)
+    return inside

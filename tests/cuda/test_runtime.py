@@ -142,6 +142,18 @@ def test_runs_on_the_callers_stream(driver: FakeDriver, small_gpu: Path) -> None
     driver.check()
 
 
+def test_weights_are_there_before_the_first_run(driver: FakeDriver, small_gpu: Path) -> None:
+    """A stream that does not wait for the legacy one, in whose stream weights are copied."""
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, arrays = tensors(driver)
+    with load(small_gpu) as model:
+        assert driver.pending(None, 0) == 0
+        model(*inputs, out=outputs, stream=stream)
+        driver.sync(stream, 0)
+        check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
 def test_closing_waits_for_what_is_under_way(driver: FakeDriver, small_gpu: Path) -> None:
     stream = driver.stream(0, NON_BLOCKING)
     inputs, outputs, arrays = tensors(driver)
@@ -206,10 +218,26 @@ def test_torch_gets_torch_back(
 
     def empty(shape: Any, dtype: Any, device: Any) -> Any:
         made[shape] = (inside[-1], device)
-        return TorchTensor(driver, np.empty(shape, dtype))
+        return TorchTensor(driver, np.empty(shape, dtype), ordinal=device[1])
+
+    current = [0]
+
+    class OnDevice(Entered):
+        def __enter__(self) -> None:
+            current.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
 
     class TorchTensor(Tensor):
-        device = ("cuda", 0)
+        @property
+        def device(self) -> tuple[str, int]:
+            return ("cuda", self.ordinal)
+
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            if current[-1] != self.ordinal:
+                raise BufferError("Can't export tensors on a different CUDA device index.")
+            return super().__dlpack__(stream=stream)
 
     TorchTensor.__module__ = "torch.fake"
     torch = ModuleType("torch")
@@ -219,6 +247,7 @@ def test_torch_gets_torch_back(
         current_stream=lambda device: SimpleNamespace(cuda_stream=inside[-1]),
         ExternalStream=lambda handle, device: handle,
         stream=Entered,
+        device=lambda device: OnDevice(device[1]),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     x, mask = example_inputs()
@@ -233,6 +262,18 @@ def test_torch_gets_torch_back(
             assert inputs[0].asked.pop() == y.asked.pop() == handle
             driver.sync(handle, 0)
             check((y.numpy(), total.numpy()), x, mask)
+    # on a device that is not torch's current one, and beside a torch tensor of the host
+    inside.append(driver.stream(1, NON_BLOCKING))
+    with load(small_gpu, device=1) as model:
+        on = [TorchTensor(driver, array, ordinal=1) for array in (x, mask)]
+        y, total = model(*on)
+        assert current == [0]
+        driver.sync(inside[-1], 1)
+        check((y.numpy(), total.numpy()), x, mask)
+        host = TorchTensor(driver, x)
+        monkeypatch.setattr(host, "__dlpack_device__", lambda: (1, 0), raising=False)
+        with pytest.raises(InputError, match="'x' is not on a GPU, and this model runs on cuda:1"):
+            model(host, on[1])
     driver.check()
 
 
@@ -244,6 +285,9 @@ def test_spellings_of_a_stream() -> None:
     assert stream_handle(Protocol(), []) == 70
     assert stream_handle(SimpleNamespace(ptr=71), []) == 71
     assert stream_handle(72, []) == 72 and stream_handle(None, []) == 0
+    assert stream_handle(1, []) == 0  # the legacy default stream has two numbers
+    with pytest.raises(InputError, match="stream is -1; give the number"):
+        stream_handle(-1, [])  # DLPack's "no stream", which is a pointer to nowhere here
     with pytest.raises(InputError, match="stream is a str; give a"):
         stream_handle("first", [])
 
@@ -568,6 +612,30 @@ def test_a_fork_ends_with_an_error_and_not_with_a_crash(
     assert count == "0"
     check(model(*inputs), *inputs)
     model.close()
+    driver.check()
+
+
+def test_a_fork_after_the_last_handle_closed(driver: FakeDriver, small_gpu: Path) -> None:
+    """No handle is open then, but the driver was started; so it is where torch started it."""
+    load(small_gpu).close()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "opened"
+        try:
+            load(small_gpu)
+        except ArtifactError as error:
+            said = str(error)
+        os.write(writes, said.encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        text = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    assert "does not survive a fork" in text and "CUDA_ERROR_NOT_INITIALIZED" in text
+    with load(small_gpu) as model:
+        inputs = example_inputs()
+        check(model(*inputs), *inputs)
     driver.check()
 
 

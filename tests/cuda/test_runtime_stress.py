@@ -77,7 +77,7 @@ def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
         ("cuda_api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
         ("cuda_images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
         # a run that does not wait for the one before it, on another stream
-        ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "outputs|under way"),
+        ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
         # outputs that are not waited for
         (
             "cuda_api.c",

@@ -58,6 +58,16 @@ gtco_status gtco_device_allocate(const gtco_device* device, size_t bytes, const 
                           (long long)available, (long long)total);
 }
 
+/* It is over when this returns. cuMemcpyHtoD alone may come back when pageable memory is staged, while the rest is under
+ * way in the legacy default stream, which a caller's non-blocking stream does not wait for. */
+static gtco_status copy_weights(const gtco_device* device, const void* data, size_t bytes, char* message) {
+  GTCO_CUDA_TRY(message, cuMemcpyHtoD, (device->weights, data, bytes), "copying %lld bytes of weights to device %d",
+                (long long)bytes, device->ordinal);
+  GTCO_CUDA_TRY(message, cuStreamSynchronize, (NULL), "copying %lld bytes of weights to device %d", (long long)bytes,
+                device->ordinal);
+  return GTCO_OK;
+}
+
 static gtco_status upload_weights(gtco_device* device, char* message) {
   const gtco_plan* plan = &gtco_the_plan;
   gtco_weights weights;
@@ -65,12 +75,7 @@ static gtco_status upload_weights(gtco_device* device, char* message) {
   gtco_status status = gtco_weights_open(plan, &weights, message);
   if (status != GTCO_OK) return status;
   status = gtco_device_allocate(device, (size_t)plan->weights_bytes, "weights", &device->weights, message);
-  if (status == GTCO_OK) {
-    CUresult result = gtco_cuda()->cuMemcpyHtoD(device->weights, weights.data, (size_t)plan->weights_bytes);
-    if (result != CUDA_SUCCESS)
-      status = gtco_driver_fail(message, result, "cuMemcpyHtoD", "copying %lld bytes of weights to device %d",
-                                (long long)plan->weights_bytes, device->ordinal);
-  }
+  if (status == GTCO_OK) status = copy_weights(device, weights.data, (size_t)plan->weights_bytes, message);
   gtco_weights_close(&weights);
   return status;
 }

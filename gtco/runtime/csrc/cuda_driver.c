@@ -68,7 +68,12 @@ gtco_status gtco_driver_open(char* message) {
   gtco_status status = ready ? GTCO_OK : load(message);
   pthread_mutex_unlock(&lock);
   if (status != GTCO_OK) return status;
-  GTCO_CUDA_TRY(message, cuInit, (0), "starting the NVIDIA driver");
+  CUresult result = driver.cuInit(0);
+  if (result == CUDA_ERROR_NOT_INITIALIZED) /* of cuInit itself: so it is where a parent called it before the fork */
+    return gtco_driver_fail(message, result, "cuInit",
+                            "starting the NVIDIA driver, which does not survive a fork: a process that this one was "
+                            "forked from had started it; use CUDA after the fork alone, or start processes anew (spawn)");
+  if (result != CUDA_SUCCESS) return gtco_driver_fail(message, result, "cuInit", "starting the NVIDIA driver");
   return GTCO_OK;
 }
 

@@ -26,6 +26,7 @@ API void fake_reset(int count, int major, int minor, unsigned seed) {
   fail_at = fail_after = -1;
   kernel_fault = 0;
   initialized = false;
+  initialized_in = 0;
   version = 13000;
   choice.seed(seed);
 }

@@ -12,9 +12,11 @@ API int cuInit(unsigned flags) {
   Call call(__func__);
   if (call.fails) return (int)fail_code;
   if (flags) return INVALID_VALUE;
+  if (initialized_in && initialized_in != getpid()) return NOT_INITIALIZED;  // the driver does not survive a fork
   if (!visible) return NO_DEVICE;
   for (int i = 0; i < visible; ++i) device(i);
   initialized = true;
+  initialized_in = getpid();
   return OK;
 }
 
@@ -138,9 +140,13 @@ API int cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) {
   IN_CONTEXT;
   if (in_device_range((uintptr_t)from)) { fault("cuMemcpyHtoD from device memory"); return INVALID_VALUE; }
   if (!valid(to, bytes, context->device, __func__)) return INVALID_VALUE;
-  reach(true);
-  memcpy((void*)to, from, bytes);
-  reach(false);
+  // From pageable memory: it waits for the stream, and comes back when the bytes are staged, before they have arrived.
+  Stream* s = stream_of(context, nullptr);
+  run_until({s, s->enqueued});
+  std::vector<char> staged((const char*)from, (const char*)from + bytes);
+  push(s, {{}, [=] {
+    if (valid(to, bytes, context->device, "cuMemcpyHtoD")) memcpy((void*)to, staged.data(), bytes);
+  }, {to}});
   return OK;
 }
 

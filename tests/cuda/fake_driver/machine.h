@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -175,6 +176,7 @@ thread_local std::vector<Context*> stack;
 std::string faults, answer, failed_call;
 std::mt19937 choice(1);
 bool initialized = false;
+int initialized_in = 0;  // that process, which a child of it is not
 int version = 13000, visible = 1;
 long calls = 0, copies = 0, fail_at = -1, fail_code = UNKNOWN;
 std::string fail_name;
