@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +20,9 @@ from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
 from gtco.errors import ArtifactError, GtcoError
 from gtco.options import PRECISIONS
+
+if TYPE_CHECKING:
+    from gtco.runtime.module import Model
 
 REPEAT = 20  # calls that a stage's measured time is the median of
 
@@ -98,7 +101,7 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
     that cannot be opened here is only read, and the reason takes the peak's place.
     """
     from gtco.runtime.library import read_metadata
-    from gtco.runtime.module import Model, load
+    from gtco.runtime.module import load
 
     metadata = read_metadata(library)
     opened: Model | None = None

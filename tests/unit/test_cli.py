@@ -59,6 +59,7 @@ class Model:
         }
         for n, flops in enumerate((4000, 4000))
     ]
+    device = None
     metadata: ClassVar = {
         "name": "fake",
         "threads": 0,
