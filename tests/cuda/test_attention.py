@@ -305,11 +305,14 @@ def test_what_is_not_attention_on_a_gpu() -> None:
 
 
 # the compiler's view ------------------------------------------------------------------------------
+SLOW_PATH = 4  # reciprocals in the compiler's routine for what one alone does not divide
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MODELS)
 def test_machine_code(name: str, arch: str) -> None:
     """Of the config that the policy picks, and on one machine of that with the most registers: both
-    products are instructions of Tensor Cores, and nothing is spilled.
+    products are instructions of Tensor Cores, nothing is spilled, and a lane divides once a row.
     """
     sketch = matched(MODELS[name], f"cuda:{arch}")
     picked, _ = GpuPolicy(sketch.target).compared(sketch)
@@ -326,6 +329,12 @@ def test_machine_code(name: str, arch: str) -> None:
         assert code.registers * launch.threads <= sketch.target.registers_sm
         assert code.tensor_core >= products_of(sketch, config)
         assert code.count("FFMA") > 0 and code.count("MUFU") > 0
+        assert code.instructions["MUFU.RCP"] <= rows_of(sketch, config) + SLOW_PATH
+
+
+def rows_of(sketch: CudaAttention, config: Config) -> int:
+    """Query rows that a lane has a part of."""
+    return (2 if sketch.mma else 4) * sketch.blocking(config.by_name).tiles
 
 
 def products_of(sketch: CudaAttention, config: Config) -> int:

@@ -165,12 +165,16 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
                                        Store store) {
   if constexpr (BLOCK::SPLIT == 1) {
     if (!place.busy()) return;
+    float reciprocal[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) reciprocal[r] = 1.0f / sum[r];
 #pragma unroll
     for (int i = 0; i < COUNT; i += RUN) {
+      const int r = row_of(i);
       float y[RUN];
 #pragma unroll
       for (int j = 0; j < RUN; ++j)
-        y[j] = normalized<SHAPE::GUARDED>(out(i + j), sum[row_of(i)]);
+        y[j] = normalized<SHAPE::GUARDED>(out(i + j), sum[r], reciprocal[r]);
       store(i, y);
     }
   } else {
@@ -187,7 +191,7 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
     for (int i = 0; i < COUNT; ++i) mine[(2 * ROWS + i) * 32] = out(i);
     sync();
     if (!place.busy()) return;
-    float factor[ROWS][BLOCK::SPLIT], total[ROWS];
+    float factor[ROWS][BLOCK::SPLIT], total[ROWS], reciprocal[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       float highest = no_key();
@@ -202,10 +206,12 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
         factor[r][s] = score.weight(factor[r][s], shift_of(highest));
         total[r] = fmaf(first[s * BLOCK::WARPS * SHARE + (ROWS + r) * 32], factor[r][s], total[r]);
       }
+      reciprocal[r] = 1.0f / total[r];
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i += RUN) {
       if (i / RUN % BLOCK::SPLIT != place.split) continue;
+      const int r = row_of(i);
       float y[RUN];
 #pragma unroll
       for (int j = 0; j < RUN; ++j) {
@@ -213,8 +219,8 @@ __device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE,
         float value = 0.0f;
 #pragma unroll
         for (int s = 0; s < BLOCK::SPLIT; ++s)
-          value = fmaf(share[s * BLOCK::WARPS * SHARE], factor[row_of(i)][s], value);
-        y[j] = normalized<SHAPE::GUARDED>(value, total[row_of(i)]);
+          value = fmaf(share[s * BLOCK::WARPS * SHARE], factor[r][s], value);
+        y[j] = normalized<SHAPE::GUARDED>(value, total[r], reciprocal[r]);
       }
       store(i, y);
     }

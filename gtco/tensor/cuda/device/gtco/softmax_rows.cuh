@@ -97,12 +97,13 @@ __device__ __forceinline__ float weigh(const Score& score, At at, float& top, fl
   return factor;
 }
 
-// What a row's sums of weights times values are multiplied with. A row without a key has sum 0, one
-// with a NaN NaN: their results are NaN, or 0 where they are GUARDED.
+// A row's sum of weights times values, by the reciprocal of its sum of weights: a division a row and
+// not one a value. A row without a key has sum 0, one with a NaN NaN: their results are NaN, or 0
+// where they are GUARDED.
 template <bool GUARDED>
-__device__ __forceinline__ float normalized(float value, float sum) {
+__device__ __forceinline__ float normalized(float value, float sum, float reciprocal) {
   if (GUARDED && !(sum > 0.0f)) return sum == 0.0f ? value * 0.0f : 0.0f;
-  return value * (1.0f / sum);
+  return value * reciprocal;
 }
 
 }  // namespace gtco
