@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -460,6 +461,21 @@ def test_a_driver_that_cannot_read_the_image(
     driver.check()
 
 
+def test_a_gpu_with_less_shared_memory_than_the_image_takes(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    """sm_80 has 163 KiB for a block; 8.6 runs the same image and has 99."""
+    first, *rest = small_gpu_artifact(gpu_kernels).steps
+    steps = (replace(first, shared=120 << 10), *rest)
+    path = write_artifact(small_gpu_artifact(gpu_kernels, steps=steps), tmp_path / "m.so")
+    load(path).close()
+    driver.device(0, 8, 6, 1 << 20)
+    text = r"122880 bytes of shared memory for kernel scale_rows.*--target cuda:sm_80,sm_89"
+    with pytest.raises(ArtifactError, match=text):
+        load(path)
+    driver.check()
+
+
 def test_no_memory_no_device_and_a_fault_leave_others_alive(
     driver: FakeDriver, small_gpu: Path
 ) -> None:
@@ -689,8 +705,6 @@ def test_run_and_inspect_with_a_gpu(
 def test_what_no_gpu_takes_is_refused(
     gpu_kernels: Path, tmp_path: Path, changes: dict[str, Any], text: str
 ) -> None:
-    from dataclasses import replace
-
     base = small_gpu_artifact(gpu_kernels)
     if "images" not in changes:
         changes = {"steps": (replace(base.steps[0], **changes), *base.steps[1:])}

@@ -51,12 +51,15 @@ static gtco_status load_one(int number, const char* device, gtco_kernels* kernel
   }
   GTCO_CUDA_TRY(message, cuModuleGetFunction, (&kernels->functions[number], kernels->modules[number], function->name),
                 "looking for kernel %s in its image for %s", function->name, kernels->image->name);
-  if (function->shared > SHARED_UNASKED)
-    GTCO_CUDA_TRY(
-        message, cuFuncSetAttribute,
-        (kernels->functions[number], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)function->shared),
-        "asking %s for %u bytes of shared memory for kernel %s", device, function->shared, function->name);
-  return GTCO_OK;
+  if (function->shared <= SHARED_UNASKED) return GTCO_OK;
+  result = gtco_cuda()->cuFuncSetAttribute(kernels->functions[number], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                           (int)function->shared);
+  if (result == CUDA_SUCCESS) return GTCO_OK;
+  gtco_status status = gtco_driver_fail(message, result, "cuFuncSetAttribute",
+                                        "asking %s for %u bytes of shared memory for kernel %s; a later minor version may "
+                                        "give a block less than %s does: compile for both then (--target cuda:sm_80,sm_89)",
+                                        device, function->shared, function->name, kernels->image->name);
+  return result == CUDA_ERROR_INVALID_VALUE ? GTCO_ERROR_IMAGE : status;
 }
 
 gtco_status gtco_kernels_load(int major, int minor, const char* name, gtco_kernels* kernels, char* message) {

@@ -48,7 +48,7 @@ API int cuDeviceGetAttribute(int* value, int attribute, int handle) {
   switch (attribute) {
     case 75: *value = d.major; return OK;
     case 76: *value = d.minor; return OK;
-    case 97: *value = (int)d.shared_limit; return OK;
+    case 97: *value = (int)d.shared_limit(); return OK;
     case 16: *value = 4; return OK;
   }
   return INVALID_VALUE;
@@ -242,7 +242,7 @@ API int cuFuncSetAttribute(Function* f, int attribute, int value) {
   BEGIN;
   IN_CONTEXT;
   if (!known(functions, f) || !f->module->alive) return INVALID_HANDLE;
-  if (attribute != 8 || value < 0 || (unsigned)value > device(context->device).shared_limit) return INVALID_VALUE;
+  if (attribute != 8 || value < 0 || (unsigned)value > device(context->device).shared_limit()) return INVALID_VALUE;
   f->shared_limit = (unsigned)value;
   return OK;
 }

@@ -158,7 +158,11 @@ struct Context {
 struct Device {
   int major = 8, minor = 0;
   size_t memory = 1 << 30, used = 0;
-  unsigned shared_limit = 163 << 10;
+  unsigned shared_limit() const {  // of a block that asks for it
+    if (major == 7) return 64 << 10;
+    if (major == 8) return (minor == 0 || minor == 7 ? 163 : 99) << 10;
+    return 227 << 10;
+  }
   Context context;
   uintptr_t next = 0;
   std::map<uintptr_t, Allocation> allocations;
