@@ -16,6 +16,7 @@ from gtco.target import Machine
 if TYPE_CHECKING:
     from gtco.graph.graph import Graph
 
+MOST_ELEMENTS = 1 << 31  # and no GPU's kernel indexes as many
 LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 
 
@@ -91,6 +92,17 @@ def check_sizes(graph: Graph) -> None:
                 f"the tensor '{name}' ({kind}) would take {kind.nbytes / 1e9:.0f} GB: look at the "
                 "sizes of the inputs and at those that operators such as Pad, Tile, Expand and "
                 "Resize are given"
+            )
+
+
+def check_indices(graph: Graph, machine: Machine) -> None:
+    """Kernels for GPUs count elements in 32 bits."""
+    for name, kind in graph.types.items() if isinstance(machine, GpuTarget) else ():
+        if kind.size >= MOST_ELEMENTS:
+            raise ShapeError(
+                f"the tensor '{name}' ({kind}) has {kind.size / 1e9:.1f} billion elements, and "
+                f"kernels for GPUs such as '{machine.name}' index at most 2^31 - 1: compile for a "
+                "smaller batch or image"
             )
 
 

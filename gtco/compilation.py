@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.assembly import assemble, versions
-from gtco.checks import check_sizes, is_onnx
+from gtco.checks import check_indices, check_sizes, is_onnx
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
@@ -66,6 +66,7 @@ class Compilation:
             say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
         with self.phase("simplify") as say:
             graph = self.canonical(imported, self.threads(machine))
+            check_indices(graph, machine)
             say(f"{len(graph.operators)} operators")
         del imported
         with self.phase("fuse") as say:

@@ -112,7 +112,9 @@ GPUS: Mapping[str, GpuTarget] = {
              rates=_AMPERE),
         _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 5000, 72, shared=(99, 100), threads=1536,
              rates=_ADA),
-        _gpu("l4", "sm_89", 58, 2.04, 300, 2000, 48, shared=(99, 100), threads=1536, rates=_ADA),
+        # unlike the 4090, its Tensor Cores sum in float32 at full rate
+        _gpu("l4", "sm_89", 58, 2.04, 300, 2000, 48, shared=(99, 100), threads=1536,
+             rates=_rates(256, 1024, 1024)),
         _gpu("h100", "sm_90a", 132, 1.83, 3350, 5500, 50, shared=(227, 228), threads=2048,
              rates=_HOPPER),
         _gpu("h200", "sm_90a", 132, 1.83, 4800, 5500, 50, shared=(227, 228), threads=2048,

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gtco.checks import check_machine, effort_of
-from gtco.errors import BuildError, OptionError
+from gtco.checks import check_indices, check_machine, effort_of
+from gtco.errors import BuildError, OptionError, ShapeError
 from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.graph.graph import Graph
 from gtco.options import CompileOptions
 from gtco.target import Target, cpu_target, target
+from gtco.tensor.stage import TensorType
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -77,7 +79,7 @@ def test_what_is_of_cpus_alone_says_so():
     ("given", "reason"),
     [
         ({"threads": 4}, "threads=4: 'cuda:sm_80' is a GPU"),
-        ({"records": Path("x.sqlite")}, "records='x.sqlite'.*is a GPU"),
+        ({"records": Path("x.sqlite")}, "records='x.sqlite': there is no.*measures nothing"),
     ],
 )
 def test_options_of_cpus_are_refused_for_gpus(given, reason):
@@ -108,3 +110,14 @@ def test_without_nvrtc_the_extra_is_named(monkeypatch):
     check_machine(CompileOptions(), target("x86-64-v3"))
     with pytest.raises(BuildError, match=r"gtco\[cuda\]"):
         check_machine(CompileOptions(), target("cuda:sm_80"))
+
+
+@pytest.mark.parametrize("rows, refused", [(2**31 - 1, False), (2**31, True)])
+def test_a_tensor_that_32_bits_do_not_index_is_refused(rows, refused):
+    graph = Graph(("x",), ("x",), {"x": TensorType((rows,), "int8")})
+    check_indices(graph, target("x86-64-v3"))
+    if refused:
+        with pytest.raises(ShapeError, match=r"'x'.*2\.1 billion elements"):
+            check_indices(graph, target("cuda:l4"))
+    else:
+        check_indices(graph, target("cuda:l4"))
