@@ -5,13 +5,14 @@ The graphs are evaluated with numpy: what a kernel makes of them is other tests'
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -101,6 +102,19 @@ COORDINATES = (
 )
 
 
+def rounding_differs(coordinates: str, size: int, out: int) -> bool:
+    """Is some position a whole or a half number that ONNX Runtime's float32 comes out beside, so
+    that it may take the neighbour? The middle of 11 -> 15: 7.5 / (15 / 11) - 0.5 is 5 or less.
+    """
+    shift = 0.0 if coordinates == "asymmetric" else 0.5
+    for i in range(out):
+        exact = (Fraction(i) + Fraction(shift)) * size / out - Fraction(shift)
+        single = np.float32(i + shift) / np.float32(out / size) - np.float32(shift)
+        if (2 * exact).denominator == 1 and Fraction(float(single)) != exact:
+            return True
+    return False
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     mode=st.sampled_from(["nearest", "linear", "cubic"]),
@@ -117,6 +131,8 @@ def test_resize_to_sizes(mode, coordinates, size, out, antialias, exclude, neare
         antialias = exclude = False
         if coordinates == "align_corners":
             coordinates = "asymmetric"  # 5 / 7 * 7 is 5 or a little less: rounding may differ
+        axes = zip(size, out, strict=True)
+        assume(not any(rounding_differs(coordinates, *axis) for axis in axes))
     exclude = exclude and mode == "cubic"
     attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "antialias": antialias}
     attrs |= {"exclude_outside": exclude, "nearest_mode": nearest, "cubic_coeff_a": -0.5}
