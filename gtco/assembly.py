@@ -106,7 +106,7 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
         "structure": choice.sketch.structure,
         "schedule": choice.config.to_json(),
         "flops": choice.sketch.workload(choice.config).flops,
-        "bytes": sum(i.type.nbytes for i in stage.inputs) + stage.output.type.nbytes,
+        "bytes": stage.input_bytes + stage.output.type.nbytes,
         "predicted_seconds": choice.seconds,
     }
 

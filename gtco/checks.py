@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.codegen import nvrtc
 from gtco.errors import ModelError, OptionError, ShapeError
 from gtco.gpu import GpuTarget
 from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune
@@ -53,6 +52,8 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
             f"'{machine.name}' measures nothing to put there; gtco candidates, gtco measure and "
             "gtco records import make one"
         )
+    from gtco.codegen import nvrtc
+
     nvrtc.library()
 
 

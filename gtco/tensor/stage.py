@@ -155,6 +155,11 @@ class Stage:
         return {i.name: i.type for i in self.inputs} | {op.output: op.type for op in self.operators}
 
     @cached_property
+    def input_bytes(self) -> int:
+        """Of all inputs, each once."""
+        return sum(i.type.nbytes for i in self.inputs)
+
+    @cached_property
     def producers(self) -> Mapping[str, Operator]:
         return {op.output: op for op in self.operators}
 

@@ -53,7 +53,7 @@ def buffers(stage: Stage, kernels: int) -> int:
     """Bytes of the inputs, and of the constants and results of each of so many kernels."""
     constants = sum(i.type.nbytes for i in stage.inputs if i.constant)
     each = constants + stage.output.type.nbytes
-    return sum(i.type.nbytes for i in stage.inputs) + each * (kernels + REPEATS)
+    return stage.input_bytes + each * (kernels + REPEATS)
 
 
 def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[Trial]]:

@@ -16,7 +16,6 @@ from gtco.tensor.sketch import (
     across,
     attention,
     convolution,
-    cuda,
     depthwise,
     dot,
     elementwise,
@@ -90,7 +89,7 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
         return found
     rules: Sequence[Callable[[Stage, Any], Any]] = RULES
     if isinstance(target, GpuTarget):
-        rules = cuda.RULES
+        from gtco.tensor.sketch.cuda import RULES as rules  # a compile for a CPU needs none of them
     elif _of_nothing(stage):
         rules = (fallback.match,)
     for rule in rules:

@@ -89,9 +89,7 @@ class Fallback:
         return None
 
     def workload(self, config: Config) -> Workload:
-        moved = SLOWNESS * (
-            sum(i.type.nbytes for i in self.stage.inputs) + self.stage.output.type.nbytes
-        )
+        moved = SLOWNESS * (self.stage.input_bytes + self.stage.output.type.nbytes)
         flops = operations(self.stage)
         return Workload(
             "vector", RATE * flops, (Layer(1, (Stream(moved, moved, "DRAM"),), (), 1),), flops

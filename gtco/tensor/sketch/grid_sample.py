@@ -143,7 +143,7 @@ class GridSample:
         a_point = (LOCATING + 2 * grid + 2 * GATHER * lanes) / lanes + POINT
         work = a_point + ceil(channels / lanes) * a_vector
         whole = float(self.stage.types[self.op.inputs[0]].nbytes)
-        others = sum(i.type.nbytes for i in self.stage.inputs) - whole
+        others = self.stage.input_bytes - whole
         written = float(self.stage.output.type.nbytes)
         point = Layer(
             points / tasks,

@@ -36,6 +36,7 @@ from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.sketch.cuda.attention_block import Blocking
+from gtco.tensor.sketch.cuda.streaming import number
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
@@ -224,7 +225,7 @@ class CudaAttention:
             + sums
             + b * m * e * (3.0 + epilogue_vectors(self.tail, LANES))
             + self._prologue(rows, columns),
-            read=float(sum(i.type.nbytes for i in self.stage.inputs)),
+            read=float(self.stage.input_bytes),
             written=written,
             traffic=operands + written + biased * 4.0 * b * columns * m * n,
             flops=self.flops,
@@ -383,4 +384,4 @@ def _literal(x: float) -> str:
     """A float32 as C++ has it."""
     if isinf(x):
         return "gtco::no_key()" if x < 0 else "-gtco::no_key()"
-    return f"{float(np.float32(x))!r}f"
+    return number(x)

@@ -67,7 +67,7 @@ class Fallback:
         all other sketches together.
         """
         size, flops = self.stage.output.type.size, operations(self.stage)
-        read = float(sum(i.type.nbytes for i in self.stage.inputs))
+        read = float(self.stage.input_bytes)
         written = float(self.stage.output.type.nbytes)
         alone = not self.by_elements
         return Launch(

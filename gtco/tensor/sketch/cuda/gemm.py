@@ -207,8 +207,7 @@ class CudaGemm:
     @cached_property
     def moved(self) -> tuple[float, float]:
         """Bytes of all inputs, and of the output."""
-        read = sum(i.type.nbytes for i in self.stage.inputs)
-        return float(read), float(self.stage.output.type.nbytes)
+        return float(self.stage.input_bytes), float(self.stage.output.type.nbytes)
 
     @cached_property
     def tail_vectors(self) -> float:

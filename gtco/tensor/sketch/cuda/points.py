@@ -133,7 +133,7 @@ class Points:
         read = self.taps * 4.0 * prod(self.output)
         # positions of neighbours overlap: a pixel comes from L2 about once a row of taps
         again = max(1.0, read / 4.0 / max(self.stage.types[self.image].nbytes, 1))
-        nbytes = sum(i.type.nbytes for i in self.stage.inputs)
+        nbytes = self.stage.input_bytes
         return launch(
             self.stage,
             config["threads"],

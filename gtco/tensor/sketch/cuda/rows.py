@@ -176,7 +176,7 @@ class Rows:
         read = 1 if held else passes
         # loads of a pass are under way four at a time, all of them where the row is kept
         steps = passes + read * ceil(pieces / (pieces if held else 4))
-        traffic = read * float(sum(i.type.nbytes for i in self.stage.inputs))
+        traffic = read * float(self.stage.input_bytes)
         traffic += self.stage.output.type.nbytes
         apart = 1.0 if vector > 1 else 1.0 + 3.0 * self._apart
         blocks, threads = self._blocks(config), team * rows

@@ -55,7 +55,7 @@ def launch(
     ``work``: instructions of all threads beside those of element-wise operators; ``traffic``: bytes
     that blocks ask for, where they ask for more; ``steps``: what waits for one another in a thread.
     """
-    read = float(sum(i.type.nbytes for i in stage.inputs))
+    read = float(stage.input_bytes)
     written = float(stage.output.type.nbytes)
     return Launch(
         blocks=blocks,

@@ -102,7 +102,7 @@ class Windows:
         # a load, its address and its condition for each input; a multiply-add for each tap
         loads = taps * (3 * rows + high)
         work = self.total(config) * (loads + vector * strip * taps * high)
-        read = sum(i.type.nbytes for i in self.stage.inputs)
+        read = self.stage.input_bytes
         again = max(1.0, rows / (strip * g.strides[0]))  # rows that the next strip reads too
         return launch(
             self.stage,

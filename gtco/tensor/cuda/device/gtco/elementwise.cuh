@@ -14,27 +14,13 @@ struct Group {
   __device__ __forceinline__ const T& operator[](int i) const { return element[i]; }
 };
 
-// How many elements an access has: all N, or as many as the address is a multiple of, 16 bytes at
-// most.
-template <class T, int N, int ALIGN>
-__device__ constexpr int at_once() {
-  constexpr int most = 16 / int(sizeof(T)), elements = ALIGN < N ? ALIGN : N;
-  return elements < most ? elements : most;
-}
-
 // N elements from `from` on, whose position is a multiple of ALIGN elements. `count` of them are
 // there; the others come as zeros.
 template <int N, int ALIGN, class T>
 __device__ __forceinline__ Group<T, N> read_group(const T* from, int count = N) {
-  constexpr int each = at_once<T, N, ALIGN>();
   Group<T, N> found = {};
   if (count >= N) {
-#pragma unroll
-    for (int first = 0; first < N; first += each) {
-      const auto read = *reinterpret_cast<const Neighbours<T, each>*>(from + first);
-#pragma unroll
-      for (int i = 0; i < each; ++i) found[first + i] = read.element[i];
-    }
+    load<N, ALIGN>(from, found.element);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -47,15 +33,8 @@ __device__ __forceinline__ Group<T, N> read_group(const T* from, int count = N) 
 // The first `count` elements to `to` and on, whose position is a multiple of ALIGN elements.
 template <int ALIGN, class T, int N>
 __device__ __forceinline__ void write_group(T* to, const Group<T, N>& values, int count = N) {
-  constexpr int each = at_once<T, N, ALIGN>();
   if (count >= N) {
-#pragma unroll
-    for (int first = 0; first < N; first += each) {
-      Neighbours<T, each> written;
-#pragma unroll
-      for (int i = 0; i < each; ++i) written.element[i] = values[first + i];
-      *reinterpret_cast<Neighbours<T, each>*>(to + first) = written;
-    }
+    store<N, ALIGN>(to, values.element);
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) {

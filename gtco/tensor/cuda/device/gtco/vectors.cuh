@@ -9,11 +9,19 @@ struct alignas(sizeof(T) * COUNT) Neighbours {
   T element[COUNT];
 };
 
-// COUNT elements at `from`, which is aligned to all of them or to 16 bytes; a format's bits are
+// How many elements an access has: all, or as many as the address is a multiple of, 16 bytes at
+// most.
+template <class T, int COUNT, int ALIGN>
+__device__ constexpr int at_once() {
+  constexpr int most = 16 / int(sizeof(T)), elements = ALIGN < COUNT ? ALIGN : COUNT;
+  return elements < most ? elements : most;
+}
+
+// COUNT elements at `from`, which is aligned to ALIGN of them or to 16 bytes; a format's bits are
 // taken as they are.
-template <int COUNT, class From, class To>
+template <int COUNT, int ALIGN = COUNT, class From, class To>
 __device__ __forceinline__ void load(const From* from, To* to) {
-  constexpr int AT_ONCE = COUNT * sizeof(From) > 16 ? 16 / sizeof(From) : COUNT;
+  constexpr int AT_ONCE = at_once<From, COUNT, ALIGN>();
   static_assert(COUNT % AT_ONCE == 0, "whole accesses");
 #pragma unroll
   for (int first = 0; first < COUNT; first += AT_ONCE) {
@@ -23,9 +31,9 @@ __device__ __forceinline__ void load(const From* from, To* to) {
   }
 }
 
-template <int COUNT, class From, class To>
+template <int COUNT, int ALIGN = COUNT, class From, class To>
 __device__ __forceinline__ void store(To* to, const From* from) {
-  constexpr int AT_ONCE = COUNT * sizeof(To) > 16 ? 16 / sizeof(To) : COUNT;
+  constexpr int AT_ONCE = at_once<To, COUNT, ALIGN>();
   static_assert(COUNT % AT_ONCE == 0, "whole accesses");
 #pragma unroll
   for (int first = 0; first < COUNT; first += AT_ONCE) {
