@@ -1,0 +1,278 @@
+"""A model for GPUs given tensors of the device: in place, on the caller's stream, and wrong ones.
+Two fake GPUs of sm_80.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gtco.errors import ArtifactError, InputError
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.device_tensors import stream_handle
+from gtco.runtime.module import load
+from gtco.runtime.plan import TensorSpec
+from tests.cuda.device_tensor import TOTAL, Tensor, Y, tensors
+from tests.cuda.fake_driver import (
+    NON_BLOCKING,
+    FakeDriver,
+    small_gpu_artifact,
+)
+from tests.unit.test_runtime_models import COLUMNS, ROWS, check, example_inputs
+
+
+def test_tensors_of_the_device_are_used_in_place(driver: FakeDriver, small_gpu: Path) -> None:
+    with load(small_gpu) as model:
+        for seed in range(3):  # other pointers each time: nodes of the graph get new ones
+            inputs, outputs, arrays = tensors(driver, seed=seed)
+            given = model(*inputs, out=outputs)
+            assert given == outputs and inputs[0].asked == outputs[1].asked == [1]
+            # nothing was copied, and nothing waited for
+            assert driver.pending(None, 0) >= 3 and driver.copies() == 0
+            driver.sync(None, 0)
+            check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_runs_on_the_callers_stream(driver: FakeDriver, small_gpu: Path) -> None:
+    """What earlier work of the stream writes is read; runs of one handle on two streams wait for
+    each other, in whatever order the streams get to run."""
+    streams = [driver.stream(0, NON_BLOCKING) for _ in range(3)]
+    with load(small_gpu) as model:
+        for turn in range(4):
+            runs = []
+            for number, stream in enumerate(streams):
+                inputs, outputs, _ = tensors(driver, seed=0)
+                x, mask = example_inputs(3 * turn + number + 1)
+                size = x.nbytes
+                driver.write_later(stream, 0, inputs[0].pointer, x.ctypes.data, size)
+                driver.write_later(stream, 0, inputs[1].pointer, mask.ctypes.data, mask.nbytes)
+                model(*inputs, out=outputs, stream=stream)
+                assert inputs[0].asked == [stream]
+                runs.append((outputs, (x, mask)))
+            host = example_inputs(99)
+            check(model(*host), *host)  # on a stream of its own, behind them
+            for stream in streams:
+                driver.sync(stream, 0)
+            for outputs, arrays in runs:
+                check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_weights_are_there_before_the_first_run(driver: FakeDriver, small_gpu: Path) -> None:
+    """A stream that does not wait for the legacy one, in whose stream weights are copied."""
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, arrays = tensors(driver)
+    with load(small_gpu) as model:
+        assert driver.pending(None, 0) == 0
+        model(*inputs, out=outputs, stream=stream)
+        driver.sync(stream, 0)
+        check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_closing_waits_for_what_is_under_way(driver: FakeDriver, small_gpu: Path) -> None:
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, arrays = tensors(driver)
+    with load(small_gpu) as model:
+        model(*inputs, out=outputs, stream=stream)
+        assert driver.pending(stream, 0)
+    check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_becomes_part_of_a_captured_graph(driver: FakeDriver, small_gpu: Path) -> None:
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, _ = tensors(driver)
+    with load(small_gpu) as model:
+        model(
+            *inputs, out=outputs, stream=stream
+        )  # the event of this run is outside of the capture
+        driver.sync(stream, 0)
+        driver.capture(stream, 1)
+        model(*inputs, out=outputs, stream=stream)
+        driver.capture(stream, 0)
+        assert driver.pending(stream, 0) == 0
+        for seed in (5, 6):
+            x, mask = example_inputs(seed)
+            driver.write(inputs[0].pointer, x.ctypes.data, x.nbytes)
+            driver.write(inputs[1].pointer, mask.ctypes.data, mask.nbytes)
+            driver.replay(stream)
+            driver.sync(stream, 0)
+            check(tuple(t.numpy() for t in outputs), x, mask)
+    driver.check()
+
+
+def test_pointers_that_are_not_aligned_cost_a_copy(driver: FakeDriver, small_gpu: Path) -> None:
+    x, mask = example_inputs()
+    with load(small_gpu) as model:
+        inputs = (Tensor(driver, x, offset=4), Tensor(driver, mask, offset=3, byte_offset=3))
+        outputs = (Tensor(driver, Y, offset=8), Tensor(driver, TOTAL))
+        model(*inputs, out=list(outputs))
+        assert driver.copies() == 3
+        driver.sync(None, 0)
+        check(tuple(t.numpy() for t in outputs), x, mask)
+    driver.check()
+
+
+def test_torch_gets_torch_back(
+    driver: FakeDriver, small_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a torch that has the fake GPU: its current stream, and outputs that are memory of it."""
+    stream, other = driver.stream(0, NON_BLOCKING), driver.stream(0, NON_BLOCKING)
+    inside: list[int] = [stream]
+    made = {}
+
+    class Entered:
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def __enter__(self) -> None:
+            inside.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            inside.pop()
+
+    def empty(shape: Any, dtype: Any, device: Any) -> Any:
+        made[shape] = (inside[-1], device)
+        return TorchTensor(driver, np.empty(shape, dtype), ordinal=device[1])
+
+    current = [0]
+
+    class OnDevice(Entered):
+        def __enter__(self) -> None:
+            current.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    class TorchTensor(Tensor):
+        @property
+        def device(self) -> tuple[str, int]:
+            return ("cuda", self.ordinal)
+
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            if current[-1] != self.ordinal:
+                raise BufferError("Can't export tensors on a different CUDA device index.")
+            return super().__dlpack__(stream=stream)
+
+    TorchTensor.__module__ = "torch.fake"
+    torch = ModuleType("torch")
+    torch.empty, torch.float32 = empty, "float32"  # type: ignore[attr-defined]
+    torch.device = lambda kind, ordinal: (kind, ordinal)  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
+        current_stream=lambda device: SimpleNamespace(cuda_stream=inside[-1]),
+        ExternalStream=lambda handle, device: handle,
+        stream=Entered,
+        device=lambda device: OnDevice(device[1]),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    x, mask = example_inputs()
+    inputs = (TorchTensor(driver, x), TorchTensor(driver, mask))
+    with load(small_gpu) as model:
+        for handle, given in (
+            (stream, {}),
+            (other, {"stream": SimpleNamespace(cuda_stream=other)}),
+        ):
+            y, total = model(*inputs, **given)
+            assert made == {s: (handle, ("cuda", 0)) for s in (Y.shape, TOTAL.shape)}
+            assert inputs[0].asked.pop() == y.asked.pop() == handle
+            driver.sync(handle, 0)
+            check((y.numpy(), total.numpy()), x, mask)
+    # on a device that is not torch's current one, and beside a torch tensor of the host
+    inside.append(driver.stream(1, NON_BLOCKING))
+    with load(small_gpu, device=1) as model:
+        on = [TorchTensor(driver, array, ordinal=1) for array in (x, mask)]
+        y, total = model(*on)
+        assert current == [0]
+        driver.sync(inside[-1], 1)
+        check((y.numpy(), total.numpy()), x, mask)
+        host = TorchTensor(driver, x)
+        monkeypatch.setattr(host, "__dlpack_device__", lambda: (1, 0), raising=False)
+        with pytest.raises(InputError, match="'x' is not on a GPU, and this model runs on cuda:1"):
+            model(host, on[1])
+    driver.check()
+
+
+def test_spellings_of_a_stream() -> None:
+    class Protocol:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, 70)
+
+    assert stream_handle(Protocol(), []) == 70
+    assert stream_handle(SimpleNamespace(ptr=71), []) == 71
+    assert stream_handle(72, []) == 72 and stream_handle(None, []) == 0
+    assert stream_handle(1, []) == 0  # the legacy default stream has two numbers
+    with pytest.raises(InputError, match="stream is -1; give the number"):
+        stream_handle(-1, [])  # DLPack's "no stream", which is a pointer to nowhere here
+    with pytest.raises(InputError, match="stream is a str; give a"):
+        stream_handle("first", [])
+
+
+def test_wrong_tensors_are_named(driver: FakeDriver, small_gpu: Path) -> None:
+    x, mask = example_inputs()
+    with load(small_gpu) as model:
+        (on_x, on_mask), out, arrays = tensors(driver)
+        wrong: list[tuple[Any, dict[str, Any], str]] = [
+            ((on_x, mask), {"out": out}, r"'mask' is not on a GPU, and this model runs on cuda:0"),
+            ((on_x, Tensor(driver, mask, ordinal=1)), {"out": out}, r"'mask' is on cuda:1, and"),
+            ((Tensor(driver, x.astype(np.float16)), on_mask), {"out": out}, "dtype float16, expec"),
+            ((Tensor(driver, x[:5]), on_mask), {"out": out}, r"shape \(5, 40\), expected \(96, 40"),
+            (
+                (Tensor(driver, x, strides=(1, 96)), on_mask),
+                {"out": out},
+                "not dense and row-major",
+            ),
+            ((on_x, on_mask), {}, "gtco makes outputs for torch alone: pass tensors of your own"),
+            ((on_x, on_mask), {"out": out[0]}, "out has 1 tensors; the model has 2"),
+            ((on_x, on_mask), {"out": (Y, TOTAL)}, "output 'y' is not on a GPU"),
+            ((on_x, on_mask), {"out": out, "stream": "main"}, "stream is a str"),
+            ((x, mask), {"out": (Y, TOTAL)}, "out is for inputs on the device"),
+            ((x, mask), {"stream": 0}, "stream is for inputs on the device"),
+        ]
+        for inputs, options, text in wrong:
+            with pytest.raises(InputError, match=text):
+                model(*inputs, **options)
+        on_x.__class__.__dlpack__, ask = refuse, on_x.__class__.__dlpack__
+        try:
+            with pytest.raises(InputError, match=r"'x' cannot be read: Can't export.*x\.detach"):
+                on_x.requires_grad = True
+                model(on_x, on_mask, out=out)
+        finally:
+            on_x.__class__.__dlpack__ = ask
+        with pytest.raises(ArtifactError, match="stream is not of the primary context of device 0"):
+            model(on_x, on_mask, out=out, stream=driver.stream(1, NON_BLOCKING))
+        with pytest.raises(ArtifactError, match="output 'total' overlaps 'y' in memory"):
+            model(on_x, on_mask, out=(out[0], SubTensor(out[0])))
+        dense = Tensor(driver, x, strides=(COLUMNS, 1))
+        model(dense, on_mask, out=out)
+        driver.sync(None, 0)
+        check(tuple(t.numpy() for t in out), *arrays)
+    driver.check()
+
+
+def refuse(self: Any, *, stream: Any = None) -> Any:
+    raise BufferError("Can't export tensors that require gradient")
+
+
+class SubTensor(Tensor):
+    """The first elements of another tensor."""
+
+    def __init__(self, other: Tensor) -> None:
+        vars(self).update(vars(other))
+        self.array = TOTAL
+
+
+def test_inputs_may_be_named_like_options(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    inputs = (TensorSpec("out", "float32", (ROWS, COLUMNS)), TensorSpec("stream", "int8", (ROWS,)))
+    path = write_artifact(small_gpu_artifact(gpu_kernels, inputs=inputs), tmp_path / "m.so")
+    x, mask = example_inputs()
+    with load(path) as model:
+        check(model(out=x, stream=mask), x, mask)
