@@ -47,6 +47,13 @@ def test_a_kernel_becomes_machine_code(arch):
     assert 0 < image.registers < 64 and image.spills == image.local == image.shared == 0
 
 
+def test_all_headers_go_together():
+    """No two of them give one name to different things."""
+    names = sorted(path.name for path in nvrtc.DEVICE.glob("gtco/*.cuh"))
+    assert len(names) > 10
+    nvrtc.compile_cuda("".join(f'#include "gtco/{name}"\n' for name in names) + SCALE, "sm_80")
+
+
 def test_registers_are_capped_and_spills_are_seen():
     free, capped = (nvrtc.compile_cuda(HUNGRY, "sm_80", cap) for cap in (0, 64))
     assert free.registers > 64 >= capped.registers

@@ -127,14 +127,14 @@ class Turning:
             element = CTYPES[stage.types[tensor].dtype]
             begin = f"shared + {at}" if at else "shared"
             lines.append(
-                f"const gtco::Tile<{element}, {side}> tile{n}"
+                f"const gtco::Square<{element}, {side}> tile{n}"
                 f"{{reinterpret_cast<{element}*>({begin})}};"
             )
             lines.append(self._read(f"read{n}", tensor, others))
             square = f"tile{n}, t0, {ts}, j0, {js}, read{n}"
-            lines.append(f"gtco::fill<{THREADS}>({square});")
+            lines.append(f"gtco::fill_square<{THREADS}>({square});")
         lines += ["gtco::sync();", self._write(side, others)]
-        call = f"gtco::drain<{THREADS}, {side}>(t0, {ts}, j0, {js}, write);"
+        call = f"gtco::drain_square<{THREADS}, {side}>(t0, {ts}, j0, {js}, write);"
         about = f"squares of {side} x {side} turned in shared memory"
         text = source(symbol, stage, ["elementwise.cuh"], lines, call, THREADS, about)
         grid = (self.blocks(side), 1, 1)

@@ -37,13 +37,13 @@ struct AttentionBlock {
 
 // Which part of the problem a block has, and a warp of it. Blocks of one head are neighbours.
 template <class SHAPE, class BLOCK>
-struct Place {
+struct AttentionPlace {
   static constexpr int ROW_BLOCKS = (SHAPE::QUERIES + BLOCK::ROWS - 1) / BLOCK::ROWS;
   static constexpr int COLUMN_BLOCKS = (SHAPE::WIDTH + BLOCK::COLUMNS - 1) / BLOCK::COLUMNS;
   static constexpr int STEPS = (SHAPE::KEYS + BLOCK::STEP - 1) / BLOCK::STEP;
   int row, column, batch;  // the block's first
   int part, split, head;   // the warp's
-  __device__ __forceinline__ Place() {
+  __device__ __forceinline__ AttentionPlace() {
     int block = int(blockIdx.x), w = warp();
     row = block % ROW_BLOCKS * BLOCK::ROWS;
     block /= ROW_BLOCKS;
@@ -71,7 +71,7 @@ struct AttentionTiles {
   using Key = Tile<T, BLOCK::HEADS * BLOCK::STEP, DEPTH>;
   using Value = Tile<T, BLOCK::HEADS * BLOCK::STEP, COLUMNS>;
   static constexpr int STAGE = Key::ELEMENTS + Value::ELEMENTS;
-  Place<SHAPE, BLOCK> place;
+  AttentionPlace<SHAPE, BLOCK> place;
   T *query, *stages;
   __device__ __forceinline__ AttentionTiles(unsigned char* shared)
       : query(reinterpret_cast<T*>(shared)), stages(query + Query::ELEMENTS) {}
@@ -106,7 +106,7 @@ template <class SHAPE, class BLOCK, class Tiles, class LoadKeys, class LoadValue
           class Sums>
 __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, LoadValues load_values,
                                           Scores scores, Sums sums) {
-  constexpr int STEPS = Place<SHAPE, BLOCK>::STEPS, STAGES = BLOCK::STAGES;
+  constexpr int STEPS = AttentionPlace<SHAPE, BLOCK>::STEPS, STAGES = BLOCK::STAGES;
   if constexpr (STAGES == 1) {  // keys are loaded during the sums, values during the scores
     load_keys(0, tiles.keys(0));
     copy_commit();
@@ -159,7 +159,8 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
 // run.
 template <int RUN, class SHAPE, class BLOCK, int COUNT, int ROWS, class Score, class RowOf,
           class Out, class Store>
-__device__ __forceinline__ void merged(unsigned char* shared, const Place<SHAPE, BLOCK>& place,
+__device__ __forceinline__ void merged(unsigned char* shared,
+                                       const AttentionPlace<SHAPE, BLOCK>& place,
                                        const Score& score, const float (&top)[ROWS],
                                        const float (&sum)[ROWS], RowOf row_of, Out out,
                                        Store store) {
@@ -255,7 +256,7 @@ __device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store stor
 
   GTCO_SHARED(shared);
   Tiles tiles(shared);
-  const Place<SHAPE, BLOCK> place = tiles.place;
+  const AttentionPlace<SHAPE, BLOCK> place = tiles.place;
   const int id = lane(), column = place.column;
   const int row = place.my_row() + id / 4;  // this lane's first; the others 8 apart
   const int query_row = (place.head * BLOCK::WARPS + place.part) * 16 * TILES;

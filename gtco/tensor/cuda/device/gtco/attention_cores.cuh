@@ -25,7 +25,7 @@ __device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Stor
 
   GTCO_SHARED(shared);
   Tiles tiles(shared);
-  const Place<SHAPE, BLOCK> place = tiles.place;
+  const AttentionPlace<SHAPE, BLOCK> place = tiles.place;
   const int column = place.column, group = lane() / 8, id = lane() % 8;
   const int row = place.my_row() + group;
   const int query_row = (place.head * BLOCK::WARPS + place.part) * 16 * BLOCK::TILES + group;

@@ -46,25 +46,26 @@ __device__ __forceinline__ void write_group(T* to, const Group<T, N>& values, in
 // A square of SIDE x SIDE elements in shared memory: rows along t as they are read, columns along j
 // as they are written. A row is one element longer, so that neither meets a bank twice.
 template <class T, int SIDE>
-struct Tile {
+struct Square {
   static constexpr int PITCH = SIDE + 1;
   T* element;
   __device__ __forceinline__ T& at(int t, int j) const { return element[j * PITCH + t]; }
 };
 
-// read(t, j) of the square from (t0, j0) on into the tile, neighbouring threads along t.
+// read(t, j) from (t0, j0) on into the square, neighbouring threads along t.
 template <int THREADS, class T, int SIDE, class Read>
-__device__ __forceinline__ void fill(Tile<T, SIDE> tile, int t0, int ts, int j0, int js, Read read) {
+__device__ __forceinline__ void fill_square(Square<T, SIDE> square, int t0, int ts, int j0, int js,
+                                            Read read) {
   const int t = int(threadIdx.x) % SIDE;
 #pragma unroll 4
   for (int j = int(threadIdx.x) / SIDE; j < SIDE; j += THREADS / SIDE) {
-    if (t0 + t < ts && j0 + j < js) tile.at(t, j) = read(t0 + t, j0 + j);
+    if (t0 + t < ts && j0 + j < js) square.at(t, j) = read(t0 + t, j0 + j);
   }
 }
 
 // write(t, j, position inside the square) for the whole of it, neighbouring threads along j.
 template <int THREADS, int SIDE, class Write>
-__device__ __forceinline__ void drain(int t0, int ts, int j0, int js, Write write) {
+__device__ __forceinline__ void drain_square(int t0, int ts, int j0, int js, Write write) {
   const int j = int(threadIdx.x) % SIDE;
 #pragma unroll 4
   for (int t = int(threadIdx.x) / SIDE; t < SIDE; t += THREADS / SIDE) {
