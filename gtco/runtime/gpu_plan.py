@@ -36,10 +36,32 @@ class GpuStep:
 
 
 @dataclass(frozen=True)
+class PersistentKernel:
+    """One kernel for all steps: ``symbol(steps, count, pointers, tensors, barrier)``, types in
+    device/gtco/persistent_tables.cuh, launched cooperatively in one wave of blocks.
+
+    ``threads`` of a block (along x), ``shared`` its dynamic shared memory in bytes. ``kernels``:
+    symbols of ``steps`` in the order of their numbers in it. ``images``: its cubin by architecture.
+    ``prefetches``: of each step the buffer, by its place among the step's, that the step before it
+    fetches into L2, and how many bytes from its start; (0, 0) where there is none. ``info`` (JSON)
+    is what ``gtco inspect`` shows: registers and spilled bytes by architecture.
+    """
+
+    symbol: str
+    threads: int
+    shared: int
+    kernels: tuple[str, ...]
+    images: Mapping[str, bytes]
+    prefetches: tuple[tuple[int, int], ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class GpuArtifact:
     """A model for GPUs, ready to be written; fields as those of
     :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
-    of the architectures that were asked for.
+    of the architectures that were asked for. ``persistent``: the kernel that does all of them,
+    where one was made.
     """
 
     name: str
@@ -50,6 +72,7 @@ class GpuArtifact:
     images: Images
     weights: Sequence[tuple[int, np.ndarray]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    persistent: PersistentKernel | None = None
 
     @property
     def weights_bytes(self) -> int:
