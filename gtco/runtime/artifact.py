@@ -44,8 +44,8 @@ MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/t
 SOURCES = ("api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c").split()
 EXPORTS = (
     "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
-    "gtco_run_on gtco_profile gtco_num_steps gtco_num_threads gtco_metadata gtco_artifact_metadata "
-    "gtco_last_error gtco_status_string gtco_abi_version"
+    "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_metadata "
+    "gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked. An artifact
 # needs libc and libm alone (for GPUs libdl, where that is no part of libc), no executable stack and

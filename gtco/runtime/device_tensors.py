@@ -158,6 +158,20 @@ def empty_outputs(
         ]
 
 
+def held_for(values: Sequence[Any], ordinal: int, stream: int) -> list[Any]:
+    """Those of ``values`` that have to be held until what ``stream`` has been given is over, lest
+    their memory be given out again before: torch's allocator knows how to wait, and is told.
+    """
+    torch = _torch(values)
+    if torch is not None:
+        device = torch.device("cuda", ordinal)
+        if torch.cuda.current_stream(device).cuda_stream != stream:
+            external = torch.cuda.ExternalStream(stream, device=device)
+            for value in filter(_is_torch, values):
+                value.record_stream(external)
+    return [value for value in values if not _is_torch(value)]
+
+
 def _is_torch(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch"
 

@@ -52,13 +52,15 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_output": (POINTER(TensorInfo), (c_void_p, c_int)),
     "gtco_run": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p))),
     "gtco_run_on": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), c_void_p)),
+    "gtco_wait": (c_int, (c_void_p,)),
     "gtco_profile": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_double))),
     "gtco_artifact_metadata": (c_char_p, ()),
     "gtco_last_error": (c_char_p, (c_void_p,)),
     "gtco_status_string": (c_char_p, (c_int,)),
 }
 
-LATER = {"gtco_run_on"}  # what libraries of the first versions have not got, and need not have
+# what libraries of the first versions have not got, and need not have
+LATER = {"gtco_run_on", "gtco_wait"}
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
 _loader_lock = threading.RLock()

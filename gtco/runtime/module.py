@@ -15,7 +15,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gtco.errors import ArtifactError, BuildError, InputError
-from gtco.runtime.device_tensors import Borrowed, device_of, empty_outputs, stream_handle
+from gtco.runtime.device_tensors import (
+    Borrowed,
+    device_of,
+    empty_outputs,
+    held_for,
+    stream_handle,
+)
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
@@ -41,6 +47,7 @@ def load(
     return Model(Path(path), threads, device=device, temporary=temporary)
 
 
+HELD_RUNS = 8  # under way in callers' streams, whose tensors a model holds; one more waits for them
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
@@ -113,6 +120,7 @@ class Model:
         self.threads: int = library.num_threads(handle)
         # Number of the GPU that the model runs on; None for a model of the CPU.
         self.device = (device or 0) if "images" in self.metadata else None
+        self._held: list[Any] = []  # what each run under way in a caller's stream reads and writes
         self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
         self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
 
@@ -184,7 +192,11 @@ class Model:
             Borrowed("output", spec, value, device, handle)
             for spec, value in zip(self.outputs, given, strict=True)
         ]
-        self._call([i.pointer for i in inputs], [o.pointer for o in outputs], stream=handle)
+        held = held_for([*values, *given], device, handle)
+        held += [*inputs, *outputs] if held else []
+        self._call(
+            [i.pointer for i in inputs], [o.pointer for o in outputs], stream=handle, held=held
+        )
         return given
 
     def timed(
@@ -229,6 +241,7 @@ class Model:
         """Frees the memory and the threads; later calls raise :class:`ArtifactError`."""
         with self._lock:
             self._close()
+            self._held.clear()
 
     def __enter__(self) -> Model:
         return self
@@ -286,9 +299,10 @@ class Model:
         outputs: Sequence[int],
         seconds: Any = None,
         stream: int | None = None,
+        held: Sequence[Any] = (),
     ) -> None:
-        """One run with these pointers, on ``stream`` where it is given; raises
-        :class:`ArtifactError` with the library's message."""
+        """One run with these pointers, on ``stream`` where it is given, and with ``held`` kept
+        until it is over; raises :class:`ArtifactError` with the library's message."""
         with self._lock:
             if not self._close.alive:
                 raise ArtifactError(
@@ -297,16 +311,27 @@ class Model:
             self._input_pointers[: len(inputs)] = list(inputs)
             self._output_pointers[: len(outputs)] = list(outputs)
             library, pointers = self._library, (self._input_pointers, self._output_pointers)
+            if len(self._held) >= HELD_RUNS:
+                status = library.wait(self._handle)
+                self._held.clear()
+                self._check(status)
             if stream is not None:
-                status = library.run_on(self._handle, *pointers, stream)
-            elif seconds is not None:
+                if held:
+                    self._held.append(held)
+                self._check(library.run_on(self._handle, *pointers, stream))
+                return
+            if seconds is not None:
                 status = library.profile(self._handle, *pointers, seconds)
             else:
                 status = library.run(self._handle, *pointers)
-            if status != OK:
-                text = (
-                    library.status_string(status)
-                    if status == BUSY
-                    else library.last_error(self._handle)
-                )
-                raise ArtifactError(f"running {self.path} failed: {text.decode(errors='replace')}")
+            self._check(status)
+            self._held.clear()  # this run came behind those
+
+    def _check(self, status: int) -> None:
+        if status != OK:
+            text = (
+                self._library.status_string(status)
+                if status == BUSY
+                else self._library.last_error(self._handle)
+            )
+            raise ArtifactError(f"running {self.path} failed: {text.decode(errors='replace')}")

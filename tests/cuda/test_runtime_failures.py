@@ -129,6 +129,7 @@ def test_every_call_may_fail(driver: FakeDriver, small_gpu: Path) -> None:
             break
         tried += 1
         quiet = ("Destroy", "Free", "Unload", "Release", "Pop", "EventSynchronize", "GetInfo")
+        quiet += ("ExchangeStreamCaptureMode",)  # with nothing captured it has nothing to do
         if failed is None:  # what is given back, and at closing
             assert any(word in name for word in quiet) or name == "cuCtxPushCurrent_v2", name
         else:

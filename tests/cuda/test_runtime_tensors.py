@@ -4,7 +4,9 @@ Two fake GPUs of sm_80.
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 from gtco.errors import ArtifactError, InputError
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.device_tensors import stream_handle
-from gtco.runtime.module import load
+from gtco.runtime.module import HELD_RUNS, load
 from gtco.runtime.plan import TensorSpec
 from tests.cuda.device_tensor import TOTAL, Tensor, Y, tensors
 from tests.cuda.fake_driver import (
+    BLOCKING,
     NON_BLOCKING,
     FakeDriver,
     small_gpu_artifact,
@@ -28,12 +31,13 @@ from tests.unit.test_runtime_models import COLUMNS, ROWS, check, example_inputs
 
 def test_tensors_of_the_device_are_used_in_place(driver: FakeDriver, small_gpu: Path) -> None:
     with load(small_gpu) as model:
+        copies = driver.copies()  # of weights
         for seed in range(3):  # other pointers each time: nodes of the graph get new ones
             inputs, outputs, arrays = tensors(driver, seed=seed)
             given = model(*inputs, out=outputs)
             assert given == outputs and inputs[0].asked == outputs[1].asked == [1]
             # nothing was copied, and nothing waited for
-            assert driver.pending(None, 0) >= 3 and driver.copies() == 0
+            assert driver.pending(None, 0) >= 3 and driver.copies() == copies
             driver.sync(None, 0)
             check(tuple(t.numpy() for t in outputs), *arrays)
     driver.check()
@@ -108,13 +112,81 @@ def test_becomes_part_of_a_captured_graph(driver: FakeDriver, small_gpu: Path) -
     driver.check()
 
 
+@pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
+def test_others_captures_are_left_alone(driver: FakeDriver, small_gpu: Path, flags: int) -> None:
+    """A model is opened, run, timed and closed while another thread captures a stream, as torch
+    does by default in the mode that forbids every other thread what could be unsafe, and the legacy
+    stream to all where the captured one waits for it.
+    """
+    captured, own = driver.stream(0, flags), driver.stream(0, NON_BLOCKING)
+    inputs, outputs, arrays = tensors(driver)
+    driver.capture(captured, 1)
+    with load(small_gpu) as model:
+        check(model(*arrays), *arrays)
+        assert all(s > 0 for s in model.timed(arrays))
+        for _ in range(HELD_RUNS + 1):
+            model(*inputs, out=outputs, stream=own)
+    driver.capture(captured, 0)
+    check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_tensors_are_held_until_their_run_is_over(driver: FakeDriver, small_gpu: Path) -> None:
+    """Of a stream that their owner knows nothing of. What is held is bounded."""
+    stream = driver.stream(0, NON_BLOCKING)
+    alive: list[Any] = []
+    runs: list[Any] = []
+
+    def run(model: Any, seed: int) -> None:
+        inputs, outputs, arrays = tensors(driver, seed=seed)
+        for tensor in inputs:
+            weakref.finalize(tensor, driver.free, tensor.pointer)  # a fault while work reads it
+            alive.append(weakref.ref(tensor))
+        model(*inputs, out=outputs, stream=stream)
+        runs.append((outputs, arrays))
+
+    with load(small_gpu) as model:
+        for seed in range(HELD_RUNS):
+            run(model, seed)
+        gc.collect()
+        assert all(tensor() is not None for tensor in alive) and driver.pending(stream, 0)
+        run(model, 50)  # waits for those before it
+        gc.collect()
+        assert [tensor() is not None for tensor in alive[-3:]] == [False, True, True]
+        host = example_inputs(99)
+        check(model(*host), *host)  # comes behind all of them
+        gc.collect()
+        assert all(tensor() is None for tensor in alive)
+        run(model, 51)
+    gc.collect()
+    assert all(tensor() is None for tensor in alive)
+    for outputs, arrays in runs:
+        check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
+def test_memory_of_another_context_is_named(driver: FakeDriver, small_gpu: Path) -> None:
+    inputs, outputs, arrays = tensors(driver)
+    own = inputs[0].pointer
+    inputs[0].pointer = driver.alloc_foreign(0, arrays[0].nbytes)
+    with load(small_gpu) as model:
+        with pytest.raises(ArtifactError, match=r"'x' is of another context than the primary one"):
+            model(*inputs, out=outputs)
+        inputs[0].pointer = own
+        model(*inputs, out=outputs)
+        driver.sync(None, 0)
+        check(tuple(t.numpy() for t in outputs), *arrays)
+    driver.check()
+
+
 def test_pointers_that_are_not_aligned_cost_a_copy(driver: FakeDriver, small_gpu: Path) -> None:
     x, mask = example_inputs()
     with load(small_gpu) as model:
         inputs = (Tensor(driver, x, offset=4), Tensor(driver, mask, offset=3, byte_offset=3))
         outputs = (Tensor(driver, Y, offset=8), Tensor(driver, TOTAL))
+        copies = driver.copies()
         model(*inputs, out=list(outputs))
-        assert driver.copies() == 3
+        assert driver.copies() == copies + 3
         driver.sync(None, 0)
         check(tuple(t.numpy() for t in outputs), x, mask)
     driver.check()
@@ -127,6 +199,7 @@ def test_torch_gets_torch_back(
     stream, other = driver.stream(0, NON_BLOCKING), driver.stream(0, NON_BLOCKING)
     inside: list[int] = [stream]
     made = {}
+    used_on: list[Any] = []  # what torch's allocator is told of
 
     class Entered:
         def __init__(self, handle: int) -> None:
@@ -156,6 +229,9 @@ def test_torch_gets_torch_back(
         def device(self) -> tuple[str, int]:
             return ("cuda", self.ordinal)
 
+        def record_stream(self, stream: int) -> None:
+            used_on.append((self, stream))
+
         def __dlpack__(self, *, stream: Any = None) -> Any:
             if current[-1] != self.ordinal:
                 raise BufferError("Can't export tensors on a different CUDA device index.")
@@ -182,6 +258,8 @@ def test_torch_gets_torch_back(
             y, total = model(*inputs, **given)
             assert made == {s: (handle, ("cuda", 0)) for s in (Y.shape, TOTAL.shape)}
             assert inputs[0].asked.pop() == y.asked.pop() == handle
+            told = [] if handle == stream else [(t, other) for t in (*inputs, y, total)]
+            assert used_on == told and not model._held
             driver.sync(handle, 0)
             check((y.numpy(), total.numpy()), x, mask)
     # on a device that is not torch's current one, and beside a torch tensor of the host

@@ -270,5 +270,7 @@ EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, voi
   return status;
 }
 
+EXPORT gtco_status gtco_wait(gtco_model* model) { return model ? GTCO_OK : GTCO_ERROR_ARGUMENT; }
+
 EXPORT int gtco_num_threads(const gtco_model* model) { return model ? model->pool.threads : 0; }
 EXPORT const char* gtco_last_error(const gtco_model* model) { return model ? model->error : gtco_thread_error(); }

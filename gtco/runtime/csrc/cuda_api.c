@@ -86,10 +86,11 @@ static gtco_status set_up_on_device(gtco_model* m, char* message) {
 static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
   gtco_status status = gtco_device_acquire(options ? options->device : 0, &m->device, message);
   if (status == GTCO_OK) status = allocate_lists(m, message);
-  if (status == GTCO_OK) status = gtco_device_enter(m->device, message);
+  CUcapture_mode before;
+  if (status == GTCO_OK) status = gtco_device_enter(m->device, &before, message);
   if (status != GTCO_OK) return status;
   status = set_up_on_device(m, message);
-  gtco_device_leave();
+  gtco_device_leave(before);
   return status;
 }
 
@@ -98,13 +99,14 @@ static void release(gtco_model* m) {
   char ignored[GTCO_MESSAGE_BYTES];
   gtco_launches* l = &m->launches;
   if (m->device && !gtco_in_forked_child()) {
-    if (gtco_device_enter(m->device, ignored) == GTCO_OK) {
+    CUcapture_mode before;
+    if (gtco_device_enter(m->device, &before, ignored) == GTCO_OK) {
       if (m->under_way) gtco_cuda()->cuEventSynchronize(m->finished);
       gtco_graph_destroy(l);
       if (m->finished) gtco_cuda()->cuEventDestroy(m->finished);
       if (m->stream) gtco_cuda()->cuStreamDestroy(m->stream);
       if (m->memory) gtco_cuda()->cuMemFree(m->memory);
-      gtco_device_leave();
+      gtco_device_leave(before);
     }
     gtco_device_release(m->device);
   }
@@ -150,14 +152,17 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
   const char* kind = gtco_is_output(t) ? "output" : "input";
   unsigned type = 0, managed = 0;
   int ordinal = -1;
+  CUcontext context = NULL;
+  CUdeviceptr reached = 0; /* the pointer as kernels of this context may use it */
   int attributes[] = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
-  void* values[] = {&type, &managed, &ordinal};
+                      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT,
+                      CU_POINTER_ATTRIBUTE_DEVICE_POINTER};
+  void* values[] = {&type, &managed, &ordinal, &context, &reached};
   if (info->nbytes == 0) {
     m->places[t] = NOWHERE;
     return GTCO_OK;
   }
-  GTCO_CUDA_TRY(m->error, cuPointerGetAttributes, (3, attributes, values, (CUdeviceptr)(uintptr_t)pointer),
+  GTCO_CUDA_TRY(m->error, cuPointerGetAttributes, (5, attributes, values, (CUdeviceptr)(uintptr_t)pointer),
                 "asking where the pointer of %s '%s' lies", kind, info->name);
   m->places[t] = type == CU_MEMORYTYPE_DEVICE || managed ? ON_DEVICE : ON_HOST;
   if (m->places[t] == ON_HOST && device_only)
@@ -170,6 +175,13 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
                      "gtco_run: the pointer of %s '%s' is of device %d, and this handle runs on device %d (%s); open a "
                      "handle for that device, or copy the tensor",
                      kind, info->name, ordinal, m->device->ordinal, m->device->name);
+  /* Both signs: memory of a pool or of a virtual mapping is of no context, that of a green one is within reach. */
+  if (m->places[t] == ON_DEVICE && !reached && context && context != m->device->context)
+    return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
+                     "gtco_run: the memory of %s '%s' is of another context than the primary one of device %d (%s), which "
+                     "this handle runs in and which cannot reach it; allocate it with the primary context current "
+                     "(cuDevicePrimaryCtxRetain), as the CUDA runtime does",
+                     kind, info->name, m->device->ordinal, m->device->name);
   return GTCO_OK;
 }
 
@@ -297,7 +309,7 @@ static gtco_status check_stream(gtco_model* m, CUstream stream, int* captured) {
     if (context != m->device->context)
       return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
                        "gtco_run_on: the stream is not of the primary context of device %d (%s), which this handle runs "
-                       "on; pass one that was made for it",
+                       "on, but of another device, context or green context; pass one that was made for it",
                        m->device->ordinal, m->device->name);
   }
   GTCO_CUDA_TRY(m->error, cuStreamIsCapturing, (stream, captured), "asking whether the stream is captured");
@@ -322,7 +334,15 @@ static gtco_status run_on(gtco_model* m, const void* const* inputs, void* const*
   return status;
 }
 
-typedef enum { RUN, RUN_ON } way;
+static gtco_status wait_for_runs(gtco_model* m) {
+  if (!m->under_way) return GTCO_OK;
+  GTCO_CUDA_TRY(m->error, cuEventSynchronize, (m->finished), "running model '%s' on device %d (%s)", plan->name,
+                m->device->ordinal, m->device->name);
+  m->under_way = 0;
+  return GTCO_OK;
+}
+
+typedef enum { RUN, RUN_ON, WAIT } way;
 
 static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
                         double* seconds) {
@@ -330,10 +350,15 @@ static gtco_status call(gtco_model* m, way how, const void* const* inputs, void*
   if (gtco_in_forked_child()) return gtco_forked(m->error); /* before `busy`, which the fork may have found set */
   if (atomic_exchange(&m->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
   m->error[0] = '\0';
-  gtco_status status = gtco_device_enter(m->device, m->error);
+  CUcapture_mode before;
+  gtco_status status = gtco_device_enter(m->device, &before, m->error);
   if (status == GTCO_OK) {
-    status = how == RUN_ON ? run_on(m, inputs, outputs, stream) : run(m, inputs, outputs, seconds);
-    gtco_device_leave();
+    switch (how) {
+      case RUN: status = run(m, inputs, outputs, seconds); break;
+      case RUN_ON: status = run_on(m, inputs, outputs, stream); break;
+      case WAIT: status = wait_for_runs(m); break;
+    }
+    gtco_device_leave(before);
   }
   atomic_store(&m->busy, 0);
   return status;
@@ -346,6 +371,8 @@ EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* 
 EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
   return call(model, RUN_ON, inputs, outputs, (CUstream)stream, NULL);
 }
+
+EXPORT gtco_status gtco_wait(gtco_model* model) { return call(model, WAIT, NULL, NULL, NULL, NULL); }
 
 EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds) {
   return call(model, RUN, inputs, outputs, NULL, seconds);

@@ -34,13 +34,18 @@ gtco_status gtco_forked(char* message) {
                    "models after the fork alone, or start processes anew (spawn)");
 }
 
-gtco_status gtco_device_enter(const gtco_device* device, char* message) {
+gtco_status gtco_device_enter(const gtco_device* device, CUcapture_mode* before, char* message) {
   GTCO_CUDA_TRY(message, cuCtxPushCurrent, (device->context), "making device %d current", device->ordinal);
+  /* Where this fails, captures are as much in the way as they would be without it, and the calls in their way say so. */
+  CUcapture_mode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  CUresult result = gtco_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
+  *before = result == CUDA_SUCCESS ? mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
   return GTCO_OK;
 }
 
-void gtco_device_leave(void) {
+void gtco_device_leave(CUcapture_mode before) {
   CUcontext context;
+  gtco_cuda()->cuThreadExchangeStreamCaptureMode(&before);
   gtco_cuda()->cuCtxPopCurrent(&context);
 }
 
@@ -58,14 +63,22 @@ gtco_status gtco_device_allocate(const gtco_device* device, size_t bytes, const 
                           (long long)available, (long long)total);
 }
 
-/* It is over when this returns. cuMemcpyHtoD alone may come back when pageable memory is staged, while the rest is under
- * way in the legacy default stream, which a caller's non-blocking stream does not wait for. */
-static gtco_status copy_weights(const gtco_device* device, const void* data, size_t bytes, char* message) {
-  GTCO_CUDA_TRY(message, cuMemcpyHtoD, (device->weights, data, bytes), "copying %lld bytes of weights to device %d",
-                (long long)bytes, device->ordinal);
-  GTCO_CUDA_TRY(message, cuStreamSynchronize, (NULL), "copying %lld bytes of weights to device %d", (long long)bytes,
-                device->ordinal);
-  return GTCO_OK;
+/* It is over when this returns. On a stream of its own: what is done in the legacy default stream would become part of,
+ * and so break, what another thread captures from a stream that waits for it. */
+gtco_status gtco_device_upload(const gtco_device* device, CUdeviceptr to, const void* data, size_t bytes, const char* what,
+                               char* message) {
+  CUstream stream = NULL;
+  GTCO_CUDA_TRY(message, cuStreamCreate, (&stream, CU_STREAM_NON_BLOCKING), "making a stream");
+  const char* call = "cuMemcpyHtoDAsync";
+  CUresult result = gtco_cuda()->cuMemcpyHtoDAsync(to, data, bytes, stream);
+  if (result == CUDA_SUCCESS) {
+    call = "cuStreamSynchronize";
+    result = gtco_cuda()->cuStreamSynchronize(stream);
+  }
+  gtco_cuda()->cuStreamDestroy(stream);
+  if (result == CUDA_SUCCESS) return GTCO_OK;
+  return gtco_driver_fail(message, result, call, "copying %lld bytes of %s to device %d", (long long)bytes, what,
+                          device->ordinal);
 }
 
 static gtco_status upload_weights(gtco_device* device, char* message) {
@@ -75,28 +88,31 @@ static gtco_status upload_weights(gtco_device* device, char* message) {
   gtco_status status = gtco_weights_open(plan, &weights, message);
   if (status != GTCO_OK) return status;
   status = gtco_device_allocate(device, (size_t)plan->weights_bytes, "weights", &device->weights, message);
-  if (status == GTCO_OK) status = copy_weights(device, weights.data, (size_t)plan->weights_bytes, message);
+  if (status == GTCO_OK)
+    status = gtco_device_upload(device, device->weights, weights.data, (size_t)plan->weights_bytes, "weights", message);
   gtco_weights_close(&weights);
   return status;
 }
 
 /* In the device's context: what handles share of it. */
 static gtco_status fill(gtco_device* device, char* message) {
-  gtco_status status = gtco_device_enter(device, message);
+  CUcapture_mode before;
+  gtco_status status = gtco_device_enter(device, &before, message);
   if (status != GTCO_OK) return status;
   status = gtco_kernels_load(device->major, device->minor, device->name, &device->kernels, message);
   if (status == GTCO_OK) status = upload_weights(device, message);
-  gtco_device_leave();
+  gtco_device_leave(before);
   return status;
 }
 
 static void let_go(gtco_device* device) {
   char ignored[GTCO_MESSAGE_BYTES];
+  CUcapture_mode before;
   if (device->context) {
-    if (gtco_device_enter(device, ignored) == GTCO_OK) {
+    if (gtco_device_enter(device, &before, ignored) == GTCO_OK) {
       if (device->weights) gtco_cuda()->cuMemFree(device->weights);
       gtco_kernels_unload(&device->kernels);
-      gtco_device_leave();
+      gtco_device_leave(before);
     }
     gtco_cuda()->cuDevicePrimaryCtxRelease(device->device);
   }

@@ -20,13 +20,20 @@ typedef struct gtco_device {
 gtco_status gtco_device_acquire(int ordinal, gtco_device** device, char* message);
 void gtco_device_release(gtco_device* device);
 
-/* Makes the device's context current until gtco_device_leave, which gives the caller its own back. */
-gtco_status gtco_device_enter(const gtco_device* device, char* message);
-void gtco_device_leave(void);
+/* Makes the device's context current until gtco_device_leave, which gives the caller its own back. Until then the calling
+ * thread's calls neither break what other threads capture nor are refused because of it (CU_STREAM_CAPTURE_MODE_RELAXED):
+ * nothing here is meant to become part of a graph, but what a run puts into a stream that is captured. `before`: the
+ * thread's mode, for gtco_device_leave. */
+gtco_status gtco_device_enter(const gtco_device* device, CUcapture_mode* before, char* message);
+void gtco_device_leave(CUcapture_mode before);
 
 /* Device memory, or GTCO_ERROR_MEMORY with what is free; the device's context is current. `what`: it is for. */
 gtco_status gtco_device_allocate(const gtco_device* device, size_t bytes, const char* what, CUdeviceptr* memory,
                                  char* message);
+
+/* Copies bytes of the host to the device, whose context is current; it is over when this returns. `what` they are. */
+gtco_status gtco_device_upload(const gtco_device* device, CUdeviceptr to, const void* data, size_t bytes, const char* what,
+                               char* message);
 
 /* Was this process forked while a handle was open? The driver's state does not survive that, and gtco_forked says so. */
 int gtco_in_forked_child(void);

@@ -10,6 +10,7 @@
 
 typedef int CUresult;
 typedef int CUdevice;
+typedef int CUcapture_mode;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st* CUcontext;
 typedef struct CUmod_st* CUmodule;
@@ -43,7 +44,9 @@ enum {
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+  CU_POINTER_ATTRIBUTE_CONTEXT = 1,
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+  CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
   CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
   CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
   CU_MEMORYTYPE_HOST = 1,
@@ -51,6 +54,9 @@ enum {
   CU_EVENT_DEFAULT = 0,
   CU_EVENT_DISABLE_TIMING = 2,
   CU_STREAM_DEFAULT = 0,
+  CU_STREAM_NON_BLOCKING = 1,
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 };
 
 #define GTCO_OLDEST_CUDA 12000 /* the CUDA version of a driver that has all of these functions */
@@ -69,10 +75,10 @@ enum {
   FUNCTION(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                \
   FUNCTION(cuCtxPushCurrent, cuCtxPushCurrent_v2, (CUcontext context))                                                \
   FUNCTION(cuCtxPopCurrent, cuCtxPopCurrent_v2, (CUcontext * context))                                                \
+  FUNCTION(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (CUcapture_mode * mode))              \
   FUNCTION(cuMemGetInfo, cuMemGetInfo_v2, (size_t * available, size_t * total))                                       \
   FUNCTION(cuMemAlloc, cuMemAlloc_v2, (CUdeviceptr * pointer, size_t bytes))                                          \
   FUNCTION(cuMemFree, cuMemFree_v2, (CUdeviceptr pointer))                                                            \
-  FUNCTION(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr to, const void* from, size_t bytes))                           \
   FUNCTION(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, CUstream stream)) \
   FUNCTION(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, CUstream stream))      \
   FUNCTION(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \

@@ -97,6 +97,10 @@ gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* 
  * of the handle. A model for a CPU runs at once and takes NULL only. */
 gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream);
 
+/* Returns once every run that gtco_run_on put into a stream is over (not those of streams that were captured). Until then
+ * the memory of its inputs and outputs must stay. */
+gtco_status gtco_wait(gtco_model* model);
+
 /* gtco_run that also stores each step's seconds in seconds_per_step[gtco_num_steps]. */
 gtco_status gtco_profile(gtco_model* model, const void* const* inputs, void* const* outputs, double* seconds_per_step);
 int gtco_num_steps(const gtco_model* model);

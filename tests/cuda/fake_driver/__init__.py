@@ -21,7 +21,7 @@ from tests.unit.test_runtime_models import COLUMNS, ROWS, SCALE
 
 SOURCE = Path(__file__).with_name("fake_driver.cpp")
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, UNKNOWN = 2, 700, 999
-NON_BLOCKING = 1
+BLOCKING, NON_BLOCKING = 0, 1
 
 _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "reset": (None, (c_int, c_int, c_int, c_uint)),
@@ -36,6 +36,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "faults": (c_char_p, ()),
     "live": (c_char_p, ()),
     "alloc": (c_size_t, (c_int, c_size_t)),
+    "alloc_foreign": (c_size_t, (c_int, c_size_t)),
     "free": (None, (c_size_t,)),
     "write": (None, (c_size_t, c_void_p, c_size_t)),
     "read": (None, (c_void_p, c_size_t, c_size_t)),

@@ -19,6 +19,7 @@ API void fake_reset(int count, int major, int minor, unsigned seed) {
     d.context.legacy = nullptr;
   }
   stack.clear();
+  capture_mode = 0;
   events.clear(); modules.clear(); functions.clear(); executables.clear(); graphs.clear(); streams.clear();
   faults.clear();
   failed_call.clear();
@@ -70,6 +71,7 @@ API const char* fake_live() {
   count("graphs", n_graphs);
   count("executable graphs", n_executables);
   count("contexts on this thread's stack", stack.size());
+  count("as this thread's capture mode", (size_t)capture_mode);
   return answer.c_str();
 }
 
@@ -77,6 +79,14 @@ API uintptr_t fake_alloc(int ordinal, size_t bytes) {
   std::lock_guard<std::recursive_mutex> held(lock);
   uintptr_t p = 0;
   return allocate(device(ordinal), bytes, &p, true) == OK ? p : 0;
+}
+// Memory of a context that is not the device's primary one, which that one's kernels cannot reach.
+API uintptr_t fake_alloc_foreign(int ordinal, size_t bytes) {
+  uintptr_t p = fake_alloc(ordinal, bytes);
+  std::lock_guard<std::recursive_mutex> held(lock);
+  int found = -1;
+  find(p, &found)->foreign = true;
+  return p;
 }
 API void fake_free(uintptr_t p) { std::lock_guard<std::recursive_mutex> held(lock); release(p, nullptr); }
 API void fake_write(uintptr_t to, const void* from, size_t bytes) {

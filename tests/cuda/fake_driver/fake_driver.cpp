@@ -85,6 +85,12 @@ API int cuCtxPopCurrent_v2(Context** out) {
   END_FREE;
 }
 
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  BEGIN_FREE;
+  std::swap(*mode, capture_mode);
+  END_FREE;
+}
+
 API int cuCtxGetCurrent(Context** out) { *out = stack.empty() ? nullptr : stack.back(); return OK; }
 
 API int cuMemGetInfo_v2(size_t* available, size_t* total) {
@@ -130,24 +136,10 @@ API int cuMemFree_v2(uintptr_t p) {
   BEGIN_FREE;
   Context* context = stack.empty() ? nullptr : stack.back();
   if (!context) { fault("cuMemFree: no context is current"); return INVALID_CONTEXT; }
+  if (breaks_capture(__func__)) return CAPTURE_UNSUPPORTED;
   if (int wrong = release(p, context)) return wrong;
   if (context->broken) return context->broken;
   END_FREE;
-}
-
-API int cuMemcpyHtoD_v2(uintptr_t to, const void* from, size_t bytes) {
-  BEGIN;
-  IN_CONTEXT;
-  if (in_device_range((uintptr_t)from)) { fault("cuMemcpyHtoD from device memory"); return INVALID_VALUE; }
-  if (!valid(to, bytes, context->device, __func__)) return INVALID_VALUE;
-  // From pageable memory: it waits for the stream, and comes back when the bytes are staged, before they have arrived.
-  Stream* s = stream_of(context, nullptr);
-  run_until({s, s->enqueued});
-  std::vector<char> staged((const char*)from, (const char*)from + bytes);
-  push(s, {{}, [=] {
-    if (valid(to, bytes, context->device, "cuMemcpyHtoD")) memcpy((void*)to, staged.data(), bytes);
-  }, {to}});
-  return OK;
 }
 
 namespace {
@@ -165,7 +157,8 @@ int copy(Context* context, Stream* s, uintptr_t to, uintptr_t from, size_t bytes
 #define ON_STREAM                                                            \
   IN_CONTEXT;                                                                \
   Stream* s = stream_of(context, given);                                     \
-  CHECK(streams, s, "a stream")
+  CHECK(streams, s, "a stream")                                              \
+  if (implicit(s)) return CAPTURE_IMPLICIT
 
 API int cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t bytes, Stream* given) {
   BEGIN;
@@ -191,7 +184,10 @@ API int cuPointerGetAttributes(unsigned count, int* attributes, void** values, u
   int ordinal = -2;
   Allocation* a = find(pointer, &ordinal);
   bool here = a && a->alive;
+  static int elsewhere;  // a context that is no device's primary one
   for (unsigned i = 0; i < count; ++i) switch (attributes[i]) {
+      case 1: *(void**)values[i] = !here ? nullptr : a->foreign ? (void*)&elsewhere : &device(ordinal).context; break;
+      case 3: *(uintptr_t*)values[i] = here && !a->foreign ? pointer : 0; break;
       case 2: *(unsigned*)values[i] = here ? 2 : 0; break;
       case 8: *(unsigned*)values[i] = 0; break;
       case 9: *(int*)values[i] = here ? ordinal : -2; break;
@@ -220,6 +216,7 @@ API int cuModuleUnload(Module* module) {
   BEGIN_FREE;
   if (!known(modules, module) || !module->alive) { fault("cuModuleUnload of what is not loaded"); return INVALID_HANDLE; }
   if (stack.empty() || stack.back() != module->context) { fault("cuModuleUnload in another context"); return INVALID_CONTEXT; }
+  if (breaks_capture(__func__)) return CAPTURE_UNSUPPORTED;
   if (in_use(0, 0, module)) fault("a module is unloaded while a kernel of it is under way");
   module->alive = false;
   dlclose(module->library);

@@ -28,7 +28,8 @@ namespace {
 enum {
   OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
   INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-  ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_ISOLATION = 905, UNKNOWN = 999,
+  ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905,
+  CAPTURE_IMPLICIT = 906, UNKNOWN = 999,
 };
 
 const std::map<int, std::pair<const char*, const char*>> NAMES = {
@@ -45,6 +46,8 @@ const std::map<int, std::pair<const char*, const char*>> NAMES = {
     {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
     {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
     {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
+    {CAPTURE_UNSUPPORTED, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
+    {CAPTURE_IMPLICIT, {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream"}},
     {CAPTURE_ISOLATION, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"}},
     {UNKNOWN, {"CUDA_ERROR_UNKNOWN", "unknown error"}},
 };
@@ -56,6 +59,7 @@ constexpr uintptr_t FIRST = 0x500000000000;
 #endif
 constexpr uintptr_t REGION = 1ull << 32, PAGE = 4096;
 constexpr unsigned BLOCKING = 0, DISABLE_TIMING = 2;
+constexpr int RELAXED = 2;
 
 struct Context;
 struct Stream;
@@ -92,7 +96,7 @@ struct Event {
 struct Allocation {
   uintptr_t start;
   size_t bytes;
-  bool alive, user;
+  bool alive, user, foreign = false;  // of another context of the device
 };
 
 struct Module {
@@ -177,6 +181,7 @@ std::list<std::unique_ptr<Function>> functions;
 std::list<std::unique_ptr<Graph>> graphs;
 std::list<std::unique_ptr<Executable>> executables;
 thread_local std::vector<Context*> stack;
+thread_local int capture_mode = 0;  // GLOBAL, THREAD_LOCAL, RELAXED
 std::string faults, answer, failed_call;
 std::mt19937 choice(1);
 bool initialized = false;
@@ -224,6 +229,7 @@ bool valid(uintptr_t p, size_t bytes, int ordinal, const std::string& what) {
   Allocation* a = find(p, &where);
   char text[200];
   const char* why = !a ? "no device memory" : !a->alive ? "freed" : where != ordinal ? "memory of another device"
+                    : a->foreign ? "memory of another context"
                     : p + bytes > a->start + a->bytes ? "beyond the end of its allocation" : nullptr;
   if (!why) return true;
   snprintf(text, sizeof text, ": pointer %#lx (%zu bytes) is %s", (long)p, bytes, why);
@@ -266,7 +272,20 @@ struct Call {
     fault(std::string(__func__) + ": no context is current");    \
     return INVALID_CONTEXT;                                      \
   }                                                              \
-  if (context->broken) return context->broken
+  if (context->broken) return context->broken;                    \
+  if (breaks_capture(__func__)) return CAPTURE_UNSUPPORTED
+
+// Streams are captured in GLOBAL mode here, which forbids all that could be unsafe (the manual lists no calls) to every
+// thread that has not said that it is none of the captures' business.
+bool breaks_capture(const std::string& name) {
+  if (capture_mode == RELAXED) return false;
+  for (auto& s : streams)
+    if (s->capturing) {
+      fault(name + " breaks what is being captured");
+      return true;
+    }
+  return false;
+}
 
 template <class T>
 bool known(const std::list<std::unique_ptr<T>>& all, const T* one) {
@@ -291,6 +310,17 @@ Stream* stream_of(Context* context, Stream* given) {
     context->legacy->user = true;
   }
   return context->legacy;
+}
+
+// The legacy stream waits for all blocking ones, so it may not be used while one of them is captured.
+bool implicit(const Stream* s) {
+  if (s != s->context->legacy) return false;
+  for (auto& other : streams)
+    if (other->context == s->context && other.get() != s && other->flags == BLOCKING && other->capturing) {
+      fault("the legacy stream is used while a stream that it waits for is captured");
+      return true;
+    }
+  return false;
 }
 
 Point push(Stream* s, Operation operation) {
