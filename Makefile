@@ -47,7 +47,8 @@ check-paper-models: $(VENV)/.test
 	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/end_to_end/test_paper_models.py
 
 check-cuda: $(VENV)/.test
-	$(BIN)/python -m pytest -q -s -m scheduled --timeout 3600 $(PYTEST_FLAGS) tests/cuda
+	$(BIN)/python -m pytest -q -m scheduled --timeout 3600 --durations 20 -n $(TEST_PROCESSES) --dist loadgroup \
+	  $(PYTEST_FLAGS) tests/cuda
 
 bench: $(VENV)/.bench
 	mkdir -p build/bench

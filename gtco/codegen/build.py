@@ -86,7 +86,7 @@ def build(job: Job) -> Kernel | Failure:
         reason = "; ".join([program.detail, *map(describe, errors)])
         return Failure(job.symbol, reason, program.reason)
     if isinstance(job.target, GpuTarget):
-        return _gpu_kernel(job, program, job.target)
+        return gpu_kernel(job, program, job.target)
     return _kernel(job, program, job.target)
 
 
@@ -102,7 +102,8 @@ def _kernel(job: Job, program: Program, target: Target) -> Kernel:
     )
 
 
-def _gpu_kernel(job: Job, program: CudaProgram, target: GpuTarget) -> GpuKernel | Failure:
+def gpu_kernel(job: Job, program: CudaProgram, target: GpuTarget) -> GpuKernel | Failure:
+    """The job's program compiled for every architecture of the target."""
     images = gpu_code(program, target)
     if isinstance(images, Rejection):
         return Failure(job.symbol, images.detail, images.reason)

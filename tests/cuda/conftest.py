@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gtco.runtime.artifact import write_artifact
+from tests.cuda.compiling import Compiling
 from tests.cuda.fake_driver import KERNELS, FakeDriver, build, compile_kernels, small_gpu_artifact
 
 
@@ -38,3 +39,8 @@ def small_gpu(gpu_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return write_artifact(
         small_gpu_artifact(gpu_kernels), tmp_path_factory.mktemp("small") / "small.so"
     )
+
+
+@pytest.fixture(scope="session")
+def compiling() -> Compiling:
+    return Compiling()

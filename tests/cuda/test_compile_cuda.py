@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from gtco import cli
-from gtco.compiler import compile_to_file
-from gtco.gpu import ARCHITECTURES, GPUS
+from gtco.gpu import ARCHITECTURES
 from gtco.runtime.library import read_metadata
-from models import MODELS, create, example_inputs, export_onnx
+from models import export_onnx
 from models.vit import VisionTransformer
 from models.weights import initialise
 
@@ -73,24 +72,3 @@ def test_what_does_not_go_together_is_said_at_once(
     assert cli.main(["compile", str(missing), *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and reason in error and "Traceback" not in error
-
-
-@pytest.mark.scheduled
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_has_images_for_every_architecture(
-    name: str, precision: str, tmp_path: Path
-) -> None:
-    library = tmp_path / "model.so"
-    report = compile_to_file(
-        create(name), library, example_inputs(name), target=EVERY, precision=precision
-    )
-    assert not report.notes
-    metadata = read_metadata(library)
-    assert metadata["target"]["images"] == list(ARCHITECTURES)
-    for stage in metadata["steps"]:
-        for arch, registers in stage["registers"].items():
-            gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
-            assert registers * stage["threads"] <= gpu.registers_sm
-            assert stage["shared"] <= gpu.shared
-        assert max(stage["spilled_bytes"].values()) <= FEW, (stage["schedule"], stage["inputs"])
