@@ -159,6 +159,14 @@ STAGES = {
         ("matmul", "x w", "c", T(33, 40), {}),
         ("permute", "c", "y", T(40, 33), {"axes": (1, 0)}),
     ),
+    "stored_across_in_runs": chain(
+        {"x": N(36, 24), "w": N(24, 41), "bias": T(41), "r": T(41, 36)},
+        ("matmul", "x w", "c", T(36, 41), {}),
+        ("add", "c bias", "d", T(36, 41), {}),
+        ("permute", "d", "t", T(41, 36), {"axes": (1, 0)}),
+        ("add", "t r", "y", T(41, 36), {}),
+    ),
+    "stored_by_pairs": dense(13, 38, 40, "float16", out="float16"),
     "concatenated": chain(
         {"x": N(9, 16), "z": N(9, 24), "w": N(40, 16)},
         ("concat", "x z", "c", N(9, 40), {"axis": 1}),
@@ -209,7 +217,29 @@ def test_products_before_asynchronous_copies(name: str) -> None:
     check(sketch, next(configs(sketch)), fresh_seed())
 
 
-@pytest.mark.parametrize("name", ["dense", "stored_across", "computed", "conv3x3", "float32"])
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("dense", 4),
+        ("dressed", 4),
+        ("stored_by_heads", 4),
+        ("stored_by_pairs", 2),
+        ("stored_rounded", 1),
+        ("stored_across", 1),
+        ("stored_across_in_runs", 4),
+    ],
+)
+def test_lanes_store_as_many_as_rows_are_whole_runs_of(name: str, run: int) -> None:
+    sketch = sketch_of(STAGES[name])
+    program = build(sketch, next(configs(sketch)), "kernel")
+    assert isinstance(program, CudaProgram)
+    assert f"in_runs<{run}>" in program.source if run > 1 else "one_by_one" in program.source
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["dense", "stored_across", "stored_across_in_runs", "computed", "conv3x3", "float32"],
+)
 def test_no_bank_conflicts(name: str) -> None:
     """Neither where tiles are filled, nor where fragments are read, nor where sums pass through."""
     seed = fresh_seed()

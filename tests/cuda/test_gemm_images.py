@@ -42,5 +42,8 @@ def test_picks(stage: Stage, arch: str) -> None:
     code = machine_code(image.cubin)["product"]
     cores = target.rate(f"mma:{sketch.operand}") > 0
     assert (code.tensor_core > 0) == cores and not code.spilled
+    stores = {name for name in code.instructions if name.startswith("STG")}
+    wide = ".128" if stage.output.type.dtype == "float32" else ".64"  # four at once
+    assert all(wide in name for name in stores) == (stage is not STAGES["computed"]), stores
     asynchronous = code.count("LDGSTS") > 0
     assert asynchronous == (target.generation >= 80)

@@ -207,7 +207,7 @@ def traced(
             out = T.arg("out", T.handle(storage(args.output.dtype)))
             result = T.arg("result", T.handle(storage(returns or "float32")))
             index = [T.arg(p, T.int32()) for p, _ in params]
-            handed = {v: T.arg(v, getattr(T, storage(d))()) for v, d in given.items()}
+            handed = {v: T.arg(v, _made(d)) for v, d in given.items()}
             handles = {a: T.arg(a, T.handle(storage(t.dtype))) for a, t in places.items()}
             em = TextEmitter(1)
             for var, (_, extent) in zip(index, params, strict=True):
@@ -230,6 +230,11 @@ def traced(
     printer.bfloat16 |= {*narrow, *([out] if args.output.dtype == "bfloat16" else [])}
     printer.bfloat16 |= {returned.buffer} if returns == "bfloat16" else set()
     return printer, function.body
+
+
+def _made(dtype: str) -> Expr:
+    """A variable of elements of this dtype."""
+    return T.boolean() if dtype == "bool" else getattr(T, storage(dtype))()
 
 
 def _reader(stage: Stage, b: Body, known: Known) -> Reader:

@@ -99,9 +99,12 @@ def storing(
     params: Parameters,
     index: LaneMap,
     lanes: int,
+    valid: str = "",
 ) -> str:
     """``auto name = [=](params, const float (&y)[lanes]) {...};``: what the epilogue makes of the
     anchor's values ``y`` at ``index`` of the parameters and each lane, stored where it belongs.
+    With ``valid``, the name of one more parameter, where that is true: of what is
+    :func:`side_by_side`.
     """
     own = stage.types[tail.anchor].dtype
     given = "int" if own.startswith("int") else "float"
@@ -116,10 +119,11 @@ def storing(
         def follow(probe: Probe, v: Expr) -> None:
             probe.through(tail, [b.em.index(i) for i in index(*b.index, v)])
 
-        each_lane(b, stage, lanes, follow, element)
+        each_lane(b, stage, lanes, follow, element, valid=b.given[valid] if valid else None)
 
     dtype = "int32" if given == "int" else "float32"
-    return function(args, name, params, body, {f"const {given} (&y)": TensorType((lanes,), dtype)})
+    arrays = {f"const {given} (&y)": TensorType((lanes,), dtype)}
+    return function(args, name, params, body, arrays, {valid: "bool"} if valid else None)
 
 
 def finish(b: Body, reader: NearReader, tail: Epilogue, at: Sequence[Expr], value: Expr) -> None:
@@ -139,9 +143,10 @@ def each_lane(
     follow: Callable[[Probe, Expr], None],
     element: Callable[[NearReader, Expr], None],
     inputs: Mapping[str, Array] | None = None,
+    valid: Expr | None = None,
 ) -> None:
     """``element(reader, v)`` for every lane; what ``follow`` shows to be neighbours is loaded
-    before and stored behind as one.
+    before and stored behind as one, where that is ``valid``.
     """
     em, reader = b.em, NearReader(stage, b.em, inputs or b.inputs)
     if lanes == 1:
@@ -166,8 +171,13 @@ def each_lane(
     with em.loop(lanes, "v", T.unroll) as v:
         reader.lane = v
         element(reader, v)
+    assert stored or valid is None
     for near, first in stored:
-        _call("store", lanes, _place(b.output, first), _place(near, 0))
+        to, made = _place(b.output, first), _place(near, 0)
+        if valid is None:
+            _call("store", lanes, to, made)
+        else:
+            _call("store_where", lanes, valid, to, made)
 
 
 def _together(em: Scope, loads: Sequence[Load], lane: Expr, lanes: int) -> list[Load]:

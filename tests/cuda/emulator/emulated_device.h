@@ -141,6 +141,16 @@ __forceinline__ void copy_wait() {
   gtco_emulator::copy_wait(N);
 }
 
+__forceinline__ void store_16(void* global, uint4 x, bool valid) {
+  if (valid) *static_cast<uint4*>(global) = x;
+}
+__forceinline__ void store_8(void* global, uint2 x, bool valid) {
+  if (valid) *static_cast<uint2*>(global) = x;
+}
+__forceinline__ void store_4(void* global, uint32_t x, bool valid) {
+  if (valid) *static_cast<uint32_t*>(global) = x;
+}
+
 __forceinline__ void atomic_add(float* where, float value) {
   gtco_emulator::atomic_add(where, value);
 }

@@ -41,7 +41,6 @@ from gtco.tensor.analysis.contraction import (
 from gtco.tensor.analysis.mapped import mapped_products
 from gtco.tensor.analysis.placement import along_memory
 from gtco.tensor.cost import epilogue_vectors, vectors
-from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
@@ -244,7 +243,7 @@ class CudaGemm:
         if b.way == "packed":
             packings[mapped.b_source.tensor] = product.packing(tiles.block[1], tiles.block[2])
         args = arguments(self.stage, packings)
-        params = (("b", product.batch), ("m", product.m), ("n", product.n))
+        store, stored = mapped.store(args)
         text = source(
             symbol,
             self.stage,
@@ -252,16 +251,9 @@ class CudaGemm:
             (
                 *mapped.a_source.lambdas(args, a),
                 *mapped.b_source.lambdas(args, b),
-                lambdas.store(
-                    args,
-                    self.stage,
-                    self.tail,
-                    "store",
-                    params,
-                    lambda index: product.c_index(*index),
-                ),
+                store,
             ),
-            self.call(tiles, int(chosen["group"])),
+            self.call(tiles, int(chosen["group"]), stored),
             tiles.threads,
             self.about(mapped, tiles),
         )
@@ -276,7 +268,7 @@ class CudaGemm:
             f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}"
         )
 
-    def call(self, tiles: Tiles, group: int) -> str:
+    def call(self, tiles: Tiles, group: int, stored: str) -> str:
         """The statements behind the lambdas."""
         types = (
             ("Shape", tiles.extents, "batch, m, n, runs of k, steps of one"),
@@ -295,6 +287,6 @@ class CudaGemm:
                 *lines,
                 f"static_assert({plan}::SHARED == {tiles.shared});",
                 f"gtco::gemm<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {group}, "
-                f"{rows_first}>(a, b, store);",
+                f"{rows_first}>(a, b, {stored});",
             ]
         )

@@ -4,7 +4,7 @@ are stored, and the tiles that fit (the second step of GTCO's hierarchical mappi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,18 @@ from gtco.gpu import GpuTarget
 from gtco.tensor.analysis.chains import Epilogue, shape_of
 from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.mapped import MappedProduct
+from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr, Scope
+from gtco.tensor.cuda import lambdas
+from gtco.tensor.cuda.arguments import Arguments
+from gtco.tensor.cuda.neighbours import side_by_side, storing
 from gtco.tensor.cuda.tensor_core import Row, oldest
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles, block_options, stage_options, warp_options
 from gtco.tensor.sketch.cuda.operands import CHUNK, Reading, Source
 from gtco.tensor.space import Option
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
+RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -104,6 +109,56 @@ class Mapped:
         first = flat(0, 0)
         rows = product.m > 1 and flat(1, 0) == first + 1
         return rows and not (product.n > 1 and flat(0, 1) == first + 1)
+
+    @cached_property
+    def stored(self) -> tuple[tuple[tuple[str, int], ...], int]:
+        """How lanes store: the names and extents of batch, of what is apart and of the neighbours,
+        which are columns, or rows where C is ``transposed``; and how many of these are stored at
+        once, all that the epilogue reads and writes of them with one access each.
+        """
+        p = self.product
+        apart, near = ("m", p.m), ("n", p.n)
+        if self.transposed:
+            apart, near = near, apart
+        params = ("b", p.batch), apart, near
+        for run in RUNS:
+            extents = (p.batch, apart[1], near[1] // run)
+            if near[1] % run == 0 and side_by_side(self.stage, extents, self._stores(run), run):
+                return params, run
+        return params, 1
+
+    def _stores(self, run: int) -> Callable[..., None]:
+        """For :func:`side_by_side`: what storing of a run's lane reads and writes."""
+
+        def follow(probe: Probe, b: Expr, apart: Expr, near: Expr, lane: Expr) -> None:
+            probe.through(self.tail, self.result(b, apart, near * run + lane))
+
+        return follow
+
+    def result(self, b: Expr, apart: Expr, near: Expr) -> Sequence[Expr]:
+        """An index of C, from one of batch, of what is apart and of the neighbours."""
+        return self.product.c_index(b, *((near, apart) if self.transposed else (apart, near)))
+
+    def store(self, args: Arguments) -> tuple[str, str]:
+        """The lambda ``store``, and what says to gemm.cuh how it is called."""
+        params, run = self.stored
+        if run == 1:
+            text = lambdas.store(
+                args, self.stage, self.tail, "store", params, lambda index: self.result(*index)
+            )
+            return text, "gtco::one_by_one(store)"
+        b, apart, (name, extent) = params
+        text = storing(
+            args,
+            self.stage,
+            self.tail,
+            "store",
+            (b, apart, (f"{name}{run}", extent // run)),
+            lambda b, apart, near, v: self.result(b, apart, near * run + v),
+            run,
+            "valid",
+        )
+        return text, f"gtco::in_runs<{run}>(store)"
 
     def tilings(self, row: Row) -> Tilings:
         """The tree of what fits the target."""

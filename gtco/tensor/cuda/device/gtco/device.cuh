@@ -238,6 +238,25 @@ __device__ __forceinline__ void copy_wait() {
 #endif
 }
 
+// ---- stores to global memory where they are valid, without a branch: into one, the compiler would
+// put all that they depend on, and a load in a branch waits for those in the branches before it
+
+__device__ __forceinline__ void store_16(void* global, uint4 x, bool valid) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"l"(
+          global),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(valid ? 1 : 0));
+}
+__device__ __forceinline__ void store_8(void* global, uint2 x, bool valid) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.u32 [%0], {%1, %2}; }" ::"l"(
+                   global),
+               "r"(x.x), "r"(x.y), "r"(valid ? 1 : 0));
+}
+__device__ __forceinline__ void store_4(void* global, uint32_t x, bool valid) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u32 [%0], %1; }" ::"l"(global),
+               "r"(x), "r"(valid ? 1 : 0));
+}
+
 __device__ __forceinline__ void atomic_add(float* where, float value) { atomicAdd(where, value); }
 
 }  // namespace gtco

@@ -1,15 +1,16 @@
 // C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], and whatever a stage makes of it. A block makes
 // one tile of C: it copies tiles of A and B to shared memory, several stages ahead of their use,
-// its warps multiply parts of them, and `store` gets every element of C, neighbours side by side.
+// its warps multiply parts of them, and `store` gets every element of C, in runs of neighbours.
 //
 //   for slice in slices of k:                      // Block::K steps each
 //     begin the copies of the slice STAGES - 1 ahead
 //     for step in this warp's part of the slice:   // Warps::PARTS warps share a slice
 //       ask for the fragments of the next step, behind the last one's barrier in the next slice
 //       sums += A B of this step
-//   parts are added up; sums -> shared memory -> store(b, m, n, sum)
+//   parts are added up; sums -> shared memory -> store(b, m, n / RUN, sums)
 #pragma once
 #include "gtco/mma.cuh"
+#include "gtco/vectors.cuh"
 
 namespace gtco {
 
@@ -66,6 +67,41 @@ struct Packed {
 template <class T, class F>
 __device__ __forceinline__ Packed<T, F> packed(const T* tiles, F batch_of) {
   return {tiles, batch_of};
+}
+
+// ---- results, of which lanes have RUN neighbours each: in a row, or in a column where the output
+// has those side by side (ROWS_FIRST)
+
+// at(b, i, p, valid, y) for the p-th run of row (column) i: reads what it needs and computes, also
+// where it is not valid and stores nothing. No branch is in the way of the next run's reads.
+template <int RUN_, class F>
+struct InRuns {
+  static constexpr int RUN = RUN_;
+  F at;
+  template <int ROWS, int WIDTH>
+  __device__ __forceinline__ void put(int b, int row, int c, const float (&y)[RUN]) const {
+    static_assert(WIDTH % RUN == 0, "runs end where rows end");
+    const bool valid = row < ROWS && c < WIDTH;
+    at(b, row < ROWS ? row : ROWS - 1, c < WIDTH ? c / RUN : WIDTH / RUN - 1, valid, y);
+  }
+};
+template <int RUN, class F>
+__device__ __forceinline__ InRuns<RUN, F> in_runs(F at) {
+  return {at};
+}
+// at(b, i, c, y) for one element.
+template <class F>
+struct OneByOne {
+  static constexpr int RUN = 1;
+  F at;
+  template <int ROWS, int WIDTH>
+  __device__ __forceinline__ void put(int b, int row, int c, const float (&y)[1]) const {
+    if (row < ROWS && c < WIDTH) at(b, row, c, y[0]);
+  }
+};
+template <class F>
+__device__ __forceinline__ OneByOne<F> one_by_one(F at) {
+  return {at};
 }
 
 // Where a block's next slice of k lies: `outer` times Shape::K and `k` steps more.
@@ -360,23 +396,31 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
   }
   sync();
   if (part > 0) return;
-  constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH;
-  constexpr int NEAR = ROWS_FIRST ? SLAB : Warps::N;  // neighbours that lanes store
-  // Where these are half a warp's, its halves take rows (columns) in different banks.
-  constexpr int APART = NEAR == 16 ? (ROWS_FIRST ? 4 : 2) : 1;
+  constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH, RUN = Store::RUN;
+  constexpr int LONG = ROWS_FIRST ? SLAB : Warps::N;  // neighbours of a row (column) of a slab
+  constexpr int COUNT = SLAB * Warps::N / RUN;        // runs of it
+  // Where these are half of what all banks give at once, two rows (columns) in different banks go
+  // together.
+  constexpr int APART = LONG == 16 ? (ROWS_FIRST ? 4 : 2) : 1;
   float* const slab = sums + own * (Numbers::SLAB_BYTES / 4);
 #pragma unroll
   for (int first = 0; first < Warps::M; first += SLAB) {
     share.each(first, SLAB, Slab<PITCH, ROWS_FIRST>{slab});
     sync_warp();
-#pragma unroll 4
-    for (int i = lane(); i < SLAB * Warps::N; i += 32) {
-      const int near = i % NEAR, turn = i / NEAR / 2, half_warp = i / NEAR % 2;
-      const int far = APART == 1 ? i / NEAR
-                                 : turn / APART * 2 * APART + turn % APART + half_warp * APART;
+#pragma unroll(RUN == 1 ? 4 : 2)  // reads under way at once; more cost registers
+    for (int i = lane(); i < COUNT; i += 32) {
+      const int near = i % (LONG / RUN) * RUN, turn = i / (LONG / RUN);
+      const int far = APART == 1 ? turn
+                                 : turn / 2 / APART * 2 * APART + turn / 2 % APART +
+                                       turn % 2 * APART;
       const int row = m0 + m + first + (ROWS_FIRST ? near : far);
       const int column = n0 + n + (ROWS_FIRST ? far : near);
-      if (row < Shape::M && column < Shape::N) store(batch, row, column, slab[far * PITCH + near]);
+      float y[RUN];
+      load<RUN>(slab + far * PITCH + near, y);
+      if constexpr (ROWS_FIRST)
+        store.template put<Shape::N, Shape::M>(batch, column, row, y);
+      else
+        store.template put<Shape::M, Shape::N>(batch, row, column, y);
     }
     sync_warp();
   }

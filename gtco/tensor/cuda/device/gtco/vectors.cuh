@@ -31,16 +31,39 @@ __device__ __forceinline__ void load(const From* from, To* to) {
   }
 }
 
+// AT_ONCE of them, one access of a format's bits.
+template <class To, int AT_ONCE, class From>
+__device__ __forceinline__ Neighbours<To, AT_ONCE> gathered(const From* from) {
+  Neighbours<To, AT_ONCE> found;
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; ++i) found.element[i] = reinterpret<To>(from[i]);
+  return found;
+}
+
 template <int COUNT, int ALIGN = COUNT, class From, class To>
 __device__ __forceinline__ void store(To* to, const From* from) {
   constexpr int AT_ONCE = at_once<To, COUNT, ALIGN>();
   static_assert(COUNT % AT_ONCE == 0, "whole accesses");
 #pragma unroll
-  for (int first = 0; first < COUNT; first += AT_ONCE) {
-    Neighbours<To, AT_ONCE> written;
+  for (int first = 0; first < COUNT; first += AT_ONCE)
+    *reinterpret_cast<Neighbours<To, AT_ONCE>*>(to + first) = gathered<To, AT_ONCE>(from + first);
+}
+
+// The same where it is `valid`, and nothing otherwise; all that it depends on is done in any case.
+template <int COUNT, class From, class To>
+__device__ __forceinline__ void store_where(bool valid, To* to, const From* from) {
+  constexpr int AT_ONCE = at_once<To, COUNT, COUNT>(), BYTES = AT_ONCE * int(sizeof(To));
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) written.element[i] = reinterpret<To>(from[first + i]);
-    *reinterpret_cast<Neighbours<To, AT_ONCE>*>(to + first) = written;
+  for (int first = 0; first < COUNT; first += AT_ONCE) {
+    const auto written = gathered<To, AT_ONCE>(from + first);
+    if constexpr (BYTES == 16)
+      store_16(to + first, reinterpret<uint4>(written), valid);
+    else if constexpr (BYTES == 8)
+      store_8(to + first, reinterpret<uint2>(written), valid);
+    else if constexpr (BYTES == 4)
+      store_4(to + first, reinterpret<uint32_t>(written), valid);
+    else if (valid)
+      store<AT_ONCE>(to + first, written.element);
   }
 }
 
