@@ -44,8 +44,8 @@ MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/t
 SOURCES = ("api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c").split()
 EXPORTS = (
     "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
-    "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_metadata "
-    "gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
+    "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_launch_mode "
+    "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked. An artifact
 # needs libc and libm alone (for GPUs libdl, where that is no part of libc), no executable stack and
@@ -155,7 +155,8 @@ def code_of(artifact: Artifact | GpuArtifact) -> list[bytes]:
     """The machine code of the kernels, for all architectures."""
     if isinstance(artifact, Artifact):
         return list(artifact.kernels.values())
-    return [cubin for image in artifact.images.values() for cubin in image.values()]
+    more = artifact.persistent.images.values() if artifact.persistent else ()
+    return [*(cubin for image in artifact.images.values() for cubin in image.values()), *more]
 
 
 def _check(artifact: Artifact | GpuArtifact) -> None:
@@ -322,6 +323,15 @@ def _metadata(artifact: Artifact | GpuArtifact) -> bytes:
         own["threads"] = artifact.threads
     else:
         own["images"] = image_sizes(artifact)
+        own["launches"] = "persistent" if artifact.persistent else "graph"
+        if artifact.persistent:
+            own["persistent"] = {
+                **artifact.persistent.info,
+                "kernel": artifact.persistent.symbol,
+                "threads": artifact.persistent.threads,
+                "shared": artifact.persistent.shared,
+                "prefetched_bytes": sum(n for _, n in artifact.persistent.prefetches),
+            }
     taken = own.keys() & artifact.metadata.keys()
     if taken:
         raise BuildError(

@@ -5,19 +5,23 @@ csrc/cuda_plan.h), and the images themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 from gtco.errors import BuildError
-from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.gpu_plan import GpuArtifact, PersistentKernel
 from gtco.runtime.plan import BufferRef, round_up
 from gtco.runtime.table import c_string, comment_text, plan_document
 
 GPU_SOURCES = (
-    "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c error.c tensors.c weights.c"
+    "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c cuda_persistent.c error.c "
+    "tensors.c weights.c"
 ).split()
 # Of every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
+# Of a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
+MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
 
 
@@ -49,6 +53,39 @@ def check_launches(artifact: GpuArtifact) -> None:
         missing = [kernel for kernel in arity if kernel not in image]
         if missing:
             raise BuildError(f"the image for {name} lacks the kernels {', '.join(missing)}")
+    if artifact.persistent:
+        _check_persistent(artifact, artifact.persistent)
+
+
+def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
+    """Raises where the tables cannot say what the kernel is to do."""
+    tensors = len(artifact.inputs) + len(artifact.outputs)
+    wrong = ""
+    if missing := [name for name in artifact.images if name not in kernel.images]:
+        wrong = f"has no image for {', '.join(missing)}"
+    elif tensors > MAX_TENSORS:
+        wrong = f"takes {MAX_TENSORS} inputs and outputs at most, and the model has {tensors}"
+    elif not 1 <= kernel.threads <= MAX_THREADS or not 0 <= kernel.shared <= MAX_SHARED:
+        wrong = f"has {kernel.threads} threads and {kernel.shared} bytes of shared memory a block"
+    elif len(kernel.prefetches) != len(artifact.steps):
+        wrong = f"prefetches for {len(kernel.prefetches)} steps of {len(artifact.steps)}"
+    if wrong:
+        raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
+    for number, (step, (buffer, bytes_)) in enumerate(
+        zip(artifact.steps, kernel.prefetches, strict=True)
+    ):
+        if step.kernel not in kernel.kernels:
+            wrong = f"lacks the kernel {step.kernel} of step {number}"
+        elif prod(step.grid) > MAX_TASKS:
+            wrong = f"takes {MAX_TASKS} tasks a step, and step {number} has {prod(step.grid)}"
+        elif bytes_ and not (
+            0 <= buffer < len(step.buffers)
+            and step.buffers[buffer].kind == "weight"
+            and 0 < bytes_ <= artifact.weights_bytes - step.buffers[buffer].index
+        ):
+            wrong = f"prefetches {bytes_} bytes of what is no weight of step {number}"
+        if wrong:
+            raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
 
 
 def kernels(artifact: GpuArtifact) -> list[str]:
@@ -57,20 +94,24 @@ def kernels(artifact: GpuArtifact) -> list[str]:
 
 
 def image_sizes(artifact: GpuArtifact) -> dict[str, int]:
-    """Bytes of machine code by architecture."""
-    return {
-        name: sum(len(image[kernel]) for kernel in kernels(artifact))
-        for name, image in artifact.images.items()
-    }
+    """Bytes of machine code by architecture, the persistent kernel's among them."""
+    sizes = dict.fromkeys(artifact.images, 0)
+    for name, _, _, cubin in _cubins(artifact):
+        sizes[name] += len(cubin)
+    return sizes
 
 
 def _cubins(artifact: GpuArtifact) -> Iterator[tuple[str, str, int, bytes]]:
-    """(architecture, kernel, offset, cubin) of what :func:`write_images` writes."""
-    at = 0
+    """(architecture, kernel, offset, cubin) of what :func:`write_images` writes: of each
+    architecture the steps' kernels, then the persistent one.
+    """
+    at, one = 0, artifact.persistent
     for name, image in artifact.images.items():
-        for kernel in kernels(artifact):
-            yield name, kernel, at, image[kernel]
-            at = round_up(at + len(image[kernel]) + 1)  # a zero ends each, as that of a PTX text
+        found = [(kernel, image[kernel]) for kernel in kernels(artifact)]
+        found += [(one.symbol, one.images[name])] if one else []
+        for kernel, cubin in found:
+            yield name, kernel, at, cubin
+            at = round_up(at + len(cubin) + 1)  # a zero ends each, as that of a PTX text
 
 
 def write_images(artifact: GpuArtifact, path: Path) -> None:
@@ -112,6 +153,10 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
     cubins: dict[str, list[str]] = {name: [] for name in artifact.images}
     for name, kernel, at, cubin in _cubins(artifact):
         cubins[name].append(f"  {{{at}, {len(cubin)}}}, /* {comment_text(kernel)} */")
+    persistent, address = [], "NULL"
+    if artifact.persistent:  # its cubin is the last of each image
+        own = [rows.pop() for rows in cubins.values()]
+        persistent, address = _persistent(artifact, artifact.persistent, own), "&persistent"
     images, tables = [], []
     for number, (name, rows) in enumerate(cubins.items()):
         found = _ARCHITECTURE.fullmatch(name)
@@ -136,8 +181,10 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         "static const gtco_image images[] = {",
         *images,
         "};",
+        *persistent,
         "const gtco_cuda_plan gtco_the_cuda_plan = {",
         "  .launches = launches, .functions = functions, .images = images,",
+        f"  .persistent = {address},",
         f"  .num_functions = {len(names)}, .num_images = {len(images)},",
         "};",
     ]
@@ -157,3 +204,27 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         identity=identity,
         steps="NULL",
     )
+
+
+def _persistent(
+    artifact: GpuArtifact, kernel: PersistentKernel, cubins: Sequence[str]
+) -> list[str]:
+    """The definition of ``persistent``, and of the table of steps that its kernel reads."""
+    steps, first = [], 0
+    for step, (buffer, bytes_) in zip(artifact.steps, kernel.prefetches, strict=True):
+        number, tasks = kernel.kernels.index(step.kernel), prod(step.grid)
+        fetched = first + buffer if bytes_ else 0
+        steps.append(f"  {{{number}, {tasks}, {first}, {len(step.buffers)}, {fetched}, {bytes_}}},")
+        first += len(step.buffers)
+    return [
+        "static const gtco_device_step device_steps[] = {",
+        *(steps or ["  {0, 0, 0, 0, 0, 0},"]),
+        "};",
+        "static const gtco_cubin persistent_cubins[] = {",
+        *cubins,
+        "};",
+        "static const gtco_persistent persistent = {",
+        f"  .name = {c_string(kernel.symbol)}, .steps = device_steps, .cubins = persistent_cubins,",
+        f"  .threads = {kernel.threads}, .shared = {kernel.shared},",
+        "};",
+    ]

@@ -24,7 +24,8 @@ class Options(ctypes.Structure):
         ("num_threads", c_int32),
         ("spin_microseconds", c_int32),
         ("device", c_int32),
-        ("reserved", c_int32 * 5),
+        ("launches", c_int32),
+        ("reserved", c_int32 * 4),
     )
 
 
@@ -54,13 +55,14 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_run_on": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), c_void_p)),
     "gtco_wait": (c_int, (c_void_p,)),
     "gtco_profile": (c_int, (c_void_p, POINTER(c_void_p), POINTER(c_void_p), POINTER(c_double))),
+    "gtco_launch_mode": (c_char_p, (c_void_p,)),
     "gtco_artifact_metadata": (c_char_p, ()),
     "gtco_last_error": (c_char_p, (c_void_p,)),
     "gtco_status_string": (c_char_p, (c_int,)),
 }
 
 # what libraries of the first versions have not got, and need not have
-LATER = {"gtco_run_on", "gtco_wait"}
+LATER = {"gtco_run_on", "gtco_wait", "gtco_launch_mode"}
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
 _loader_lock = threading.RLock()
@@ -126,12 +128,13 @@ class Library:
         except KeyError:
             raise AttributeError(name) from None
 
-    def open(self, threads: int, device: int = 0) -> int:
+    def open(self, threads: int, device: int = 0, launches: int = 0) -> int:
         """A handle (gtco_model*); :class:`ArtifactError` with the library's own message where it
         cannot be opened.
         """
         handle = c_void_p()
-        status = self._functions["open"](Options(num_threads=threads, device=device), handle)
+        options = Options(num_threads=threads, device=device, launches=launches)
+        status = self._functions["open"](options, handle)
         if status != OK or handle.value is None:
             raise ArtifactError(
                 f"{self.path} cannot be opened: {self.last_error(None).decode(errors='replace')}"

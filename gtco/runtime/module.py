@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_void_p
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from gtco.errors import ArtifactError, BuildError, InputError
+from gtco.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.runtime.device_tensors import (
     Borrowed,
     device_of,
@@ -33,20 +33,23 @@ def load(
     threads: int = 0,
     *,
     device: int | None = None,
+    launches: Literal["graph", "persistent"] | None = None,
     temporary: bool = False,
 ) -> Model:
     """Opens the ``.so`` that gtco wrote.
 
     ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at compile
     time, else all cores that this process may use. ``device``: number of the GPU, for a model that
-    was compiled for GPUs; None is the first. ``temporary``: the model owns the folder of the file
+    was compiled for GPUs; None is the first. ``launches``: how such a model is launched, None as
+    the compile chose (:attr:`Model.launches`). ``temporary``: the model owns the folder of the file
     and removes it when it is closed. Raises :class:`ArtifactError` where the file is not gtco's, is
     damaged, lacks its weights file, needs instructions that this CPU has not got, or a GPU or a
     driver that is not here.
     """
-    return Model(Path(path), threads, device=device, temporary=temporary)
+    return Model(Path(path), threads, device=device, launches=launches, temporary=temporary)
 
 
+LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
 HELD_RUNS = 8  # under way in callers' streams, whose tensors a model holds; one more waits for them
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
@@ -62,19 +65,22 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _open(path: Path, threads: int, device: int | None) -> tuple[Library, int]:
+def _open(
+    path: Path, threads: int, device: int | None, launches: str | None
+) -> tuple[Library, int]:
     """The library and a handle. Where a compile publishes another one at this moment, the first
     look may find a library whose weights have just gone: the new one is taken then."""
     while True:
         before = file_identity(path)
         library = Library(path)
         try:
-            if device is not None and "images" not in library.metadata:
+            asked = f"device={device}" if device is not None else f"launches={launches!r}"
+            if asked != "launches=None" and "images" not in library.metadata:
                 raise ArtifactError(
-                    f"{path} was compiled for a CPU, and device={device} asks for a GPU; compile "
+                    f"{path} was compiled for a CPU, and {asked} asks for a GPU; compile "
                     "the model with --target cuda:ARCHITECTURE"
                 )
-            return library, library.open(threads, device or 0)
+            return library, library.open(threads, device or 0, LAUNCHES[launches])
         except ArtifactError:
             library.unload()
             if file_identity(path) == before:
@@ -104,10 +110,13 @@ class Model:
         threads: int = 0,
         *,
         device: int | None = None,
+        launches: Literal["graph", "persistent"] | None = None,
         temporary: bool = False,
     ) -> None:
+        if launches not in LAUNCHES:
+            raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
         self.path = path.absolute()
-        library, handle = _open(self.path, threads, device)
+        library, handle = _open(self.path, threads, device, launches)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
         _models.add(self)
@@ -121,6 +130,8 @@ class Model:
         # Number of the GPU that the model runs on; None for a model of the CPU.
         self.device = (device or 0) if "images" in self.metadata else None
         self._held: list[Any] = []  # what each run under way in a caller's stream reads and writes
+        # How a run is launched on the GPU, in words; "" for a model of the CPU.
+        self.launches: str = library.launch_mode(handle).decode() if self.device is not None else ""
         self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
         self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
 

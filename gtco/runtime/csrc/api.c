@@ -270,6 +270,8 @@ EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, voi
   return status;
 }
 
+EXPORT const char* gtco_launch_mode(const gtco_model* model) { return model ? "" : NULL; }
+
 EXPORT gtco_status gtco_wait(gtco_model* model) { return model ? GTCO_OK : GTCO_ERROR_ARGUMENT; }
 
 EXPORT int gtco_num_threads(const gtco_model* model) { return model ? model->pool.threads : 0; }

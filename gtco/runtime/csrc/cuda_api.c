@@ -2,22 +2,25 @@
  * the way user pointers, of the host or the device, reach the kernels. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda_device.h"
 #include "cuda_graph.h"
+#include "cuda_persistent.h"
 #include "error.h"
 #include "tensors.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define SPACING 256 /* bytes that parts of a handle's memory begin at multiples of */
+#define MODE_BYTES (64 + GTCO_REASON_BYTES)
 
 typedef enum { NOWHERE, ON_HOST, ON_DEVICE } place;
 
 struct gtco_model {
   gtco_device* device;
-  CUdeviceptr memory;   /* arena | staging of every input and output */
+  CUdeviceptr memory;   /* arena | staging of every input and output | tables of the persistent kernel */
   CUdeviceptr* staging; /* where a tensor of the host, or one that is not aligned, lies in a run; inputs first */
   place* places;        /* of this run's pointers, inputs first */
   int* patches;         /* a ref's tensor, -1 where its pointer is always the same */
@@ -25,6 +28,8 @@ struct gtco_model {
   CUevent finished;     /* behind the last run */
   int under_way;        /* may a run on a caller's stream still be under way? */
   gtco_launches launches;
+  gtco_persistent_state persistent;
+  char mode[MODE_BYTES]; /* in words */
   _Atomic int busy;
   char error[GTCO_MESSAGE_BYTES];
 };
@@ -53,6 +58,8 @@ static gtco_status lay_out(gtco_model* m, char* message) {
     m->staging[t] = total; /* from the start of the memory, which is not known yet */
     total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, SPACING);
   }
+  const size_t tables = total;
+  if (m->persistent.blocks) total += gtco_persistent_bytes();
   gtco_status status =
       gtco_device_allocate(m->device, total ? total : SPACING, "intermediate tensors", &m->memory, message);
   if (status != GTCO_OK) return status;
@@ -70,17 +77,29 @@ static gtco_status lay_out(gtco_model* m, char* message) {
     }
     if (m->patches[r] >= 0) *argument = m->staging[m->patches[r]];
   }
-  return GTCO_OK;
+  if (!m->persistent.blocks) return GTCO_OK;
+  return gtco_persistent_upload(m->device, m->memory + tables, m->launches.arguments, m->patches, &m->persistent, message);
+}
+
+static void say_how(gtco_model* m) {
+  const gtco_persistent_state* p = &m->persistent;
+  if (p->blocks)
+    snprintf(m->mode, sizeof m->mode, "persistent: %u blocks of %u threads", p->blocks,
+             gtco_the_cuda_plan.persistent->threads);
+  else
+    snprintf(m->mode, sizeof m->mode, "graph: %d kernels%s%s", plan->num_steps, *p->why ? "; " : "", p->why);
 }
 
 /* With the device's context current. */
-static gtco_status set_up_on_device(gtco_model* m, char* message) {
-  gtco_status status = lay_out(m, message);
+static gtco_status set_up_on_device(gtco_model* m, int launches, char* message) {
+  gtco_status status = gtco_persistent_choose(m->device, launches, &m->persistent, message);
+  if (status == GTCO_OK) status = lay_out(m, message);
   if (status != GTCO_OK) return status;
+  say_how(m);
   m->launches.kernels = &m->device->kernels;
   GTCO_CUDA_TRY(message, cuStreamCreate, (&m->stream, CU_STREAM_DEFAULT), "making a stream");
   GTCO_CUDA_TRY(message, cuEventCreate, (&m->finished, CU_EVENT_DISABLE_TIMING), "making an event");
-  return gtco_graph_build(&m->launches, message);
+  return m->persistent.blocks ? GTCO_OK : gtco_graph_build(&m->launches, message);
 }
 
 static gtco_status set_up(const gtco_options* options, gtco_model* m, char* message) {
@@ -89,7 +108,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   CUcapture_mode before;
   if (status == GTCO_OK) status = gtco_device_enter(m->device, &before, message);
   if (status != GTCO_OK) return status;
-  status = set_up_on_device(m, message);
+  status = set_up_on_device(m, options ? options->launches : GTCO_LAUNCHES_AS_COMPILED, message);
   gtco_device_leave(before);
   return status;
 }
@@ -226,27 +245,38 @@ static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* cons
   return GTCO_OK;
 }
 
-static void set_arguments(gtco_model* m, const void* const* inputs, void* const* outputs) {
-  for (int r = 0; r < plan->num_refs; ++r) {
-    const int t = m->patches[r];
-    if (t < 0) continue;
-    const void* pointer = gtco_pointer(inputs, outputs, t);
-    m->launches.arguments[r] = in_place(m, t, pointer) ? (CUdeviceptr)(uintptr_t)pointer : m->staging[t];
-  }
+/* Where the kernels find a tensor of this run. */
+static CUdeviceptr address(const gtco_model* m, const void* const* inputs, void* const* outputs, int t) {
+  const void* pointer = gtco_pointer(inputs, outputs, t);
+  return in_place(m, t, pointer) ? (CUdeviceptr)(uintptr_t)pointer : m->staging[t];
 }
 
-/* The whole of a run, put into the stream: the steps one by one where `events` or `captured`, else as a graph. */
+static void set_arguments(gtco_model* m, const void* const* inputs, void* const* outputs) {
+  for (int r = 0; r < plan->num_refs; ++r)
+    if (m->patches[r] >= 0) m->launches.arguments[r] = address(m, inputs, outputs, m->patches[r]);
+}
+
+static gtco_status launch(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream, CUevent* events,
+                          int captured) {
+  if (m->persistent.blocks && !events) {
+    for (int t = 0; t < gtco_num_tensors(); ++t) m->persistent.tensors.at[t] = address(m, inputs, outputs, t);
+    return gtco_persistent_launch(m->device, &m->persistent, stream, m->error);
+  }
+  set_arguments(m, inputs, outputs);
+  if (events || captured) return gtco_launch_all(&m->launches, stream, events, m->error);
+  return gtco_graph_launch(&m->launches, stream, m->error);
+}
+
+/* The whole of a run, put into the stream: as the handle launches it, but the steps one by one where `events` are to time
+ * them or, of a graph, where the stream is `captured`. */
 static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream,
                            CUevent* events, int captured) {
-  set_arguments(m, inputs, outputs);
   /* The arena is one: a run waits for the one before it, which may be on another stream. A stream that is captured may
    * not wait for what is outside of its graph. */
   if (m->under_way && !captured)
     GTCO_CUDA_TRY(m->error, cuStreamWaitEvent, (stream, m->finished, 0), "waiting for the run before this one");
   gtco_status status = copy_in(m, inputs, outputs, stream);
-  if (status == GTCO_OK)
-    status = events || captured ? gtco_launch_all(&m->launches, stream, events, m->error)
-                                : gtco_graph_launch(&m->launches, stream, m->error);
+  if (status == GTCO_OK) status = launch(m, inputs, outputs, stream, events, captured);
   if (status == GTCO_OK) status = copy_out(m, inputs, outputs, stream);
   return status;
 }
@@ -378,5 +408,6 @@ EXPORT gtco_status gtco_profile(gtco_model* model, const void* const* inputs, vo
   return call(model, RUN, inputs, outputs, NULL, seconds);
 }
 
+EXPORT const char* gtco_launch_mode(const gtco_model* model) { return model ? model->mode : NULL; }
 EXPORT int gtco_num_threads(const gtco_model* model) { return model ? 1 : 0; }
 EXPORT const char* gtco_last_error(const gtco_model* model) { return model ? model->error : gtco_thread_error(); }

@@ -138,6 +138,9 @@ static gtco_status look_up(gtco_device* device, char* message) {
   GTCO_CUDA_TRY(message, cuDeviceGetAttribute,
                 (&device->minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device->device),
                 "asking for the architecture of device %d", ordinal);
+  GTCO_CUDA_TRY(message, cuDeviceGetAttribute,
+                (&device->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device->device),
+                "asking for the size of device %d", ordinal);
   CUresult result = gtco_cuda()->cuDevicePrimaryCtxRetain(&device->context, device->device);
   if (result != CUDA_SUCCESS) {
     device->context = NULL;

@@ -10,7 +10,7 @@ typedef struct gtco_device {
   CUdevice device;
   CUcontext context;
   char name[64];
-  int major, minor;
+  int major, minor, multiprocessors;
   gtco_kernels kernels;
   CUdeviceptr weights; /* uploaded once, when the first handle opens */
   struct gtco_device* next;

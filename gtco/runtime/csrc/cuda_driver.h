@@ -41,6 +41,8 @@ enum {
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
   CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
 
+  CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+  CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH = 95,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
   CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
@@ -102,6 +104,11 @@ enum {
   FUNCTION(cuLaunchKernel, cuLaunchKernel,                                                                            \
            (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,                 \
             unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void** params, void** extra))       \
+  FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,                  \
+           (int* blocks, CUfunction function, int threads, size_t shared))                                            \
+  FUNCTION(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel,                                                      \
+           (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,                 \
+            unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void** params))                     \
   FUNCTION(cuGraphCreate, cuGraphCreate, (CUgraph * graph, unsigned flags))                                           \
   FUNCTION(cuGraphDestroy, cuGraphDestroy, (CUgraph graph))                                                           \
   FUNCTION(cuGraphAddKernelNode, cuGraphAddKernelNode_v2,                                                             \

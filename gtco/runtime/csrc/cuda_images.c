@@ -33,33 +33,53 @@ static gtco_status no_image(int major, int minor, const char* name, char* messag
                    gtco_the_plan.name, known, name, major, minor, major, minor, major == 9 ? "a" : "");
 }
 
-static gtco_status load_one(int number, const char* device, gtco_kernels* kernels, char* message) {
-  const gtco_function* function = &plan->functions[number];
-  const gtco_cubin* cubin = &kernels->image->cubins[number];
-  CUresult result = gtco_cuda()->cuModuleLoadData(&kernels->modules[number], gtco_the_images + cubin->offset);
+/* One kernel of `image`: its module and function, and whether the device gives its blocks their shared memory. */
+static gtco_status load_one(const gtco_image* image, const char* name, const gtco_cubin* cubin, uint32_t shared,
+                            const char* device, CUmodule* module, CUfunction* function, int* fits, char* message) {
+  CUresult result = gtco_cuda()->cuModuleLoadData(module, gtco_the_images + cubin->offset);
+  *fits = 1;
   if (result != CUDA_SUCCESS) {
-    kernels->modules[number] = NULL;
+    *module = NULL;
     const int version = gtco_driver_version();
     gtco_status status = gtco_driver_fail(
         message, result, "cuModuleLoadData",
         "loading kernel %s (%s) on %s; the driver serves CUDA %d.%d, and one older than what compiled the model cannot "
         "read its machine code: update it then",
-        function->name, kernels->image->name, device, version / 1000, version % 1000 / 10);
+        name, image->name, device, version / 1000, version % 1000 / 10);
     const int unread = result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU ||
                        result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
     return unread ? GTCO_ERROR_IMAGE : status;
   }
-  GTCO_CUDA_TRY(message, cuModuleGetFunction, (&kernels->functions[number], kernels->modules[number], function->name),
-                "looking for kernel %s in its image for %s", function->name, kernels->image->name);
-  if (function->shared <= SHARED_UNASKED) return GTCO_OK;
-  result = gtco_cuda()->cuFuncSetAttribute(kernels->functions[number], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                           (int)function->shared);
+  GTCO_CUDA_TRY(message, cuModuleGetFunction, (function, *module, name), "looking for kernel %s in its image for %s", name,
+                image->name);
+  if (shared <= SHARED_UNASKED) return GTCO_OK;
+  result = gtco_cuda()->cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
   if (result == CUDA_SUCCESS) return GTCO_OK;
-  gtco_status status = gtco_driver_fail(message, result, "cuFuncSetAttribute",
-                                        "asking %s for %u bytes of shared memory for kernel %s; a later minor version may "
-                                        "give a block less than %s does: compile for both then (--target cuda:sm_80,sm_89)",
-                                        device, function->shared, function->name, kernels->image->name);
-  return result == CUDA_ERROR_INVALID_VALUE ? GTCO_ERROR_IMAGE : status;
+  *fits = result != CUDA_ERROR_INVALID_VALUE;
+  return gtco_driver_fail(message, result, "cuFuncSetAttribute",
+                          "asking %s for %u bytes of shared memory for kernel %s; a later minor version may give a block "
+                          "less than %s does: compile for both then (--target cuda:sm_80,sm_89)",
+                          device, shared, name, image->name);
+}
+
+static gtco_status load_function(int number, const char* device, gtco_kernels* kernels, char* message) {
+  const gtco_function* function = &plan->functions[number];
+  int fits;
+  gtco_status status = load_one(kernels->image, function->name, &kernels->image->cubins[number], function->shared, device,
+                                &kernels->modules[number], &kernels->functions[number], &fits, message);
+  return fits ? status : GTCO_ERROR_IMAGE;
+}
+
+/* Where it needs more shared memory than there is, the model goes without it. */
+static gtco_status load_persistent(const char* device, gtco_kernels* kernels, char* message) {
+  const gtco_persistent* kernel = plan->persistent;
+  int fits;
+  gtco_status status = load_one(kernels->image, kernel->name, &kernel->cubins[kernels->image - plan->images],
+                                kernel->shared, device, &kernels->persistent_module, &kernels->persistent, &fits, message);
+  if (fits) return status;
+  kernels->persistent = NULL;
+  message[0] = '\0';
+  return GTCO_OK;
 }
 
 gtco_status gtco_kernels_load(int major, int minor, const char* name, gtco_kernels* kernels, char* message) {
@@ -72,7 +92,8 @@ gtco_status gtco_kernels_load(int major, int minor, const char* name, gtco_kerne
   gtco_status status = kernels->modules && kernels->functions
                            ? GTCO_OK
                            : gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-  for (int f = 0; f < plan->num_functions && status == GTCO_OK; ++f) status = load_one(f, name, kernels, message);
+  for (int f = 0; f < plan->num_functions && status == GTCO_OK; ++f) status = load_function(f, name, kernels, message);
+  if (status == GTCO_OK && plan->persistent) status = load_persistent(name, kernels, message);
   if (status != GTCO_OK) gtco_kernels_unload(kernels);
   return status;
 }
@@ -80,6 +101,7 @@ gtco_status gtco_kernels_load(int major, int minor, const char* name, gtco_kerne
 void gtco_kernels_unload(gtco_kernels* kernels) {
   for (int f = 0; kernels->modules && f < plan->num_functions; ++f)
     if (kernels->modules[f]) gtco_cuda()->cuModuleUnload(kernels->modules[f]);
+  if (kernels->persistent_module) gtco_cuda()->cuModuleUnload(kernels->persistent_module);
   free(kernels->modules);
   free(kernels->functions);
   memset(kernels, 0, sizeof *kernels);

@@ -32,10 +32,35 @@ typedef struct {
   const gtco_cubin* cubins; /* one a function */
 } gtco_image;
 
+/* The types below down to gtco_device_tensors are those that the persistent kernel reads:
+ * gtco/tensor/cuda/device/gtco/persistent_tables.cuh. Its pointers are CUdeviceptr, a ref's address or 2 * i + 1 for the
+ * i-th of the tensors. */
+typedef struct {
+  int32_t kernel; /* its number in the persistent kernel */
+  int32_t tasks;  /* blocks of its own launch */
+  int32_t first_ref, num_refs;
+  uint32_t prefetch_ref, prefetch_bytes; /* weights of this step, fetched during the one before */
+} gtco_device_step;
+
+#define GTCO_MOST_TENSORS 64
+
+typedef struct {
+  unsigned long long at[GTCO_MOST_TENSORS]; /* inputs, then outputs */
+} gtco_device_tensors;
+
+/* One kernel for all steps: kernel(steps, num_steps, pointers, tensors, barrier), launched cooperatively. */
+typedef struct {
+  const char* name;
+  const gtco_device_step* steps;
+  const gtco_cubin* cubins; /* one an image of the plan */
+  uint32_t threads, shared; /* of a block */
+} gtco_persistent;
+
 typedef struct {
   const gtco_launch* launches;
   const gtco_function* functions;
   const gtco_image* images;
+  const gtco_persistent* persistent; /* how the model is launched where the device can; NULL: as a graph of launches */
   int32_t num_functions, num_images;
 } gtco_cuda_plan;
 

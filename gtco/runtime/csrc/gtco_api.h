@@ -59,13 +59,21 @@ typedef struct {
   int64_t nbytes;             /* -1 while a size is symbolic */
 } gtco_tensor_info;
 
+/* How a model for GPUs is launched. */
+typedef enum {
+  GTCO_LAUNCHES_AS_COMPILED = 0, /* as the compile chose; as a graph where the GPU cannot do that */
+  GTCO_LAUNCHES_GRAPH = 1,       /* one kernel a step, as a CUDA graph */
+  GTCO_LAUNCHES_PERSISTENT = 2   /* one kernel for all steps; an error where the library or the GPU has it not */
+} gtco_launches_option;
+
 /* Zero-initialize it, then set what you need. */
 typedef struct {
   int32_t num_threads;       /* 0: $GTCO_NUM_THREADS, else the number chosen at compile time, else every core that the
                                 process may use (affinity mask and cgroup quota) */
   int32_t spin_microseconds; /* how long an idle thread spins before it sleeps; 0: default, negative: never spin */
   int32_t device;            /* a model for GPUs: number of the GPU, as the driver counts those that are visible */
-  int32_t reserved[5];
+  int32_t launches;          /* a model for GPUs: a gtco_launches_option */
+  int32_t reserved[4];
 } gtco_options;
 
 typedef struct gtco_model gtco_model;
@@ -107,6 +115,10 @@ int gtco_num_steps(const gtco_model* model);
 
 /* Threads of the CPU that a run uses, the caller included. */
 int gtco_num_threads(const gtco_model* model);
+
+/* How a run of this handle is launched, in words, such as "persistent: 132 blocks of 256 threads" or "graph: 91 kernels";
+ * where the compile chose otherwise, why. A model for a CPU: "". */
+const char* gtco_launch_mode(const gtco_model* model);
 
 /* JSON: the model, its tensors, target, versions and steps. The second needs no handle, so it also answers on a machine
  * that lacks the instructions. */

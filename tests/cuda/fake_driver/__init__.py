@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gtco.options import c_compiler
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, TensorSpec
 from tests.unit.test_runtime_models import COLUMNS, ROWS, SCALE
 
@@ -26,6 +26,7 @@ BLOCKING, NON_BLOCKING = 0, 1
 _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "reset": (None, (c_int, c_int, c_int, c_uint)),
     "device": (None, (c_int, c_int, c_int, c_size_t)),
+    "cooperative": (None, (c_int, c_int, c_int)),
     "version": (None, (c_int,)),
     "calls": (c_long, ()),
     "copies": (c_long, ()),
@@ -131,6 +132,35 @@ void total(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
     out[c] = sum;
   }
 }
+
+// All of them as one, which walks the tables as the persistent kernel does (persistent_tables.cuh).
+typedef struct {
+  int32_t kernel, tasks, first_ref, num_refs;
+  uint32_t prefetch_ref, prefetch_bytes;
+} step;
+int whole_count = 5, whole_sizes[] = {8, 4, 8, 512, 8};
+void whole(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const step* steps = *(step**)a[0];
+  const uint64_t *pointers = *(uint64_t**)a[2], *tensors = a[3];
+  uint32_t* barrier = *(uint32_t**)a[4];
+  for (int s = 0; s < *(int*)a[1]; ++s) {
+    const step* t = &steps[s];
+    void* b[3];
+    for (int i = 0; i < t->num_refs; ++i) {
+      const uint64_t p = pointers[t->first_ref + i];
+      b[i] = (void*)(p & 1 ? tensors[p >> 1] : p);
+    }
+    const float* fetched = t->prefetch_bytes ? (void*)pointers[t->prefetch_ref] : 0;
+    if (fetched && (fetched != b[1] || t->prefetch_bytes != N * 4)) ((float*)b[0])[0] = 1e30f;
+    if (s == 0 && *barrier % 3) ((float*)b[2])[0] = 1e30f;
+    const unsigned blocks[] = {t->tasks, 1, 1};
+    if (t->kernel == 0) total(b, blocks, 32, 0);
+    if (t->kernel == 1) scale_rows(b, blocks, 64, 60000);
+    if (t->kernel == 2) mask_relu(b, blocks, 128, 0);
+    ++*barrier;
+  }
+  if (threads != 128 || shared != 60256) *barrier = 1;
+}
 """
 
 
@@ -146,6 +176,19 @@ def compile_kernels(source: str, folder: Path, *flags: str) -> Path:
 def image(architecture: str, kernels: Path) -> bytes:
     """A cubin that the fake driver takes."""
     return f"GTCOFAKE {architecture} {kernels}".encode()
+
+
+def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:
+    """That of the small model: ``whole`` of KERNELS."""
+    return PersistentKernel(
+        symbol="whole",
+        threads=128,
+        shared=shared,
+        kernels=("total", "scale_rows", "mask_relu"),
+        images={arch: image(arch, kernels) for arch in ("sm_80", "sm_90a")},
+        prefetches=((1, COLUMNS * 4), (0, 0), (0, 0)),
+        info={"registers": {"sm_80": 128, "sm_90a": 128}},
+    )
 
 
 def small_gpu_artifact(kernels: Path, **changes: Any) -> GpuArtifact:

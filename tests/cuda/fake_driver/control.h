@@ -15,6 +15,8 @@ API void fake_reset(int count, int major, int minor, unsigned seed) {
     d.major = major;
     d.minor = minor;
     d.memory = 1 << 30;
+    d.cooperative = 1;
+    d.room = 2;
     d.context.users = d.context.broken = 0;
     d.context.legacy = nullptr;
   }
@@ -36,6 +38,17 @@ API void fake_device(int ordinal, int major, int minor, size_t memory) {
   std::lock_guard<std::recursive_mutex> held(lock);
   Device& d = device(ordinal);
   d.major = major; d.minor = minor; d.memory = memory;
+}
+// Does it launch cooperatively, and how many blocks does a multiprocessor of it hold?
+API void fake_cooperative(int ordinal, int can, int room) { device(ordinal).cooperative = can; device(ordinal).room = room; }
+// Live device memory: for the emulator, which has to know it where a kernel finds its pointers itself.
+API int fake_regions(void** begin, size_t* bytes, int most) {
+  std::lock_guard<std::recursive_mutex> held(lock);
+  int n = 0;
+  for (auto& d : devices)
+    for (auto& [start, a] : d->allocations)
+      if (a.alive && n++ < most) { begin[n - 1] = (void*)start; bytes[n - 1] = a.bytes; }
+  return n;
 }
 API void fake_version(int value) { version = value; }
 API long fake_calls() { return calls; }

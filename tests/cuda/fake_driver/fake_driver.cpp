@@ -5,7 +5,8 @@
 // of fake_live(). fake_fail(n, code) makes the n-th call from now fail.
 //
 // An image is "GTCOFAKE ARCH PATH": kernels are functions of the shared object PATH, `void KERNEL(void** arguments, const
-// unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says how many arguments it has.
+// unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says how many arguments it has. One with
+// `int KERNEL_sizes[]` is launched cooperatively and is given copies of its parameters, of so many bytes, not pointers.
 #include "machine.h"
 
 API int cuInit(unsigned flags) {
@@ -49,7 +50,8 @@ API int cuDeviceGetAttribute(int* value, int attribute, int handle) {
     case 75: *value = d.major; return OK;
     case 76: *value = d.minor; return OK;
     case 97: *value = (int)d.shared_limit(); return OK;
-    case 16: *value = 4; return OK;
+    case 16: *value = MULTIPROCESSORS; return OK;
+    case 95: *value = d.cooperative; return OK;
   }
   return INVALID_VALUE;
 }
@@ -230,7 +232,8 @@ API int cuModuleGetFunction(Function** out, Module* module, const char* name) {
   void* run = dlsym(module->library, name);
   int* count = (int*)dlsym(module->library, (std::string(name) + "_count").c_str());
   if (!run || !count) return NOT_FOUND;
-  functions.push_back(std::make_unique<Function>(Function{module, name, (HostKernel)run, *count}));
+  const int* sizes = (const int*)dlsym(module->library, (std::string(name) + "_sizes").c_str());
+  functions.push_back(std::make_unique<Function>(Function{module, name, (HostKernel)run, *count, sizes}));
   *out = functions.back().get();
   return OK;
 }
@@ -340,6 +343,31 @@ API int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsig
   Launch launch;
   if (extra) return INVALID_VALUE;
   if (int wrong = check_launch(context, f, grid, block, shared, params, &launch)) return wrong;
+  if (f->sizes) fault(f->name + " is not launched cooperatively");
+  push(s, launch_of(context, launch));
+  return OK;
+}
+
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* f, int threads, size_t shared) {
+  BEGIN;
+  IN_CONTEXT;
+  if (!known(functions, f) || !f->module->alive || f->module->context != context) return INVALID_HANDLE;
+  if (threads < 1 || shared > f->shared_limit) return INVALID_VALUE;
+  *blocks = device(context->device).occupancy((unsigned)shared);
+  return OK;
+}
+
+// All blocks are there at once: so there may be no more than that.
+API int cuLaunchCooperativeKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                                  unsigned shared, Stream* given, void** params) {
+  BEGIN;
+  ON_STREAM;
+  const unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+  Launch launch;
+  if (int wrong = check_launch(context, f, grid, block, shared, params, &launch)) return wrong;
+  if (!f->sizes) { fault(f->name + " is launched cooperatively"); return INVALID_VALUE; }
+  const Device& d = device(context->device);
+  if (!d.cooperative || gx * gy * gz > (unsigned)(MULTIPROCESSORS * d.occupancy(shared))) return TOO_LARGE;
   push(s, launch_of(context, launch));
   return OK;
 }

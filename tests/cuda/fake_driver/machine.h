@@ -28,7 +28,7 @@ namespace {
 enum {
   OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
   INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-  ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905,
+  ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, TOO_LARGE = 720, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905,
   CAPTURE_IMPLICIT = 906, UNKNOWN = 999,
 };
 
@@ -46,6 +46,7 @@ const std::map<int, std::pair<const char*, const char*>> NAMES = {
     {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
     {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
     {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
+    {TOO_LARGE, {"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"}},
     {CAPTURE_UNSUPPORTED, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
     {CAPTURE_IMPLICIT, {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream"}},
     {CAPTURE_ISOLATION, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"}},
@@ -59,7 +60,7 @@ constexpr uintptr_t FIRST = 0x500000000000;
 #endif
 constexpr uintptr_t REGION = 1ull << 32, PAGE = 4096;
 constexpr unsigned BLOCKING = 0, DISABLE_TIMING = 2;
-constexpr int RELAXED = 2;
+constexpr int RELAXED = 2, MULTIPROCESSORS = 4;
 
 struct Context;
 struct Stream;
@@ -112,6 +113,7 @@ struct Function {
   std::string name;
   HostKernel run;
   int count;
+  const int* sizes = nullptr;  // of a cooperative kernel's parameters
   unsigned shared_limit = 48 << 10;
 };
 
@@ -129,6 +131,7 @@ struct Launch {
   Function* function;
   unsigned grid[3], threads, shared;
   std::vector<void*> arguments;
+  std::vector<std::vector<uint64_t>> copies;  // of a cooperative kernel's parameters
 };
 
 struct Graph;
@@ -161,7 +164,12 @@ struct Context {
 
 struct Device {
   int major = 8, minor = 0;
+  int cooperative = 1, room = 2;  // blocks that a multiprocessor holds of any kernel, so long as its shared memory lasts
   size_t memory = 1 << 30, used = 0;
+  int occupancy(unsigned shared) const {
+    int fit = shared ? (int)(shared_limit() / shared) : room;
+    return fit < room ? fit : room;
+  }
   unsigned shared_limit() const {  // of a block that asks for it
     if (major == 7) return 64 << 10;
     if (major == 8) return (minor == 0 || minor == 7 ? 163 : 99) << 10;
@@ -385,7 +393,18 @@ bool in_use(uintptr_t start, size_t bytes, const void* module) {
 
 Operation launch_of(Context* context, const Launch& launch);
 
+// The model's one kernel: its parameters lie where they were copied to, and its pointers are its own affair.
+void execute_cooperative(Context* context, const Launch& l) {
+  if (!l.function->module->alive) { fault(l.function->name + " runs after its module was unloaded"); return; }
+  if (kernel_fault > 0 && --kernel_fault == 0) { context->broken = ILLEGAL_ADDRESS; return; }
+  auto copies = l.copies;
+  std::vector<void*> arguments;
+  for (auto& copy : copies) arguments.push_back(copy.data());
+  l.function->run(arguments.data(), l.grid, l.threads, l.shared);
+}
+
 void execute(Context* context, const Launch& l) {
+  if (l.function->sizes) return execute_cooperative(context, l);
   bool good = true;
   for (size_t i = 0; i < l.arguments.size(); ++i) {
     uintptr_t p = (uintptr_t)l.arguments[i];
@@ -403,6 +422,8 @@ void execute(Context* context, const Launch& l) {
 Operation launch_of(Context* context, const Launch& launch) {
   Operation operation{{}, [context, launch] { execute(context, launch); }};
   for (void* p : launch.arguments) operation.memory.push_back((uintptr_t)p);
+  for (auto& copy : launch.copies)
+    for (uint64_t p : copy) operation.memory.push_back(p);  // a number is no address
   operation.module = launch.function->module;
   return operation;
 }
@@ -422,7 +443,12 @@ int check_launch(Context* context, Function* f, const unsigned* grid, const unsi
   launch->threads = (unsigned)threads;
   launch->shared = shared;
   launch->arguments.clear();
-  for (int i = 0; i < f->count; ++i) launch->arguments.push_back(*(void**)params[i]);
+  launch->copies.clear();
+  for (int i = 0; i < f->count; ++i) {
+    if (!f->sizes) { launch->arguments.push_back(*(void**)params[i]); continue; }
+    launch->copies.emplace_back((size_t)(f->sizes[i] + 7) / 8);
+    memcpy(launch->copies.back().data(), params[i], (size_t)f->sizes[i]);
+  }
   return OK;
 }
 

@@ -1,0 +1,34 @@
+/* The model as one kernel, which walks the steps on the device: its tables there, and its launch. */
+#ifndef GTCO_CUDA_PERSISTENT_H
+#define GTCO_CUDA_PERSISTENT_H
+
+#include "cuda_device.h"
+
+#define GTCO_REASON_BYTES 128
+
+/* Of one handle. */
+typedef struct {
+  unsigned blocks;                /* of its one launch; 0 where the model is launched as a graph */
+  CUdeviceptr steps, pointers, barrier;
+  gtco_device_tensors tensors;    /* where inputs and outputs lie in the next run */
+  char why[GTCO_REASON_BYTES];    /* the graph is launched though the library has the kernel; "" else */
+} gtco_persistent_state;
+
+/* Bytes of device memory that a handle's tables take. */
+size_t gtco_persistent_bytes(void);
+
+/* Decides how a handle launches: `wanted` is a gtco_launches_option. GTCO_ERROR_ARGUMENT where the kernel is asked for by
+ * name and there is none, or the device does not launch it; where it is the compile's choice alone, `why` says what is in
+ * its way. */
+gtco_status gtco_persistent_choose(const gtco_device* device, int wanted, gtco_persistent_state* state, char* message);
+
+/* Writes the tables to `memory`. `arguments` has the address of each ref, `tensors` the number of the tensor that it is,
+ * -1 where its address is always the same. */
+gtco_status gtco_persistent_upload(const gtco_device* device, CUdeviceptr memory, const CUdeviceptr* arguments,
+                                   const int* tensors, gtco_persistent_state* state, char* message);
+
+/* One run on the stream, with the tensors as they are in `state`. */
+gtco_status gtco_persistent_launch(const gtco_device* device, const gtco_persistent_state* state, CUstream stream,
+                                   char* message);
+
+#endif /* GTCO_CUDA_PERSISTENT_H */
