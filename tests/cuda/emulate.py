@@ -28,7 +28,7 @@ from gtco.tensor.space import Config
 
 HERE = Path(__file__).parent / "emulator"
 DEVICE = Path(cuda.__file__).parent / "device"
-RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp", "library.cpp")
+RUNTIME = ("fibres.cpp", "collectives.cpp", "memory.cpp", "figures.cpp", "grid.cpp", "library.cpp")
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
          "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
@@ -42,6 +42,7 @@ ARGUMENTS = 24
 SITES = 2048
 GUARD = 1 << 16
 KEPT = 3 * 24 * 3600  # seconds that a built file is kept
+ACCESS = ("constant", "output", "scratch", "any")  # machine.h
 KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix")
 
 
@@ -113,7 +114,7 @@ def emulate(
     assert 0 < program.threads <= 1024 and len(arrays) < ARGUMENTS
     seed = secrets.randbelow(1 << 31) if seed is None else seed
     library = _library(program.source, arch)
-    held = [_guarded(np.ascontiguousarray(a)) for a in (*arrays, out)]
+    held = [guarded(np.ascontiguousarray(a)) for a in (*arrays, out)]
     held[-1].fill(0xFF)
     buffers = (_Buffer * len(held))(
         *((b.ctypes.data, b.size, i == len(arrays), i) for i, b in enumerate(held))
@@ -121,6 +122,7 @@ def emulate(
     sites = (_SiteFigures * SITES)()
     job = _Job(
         ctypes.cast(getattr(library, symbol), ctypes.c_void_p),
+        None,
         program.grid,
         program.threads,
         program.shared,
@@ -132,13 +134,7 @@ def emulate(
         site=sites,
     )
     library.gtco_emulate(ctypes.byref(job))
-    if job.fault:
-        places = [line for pc in job.fault_pcs if pc for line in _lines(library._name, (pc,))]
-        raise Fault("\n  ".join([f"{job.fault.decode()} (seed {seed})", *places]))
-    for first, second in job.met_pcs[: job.met]:
-        met = [_lines(library._name, (pc,))[0] for pc in (first, second)]
-        if met[0] != met[1]:
-            raise Fault(f"divergent: threads of one warp meet at {met[0]} and at {met[1]}")
+    _raise_fault(job, library._name, seed)
     out.reshape(-1).view(np.uint8)[:] = held[-1]
     found = sites[: job.sites]
     lines = _lines(library._name, tuple(s.pc for s in found))
@@ -147,6 +143,56 @@ def emulate(
         for line, s in zip(lines, found, strict=True)
     )
     return Report(tuple(figures), job.collectives, seed)
+
+
+def emulate_grid(
+    program: CudaProgram,
+    symbol: str,
+    parameters: Sequence[ctypes.Array[Any] | ctypes.Structure | ctypes._SimpleCData[Any]],
+    memory: Sequence[tuple[np.ndarray, str]],
+    *,
+    blocks: int,
+    arch: int = 800,
+    seed: int | None = None,
+) -> None:
+    """Runs ``blocks`` blocks of a cooperative kernel, all alive at once, on these parameters.
+
+    ``memory``: what it may touch, from :func:`guarded`, each "constant", "output" (unwritten before,
+    whole afterwards) or "scratch" (unwritten before). Raises :class:`Fault`.
+    """
+    assert program.shared <= SHARED[arch], "shared memory over the limit"
+    seed = secrets.randbelow(1 << 31) if seed is None else seed
+    library = _library(program.source, arch)
+    buffers = (_Buffer * len(memory))(
+        *((a.ctypes.data, a.nbytes, ACCESS.index(what), i) for i, (a, what) in enumerate(memory))
+    )
+    for array, what in memory:
+        if what != "constant":
+            array.reshape(-1).view(np.uint8)[:] = 0xFF
+    given = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(p) for p in parameters))
+    job = _Job(
+        ctypes.cast(getattr(library, symbol), ctypes.c_void_p),
+        given,
+        (blocks, 1, 1),
+        program.threads,
+        program.shared,
+        len(memory),
+        seed,
+        0,
+        buffers,
+    )
+    library.gtco_emulate(ctypes.byref(job))
+    _raise_fault(job, library._name, seed)
+
+
+def _raise_fault(job: _Job, library: str, seed: int) -> None:
+    if job.fault:
+        places = [line for pc in job.fault_pcs if pc for line in _lines(library, (pc,))]
+        raise Fault("\n  ".join([f"{job.fault.decode()} (seed {seed})", *places]))
+    for first, second in job.met_pcs[: job.met]:
+        met = [_lines(library, (pc,))[0] for pc in (first, second)]
+        if met[0] != met[1]:
+            raise Fault(f"divergent: threads of one warp meet at {met[0]} and at {met[1]}")
 
 
 def run_stage(
@@ -208,6 +254,7 @@ class _SiteFigures(ctypes.Structure):
 class _Job(ctypes.Structure):
     _fields_ = (
         ("kernel", ctypes.c_void_p),
+        ("parameters", ctypes.POINTER(ctypes.c_void_p)),
         ("grid", ctypes.c_uint32 * 3),
         ("threads", ctypes.c_uint32),
         ("shared", ctypes.c_uint32),
@@ -226,7 +273,7 @@ class _Job(ctypes.Structure):
     )
 
 
-def _guarded(array: np.ndarray) -> np.ndarray:
+def guarded(array: np.ndarray) -> np.ndarray:
     """The array's bytes, aligned as the driver aligns, with bytes of no buffer on either side."""
     whole = np.empty(array.nbytes + 2 * GUARD + 256, np.uint8)
     start = GUARD + -(whole.ctypes.data + GUARD) % 256

@@ -18,13 +18,15 @@ TYPES = {"float32": "float", "float16": "half", "uint16": "bf16", "uint32": "uin
 HEADER = '#include "gtco/device.cuh"\nusing namespace gtco;\n'
 
 
-def kernel(symbol: str, body: str, inputs: Sequence[str], out: str) -> str:
-    """A kernel with ``body`` over in0, in1 ... and out of these C types; ``t`` is the thread."""
+def kernel(symbol: str, body: str, inputs: Sequence[str], out: str, threads: int = 32) -> str:
+    """A kernel with ``body`` over in0, in1 ... and out of these C types; ``t`` is the thread, of
+    ``ALL``.
+    """
     named = [*(f"const {c}* __restrict__ in{i}" for i, c in enumerate(inputs)),
              f"{out}* __restrict__ out"]  # fmt: skip
     return (
         f'extern "C" __global__ void {symbol}({", ".join(named)}) {{\n'
-        f"  const int t = threadIdx.x;\n{body}\n}}\n"
+        f"  const int t = threadIdx.x; constexpr int ALL = {threads};\n{body}\n}}\n"
     )
 
 
@@ -39,7 +41,8 @@ def run(
     seed: int | None = None,
 ) -> Report:
     """Fills ``out``."""
-    source = kernel("k", body, [TYPES[a.dtype.name] for a in arrays], TYPES[out.dtype.name])
+    types = [TYPES[a.dtype.name] for a in arrays]
+    source = kernel("k", body, types, TYPES[out.dtype.name], threads)
     program = CudaProgram(HEADER + source, grid, threads, shared)
     return emulate(program, "k", arrays, out, arch=arch, seed=seed)
 
@@ -206,7 +209,7 @@ def test_copies_in_stages(arch: int) -> None:
         "in0 + (i * 64 + t) * 4, t < 60); copy_commit(); };"
         "fetch(0); fetch(1);"
         "for (int i = 0; i < 10; ++i) {"
-        "  copy_wait<1>(); sync();"
+        "  copy_wait<1>(); sync<ALL>();"
         "  const int other = 63 - t; out[i * 64 + t] = of[i % 3 * 256 + other * 4 + 2];"
         "  fetch(i + 2); }",
         [x], out, threads=64, shared=3072, arch=arch,
@@ -219,7 +222,7 @@ def test_copies_in_stages(arch: int) -> None:
 def test_seed_draws_the_order() -> None:
     """The order in which atomic additions come differs by seed, and not without."""
     x = np.random.default_rng(0).standard_normal(512).astype(np.float32)
-    body = "if (t == 0) out[0] = 0.0f; sync(); atomic_add(out, in0[2 * t] + in0[2 * t + 1]);"
+    body = "if (t == 0) out[0] = 0.0f; sync<ALL>(); atomic_add(out, in0[2 * t] + in0[2 * t + 1]);"
     sums = []
     for seed in (1, 1, 2, 3, 4, 5, 6):
         out = np.empty(1, np.float32)
@@ -242,29 +245,29 @@ FAULTS: dict[str, tuple[int, str, str]] = {
     "wild": (32, "out[t] = *reinterpret_cast<const float*>(uint64_t(t) * 8);", "no memory of its"),
     "memcpy_behind": (
         64, "volatile int n = 512; __builtin_memcpy(s + 4, in0, n); out[t] = 0;", "out of bounds"),
-    "unwritten": (64, "if (t != 7) w[t] = 1; sync(); out[t] = w[t];", "byte 28 .* never written"),
+    "unwritten": (64, "if (t != 7) w[t] = 1; sync<ALL>(); out[t] = w[t];", "byte 28 .* never written"),
     "race_read": (64, "w[t] = t; out[t] = w[63 - t];", "race: reads|never written"),
-    "race_both_write": (64, "w[t / 2] = 1; sync(); out[t] = w[t / 2];", "race: writes .* wrote"),
+    "race_both_write": (64, "w[t / 2] = 1; sync<ALL>(); out[t] = w[t / 2];", "race: writes .* wrote"),
     "race_read_then_write": (
-        64, "w[t] = t; sync(); out[t] = w[63 - t]; w[t] = 2;", "race: (writes|reads)"),
+        64, "w[t] = t; sync<ALL>(); out[t] = w[63 - t]; w[t] = 2;", "race: (writes|reads)"),
     "race_second_step": (
-        64, "for (int i = 0; i < 2; ++i) { w[t] = t; sync(); out[t] = w[t ^ 33]; }", "race"),
+        64, "for (int i = 0; i < 2; ++i) { w[t] = t; sync<ALL>(); out[t] = w[t ^ 33]; }", "race"),
     "race_in_warp": (32, "w[t] = t; shuffle(t, 0); out[t] = w[t ^ 1];", "race: reads"),
     "race_half_word": (
-        32, "auto h = reinterpret_cast<uint16_t*>(s); h[t] = 1; h[t + 1] = 1; sync();"
+        32, "auto h = reinterpret_cast<uint16_t*>(s); h[t] = 1; h[t + 1] = 1; sync<ALL>();"
         "out[t] = h[t];", "race: writes"),
-    "copy_not_waited": (32, "copy_16(s + t * 16, in0, true); sync(); out[t] = w[t * 4];",
+    "copy_not_waited": (32, "copy_16(s + t * 16, in0, true); sync<ALL>(); out[t] = w[t * 4];",
                         "has not been waited for"),
     "copy_not_committed": (
         32, "copy_4(w + t, in0, true); copy_wait<0>(); out[t] = w[t];", "not been waited for"),
     "copy_waited_too_little": (
-        32, "copy_4(w + t, in0, true); copy_commit(); copy_wait<1>(); sync(); out[t] = w[t];",
+        32, "copy_4(w + t, in0, true); copy_commit(); copy_wait<1>(); sync<ALL>(); out[t] = w[t];",
         "has not been waited for"),
     "copy_without_barrier": (
         64, "copy_4(w + t, in0, true); copy_commit(); copy_wait<0>(); out[t] = w[63 - t];",
         "race|waited|never written"),
     "copy_over_what_is_read": (
-        64, "w[t] = 1; sync(); out[t] = w[63 - t]; copy_4(w + t, in0, true); copy_commit();"
+        64, "w[t] = 1; sync<ALL>(); out[t] = w[63 - t]; copy_4(w + t, in0, true); copy_commit();"
         "copy_wait<0>();", "race|reads byte"),
     "copy_twice": (
         32, "copy_4(w + t, in0, true); copy_4(w + t, in0, true); copy_commit(); copy_wait<0>();"
@@ -282,14 +285,14 @@ FAULTS: dict[str, tuple[int, str, str]] = {
         32, "out[t] = reinterpret_cast<const uint4*>(in0 + 1)->x + uint4(*reinterpret_cast<"
         "const uint4*>(in0 + 1)).x;", "not aligned"),
     "ldmatrix_misaligned": (
-        32, "for (int i = t; i < 128; i += 32) w[i] = i; sync(); uint32_t r[4];"
+        32, "for (int i = t; i < 128; i += 32) w[i] = i; sync<ALL>(); uint32_t r[4];"
         "ldmatrix_x4(r, s + t * 8); out[t] = r[0];", "not a multiple of 16"),
     "ldmatrix_of_global": (
         32, "uint32_t r[4]; ldmatrix_x4(r, in0); out[t] = r[0];", "not in shared memory"),
-    "barrier_diverges": (64, "if (t < 32) sync(); out[t] = 0;", "divergent: .* have ended"),
-    "barrier_in_half_a_warp": (64, "if (t % 2) sync(); out[t] = warp_sum(t);", "divergent"),
+    "barrier_diverges": (64, "if (t < 32) sync<ALL>(); out[t] = 0;", "divergent: .* have ended"),
+    "barrier_in_half_a_warp": (64, "if (t % 2) sync<ALL>(); out[t] = warp_sum(t);", "divergent"),
     "barriers_of_two_lines": (
-        64, "if (t % 2) {\n sync();\n out[t] = 1;\n } else {\n sync();\n out[t] = 2;\n }",
+        64, "if (t % 2) {\n sync<ALL>();\n out[t] = 1;\n } else {\n sync<ALL>();\n out[t] = 2;\n }",
         "divergent: threads of one warp meet at"),
     "shuffle_diverges": (32, "out[t] = t < 16 ? shuffle(t, 0) : 0;", "divergent"),
     "shuffles_differ": (
@@ -297,7 +300,7 @@ FAULTS: dict[str, tuple[int, str, str]] = {
         "divergent: comes to"),
     "shuffle_of_no_lane": (32, "out[t] = shuffle(t, 32);", "shuffle of lane 32"),
     "half_a_warp": (48, "out[t] = warp_sum(1.0f);", "in a warp of 16 threads"),
-    "leaves_early": (64, "if (t == 5) return; sync(); out[t] = 0;", "divergent: .* have ended"),
+    "leaves_early": (64, "if (t == 5) return; sync<ALL>(); out[t] = 0;", "divergent: .* have ended"),
     "writes_input": (32, "const_cast<uint32_t*>(in0)[t] = 1; out[t] = 0;", "which is an input"),
     "output_not_written": (60, "out[t] = 0;", "16 of 256 bytes .* the first at 240"),
     "output_read": (64, "out[t] += 1;", "reads byte .* the output, which was never written"),
@@ -305,7 +308,7 @@ FAULTS: dict[str, tuple[int, str, str]] = {
     "output_of_two_blocks": (64, "out[t] = blockIdx.x;", "race: writes .* that block"),
     "others_local": (
         32, "float mine[4] = {1.0f * t, 2, 3, 4}; auto p = reinterpret_cast<float**>(s);"
-        "if (t == 0) p[0] = mine; sync(); out[t] = p[0][t % 4];", "a local variable of thread"),
+        "if (t == 0) p[0] = mine; sync<ALL>(); out[t] = p[0][t % 4];", "a local variable of thread"),
 }  # fmt: skip
 
 
@@ -313,7 +316,8 @@ FAULTS: dict[str, tuple[int, str, str]] = {
 def faults_source() -> str:
     begin = "  GTCO_SHARED(s); auto w = reinterpret_cast<uint32_t*>(s); (void)w;\n"
     of = (
-        kernel(name, begin + body, ["uint32_t"], "float") for name, (_, body, _) in FAULTS.items()
+        kernel(name, begin + body, ["uint32_t"], "float", threads)
+        for name, (threads, body, _) in FAULTS.items()
     )
     return HEADER + "".join(of)
 
@@ -348,7 +352,7 @@ def conflicts(index: str) -> int:
     out = np.empty(32, np.float32)
     report = run(
         "GTCO_SHARED(s); auto w = reinterpret_cast<float*>(s);"
-        "for (int i = t; i < 2048; i += 32) w[i] = i;\nsync();\n"
+        "for (int i = t; i < 2048; i += 32) w[i] = i;\nsync<ALL>();\n"
         f"out[t] = w[{index}];",
         [], out, shared=8192,
     )  # fmt: skip
@@ -367,7 +371,7 @@ def test_bank_conflicts(index: str, wanted: int) -> None:
 def test_bank_conflicts_of_ldmatrix(stride: int, wanted: int) -> None:
     report = run(
         "GTCO_SHARED(s); for (int i = t; i < 1200; i += 32) reinterpret_cast<float*>(s)[i] = i;\n"
-        f"sync();\nuint32_t r[4];\nldmatrix_x4(r, s + t * {stride});\nout[t] = r[0] + r[3];",
+        f"sync<ALL>();\nuint32_t r[4];\nldmatrix_x4(r, s + t * {stride});\nout[t] = r[0] + r[3];",
         [], np.empty(32, np.uint32), shared=4800,
     )  # fmt: skip
     of = [s for s in report.sites if s.kind == "ldmatrix"]

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(128) scale(const half* x, float* y)
   GTCO_SHARED(room);
   float* kept = reinterpret_cast<float*>(room);
   kept[threadIdx.x] = gtco::to_float(x[blockIdx.x * 128 + threadIdx.x]);
-  gtco::sync();
+  gtco::sync<128>();
   y[blockIdx.x * 128 + threadIdx.x] = 2.0f * kept[127 - threadIdx.x];
 }
 """
@@ -47,11 +47,15 @@ def test_a_kernel_becomes_machine_code(arch):
     assert 0 < image.registers < 64 and image.spills == image.local == image.shared == 0
 
 
-def test_all_headers_go_together():
+@pytest.mark.parametrize("before", ["", "#define GTCO_PERSISTENT\n"])
+def test_all_headers_go_together(before):
     """No two of them give one name to different things."""
-    names = sorted(path.name for path in nvrtc.DEVICE.glob("gtco/*.cuh"))
+    names = {path.name for path in nvrtc.DEVICE.glob("gtco/*.cuh")}
     assert len(names) > 10
-    nvrtc.compile_cuda("".join(f'#include "gtco/{name}"\n' for name in names) + SCALE, "sm_80")
+    includes = [f'#include "gtco/{n}"\n' for n in sorted(names - {"persistent.cuh"})]
+    if before:
+        includes.append('#include "gtco/persistent.cuh"\n')
+    nvrtc.compile_cuda("".join([before, *includes, SCALE]), "sm_80")
 
 
 def test_registers_are_capped_and_spills_are_seen():

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(32) product(const half* x, float* y
   gtco::copy_16(room + threadIdx.x * 16, x + threadIdx.x * 8, true);
   gtco::copy_commit();
   gtco::copy_wait<0>();
-  gtco::sync();
+  gtco::sync<32>();
   uint32_t a[4], b[2];
   float d[4] = {0, 0, 0, 0};
   gtco::ldmatrix_x4(a, room + threadIdx.x * 16);

@@ -9,6 +9,7 @@ from gtco.tensor.cuda.spelling import indented
 from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read
+BLOCK = "const int block = blockIdx.x;"  # which part of the stage a kernel does
 
 
 def source(
@@ -43,6 +44,7 @@ def source(
                 f"    {parameter}{',' if n else ') {'}"
                 for n, parameter in _countdown(arguments(stage).declaration)
             ),
+            f"  {BLOCK}",
             *(part for line in indented(body) for part in wrapped(line)),
             "}",
             "",

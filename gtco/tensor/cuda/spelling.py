@@ -86,7 +86,7 @@ RESERVED = frozenset(
         "this new delete operator sizeof static extern inline namespace using volatile register "
         "true false default goto try catch throw public private protected friend virtual explicit "
         "mutable constexpr and or not xor bitand bitor compl blockIdx threadIdx blockDim gridDim "
-        "min max gtco warp lane"
+        "min max gtco warp lane block"
     ).split()
 )
 # What a GPU rounds float32 to a bfloat16's bits by, as an external function of TIR.

@@ -7,35 +7,44 @@ namespace gtco_emulator {
 
 #define HERE place(__builtin_return_address(0))
 
-unsigned char* shared_memory() { return machine.shared; }
+unsigned char* shared_memory() { return machine->shared; }
 
-void barrier() {
-  Fibre& self = *machine.running;
-  self.pc = HERE, self.waits = BARRIER;
-  if (machine.warp[self.warp].arrived) {
-    fault(self.pc, 0, "divergent: comes to sync while others of its warp wait in %s",
-          name_of(machine.warp[self.warp].kind));
+void barrier(int which, int threads) {
+  Fibre& self = *machine->running;
+  self.pc = HERE, self.waits = BARRIER, self.barrier = which;
+  const bool all = !machine->job->parameters;  // the persistent kernel's stages may have fewer
+  if (threads > static_cast<int>(machine->job->threads) ||
+      (all && threads != static_cast<int>(machine->job->threads)) || self.thread >= threads) {
+    fault(self.pc, 0, "sync of %d threads in a block of %u", threads, machine->job->threads);
   }
-  const int threads = static_cast<int>(machine.job->threads);
-  Warp& warp = machine.warp[self.warp];
+  if (machine->arrived[which] && machine->expected[which] != threads) {
+    fault(self.pc, 0, "divergent: sync of %d threads while others wait in one of %d", threads,
+          machine->expected[which]);
+  }
+  machine->expected[which] = threads;
+  if (machine->warp[self.warp].arrived) {
+    fault(self.pc, 0, "divergent: comes to sync while others of its warp wait in %s",
+          name_of(machine->warp[self.warp].kind));
+  }
+  Warp& warp = machine->warp[self.warp];
   if (!warp.in_barrier++) warp.pc = self.pc;
   meet_at(warp, self.pc);
-  if (++machine.arrived < threads) return suspend();
-  machine.arrived = 0;
-  ++machine.epoch;
-  ++machine.job->collectives;
+  if (++machine->arrived[which] < threads) return suspend();
+  machine->arrived[which] = 0;
+  ++machine->epoch;
+  ++machine->job->collectives;
   for (int w = 0; w * WARP < threads; ++w) {
-    machine.warp[w].in_barrier = 0;
+    machine->warp[w].in_barrier = 0;
     flush_warp(w);
   }
-  for (int t = 0; t < threads; ++t) make_ready(machine.fibre[t]);
+  for (int t = 0; t < threads; ++t) make_ready(machine->fibre[t]);
   suspend();
 }
 
 // True for the last of the warp: it does the work of all and lets them go by `release`.
 static bool meet(Collective kind, uint64_t pc, void* operands) {
-  Fibre& self = *machine.running;
-  Warp& warp = machine.warp[self.warp];
+  Fibre& self = *machine->running;
+  Warp& warp = machine->warp[self.warp];
   self.pc = pc, self.waits = kind, self.operands = operands;
   if (warp.lanes != WARP) fault(pc, 0, "%s in a warp of %d threads", name_of(kind), warp.lanes);
   if (warp.in_barrier) {
@@ -54,14 +63,14 @@ static bool meet(Collective kind, uint64_t pc, void* operands) {
     return false;
   }
   warp.arrived = 0;
-  ++machine.job->collectives;
+  ++machine->job->collectives;
   return true;
 }
 
-static Fibre* lanes() { return &machine.fibre[machine.running->warp * WARP]; }
+static Fibre* lanes() { return &machine->fibre[machine->running->warp * WARP]; }
 
 static void release() {
-  flush_warp(machine.running->warp);
+  flush_warp(machine->running->warp);
   Fibre* of = lanes();
   for (int i = 0; i < WARP; ++i) make_ready(of[i]);
   suspend();
@@ -69,7 +78,7 @@ static void release() {
 
 void warp_barrier() {
   if (!meet(WARP_BARRIER, HERE, nullptr)) return;
-  ++machine.warp[machine.running->warp].epoch;
+  ++machine->warp[machine->running->warp].epoch;
   release();
 }
 
@@ -104,7 +113,7 @@ struct MatrixRow {
 
 void ldmatrix(Collective kind, uint32_t* into, int matrices, const void* row) {
   const uint64_t pc = HERE;
-  Fibre& self = *machine.running;
+  Fibre& self = *machine->running;
   MatrixRow mine{into, matrices, 0};
   if (self.lane < 8 * matrices) {
     mine.at = shared_offset(row, 16, pc, "ldmatrix");
@@ -117,7 +126,7 @@ void ldmatrix(Collective kind, uint32_t* into, int matrices, const void* row) {
   auto at = [&](int i) { return static_cast<MatrixRow*>(of[i].operands); };
   auto element = [&](int matrix, int row, int column) {
     uint16_t bits;
-    memcpy(&bits, machine.shared + at(8 * matrix + row)->at + 2 * column, 2);
+    memcpy(&bits, machine->shared + at(8 * matrix + row)->at + 2 * column, 2);
     return static_cast<uint32_t>(bits);
   };
   for (int j = 0; j < matrices; ++j) {
@@ -188,15 +197,15 @@ void copy(void* shared, const void* global, int bytes, bool valid) {
   }
   copy_begins(at, bytes, static_cast<uint32_t>(pc));
   note(SHARED_WRITE, at, bytes, pc);
-  Fibre& self = *machine.running;
+  Fibre& self = *machine->running;
   self.copies.push_back({at, static_cast<uint32_t>(bytes), valid ? global : nullptr, self.groups,
                          static_cast<uint32_t>(pc)});
 }
 
-void copy_commit() { ++machine.running->groups; }
+void copy_commit() { ++machine->running->groups; }
 
 void copy_wait(int groups) {
-  Fibre& self = *machine.running;
+  Fibre& self = *machine->running;
   size_t kept = 0;
   for (const Copy& c : self.copies) {
     if (c.group + groups >= self.groups) {  // among the latest, or not committed
@@ -205,9 +214,9 @@ void copy_wait(int groups) {
     }
     copy_ends(c.at, c.bytes, c.pc);
     if (c.from) {
-      memcpy(machine.shared + c.at, c.from, c.bytes);
+      memcpy(machine->shared + c.at, c.from, c.bytes);
     } else {
-      memset(machine.shared + c.at, 0, c.bytes);
+      memset(machine->shared + c.at, 0, c.bytes);
     }
   }
   self.copies.resize(kept);

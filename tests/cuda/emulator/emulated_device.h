@@ -15,10 +15,11 @@ enum Collective : int {
   MMA_HALF_16,
   MMA_BF16_16,
   MMA_HALF_8,
+  GRID_BARRIER,
 };
 
 unsigned char* shared_memory();
-void barrier();
+void barrier(int which, int threads);
 void warp_barrier();
 uint64_t shuffle(Collective kind, uint64_t bits, int operand);
 void ldmatrix(Collective kind, uint32_t* into, int matrices, const void* row);
@@ -27,10 +28,13 @@ void copy(void* shared, const void* global, int bytes, bool valid);
 void copy_commit();
 void copy_wait(int groups);
 void atomic_add(float* where, float value);
+uint32_t grid_arrive(const void* word);
+void grid_wait(const void* word, uint32_t ticket);
+void prefetch(const void* global);
 
 }  // namespace gtco_emulator
 
-#define GTCO_SHARED(name) unsigned char* const name = gtco_emulator::shared_memory()
+#define GTCO_SHARED(name) unsigned char* const name = gtco_emulator::shared_memory() + GTCO_RESERVED
 
 namespace gtco {
 
@@ -64,7 +68,10 @@ __forceinline__ uint32_t pack(float low, float high) {
   return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
 }
 
-__forceinline__ void sync() { gtco_emulator::barrier(); }
+template <int THREADS>
+__forceinline__ void sync() {
+  gtco_emulator::barrier(1, THREADS);
+}
 __forceinline__ void sync_warp() { gtco_emulator::warp_barrier(); }
 __forceinline__ int lane() { return static_cast<int>(threadIdx.x & 31u); }
 __forceinline__ int warp() { return static_cast<int>(threadIdx.x >> 5); }
@@ -149,6 +156,21 @@ __forceinline__ void store_8(void* global, uint2 x, bool valid) {
 }
 __forceinline__ void store_4(void* global, uint32_t x, bool valid) {
   if (valid) *static_cast<uint32_t*>(global) = x;
+}
+
+__forceinline__ void sync_all() { gtco_emulator::barrier(0, static_cast<int>(blockDim.x)); }
+template <int THREADS>
+__forceinline__ void rejoin() {
+  gtco_emulator::barrier(1, THREADS);
+}
+__forceinline__ uint32_t grid_arrive(uint32_t* word) { return gtco_emulator::grid_arrive(word); }
+__forceinline__ void grid_wait(uint32_t* word, uint32_t ticket) {
+  gtco_emulator::grid_wait(word, ticket);
+}
+__forceinline__ void prefetch(const void* global) { gtco_emulator::prefetch(global); }
+template <class T>
+__forceinline__ T* in_global(T* pointer) {
+  return pointer;
 }
 
 __forceinline__ void atomic_add(float* where, float value) {

@@ -17,6 +17,7 @@
 #define __host__
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __grid_constant__
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)

@@ -22,7 +22,7 @@ static std::vector<uint16_t> times[THREADS_MOST / WARP];  // by site and lane
 static uint64_t left;
 
 void begin_figures() {
-  left = machine.job->sample;
+  left = machine->job->sample;
   sites.clear();
   table.assign(4096, 0);
   for (auto& log : log_of) log.clear();
@@ -45,7 +45,7 @@ static uint32_t site_of(Kind kind, uint32_t bytes, uint64_t pc) {
 void note(Kind kind, uint64_t address, uint32_t bytes, uint64_t pc) {
   if (!left || bytes > 16) return;
   --left;
-  const Fibre& self = *machine.running;
+  const Fibre& self = *machine->running;
   const uint32_t site = site_of(kind, bytes, pc);
   auto& time = times[self.warp];
   if (time.size() < (site + 1) * WARP) time.resize((site + 1) * WARP, 0);
@@ -123,7 +123,7 @@ void flush_warp(int warp) {
 
 void end_figures() {
   for (int w = 0; w < THREADS_MOST / WARP; ++w) flush_warp(w);
-  Job& job = *machine.job;
+  Job& job = *machine->job;
   job.sites = static_cast<uint32_t>(std::min<size_t>(sites.size(), job.sites_room));
   std::copy(sites.begin(), sites.begin() + job.sites, job.site);
 }

@@ -1,6 +1,7 @@
 // The emulated multiprocessor: one block at a time, its threads as fibres. fibres.cpp runs them,
 // collectives.cpp is what they do together, memory.cpp checks what they read and write, figures.cpp
-// counts what it would cost a GPU.
+// counts what it would cost a GPU. A cooperative kernel's blocks are alive all at once, each with a
+// Machine: grid.cpp has what passes between them.
 #pragma once
 
 #include <cmath>
@@ -18,7 +19,7 @@ namespace gtco_emulator {
 struct Buffer {
   uint8_t* data;
   uint64_t bytes;
-  uint32_t writable;  // the output: starts unwritten
+  uint32_t writable;  // starts unwritten, and all of the output is written in the end
   uint32_t number;
 };
 
@@ -33,8 +34,12 @@ struct SiteFigures {  // an instruction that touches memory
 
 constexpr int MET_MOST = 64;
 
+// Of a cooperative kernel: `writable` of its buffers.
+enum Access : uint32_t { CONSTANT, OUTPUT, SCRATCH, ANY };  // SCRATCH: starts unwritten; ANY: unknown
+
 struct Job {
   void* kernel;
+  void** parameters;  // of a cooperative kernel; null for others, whose parameters are the buffers
   uint32_t grid[3];
   uint32_t threads, shared, buffers, seed, sample;
   Buffer* buffer;
@@ -72,6 +77,7 @@ struct Fibre {
   void* operands;
   uint32_t groups;    // of copies that it has committed
   std::vector<Copy> copies;  // under way
+  int barrier;               // which of the block's it waits in
 };
 
 struct Warp {
@@ -82,13 +88,22 @@ struct Warp {
   uint32_t epoch;  // warp barriers so far, in all blocks
 };
 
+struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
+  uint32_t write_epoch, write_warp_epoch, write_pc;
+  uint32_t read_epoch, read_warp_epoch, read_pc;
+  uint16_t writer, reader;
+  bool read_by_lanes, read_by_warps;  // besides `reader`: others of its warp, and of other warps
+};
+
+constexpr int BARRIERS = 2;  // of a block: for all of its threads, and for its first ones
+
 struct Machine {
   Job* job;
   Fibre fibre[THREADS_MOST];
   Warp warp[THREADS_MOST / WARP];
   Fibre* running;
   int ready[THREADS_MOST], n_ready;
-  int arrived, finished;
+  int arrived[BARRIERS], expected[BARRIERS], finished;
   uint32_t epoch;  // block barriers so far, and blocks
   uint32_t block_epoch;  // the epoch that this block began with
   uint32_t block;
@@ -96,9 +111,17 @@ struct Machine {
   void* main_sp;
   uint8_t* stacks;
   uint8_t* shared;
+  std::vector<Shadow> shadow;
+  std::vector<uint8_t> state;
+  // Of the grid's barriers: the epoch of the block when its first thread came to each, and when it
+  // knew that all had come.
+  std::vector<uint32_t> arrivals, passages;
 };
-extern Machine machine;
+extern Machine* machine;  // of the block that runs
 
+bool begin_machine(Job* job);  // false: no memory
+void begin_block(uint32_t block);
+void run_block();  // until all of its threads have ended, or wait for other blocks
 uint32_t draw(uint32_t below);
 // Ends the run: what happened, at which instruction, and which other one has to do with it.
 [[noreturn]] void fault(uint64_t pc, uint64_t other, const char* format, ...)
@@ -124,6 +147,14 @@ void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc);
 uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what);
 void read_global(const void* p, uint32_t bytes, uint64_t pc);
 void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic);
+
+// ---- the grid of a cooperative kernel
+
+void run_grid(Job* job);
+void call_cooperative();
+void read_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc);
+void write_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc);
+const Buffer& buffer_of(const void* p, uint32_t bytes, uint64_t pc, const char* what);
 
 // ---- figures
 

@@ -15,39 +15,27 @@ namespace gtco_emulator {
 
 enum State : uint8_t { UNWRITTEN, WRITTEN, IN_FLIGHT };
 
-struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
-  uint32_t write_epoch, write_warp_epoch, write_pc;
-  uint32_t read_epoch, read_warp_epoch, read_pc;
-  uint16_t writer, reader;
-  bool read_by_lanes, read_by_warps;  // besides `reader`: others of its warp, and of other warps
-};
-
 struct OutShadow {  // of one byte of the output
   uint32_t block, epoch, warp_epoch, pc;  // block + 1; 0: not written
   uint16_t thread;
   bool atomic;
 };
 
-static Shadow shadow[SHARED_MOST];
-static uint8_t state[SHARED_MOST];
 static std::vector<OutShadow> out_shadow;
 static uintptr_t module_begin, module_size;
 
 void begin_memory() {
   module_begin = reinterpret_cast<uintptr_t>(&__ehdr_start);
   module_size = static_cast<size_t>(&_end - &__ehdr_start);
-  memset(shadow, 0, sizeof(Shadow) * machine.job->shared);
-  machine.epoch = 0;
-  for (Warp& warp : machine.warp) warp.epoch = 0;
   out_shadow.clear();
-  for (uint32_t i = 0; i < machine.job->buffers; ++i) {
-    if (machine.job->buffer[i].writable) out_shadow.resize(machine.job->buffer[i].bytes);
+  for (uint32_t i = 0; i < machine->job->buffers; ++i) {
+    if (machine->job->buffer[i].writable) out_shadow.resize(machine->job->buffer[i].bytes);
   }
 }
 
 void begin_block_memory() {
-  memset(state, UNWRITTEN, machine.job->shared);
-  memset(machine.shared, 0xff, machine.job->shared);
+  memset(machine->state.data(), UNWRITTEN, machine->job->shared);
+  memset(machine->shared, 0xff, machine->job->shared);
 }
 
 void end_memory() {
@@ -56,7 +44,7 @@ void end_memory() {
     if (!out_shadow[i].block && !missing++) first = i;
   }
   if (missing) {
-    snprintf(machine.job->fault, sizeof machine.job->fault,
+    snprintf(machine->job->fault, sizeof machine->job->fault,
              "%zu of %zu bytes of the output were not written, the first at %zu", missing,
              out_shadow.size(), first);
   }
@@ -65,12 +53,12 @@ void end_memory() {
 // ---- shared memory
 
 uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
-  const intptr_t at = static_cast<const uint8_t*>(p) - machine.shared;
+  const intptr_t at = static_cast<const uint8_t*>(p) - machine->shared;
   const intptr_t most = SHARED_MOST;
   if (at < -most || at >= most) fault(pc, 0, "%s of %p, which is not in shared memory", what, p);
-  if (at < 0 || at + bytes > machine.job->shared) {
+  if (at < 0 || at + bytes > machine->job->shared) {
     fault(pc, 0, "out of bounds: %s of %u bytes at %zd of %u bytes of shared memory", what, bytes,
-          at, machine.job->shared);
+          at, machine->job->shared);
   }
   return static_cast<uint32_t>(at);
 }
@@ -78,27 +66,27 @@ uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* w
 static const char* race = "race: %s byte %u of shared memory that thread %u %s, no barrier between";
 
 static void check_writer(const Shadow& s, uint32_t at, uint32_t pc, const char* what) {
-  const Fibre& self = *machine.running;
-  if (s.write_epoch != machine.epoch || s.writer == self.thread) return;
-  if (s.writer / WARP == self.warp && s.write_warp_epoch != machine.warp[self.warp].epoch) return;
+  const Fibre& self = *machine->running;
+  if (s.write_epoch != machine->epoch || s.writer == self.thread) return;
+  if (s.writer / WARP == self.warp && s.write_warp_epoch != machine->warp[self.warp].epoch) return;
   fault(pc, s.write_pc, race, what, at, s.writer, "wrote");
 }
 
 void read_shared(uint32_t at, uint32_t bytes, uint32_t pc) {
-  const Fibre& self = *machine.running;
-  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  const Fibre& self = *machine->running;
+  const uint32_t warp_epoch = machine->warp[self.warp].epoch;
   for (uint32_t i = at; i < at + bytes; ++i) {
-    Shadow& s = shadow[i];
-    if (state[i] != WRITTEN) {
-      if (state[i] == IN_FLIGHT) {
+    Shadow& s = machine->shadow[i];
+    if (machine->state[i] != WRITTEN) {
+      if (machine->state[i] == IN_FLIGHT) {
         fault(pc, s.write_pc, "reads byte %u of shared memory, a copy of thread %u to which has not "
               "been waited for", i, s.writer);
       }
       fault(pc, 0, "reads byte %u of shared memory, which was never written", i);
     }
     check_writer(s, i, pc, "reads");
-    if (s.read_epoch != machine.epoch) {
-      s.read_epoch = machine.epoch, s.read_warp_epoch = warp_epoch, s.read_pc = pc;
+    if (s.read_epoch != machine->epoch) {
+      s.read_epoch = machine->epoch, s.read_warp_epoch = warp_epoch, s.read_pc = pc;
       s.reader = static_cast<uint16_t>(self.thread);
       s.read_by_lanes = s.read_by_warps = false;
     } else if (s.reader / WARP != self.warp) {
@@ -113,16 +101,16 @@ void read_shared(uint32_t at, uint32_t bytes, uint32_t pc) {
 }
 
 static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
-  const Fibre& self = *machine.running;
-  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  const Fibre& self = *machine->running;
+  const uint32_t warp_epoch = machine->warp[self.warp].epoch;
   for (uint32_t i = at; i < at + bytes; ++i) {
-    Shadow& s = shadow[i];
-    if (state[i] == IN_FLIGHT) {
+    Shadow& s = machine->shadow[i];
+    if (machine->state[i] == IN_FLIGHT) {
       fault(pc, s.write_pc, "writes byte %u of shared memory, to which a copy of thread %u is under "
             "way", i, s.writer);
     }
     check_writer(s, i, pc, "writes");
-    if (s.read_epoch == machine.epoch) {
+    if (s.read_epoch == machine->epoch) {
       const bool same_warp = s.reader / WARP == self.warp;
       const bool same_time = s.read_warp_epoch == warp_epoch;
       if (s.read_by_warps || !same_warp ||
@@ -131,9 +119,9 @@ static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
               ? "and others read" : "read");
       }
     }
-    s.write_epoch = machine.epoch, s.write_warp_epoch = warp_epoch, s.write_pc = pc;
+    s.write_epoch = machine->epoch, s.write_warp_epoch = warp_epoch, s.write_pc = pc;
     s.writer = static_cast<uint16_t>(self.thread);
-    state[i] = now;
+    machine->state[i] = now;
   }
 }
 
@@ -141,20 +129,20 @@ void write_shared(uint32_t at, uint32_t bytes, uint32_t pc) { write(at, bytes, p
 
 void copy_begins(uint32_t at, uint32_t bytes, uint32_t pc) {
   write(at, bytes, pc, IN_FLIGHT);
-  memset(machine.shared + at, 0xff, bytes);
+  memset(machine->shared + at, 0xff, bytes);
 }
 
 void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc) {
-  memset(state + at, WRITTEN, bytes);
+  memset(machine->state.data() + at, WRITTEN, bytes);
   write(at, bytes, pc, WRITTEN);
 }
 
 // ---- global memory
 
-static const Buffer& buffer_of(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
+const Buffer& buffer_of(const void* p, uint32_t bytes, uint64_t pc, const char* what) {
   static const Buffer* last = nullptr;
   const uint8_t* const address = static_cast<const uint8_t*>(p);
-  const Job& job = *machine.job;
+  const Job& job = *machine->job;
   auto inside = [&](const Buffer& b) {
     return address >= b.data && address + bytes <= b.data + b.bytes;
   };
@@ -176,8 +164,8 @@ static const Buffer& buffer_of(const void* p, uint32_t bytes, uint64_t pc, const
 
 static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t pc, bool writes,
                       bool atomic) {
-  const Fibre& self = *machine.running;
-  const uint32_t warp_epoch = machine.warp[self.warp].epoch;
+  const Fibre& self = *machine->running;
+  const uint32_t warp_epoch = machine->warp[self.warp].epoch;
   const size_t at = static_cast<const uint8_t*>(p) - b.data;
   for (size_t i = at; i < at + bytes; ++i) {
     OutShadow& s = out_shadow[i];
@@ -185,11 +173,11 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
       fault(pc, 0, "reads byte %zu of the output, which was never written", i);
     }
     if (s.block && !(atomic && s.atomic)) {
-      if (s.block != machine.block + 1) {
+      if (s.block != machine->block + 1) {
         fault(pc, s.pc, "race: %s byte %zu of the output that block %u wrote",
               writes ? "writes" : "reads", i, s.block - 1);
       }
-      const bool ordered = s.epoch != machine.epoch || s.thread == self.thread ||
+      const bool ordered = s.epoch != machine->epoch || s.thread == self.thread ||
                            (s.thread / WARP == self.warp && s.warp_epoch != warp_epoch);
       if (!ordered) {
         fault(pc, s.pc, "race: %s byte %zu of the output that thread %u wrote, no barrier between",
@@ -197,7 +185,7 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
       }
     }
     if (writes) {
-      s = {machine.block + 1, machine.epoch, warp_epoch, static_cast<uint32_t>(pc),
+      s = {machine->block + 1, machine->epoch, warp_epoch, static_cast<uint32_t>(pc),
            static_cast<uint16_t>(self.thread), atomic};
     }
   }
@@ -205,11 +193,13 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
 
 void read_global(const void* p, uint32_t bytes, uint64_t pc) {
   const Buffer& b = buffer_of(p, bytes, pc, "reads");
+  if (machine->job->parameters) return read_grid(b, p, bytes, pc);
   if (b.writable) check_out(b, p, bytes, pc, false, false);
 }
 
 void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
   const Buffer& b = buffer_of(p, bytes, pc, "writes");
+  if (machine->job->parameters) return write_grid(b, p, bytes, pc);
   if (!b.writable) fault(pc, 0, "writes to argument %u, which is an input", b.number);
   check_out(b, p, bytes, pc, true, atomic);
 }
@@ -218,9 +208,9 @@ void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
 
 static void access(void* p, uint32_t bytes, const void* from, bool writes, bool aligned) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  const uintptr_t in_stacks = address - reinterpret_cast<uintptr_t>(machine.stacks);
+  const uintptr_t in_stacks = address - reinterpret_cast<uintptr_t>(machine->stacks);
   if (in_stacks < STACK * THREADS_MOST) {
-    if (in_stacks / STACK == static_cast<size_t>(machine.running->thread)) return;
+    if (in_stacks / STACK == static_cast<size_t>(machine->running->thread)) return;
     fault(place(from), 0, "%s a local variable of thread %zu", writes ? "writes" : "reads",
           in_stacks / STACK);
   }

@@ -6,7 +6,8 @@ extern "C" __global__ void __launch_bounds__(256) gtco_bias_gelu(
     const float* __restrict__ in0,
     const float* __restrict__ in1,
     half* __restrict__ out) {
-  const int thread = blockIdx.x * 256 + threadIdx.x;
+  const int block = blockIdx.x;
+  const int thread = block * 256 + threadIdx.x;
   const int row = thread / 768, group = thread % 768;
   const auto x0 = gtco::read_group<4, 4>(in0 + row * 3072 + group * 4);
   const auto x1 = gtco::read_group<4, 4>(in1 + group * 4);

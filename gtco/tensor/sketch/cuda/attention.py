@@ -270,7 +270,7 @@ class CudaAttention:
             f"using Shape = gtco::AttentionShape<{b}, {m}, {n}, {d}, {e}{guarded}>;\n"
             f"using Block = gtco::AttentionBlock<{block.arguments}>;\n"
             f"gtco::{function}<{CTYPES[self.operand]}, Shape, Block>(\n"
-            f"    {ways}, score, {storing}(store));"
+            f"    block, {ways}, score, {storing}(store));"
         )
         about = (
             f"{b} heads, {m} x {n} tokens of {d} and {e}; a block of {block.heads} x {block.rows} "

@@ -351,7 +351,7 @@ class Groups:
         count, per_row = self.rows.count, self.per_row
         both = count > 1 and per_row > 1
         name = "thread" if both else "row" if count > 1 else "group"
-        lines = [f"const int {name} = blockIdx.x * {threads} + threadIdx.x;"]
+        lines = [f"const int {name} = block * {threads} + threadIdx.x;"]
         if count * per_row % threads:
             lines.append(f"if ({name} >= {count * per_row}) return;")
         if both:

@@ -111,7 +111,7 @@ class Fallback:
 
         lines: list[str] = []
         if size:
-            lines.append(f"const int i = blockIdx.x * {THREADS} + threadIdx.x;")
+            lines.append(f"const int i = block * {THREADS} + threadIdx.x;")
             if size % THREADS:
                 lines.append(f"if (i >= {size}) return;")
             lines += printed(arguments(stage), (("i", size),), body)
@@ -140,7 +140,7 @@ class Fallback:
             printer.name(p, str(p.name))
         printer.names[workspace] = f"{symbol}_scratch" if scratch else "nullptr"
         threads = THREADS if tasks > 1 else 1
-        place = f"int64_t(blockIdx.x) * {THREADS} + threadIdx.x" if tasks > 1 else "0"
+        place = f"int64_t(block) * {THREADS} + threadIdx.x" if tasks > 1 else "0"
         lines = [f"const int64_t begin = {place}, end = begin + 1;"]
         if tasks % threads:
             lines.append(f"if (begin >= {tasks}) return;")

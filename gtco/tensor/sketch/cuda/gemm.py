@@ -287,6 +287,6 @@ class CudaGemm:
                 *lines,
                 f"static_assert({plan}::SHARED == {tiles.shared});",
                 f"gtco::gemm<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {group}, "
-                f"{rows_first}>(a, b, {stored});",
+                f"{rows_first}>(block, a, b, {stored});",
             ]
         )

@@ -146,7 +146,7 @@ class Moments:
         ]
         sizes = (self.outer, self.shape[-2], width, config["rows"], split, vector)
         kind = f"gtco::Columns<{', '.join(map(str, sizes))}>"
-        call = f"gtco::moments_columns<{kind}, {BLOCK}>(value, store);"
+        call = f"gtco::moments_columns<{kind}, {BLOCK}>(block, value, store);"
         threads = split * config["rows"]
         about = f"{self.outer} x {width} channels of {self.shape[-2]} positions"
         return CudaProgram(
@@ -257,7 +257,7 @@ class MergedMoments:
         held = "true" if self._held(team) else "false"
         kind = f"gtco::Rows<{self.rows}, {self.length}, {team}, {config['rows']}, 1, {held}>"
         epsilon = number(float(self.op["epsilon"]))
-        call = f"gtco::merged_moments<{kind}, {self.size}>(value, spread, {epsilon}, store);"
+        call = f"gtco::merged_moments<{kind}, {self.size}>(block, value, spread, {epsilon}, store);"
         threads = team * config["rows"]
         about = f"{self.rows} groups of {self.size} channels, {self.shape[1]} parts"
         return CudaProgram(

@@ -62,10 +62,10 @@ class Pool:
         text = windows.lambdas(arguments(self.stage), config["vector"])
         kind = windows.kind(config)
         if self.op.kind == "max_pool2d":
-            call = f"gtco::max_pool<{kind}>(value, store);"
+            call = f"gtco::max_pool<{kind}>({windows.thread(config)}, value, store);"
         else:
             padding = "true" if self.op.get("count_include_pad", False) else "false"
-            call = f"gtco::mean_pool<{kind}, {padding}>(value, store);"
+            call = f"gtco::mean_pool<{kind}, {padding}>({windows.thread(config)}, value, store);"
         headers = ("window.cuh", HEADER)
         return CudaProgram(
             source(symbol, self.stage, headers, text, call, threads, windows.about()),

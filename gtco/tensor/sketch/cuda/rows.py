@@ -264,7 +264,7 @@ class Rows:
             "layer_norm": "value, gain, shift, {}, store",
             "rms_norm": "value, gain, {}, store",
         }.get(op.kind, "value, store")
-        return text, f"gtco::{op.kind}<{kind}>({given.format(number(op.get('epsilon', 0.0)))});"
+        return text, f"gtco::{op.kind}<{kind}>(block, {given.format(number(op.get('epsilon', 0.0)))});"
 
     def _by_columns(self, config: Config) -> tuple[list[str], str]:
         stage, vector = self.stage, config["vector"]
@@ -280,7 +280,7 @@ class Rows:
         if self.wide:
             text.append(storing(args, stage, self.tail, "store", [outer, r, c], index, vector))
             logarithm = "true" if self.op.kind == "log_softmax" else "false"
-            return text, f"gtco::softmax_columns<{kind}, {logarithm}>(value, store);"
+            return text, f"gtco::softmax_columns<{kind}, {logarithm}>(block, value, store);"
 
         def result(outer: Expr, c: Expr, v: Expr) -> list[Expr]:
             return self.result(outer, c * vector + v)
@@ -291,7 +291,7 @@ class Rows:
     def _reduction(self, kind: str, suffix: str) -> str:
         if self.op.kind in PLACES:
             largest = "true" if self.op.kind == "argmax" else "false"
-            return f"gtco::place{suffix}<{kind}, {largest}>(value, store);"
+            return f"gtco::place{suffix}<{kind}, {largest}>(block, value, store);"
         scale = number(1.0 / self.length if self.op.kind == "mean" else 1.0)
         fold = f"gtco::{FOLDS[self.op.kind]}"
-        return f"gtco::reduce{suffix}<{kind}, {fold}>(value, {scale}, store);"
+        return f"gtco::reduce{suffix}<{kind}, {fold}>(block, value, {scale}, store);"

@@ -112,7 +112,7 @@ class Turning:
         t_squares, j_squares = self.squares(side)
         others = prod(self.others)
         lines = ["GTCO_SHARED(shared);"]
-        place = "blockIdx.x"
+        place = "block"
         parts = []
         for name, count in (("j0", j_squares), ("t0", t_squares), ("other", others)):
             last = name == "other" or (name == "t0" and others == 1)
@@ -120,7 +120,7 @@ class Turning:
             times = f" * {side}" if name != "other" else ""
             if name != "other" or others > 1:
                 zero = count == 1 and name != "other"
-                parts.append(f"{name} = {'0' if zero else f'int({where}){times}'}")
+                parts.append(f"{name} = {'0' if zero else f'{where}{times}'}")
             place = place if count == 1 else f"{place} / {count}"
         lines.append(f"const int {', '.join(parts)};")
         for n, (tensor, at) in enumerate(zip(self.inputs, self.places(side), strict=False)):
@@ -133,7 +133,7 @@ class Turning:
             lines.append(self._read(f"read{n}", tensor, others))
             square = f"tile{n}, t0, {ts}, j0, {js}, read{n}"
             lines.append(f"gtco::fill_square<{THREADS}>({square});")
-        lines += ["gtco::sync();", self._write(side, others)]
+        lines += [f"gtco::sync<{THREADS}>();", self._write(side, others)]
         call = f"gtco::drain_square<{THREADS}, {side}>(t0, {ts}, j0, {js}, write);"
         about = f"squares of {side} x {side} turned in shared memory"
         text = source(symbol, stage, ["elementwise.cuh"], lines, call, THREADS, about)

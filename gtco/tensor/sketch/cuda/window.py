@@ -90,6 +90,10 @@ class Windows:
         n, height, width, channels = self.geometry.output
         return n * ceil(height / config["strip"]) * width * (channels // config["vector"])
 
+    def thread(self, config: Config) -> str:
+        """A thread's number among those of all blocks."""
+        return f"block * {config['threads']} + threadIdx.x"
+
     def blocks(self, config: Config) -> int:
         return ceil(self.total(config) / config["threads"])
 

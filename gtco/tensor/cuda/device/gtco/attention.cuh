@@ -43,8 +43,8 @@ struct AttentionPlace {
   static constexpr int STEPS = (SHAPE::KEYS + BLOCK::STEP - 1) / BLOCK::STEP;
   int row, column, batch;  // the block's first
   int part, split, head;   // the warp's
-  __device__ __forceinline__ AttentionPlace() {
-    int block = int(blockIdx.x), w = warp();
+  __device__ __forceinline__ explicit AttentionPlace(int block) {
+    const int w = warp();
     row = block % ROW_BLOCKS * BLOCK::ROWS;
     block /= ROW_BLOCKS;
     column = block % COLUMN_BLOCKS * BLOCK::COLUMNS;
@@ -73,8 +73,8 @@ struct AttentionTiles {
   static constexpr int STAGE = Key::ELEMENTS + Value::ELEMENTS;
   AttentionPlace<SHAPE, BLOCK> place;
   T *query, *stages;
-  __device__ __forceinline__ AttentionTiles(unsigned char* shared)
-      : query(reinterpret_cast<T*>(shared)), stages(query + Query::ELEMENTS) {}
+  __device__ __forceinline__ AttentionTiles(int block, unsigned char* shared)
+      : place(block), query(reinterpret_cast<T*>(shared)), stages(query + Query::ELEMENTS) {}
   __device__ __forceinline__ T* keys(int stage) { return stages + stage * STAGE; }
   __device__ __forceinline__ T* values(int stage) { return keys(stage) + Key::ELEMENTS; }
 
@@ -114,15 +114,15 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
     copy_commit();
     for (int step = 0; step < STEPS; ++step) {
       copy_wait<1>();
-      sync();
+      sync<BLOCK::THREADS>();
       scores(step, tiles.keys(0));
       copy_wait<0>();
-      sync();
+      sync<BLOCK::THREADS>();
       if (step + 1 < STEPS) load_keys(step + 1, tiles.keys(0));
       copy_commit();
       sums(step, tiles.values(0));
       if (step + 1 < STEPS) {
-        sync();
+        sync<BLOCK::THREADS>();
         load_values(step + 1, tiles.values(0));
       }
       copy_commit();
@@ -139,7 +139,7 @@ __device__ __forceinline__ void pipelined(Tiles& tiles, LoadKeys load_keys, Load
     int stage = 0, free = STAGES - 1;
     for (int step = 0; step < STEPS; ++step) {
       copy_wait<STAGES - 2>();
-      sync();  // this step's tiles are there for all, and all are done with the one before
+      sync<BLOCK::THREADS>();  // this step's tiles are there, and all are done with the one before
       if (step + STAGES - 1 < STEPS) {
         load_keys(step + STAGES - 1, tiles.keys(free));
         load_values(step + STAGES - 1, tiles.values(free));
@@ -182,7 +182,7 @@ __device__ __forceinline__ void merged(unsigned char* shared,
     constexpr int SHARE = (COUNT + 2 * ROWS) * 32;  // floats of a warp
     float* mine = reinterpret_cast<float*>(shared) + warp() * SHARE + lane();
     const float* first = mine - place.split * BLOCK::WARPS * SHARE;
-    sync();  // the tiles that lay here are read
+    sync<BLOCK::THREADS>();  // the tiles that lay here are read
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       mine[r * 32] = top[r];
@@ -190,7 +190,7 @@ __device__ __forceinline__ void merged(unsigned char* shared,
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) mine[(2 * ROWS + i) * 32] = out(i);
-    sync();
+    sync<BLOCK::THREADS>();
     if (!place.busy()) return;
     float factor[ROWS][BLOCK::SPLIT], total[ROWS], reciprocal[ROWS];
 #pragma unroll
@@ -245,7 +245,7 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
 // q of (b, m, c), k and v of (b, n, c): read in one of the ways of tile.cuh, in pieces of 8; score:
 // Scaled or scored(...); store of (b, m, c): in runs of 2, or one by one.
 template <class T, class SHAPE, class BLOCK, class Q, class K, class V, class Score, class Store>
-__device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store store) {
+__device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score, Store store) {
   constexpr int TILES = BLOCK::TILES, KEYS = BLOCK::KEYS, COLUMNS = BLOCK::COLUMNS;
   constexpr int DEPTHS = (SHAPE::DEPTH + 15) / 16;                  // steps of the first product
   constexpr int KEY_TILES = KEYS / 8, VALUE_TILES = COLUMNS / 8;    // columns of both, by eights
@@ -255,7 +255,7 @@ __device__ __forceinline__ void attention(Q q, K k, V v, Score score, Store stor
   using Tiles = AttentionTiles<T, SHAPE, BLOCK, 16 * DEPTHS, COLUMNS>;
 
   GTCO_SHARED(shared);
-  Tiles tiles(shared);
+  Tiles tiles(block, shared);
   const AttentionPlace<SHAPE, BLOCK> place = tiles.place;
   const int id = lane(), column = place.column;
   const int row = place.my_row() + id / 4;  // this lane's first; the others 8 apart

@@ -15,7 +15,8 @@ __device__ __forceinline__ float4 piece(const float* where) {
 // T: the operands' format; weights are rounded to it as they are multiplied with v. KEYS of BLOCK
 // is a multiple of 8, COLUMNS of 4; operands are read in pieces of 4, results stored in runs of 4.
 template <class T, class SHAPE, class BLOCK, class Q, class K, class V, class Score, class Store>
-__device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Store store) {
+__device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score score,
+                                                Store store) {
   constexpr int ROWS = 4 * BLOCK::TILES, KEYS = BLOCK::KEYS / 8;  // of a lane
   constexpr int PIECES = (BLOCK::COLUMNS + 31) / 32;
   constexpr int DEPTH = (SHAPE::DEPTH + 3) / 4 * 4, COLUMNS = 32 * PIECES;
@@ -24,7 +25,7 @@ __device__ __forceinline__ void attention_cores(Q q, K k, V v, Score score, Stor
   using Tiles = AttentionTiles<float, SHAPE, BLOCK, DEPTH, COLUMNS>;
 
   GTCO_SHARED(shared);
-  Tiles tiles(shared);
+  Tiles tiles(block, shared);
   const AttentionPlace<SHAPE, BLOCK> place = tiles.place;
   const int column = place.column, group = lane() / 8, id = lane() % 8;
   const int row = place.my_row() + group;

@@ -29,8 +29,8 @@ struct Share {
   int outer, column, split;  // which vector of columns
   bool mine;  // false beyond the last column: the thread only takes part in folds
 
-  __device__ __forceinline__ Share() {
-    const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  __device__ __forceinline__ explicit Share(int block) {
+    const int thread = static_cast<int>(threadIdx.x);
     outer = block / C::CHUNKS;
     split = thread / C::COLUMNS;
     const int own = block % C::CHUNKS * C::COLUMNS + thread % C::COLUMNS;
@@ -55,7 +55,7 @@ struct Share {
       const int thread = static_cast<int>(threadIdx.x), lane = thread % C::COLUMNS;
 #pragma unroll
       for (int v = 0; v < C::VECTOR; ++v) slot[v * THREADS + thread] = total[v];
-      sync();
+      sync<THREADS>();
 #pragma unroll
       for (int v = 0; v < C::VECTOR; ++v) {
         const T* own = slot + v * THREADS + lane;
@@ -82,9 +82,9 @@ struct Share {
 
 // store(outer, c, what Op makes of each column, times `scale`)
 template <class C, class Op, class Value, class Store>
-__device__ __forceinline__ void reduce_columns(const Value& value, float scale,
+__device__ __forceinline__ void reduce_columns(int block, const Value& value, float scale,
                                                const Store& store) {
-  const Share<C> share;
+  const Share<C> share(block);
   float total[C::VECTOR];
   share.template folded<Op, 0>(total, value, [](int, int, float x) { return x; });
   if (!share.mine || share.split != 0) return;
@@ -95,8 +95,8 @@ __device__ __forceinline__ void reduce_columns(const Value& value, float scale,
 
 // store(outer, c, position of each column's first extreme): a NaN is one.
 template <class C, bool LARGEST, class Value, class Store>
-__device__ __forceinline__ void place_columns(const Value& value, const Store& store) {
-  const Share<C> share;
+__device__ __forceinline__ void place_columns(int block, const Value& value, const Store& store) {
+  const Share<C> share(block);
   Place found[C::VECTOR];
   share.template folded<First<LARGEST>, 0>(found, value,
                                            [](int r, int, float x) { return Place{x, r}; });
@@ -109,8 +109,8 @@ __device__ __forceinline__ void place_columns(const Value& value, const Store& s
 
 // Softmax, or its logarithm, down each column; see softmax in rows.cuh.
 template <class C, bool LOGARITHM, class Value, class Store>
-__device__ __forceinline__ void softmax_columns(const Value& value, const Store& store) {
-  const Share<C> share;
+__device__ __forceinline__ void softmax_columns(int block, const Value& value, const Store& store) {
+  const Share<C> share(block);
   float top[C::VECTOR], total[C::VECTOR], scale[C::VECTOR];
   share.template folded<LargestNumber, 0>(top, value, [](int, int, float x) { return x; });
   share.template folded<Sum, 1>(total, value,
@@ -132,8 +132,8 @@ __device__ __forceinline__ void softmax_columns(const Value& value, const Store&
 // from the first of every BLOCK positions, which loses at most a factor of BLOCK in accuracy, and
 // only where that one is far from all others; blocks are merged as they come.
 template <class C, int BLOCK, class Value, class Store>
-__device__ __forceinline__ void moments_columns(const Value& value, const Store& store) {
-  const Share<C> share;
+__device__ __forceinline__ void moments_columns(int block, const Value& value, const Store& store) {
+  const Share<C> share(block);
   Moments all[C::VECTOR];
 #pragma unroll
   for (int v = 0; v < C::VECTOR; ++v) all[v] = Merge::start();

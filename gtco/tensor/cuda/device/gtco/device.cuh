@@ -3,6 +3,12 @@
 // same names have a meaning on the CPU (tests/cuda/emulator), so that tests run kernels unchanged.
 #pragma once
 
+#ifdef GTCO_PERSISTENT     // one kernel for a whole model: see persistent.cuh
+#define GTCO_RESERVED 256  // bytes of shared memory ahead of the stages', for the walk's own use
+#else
+#define GTCO_RESERVED 0
+#endif
+
 #ifdef GTCO_EMULATE
 #include "emulator.h"
 #else
@@ -45,10 +51,10 @@ struct is_same<A, A> {
 #include "emulated_device.h"
 #else
 
-// `unsigned char* name`: the dynamic shared memory of the block, 128-byte aligned.
+// `unsigned char* name`: the stage's dynamic shared memory of the block, 128-byte aligned.
 #define GTCO_SHARED(name)                                        \
   extern __shared__ __align__(128) unsigned char gtco_dynamic[]; \
-  unsigned char* const name = gtco_dynamic
+  unsigned char* const name = gtco_dynamic + GTCO_RESERVED
 
 namespace gtco {
 
@@ -111,7 +117,22 @@ __device__ __forceinline__ uint32_t pack<bf16>(float low, float high) {
 
 // ---- threads, barriers, shuffles
 
-__device__ __forceinline__ void sync() { __syncthreads(); }
+// The block's threads [0, THREADS) meet: all that its stage has.
+template <int THREADS>
+__device__ __forceinline__ void sync() {
+#ifdef GTCO_PERSISTENT  // the block may have more
+  static_assert(THREADS % 32 == 0, "whole warps");
+  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+#else
+  __syncthreads();
+#endif
+}
+// As sync, of threads that may have parted ways before.
+template <int THREADS>
+__device__ __forceinline__ void rejoin() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+__device__ __forceinline__ void sync_all() { asm volatile("barrier.sync 0;" ::: "memory"); }
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x & 31u); }
 __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x >> 5); }
@@ -258,6 +279,39 @@ __device__ __forceinline__ void store_4(void* global, uint32_t x, bool valid) {
 }
 
 __device__ __forceinline__ void atomic_add(float* where, float value) { atomicAdd(where, value); }
+
+// ---- all blocks of a cooperative kernel
+
+// A block's first thread comes to the barrier of all blocks, with all that the block wrote before it
+// last met, and waits there for the others. A barrier adds 2^31 to the word, in all: it is passed
+// where the highest bit is another than before, and the word needs no reset.
+__device__ __forceinline__ uint32_t grid_arrive(uint32_t* word) {
+  const uint32_t share = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
+  uint32_t ticket;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(ticket)
+               : "l"(word), "r"(share)
+               : "memory");
+  return ticket;
+}
+__device__ __forceinline__ void grid_wait(uint32_t* word, uint32_t ticket) {
+  uint32_t now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  } while (((now ^ ticket) & 0x80000000u) == 0);
+}
+
+// The line of 128 bytes goes to L2.
+__device__ __forceinline__ void prefetch(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+// The same pointer, known to be one to global memory.
+template <class T>
+__device__ __forceinline__ T* in_global(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
 
 }  // namespace gtco
 #endif

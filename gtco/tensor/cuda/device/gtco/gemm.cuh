@@ -292,11 +292,11 @@ struct Slab {
   }
 };
 
-// One tile of C, the `task`-th of Plan::BLOCKS. GROUP rows of tiles are walked together, columns
+// A whole stage, one block a tile of C, the `block`-th of Plan::BLOCKS. GROUP rows of tiles are walked together, columns
 // outermost, so that blocks which run at once share tiles of A and B in L2.
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
-          bool ROWS_FIRST, class A, class B, class Store>
-__device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, const Store& store) {
+          bool ROWS_FIRST = false, class A, class B, class Store>
+__device__ __forceinline__ void gemm(int block, const A& a, const B& b, const Store& store) {
   using Numbers = Plan<T, Shape, Block, Warps, STAGES, ROWS_FIRST>;
   using TileA = Operand<T, A::along_k, Block::M, Block::K>;
   using TileB = Operand<T, B::along_k, Block::N, Block::K>;
@@ -307,8 +307,8 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
   static_assert(STEPS * Warps::PARTS * Unit::STEP == Block::K, "whole steps");
   GTCO_SHARED(shared);
 
-  const int batch = task / (Numbers::TILES_M * Numbers::TILES_N);
-  const int tile = task % (Numbers::TILES_M * Numbers::TILES_N);
+  const int batch = block / (Numbers::TILES_M * Numbers::TILES_N);
+  const int tile = block % (Numbers::TILES_M * Numbers::TILES_N);
   const int group = tile / (GROUP * Numbers::TILES_N), inside = tile % (GROUP * Numbers::TILES_N);
   const int left = Numbers::TILES_M - group * GROUP, high = left < GROUP ? left : GROUP;
   const int tile_m = group * GROUP + inside % high, tile_n = inside / high;
@@ -346,7 +346,7 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
   // The slices' copies end: the next is there, and nobody reads the slot any more that comes next.
   const auto arrived = [&]() {
     copy_wait<AHEAD - 1>();
-    sync();
+    sync<Numbers::THREADS>();
   };
   if constexpr (Unit::FETCHES) {
     arrived();
@@ -387,14 +387,14 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
     // one after the other, so that the sum is the same each time
 #pragma unroll 1
     for (int p = 1; p < Warps::PARTS; ++p) {
-      sync();
+      sync<Numbers::THREADS>();
       float* const mine = sums + own * 32 + lane();
       if (part == p) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
-      sync();
+      sync<Numbers::THREADS>();
       if (part == 0) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
     }
   }
-  sync();
+  sync<Numbers::THREADS>();
   if (part > 0) return;
   constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH, RUN = Store::RUN;
   constexpr int LONG = ROWS_FIRST ? SLAB : Warps::N;  // neighbours of a row (column) of a slab
@@ -424,13 +424,6 @@ __device__ __forceinline__ void gemm_tile(int task, const A& a, const B& b, cons
     }
     sync_warp();
   }
-}
-
-// A whole stage: one block a tile.
-template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
-          bool ROWS_FIRST = false, class A, class B, class Store>
-__device__ __forceinline__ void gemm(const A& a, const B& b, const Store& store) {
-  gemm_tile<T, Unit, Shape, Block, Warps, STAGES, GROUP, ROWS_FIRST>(int(blockIdx.x), a, b, store);
 }
 
 }  // namespace gtco

@@ -9,10 +9,10 @@
 namespace gtco {
 
 template <int IMAGES, int HIGH, int WIDE, int VECTORS, int REPEAT, bool LAST, class Element>
-__device__ __forceinline__ void each_point(const Element& element) {
+__device__ __forceinline__ void each_point(int thread, const Element& element) {
   static_assert(VECTORS % REPEAT == 0, "each thread has as many vectors");
   constexpr int ACROSS = VECTORS / REPEAT;
-  int rest = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), c = 0;
+  int rest = thread, c = 0;
   if (rest >= IMAGES * HIGH * WIDE * ACROSS) return;
   if (LAST) {
     c = rest % ACROSS;

@@ -85,16 +85,16 @@ struct Team {
   static __device__ __forceinline__ int index() { return static_cast<int>(threadIdx.x) / THREADS; }
 
   // All of the team get what its threads' values make. `shared` has room for one value a warp of
-  // the block, and is no other fold's: nothing waits for those who still read it. All threads of
-  // the block take part.
-  template <class Op, class T>
+  // the block, and is no other fold's: nothing waits for those who still read it. All ALL threads
+  // of the block take part.
+  template <class Op, int ALL, class T>
   static __device__ __forceinline__ T fold(T x, T* shared) {
 #pragma unroll
     for (int mask = (THREADS < 32 ? THREADS : 32) / 2; mask > 0; mask /= 2)
       x = Op::of(x, exchanged(x, mask));
     if constexpr (WARPS > 1) {
       if (lane() == 0) shared[warp()] = x;
-      sync();
+      sync<ALL>();
       const T* own = shared + index() * WARPS;
       x = own[0];
 #pragma unroll

@@ -26,9 +26,10 @@ struct Rows {
   static constexpr bool HELD = HELD_;
   static constexpr int VECTORS = LENGTH / VECTOR;
   static constexpr int PIECES = (VECTORS + TEAM - 1) / TEAM;  // vectors of a thread
-  static constexpr int WARPS = TEAM * TEAMS / 32;            // of a block
+  static constexpr int THREADS = TEAM * TEAMS;                // of a block
+  static constexpr int WARPS = THREADS / 32;
   static_assert(LENGTH % VECTOR == 0, "vectors end where rows do");
-  static_assert(TEAM * TEAMS % 32 == 0, "blocks are whole warps");
+  static_assert(THREADS % 32 == 0, "blocks are whole warps");
 };
 
 // The part of a row that one thread has.
@@ -39,8 +40,8 @@ struct Part {
   bool mine;  // false beyond the last row: the thread only takes part in folds
   float held[R::HELD ? R::PIECES : 1][R::VECTOR];
 
-  __device__ __forceinline__ Part(const Value& value) : value(value) {
-    const int first = static_cast<int>(blockIdx.x) * R::TEAMS + Team<R::TEAM>::index();
+  __device__ __forceinline__ Part(int block, const Value& value) : value(value) {
+    const int first = block * R::TEAMS + Team<R::TEAM>::index();
     mine = first < R::COUNT;
     row = mine ? first : R::COUNT - 1;
     if constexpr (R::HELD) {
@@ -93,14 +94,14 @@ struct Part {
     using T = decltype(total);
     GTCO_SHARED(shared);
     T* own = reinterpret_cast<T*>(shared) + SLOT * R::WARPS;
-    return Team<R::TEAM>::template fold<Op>(total, own);
+    return Team<R::TEAM>::template fold<Op, R::THREADS>(total, own);
   }
 };
 
 // y = exp(x - top) / sum of them. A row of -inf alone, with a NaN or an infinity is NaN.
 template <class R, class Value, class Store>
-__device__ __forceinline__ void softmax(const Value& value, const Store& store) {
-  Part<R, Value> part(value);
+__device__ __forceinline__ void softmax(int block, const Value& value, const Store& store) {
+  Part<R, Value> part(block, value);
   const float top =
       part.template fold<LargestNumber, 0>([](int, float x) { return x; });
   const float total = part.template fold<Sum, 1>([&](int, float& x) {
@@ -119,8 +120,8 @@ __device__ __forceinline__ void softmax(const Value& value, const Store& store) 
 }
 
 template <class R, class Value, class Store>
-__device__ __forceinline__ void log_softmax(const Value& value, const Store& store) {
-  Part<R, Value> part(value);
+__device__ __forceinline__ void log_softmax(int block, const Value& value, const Store& store) {
+  Part<R, Value> part(block, value);
   const float top =
       part.template fold<LargestNumber, 0>([](int, float x) { return x; });
   const float total = part.template fold<Sum, 1>([&](int, float x) { return expf(x - top); });
@@ -137,10 +138,10 @@ __device__ __forceinline__ void log_softmax(const Value& value, const Store& sto
 // y = (x - mean) / sqrt(variance + epsilon) * gain + shift, the mean first and then the variance;
 // gain(q, g) and shift(q, s) read the row's parameters.
 template <class R, class Value, class Gain, class Shift, class Store>
-__device__ __forceinline__ void layer_norm(const Value& value, const Gain& gain,
+__device__ __forceinline__ void layer_norm(int block, const Value& value, const Gain& gain,
                                            const Shift& shift, float epsilon,
                                            const Store& store) {
-  Part<R, Value> part(value);
+  Part<R, Value> part(block, value);
   constexpr float share = static_cast<float>(1.0 / R::LENGTH);
   const float mean = part.template fold<Sum, 0>([](int, float x) { return x; }) * share;
   const float squares = part.template fold<Sum, 1>([&](int, float x) {
@@ -161,9 +162,9 @@ __device__ __forceinline__ void layer_norm(const Value& value, const Gain& gain,
 
 // y = x / sqrt(mean of x^2 + epsilon) * gain
 template <class R, class Value, class Gain, class Store>
-__device__ __forceinline__ void rms_norm(const Value& value, const Gain& gain, float epsilon,
+__device__ __forceinline__ void rms_norm(int block, const Value& value, const Gain& gain, float epsilon,
                                          const Store& store) {
-  Part<R, Value> part(value);
+  Part<R, Value> part(block, value);
   constexpr float share = static_cast<float>(1.0 / R::LENGTH);
   const float squares = part.template fold<Sum, 0>([](int, float x) { return x * x; });
   const float scale = 1.0f / sqrtf(squares * share + epsilon);
@@ -179,16 +180,16 @@ __device__ __forceinline__ void rms_norm(const Value& value, const Gain& gain, f
 
 // store(row, what Op makes of the row, times `scale`)
 template <class R, class Op, class Value, class Store>
-__device__ __forceinline__ void reduce(const Value& value, float scale, const Store& store) {
-  Part<R, Value> part(value);
+__device__ __forceinline__ void reduce(int block, const Value& value, float scale, const Store& store) {
+  Part<R, Value> part(block, value);
   const float total = part.template fold<Op, 0>([](int, float x) { return x; });
   if (part.mine && Team<R::TEAM>::rank() == 0) store(part.row, total * scale);
 }
 
 // store(row, position of the first extreme): a NaN is one.
 template <class R, bool LARGEST, class Value, class Store>
-__device__ __forceinline__ void place(const Value& value, const Store& store) {
-  Part<R, Value> part(value);
+__device__ __forceinline__ void place(int block, const Value& value, const Store& store) {
+  Part<R, Value> part(block, value);
   const Place found =
       part.template fold<First<LARGEST>, 0>([](int j, float x) { return Place{x, j}; });
   if (part.mine && Team<R::TEAM>::rank() == 0) store(part.row, found.at);
@@ -198,9 +199,9 @@ __device__ __forceinline__ void place(const Value& value, const Store& store) {
 // is a group, its positions part by part. value(row, q, x) reads parts' means, spread(row, q, x)
 // their variances; store(row, channel of the group, mean, 1 / sqrt(variance + epsilon)).
 template <class R, int CHANNELS, class Value, class Spread, class Store>
-__device__ __forceinline__ void merged_moments(const Value& value, const Spread& spread,
+__device__ __forceinline__ void merged_moments(int block, const Value& value, const Spread& spread,
                                                float epsilon, const Store& store) {
-  Part<R, Value> part(value);
+  Part<R, Value> part(block, value);
   constexpr float share = static_cast<float>(1.0 / R::LENGTH);
   const float mean = part.template fold<Sum, 0>([](int, float x) { return x; }) * share;
   float inside = 0.0f;
@@ -215,7 +216,7 @@ __device__ __forceinline__ void merged_moments(const Value& value, const Spread&
     return d * d;
   });
   GTCO_SHARED(shared);
-  inside = Team<R::TEAM>::template fold<Sum>(inside,
+  inside = Team<R::TEAM>::template fold<Sum, R::THREADS>(inside,
                                              reinterpret_cast<float*>(shared) + 2 * R::WARPS);
   const float scale = 1.0f / sqrtf((inside + apart) * share + epsilon);
   if (!part.mine) return;

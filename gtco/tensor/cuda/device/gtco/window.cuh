@@ -59,8 +59,8 @@ struct Strip {
   int n, y, x, c;
   bool mine;
 
-  __device__ __forceinline__ Strip() {
-    int rest = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  __device__ __forceinline__ explicit Strip(int thread) {
+    int rest = thread;
     mine = rest < G::THREADS;
     if (G::LAST) {
       c = rest % G::VECTORS;
@@ -136,9 +136,9 @@ __device__ __forceinline__ void start(float (&total)[G::STRIP][G::VECTOR]) {
 
 // Sums of products over the windows; INPUTS channels of a group.
 template <class G, int INPUTS, class Value, class Weight, class Store>
-__device__ __forceinline__ void convolve(const Value& value, const Weight& weight,
+__device__ __forceinline__ void convolve(int thread, const Value& value, const Weight& weight,
                                          const Store& store) {
-  const Strip<G> strip;
+  const Strip<G> strip(thread);
   if (!strip.mine) return;
   float total[G::STRIP][G::VECTOR];
   start<G, Sum>(total);
@@ -159,8 +159,8 @@ __device__ __forceinline__ void convolve(const Value& value, const Weight& weigh
 
 // The largest element; padding never wins, NaN does.
 template <class G, class Value, class Store>
-__device__ __forceinline__ void max_pool(const Value& value, const Store& store) {
-  const Strip<G> strip;
+__device__ __forceinline__ void max_pool(int thread, const Value& value, const Store& store) {
+  const Strip<G> strip(thread);
   if (!strip.mine) return;
   float total[G::STRIP][G::VECTOR];
   start<G, Largest>(total);
@@ -184,8 +184,8 @@ __device__ __forceinline__ int counted(int first, int kernel, int size, int befo
 }
 
 template <class G, bool PADDING, class Value, class Store>
-__device__ __forceinline__ void mean_pool(const Value& value, const Store& store) {
-  const Strip<G> strip;
+__device__ __forceinline__ void mean_pool(int thread, const Value& value, const Store& store) {
+  const Strip<G> strip(thread);
   if (!strip.mine) return;
   float total[G::STRIP][G::VECTOR];
   start<G, Sum>(total);

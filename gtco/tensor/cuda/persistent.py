@@ -1,0 +1,83 @@
+"""One kernel for a whole model: the functions of its stages, and the walk through its steps
+(device/gtco/persistent.cuh), in one translation unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.cuda.source import BLOCK
+
+MOST_POINTERS, MOST_TENSORS = 24, 64  # device/gtco/persistent_tables.cuh
+RESERVED = 256  # bytes of shared memory ahead of the stages': GTCO_RESERVED of device.cuh
+_KERNEL = re.compile(
+    r'extern "C" __global__ void __launch_bounds__\([^)]*\) (?P<symbol>\w+)\(\n'
+    r"(?P<parameters>.*?)\) \{\n"
+    rf"  {re.escape(BLOCK)}\n",
+    re.DOTALL,
+)
+_PARAMETER = re.compile(r"^ *((?:const )?\w+)\* __restrict__ \w+,?$", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "gtco/.*"\n', re.MULTILINE)
+
+
+def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaProgram:
+    """The kernel that does the steps of a model whose kernels these are, by symbol; a step's
+    ``kernel`` is its place among them.
+
+    Each kernel's text becomes a function that is given its block's number, as it stands otherwise:
+    it is compiled once more, with other barriers (``GTCO_PERSISTENT`` in device.cuh). A block has
+    as many threads and as much shared memory as the stage with the most.
+    """
+    includes: dict[str, None] = {}
+    functions: list[str] = []
+    cases: list[str] = []
+    for number, (name, program) in enumerate(kernels.items()):
+        includes |= dict.fromkeys(_INCLUDE.findall(program.source))
+        functions.append(_function(name, program))
+        cases.append(f"      case {number}: return {name}_blocks(blocks);")
+    threads = max(-(-program.threads // 32) * 32 for program in kernels.values())
+    source = "\n".join(
+        [
+            "#define GTCO_PERSISTENT",
+            "".join([*includes, '#include "gtco/persistent.cuh"\n']),
+            *functions,
+            f'extern "C" __global__ void __launch_bounds__({threads}, 1) {symbol}(',
+            "    const gtco::Step* steps, int count, const gtco::Pointer* pointers,",
+            "    const __grid_constant__ gtco::Tensors tensors, gtco::Barrier* barrier) {",
+            "  const auto kernels = [](int kernel, int blocks) {",
+            "    switch (kernel) {",
+            *cases,
+            "    }",
+            "  };",
+            "  gtco::walk(steps, count, pointers, tensors, barrier, kernels);",
+            "}",
+            "",
+        ]
+    )
+    shared = RESERVED + max(program.shared for program in kernels.values())
+    return CudaProgram(source, (1, 1, 1), threads, shared)
+
+
+def _function(symbol: str, program: CudaProgram) -> str:
+    """The kernel as a function of its block's number, and what does all blocks of a step."""
+    found = _KERNEL.search(program.source)
+    assert found and found["symbol"] == symbol, "tensor/cuda/source.py prints kernels like this"
+    types = _PARAMETER.findall(found["parameters"])
+    assert len(types) == found["parameters"].count("\n") + 1
+    text = _INCLUDE.sub("", program.source).lstrip("\n")
+    head = f"__device__ __forceinline__ void {symbol}(\n    const int block,\n"
+    text = text.replace(found[0], f"{head}{found['parameters']}) {{\n")
+    buffers = ", ".join(f"gtco::buffer<{kind}>({n})" for n, kind in enumerate(types))
+    return "\n".join(
+        [
+            text.rstrip("\n"),
+            f"static __device__ __noinline__ void {symbol}_blocks(int blocks) {{",
+            f"  gtco::each_block<{program.threads}>(blocks, [](int block) {{",
+            f"    {symbol}(block, {buffers});",
+            "  });",
+            "}",
+            "",
+        ]
+    )

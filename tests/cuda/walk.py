@@ -1,0 +1,88 @@
+"""A model's steps in one persistent kernel, in the emulator: its tables as the runtime makes them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.tensor.cuda.persistent import MOST_TENSORS
+from gtco.tensor.cuda.program import CudaProgram
+from tests.cuda.emulate import emulate_grid, guarded
+
+
+class Step(ctypes.Structure):
+    """``gtco::Step``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("kernel", "tasks", "first_ref", "num_refs")
+    ) + tuple((name, ctypes.c_uint32) for name in ("prefetch_ref", "prefetch_bytes"))
+
+
+def walk(
+    artifact: GpuArtifact,
+    program: CudaProgram,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    blocks: int,
+    arch: int,
+    seed: int | None = None,
+) -> dict[str, np.ndarray]:
+    """The model's outputs, by ``blocks`` blocks of its persistent kernel, whose source is
+    ``program``'s. Raises :class:`tests.cuda.emulate.Fault`.
+    """
+    kernel = artifact.persistent
+    assert kernel is not None
+    weights = guarded(np.zeros(max(1, artifact.weights_bytes), np.uint8))
+    for offset, array in artifact.weights:
+        weights[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+    arena = guarded(np.empty(max(1, artifact.arena_bytes), np.uint8))
+    given = [guarded(np.ascontiguousarray(inputs[spec.name])) for spec in artifact.inputs]
+    made = [guarded(np.empty(spec.shape, spec.dtype)) for spec in artifact.outputs]
+
+    def pointer(kind: str, index: int) -> int:
+        if kind in ("input", "output"):
+            return 2 * (index + (len(given) if kind == "output" else 0)) + 1
+        return int({"arena": arena, "weight": weights}[kind].ctypes.data) + index
+
+    steps, pointers = [], []
+    for step, (ref, nbytes) in zip(artifact.steps, kernel.prefetches, strict=True):
+        steps.append(_step(kernel.kernels, step, len(pointers), ref, nbytes))
+        pointers += [pointer(b.kind, b.index) for b in step.buffers]
+    table = guarded(np.frombuffer((Step * len(steps))(*steps), np.uint8))
+    addresses = guarded(np.array(pointers, np.uint64))
+    tensors = (ctypes.c_void_p * MOST_TENSORS)(*(a.ctypes.data for a in (*given, *made)))
+    barrier = guarded(np.zeros(1, np.uint32))
+    emulate_grid(
+        program,
+        kernel.symbol,
+        [
+            ctypes.c_void_p(table.ctypes.data),
+            ctypes.c_int(len(steps)),
+            ctypes.c_void_p(addresses.ctypes.data),
+            tensors,
+            ctypes.c_void_p(barrier.ctypes.data),
+        ],
+        [
+            *((array, "constant") for array in (table, addresses, barrier, weights, *given)),
+            (arena, "scratch"),
+            *((array, "output") for array in made),
+        ],
+        blocks=blocks,
+        arch=arch,
+        seed=seed,
+    )
+    return {
+        spec.name: array.view(spec.dtype).reshape(spec.shape).copy()
+        for spec, array in zip(artifact.outputs, made, strict=True)
+    }
+
+
+def _step(kernels: Any, step: GpuStep, first: int, ref: int, nbytes: int) -> Step:
+    x, y, z = step.grid
+    return Step(
+        kernels.index(step.kernel), x * y * z, first, len(step.buffers), first + ref, nbytes
+    )
