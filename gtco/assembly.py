@@ -15,7 +15,7 @@ from gtco.codegen.generate import Generated
 from gtco.gpu import GpuTarget
 from gtco.graph.graph import Graph
 from gtco.runtime.artifact import Artifact
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
 from gtco.target import Machine
 from gtco.tensor.space import Packing, Pick
@@ -31,8 +31,11 @@ def assemble(
     threads: int,
     precision: str,
     notes: Sequence[str],
+    persistent: PersistentKernel | None = None,
 ) -> Artifact | GpuArtifact:
-    """The artifact of a model. Takes the graph's constants: packed, they move to the artifact."""
+    """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
+    ``persistent``: the kernel of all steps, where a library for GPUs is to have one.
+    """
     places = _places(graph, generated.stages)
     weights = _Weights(graph.constants)
     steps: list[Any] = []
@@ -61,7 +64,7 @@ def assemble(
     }
     kernels = generated.kernels.values()
     if isinstance(target, GpuTarget):
-        return GpuArtifact(**common, images=images_of(kernels, target))
+        return GpuArtifact(**common, images=images_of(kernels, target), persistent=persistent)
     return Artifact(
         **common,
         kernels={f"{k.symbol}.o": k.code for k in kernels},

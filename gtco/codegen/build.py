@@ -30,6 +30,16 @@ class Job:
 
 
 @dataclass(frozen=True)
+class ProgramJob:
+    """A kernel for GPUs to compile whose program is there: that of a whole model."""
+
+    symbol: str
+    program: CudaProgram
+    target: GpuTarget
+    text: bool = False
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A built kernel: its object file, what the runtime must know, how its constant inputs are laid
     out.
@@ -50,13 +60,15 @@ class Kernel:
 @dataclass(frozen=True, kw_only=True)
 class GpuKernel(Kernel):
     """A kernel for GPUs: its machine code by architecture, in the place of an object file, and how
-    it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`).
+    it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`). ``source``: its CUDA C++,
+    which a model's persistent kernel is made of.
     """
 
     images: Mapping[str, Image]
     grid: tuple[int, int, int]
     threads: int
     shared: int
+    source: str
     code: bytes = b""
     tasks: int = 1
     workspace: int = 0
@@ -77,8 +89,10 @@ class Failure:
     rejected: str = ""
 
 
-def build(job: Job) -> Kernel | Failure:
+def build(job: Job | ProgramJob) -> Kernel | Failure:
     """Derive the stage's space again, build the config's program and compile it."""
+    if isinstance(job, ProgramJob):
+        return gpu_kernel(job, job.program, job.target)
     errors: list[Exception] = []
     space = space_of(job.stage, job.target, lambda rule, error: errors.append(error))
     program: Any = space.build(job.config, job.symbol)
@@ -102,7 +116,9 @@ def _kernel(job: Job, program: Program, target: Target) -> Kernel:
     )
 
 
-def gpu_kernel(job: Job, program: CudaProgram, target: GpuTarget) -> GpuKernel | Failure:
+def gpu_kernel(
+    job: Job | ProgramJob, program: CudaProgram, target: GpuTarget
+) -> GpuKernel | Failure:
     """The job's program compiled for every architecture of the target."""
     images = gpu_code(program, target)
     if isinstance(images, Rejection):
@@ -113,6 +129,7 @@ def gpu_kernel(job: Job, program: CudaProgram, target: GpuTarget) -> GpuKernel |
         grid=program.grid,
         threads=program.threads,
         shared=program.shared,
+        source=program.source,
         packings=dict(program.packings),
         text=listing(program, images) if job.text else "",
     )

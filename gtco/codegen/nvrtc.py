@@ -29,7 +29,7 @@ _LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 
 @dataclass(frozen=True)
 class Image:
-    """The machine code of one kernel for one architecture.
+    """The machine code of one kernel for one architecture, with the functions that it calls.
 
     ``cubin`` is an ELF file; ``registers`` of a thread; ``shared`` static shared memory of a block,
     ``local`` memory that a thread keeps beside its registers and ``spills``, the stores and loads
@@ -65,15 +65,15 @@ def compile_cuda(source: str, arch: str, registers: int = 0) -> Image:
         _asked(nvrtc, "nvrtcGetCUBIN", program, cubin)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    used, static, local = _USED.search(log), _STATIC.search(log), _LOCAL.search(log)
-    frame, *spilled = map(int, local.groups()) if local else (0,)
+    used, static = _USED.search(log), _STATIC.search(log)
+    local = [tuple(map(int, found)) for found in _LOCAL.findall(log)]  # of each function
     return Image(
         cubin,
         log,
         int(used.group(1)) if used else 0,
         int(static.group(1)) if static else 0,
-        frame,
-        sum(spilled),
+        max((frame for frame, _, _ in local), default=0),
+        sum(stores + loads for _, stores, loads in local),
     )
 
 

@@ -11,14 +11,14 @@ from gtco.errors import describe
 from gtco.torchless import import_tvm
 
 import_tvm()
-from gtco.codegen.build import Failure, Job, Kernel, build  # noqa: E402
+from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, build  # noqa: E402
 
 
 def serve(connection: Connection) -> None:
     """Answer each :class:`Job` with a :class:`Kernel` or, whatever went wrong, a failure."""
     while True:
         try:
-            job: Job = connection.recv()
+            job: Job | ProgramJob = connection.recv()
         except (EOFError, ConnectionError):
             return
         try:
@@ -27,7 +27,7 @@ def serve(connection: Connection) -> None:
             return
 
 
-def answer(job: Job) -> Kernel | Failure:
+def answer(job: Job | ProgramJob) -> Kernel | Failure:
     """The job's kernel or, whatever exception came instead, a failure that says which and where."""
     try:
         return build(job)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 
 TIMEOUT = 120.0  # seconds for one kernel
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
 class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
-    job: Job | None = None
+    job: Job | ProgramJob | None = None
     started: float = 0.0
 
 
@@ -78,7 +78,7 @@ class Workers:
             worker.process.wait()
         self.workers = []
 
-    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+    def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
         """Every job's answer, as it comes."""
         waiting = deque(jobs)
         while waiting or any(w.job for w in self.workers):
@@ -116,7 +116,7 @@ class Workers:
                 self._drop(worker)
                 yield Failure(worker.job.symbol, f"code generation took over {self.timeout:.0f} s")
 
-    def _answer(self, worker: _Worker, job: Job) -> Kernel | Failure:
+    def _answer(self, worker: _Worker, job: Job | ProgramJob) -> Kernel | Failure:
         try:
             answer = worker.connection.recv()
             assert isinstance(answer, Kernel | Failure)

@@ -157,8 +157,8 @@ def emulate_grid(
 ) -> None:
     """Runs ``blocks`` blocks of a cooperative kernel, all alive at once, on these parameters.
 
-    ``memory``: what it may touch, from :func:`guarded`, each "constant", "output" (unwritten before,
-    whole afterwards) or "scratch" (unwritten before). Raises :class:`Fault`.
+    ``memory``: what it may touch, from :func:`guarded`, each "constant", "output" (unwritten
+    before, whole afterwards) or "scratch" (unwritten before). Raises :class:`Fault`.
     """
     assert program.shared <= SHARED[arch], "shared memory over the limit"
     seed = secrets.randbelow(1 << 31) if seed is None else seed
@@ -283,11 +283,15 @@ def guarded(array: np.ndarray) -> np.ndarray:
 
 
 def build_shared(
-    kernels: Mapping[str, tuple[CudaProgram, Sequence[int]]], *, arch: int = 800
+    kernels: Mapping[str, tuple[CudaProgram, Sequence[int]]],
+    persistent: Mapping[str, CudaProgram] = MappingProxyType({}),
+    *,
+    arch: int = 800,
 ) -> Path:
     """A shared object that runs kernels by their symbols, as the fake driver of the tests calls
     them (emulator/library.cpp); of each its program and the bytes of its arguments, the output
-    last. :func:`faults_of` says what they did wrong.
+    last. ``persistent`` kernels find the memory that they use themselves. :func:`faults_of` says
+    what they did wrong.
     """
     objects, calls = [], ['#include "machine.h"\nextern "C" {\n' + _LAUNCH]
     for symbol, (program, sizes) in kernels.items():
@@ -296,6 +300,10 @@ def build_shared(
         calls.append(
             _CALL.format(symbol=symbol, count=len(sizes), sizes=", ".join(map(str, sizes)))
         )
+    for symbol, program in persistent.items():
+        assert program.shared <= SHARED[arch]
+        objects.append((program.source, symbol))
+        calls.append(_CALL_OF_ALL.format(symbol=symbol))
     with ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda o: _kernel_object(o[0], arch, o[1]), objects))
     made.append(_object("".join([*calls, "}\n"]), ["-DGTCO_ARCH=800", "-O1"]))
@@ -322,6 +330,7 @@ def launches_of(path: Path) -> int:
 _LAUNCH = (
     "void gtco_launch(const char*, void*, int, const uint64_t*, void**, const unsigned*, unsigned, "
     "unsigned);\n"
+    "void gtco_launch_all(const char*, void*, void**, const unsigned*, unsigned, unsigned);\n"
 )
 _CALL = """
 void gtco_kernel_{symbol}();
@@ -332,6 +341,19 @@ __attribute__((visibility("default"))) void {symbol}(
   static const uint64_t bytes[] = {{{sizes}}};
   gtco_launch("{symbol}", reinterpret_cast<void*>(gtco_kernel_{symbol}), {count}, bytes, arguments,
               grid, threads, shared);
+}}
+"""
+
+
+# A persistent kernel is given copies of its parameters, of these sizes.
+_CALL_OF_ALL = """
+void gtco_kernel_{symbol}();
+extern __attribute__((visibility("default"))) int {symbol}_count, {symbol}_sizes[5];
+int {symbol}_count = 5, {symbol}_sizes[5] = {{8, 4, 8, 512, 8}};
+__attribute__((visibility("default"))) void {symbol}(
+    void** parameters, const unsigned* grid, unsigned threads, unsigned shared) {{
+  gtco_launch_all("{symbol}", reinterpret_cast<void*>(gtco_kernel_{symbol}), parameters, grid,
+                  threads, shared);
 }}
 """
 

@@ -245,9 +245,11 @@ FAULTS: dict[str, tuple[int, str, str]] = {
     "wild": (32, "out[t] = *reinterpret_cast<const float*>(uint64_t(t) * 8);", "no memory of its"),
     "memcpy_behind": (
         64, "volatile int n = 512; __builtin_memcpy(s + 4, in0, n); out[t] = 0;", "out of bounds"),
-    "unwritten": (64, "if (t != 7) w[t] = 1; sync<ALL>(); out[t] = w[t];", "byte 28 .* never written"),
+    "unwritten": (64, "if (t != 7) w[t] = 1; sync<ALL>(); out[t] = w[t];",
+                  "byte 28 .* never written"),
     "race_read": (64, "w[t] = t; out[t] = w[63 - t];", "race: reads|never written"),
-    "race_both_write": (64, "w[t / 2] = 1; sync<ALL>(); out[t] = w[t / 2];", "race: writes .* wrote"),
+    "race_both_write": (64, "w[t / 2] = 1; sync<ALL>(); out[t] = w[t / 2];",
+                        "race: writes .* wrote"),
     "race_read_then_write": (
         64, "w[t] = t; sync<ALL>(); out[t] = w[63 - t]; w[t] = 2;", "race: (writes|reads)"),
     "race_second_step": (
@@ -300,7 +302,8 @@ FAULTS: dict[str, tuple[int, str, str]] = {
         "divergent: comes to"),
     "shuffle_of_no_lane": (32, "out[t] = shuffle(t, 32);", "shuffle of lane 32"),
     "half_a_warp": (48, "out[t] = warp_sum(1.0f);", "in a warp of 16 threads"),
-    "leaves_early": (64, "if (t == 5) return; sync<ALL>(); out[t] = 0;", "divergent: .* have ended"),
+    "leaves_early": (64, "if (t == 5) return; sync<ALL>(); out[t] = 0;",
+                     "divergent: .* have ended"),
     "writes_input": (32, "const_cast<uint32_t*>(in0)[t] = 1; out[t] = 0;", "which is an input"),
     "output_not_written": (60, "out[t] = 0;", "16 of 256 bytes .* the first at 240"),
     "output_read": (64, "out[t] += 1;", "reads byte .* the output, which was never written"),
@@ -308,7 +311,8 @@ FAULTS: dict[str, tuple[int, str, str]] = {
     "output_of_two_blocks": (64, "out[t] = blockIdx.x;", "race: writes .* that block"),
     "others_local": (
         32, "float mine[4] = {1.0f * t, 2, 3, 4}; auto p = reinterpret_cast<float**>(s);"
-        "if (t == 0) p[0] = mine; sync<ALL>(); out[t] = p[0][t % 4];", "a local variable of thread"),
+        "if (t == 0) p[0] = mine; sync<ALL>(); out[t] = p[0][t % 4];",
+        "a local variable of thread"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A model's steps in one persistent kernel, in the emulator: its tables as the runtime makes them."""
+"""A model's steps in one persistent kernel, in the emulator; tables as the runtime makes them."""
 
 from __future__ import annotations
 

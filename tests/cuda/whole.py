@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
+from gtco.codegen.build import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
 from gtco.compilation import Compilation, silent
 from gtco.compiled import CompileReport
@@ -20,7 +20,7 @@ from gtco.options import CompileOptions
 from gtco.runtime.module import load
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Rejection, packed_types
+from gtco.tensor.space import Packing, Rejection, packed_types
 from tests.cuda.emulate import build_shared, faults_of
 from tests.cuda.fake_driver import FakeDriver, image
 
@@ -33,9 +33,14 @@ class Emulating:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.programs: dict[str, tuple[CudaProgram, list[int]]] = {}
+        self.persistent: dict[str, CudaProgram] = {}
 
-    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+    def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
         for job in jobs:
+            if isinstance(job, ProgramJob):
+                self.persistent[job.symbol.partition(":")[0]] = job.program
+                yield self._kernel(job, job.program, {})
+                continue
             program: Any = space_of(job.stage, job.target).build(job.config, job.symbol)
             if isinstance(program, Rejection):
                 yield Failure(job.symbol, program.detail, program.reason)
@@ -43,21 +48,27 @@ class Emulating:
             inputs = packed_types(job.stage, program.packings)
             sizes = [inputs[i.name].nbytes for i in job.stage.inputs]
             self.programs[job.symbol] = program, [*sizes, job.stage.output.type.nbytes]
-            yield GpuKernel(
-                symbol=job.symbol,
-                images={
-                    arch: Image(image(arch, self.path), "", 0, 0, 0, 0)
-                    for arch in job.target.images  # type: ignore[union-attr]
-                },
-                grid=program.grid,
-                threads=program.threads,
-                shared=program.shared,
-                packings=dict(program.packings),
-                text=program.source if job.text else "",
-            )
+            yield self._kernel(job, program, dict(program.packings))
+
+    def _kernel(
+        self, job: Job | ProgramJob, program: CudaProgram, packings: dict[str, Packing]
+    ) -> GpuKernel:
+        return GpuKernel(
+            symbol=job.symbol,
+            images={
+                arch: Image(image(arch, self.path), "", 0, 0, 0, 0)
+                for arch in job.target.images  # type: ignore[union-attr]
+            },
+            grid=program.grid,
+            threads=program.threads,
+            shared=program.shared,
+            source=program.source,
+            packings=packings,
+            text=program.source if job.text else "",
+        )
 
     def link(self, arch: int) -> None:
-        self.path.symlink_to(build_shared(self.programs, arch=arch))
+        self.path.symlink_to(build_shared(self.programs, self.persistent, arch=arch))
 
 
 def emulated(

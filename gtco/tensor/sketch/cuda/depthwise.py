@@ -86,7 +86,8 @@ class Depthwise:
         value, store = windows.lambdas(args, vector)
         text = (value, self._weight(args, vector), store)
         inputs = windows.geometry.group[0]
-        call = f"gtco::convolve<{windows.kind(config)}, {inputs}>({windows.thread(config)}, value, weight, store);"
+        given = f"{windows.thread(config)}, value, weight, store"
+        call = f"gtco::convolve<{windows.kind(config)}, {inputs}>({given});"
         headers = ("window.cuh", HEADER)
         return CudaProgram(
             source(symbol, self.stage, headers, text, call, threads, windows.about()),

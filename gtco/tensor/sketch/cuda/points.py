@@ -185,9 +185,8 @@ class Points:
         about = f"{self.taps} taps of {'x'.join(map(str, self.source))}"
         return CudaProgram(
             source(
-                symbol, self.stage, ("points.cuh", HEADER), [text], f"{call}(block * {threads} + threadIdx.x, element);",
-                threads,
-                about,
+                symbol, self.stage, ("points.cuh", HEADER), [text],
+                f"{call}(block * {threads} + threadIdx.x, element);", threads, about,
             ),
             (self.blocks(config), 1, 1),
             threads,

@@ -261,10 +261,10 @@ class Rows:
             ))  # fmt: skip
         text.append(storing(args, stage, self.tail, "store", params, index, vector))
         given = {
-            "layer_norm": "value, gain, shift, {}, store",
-            "rms_norm": "value, gain, {}, store",
-        }.get(op.kind, "value, store")
-        return text, f"gtco::{op.kind}<{kind}>(block, {given.format(number(op.get('epsilon', 0.0)))});"
+            "layer_norm": "block, value, gain, shift, {}, store",
+            "rms_norm": "block, value, gain, {}, store",
+        }.get(op.kind, "block, value, store")
+        return text, f"gtco::{op.kind}<{kind}>({given.format(number(op.get('epsilon', 0.0)))});"
 
     def _by_columns(self, config: Config) -> tuple[list[str], str]:
         stage, vector = self.stage, config["vector"]

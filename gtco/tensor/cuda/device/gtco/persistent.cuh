@@ -67,7 +67,7 @@ __device__ __forceinline__ void walk(const Step* steps, int count, const Pointer
       prefetch_all(reinterpret_cast<const unsigned char*>(weights), next.prefetch_bytes);
       if (mine == 0) grid_wait(&barrier->word, ticket);
     }
-    sync_all();
+    sync_all();  // its buffers are there, and what other blocks wrote
     const Step step = next;
     if (s + 1 < count) next = steps[s + 1];  // there when it is needed, behind this step
     kernels(step.kernel, step.tasks);

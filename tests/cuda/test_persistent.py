@@ -1,0 +1,129 @@
+"""One persistent kernel for a whole model: what it computes, by how many blocks it may be, and that
+every barrier of it is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from gtco.assembly import assemble
+from gtco.codegen.generate import Generated
+from gtco.gpu import gpu_target
+from gtco.persistent import persistent
+from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, RESERVED
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.space import Rejection
+from models.export import export_onnx
+from tests.cuda.emulate import DEVICE, Fault
+from tests.cuda.walk import walk
+from tests.cuda.whole import Emulating, prepared
+from tests.unit.test_models import TINY, seeded
+
+# As tests/cuda/test_whole_models.py has it.
+CASES = [
+    ("vit", "sm_80", "fp16", 2e-3),
+    ("swin", "sm_80", "fp16", 2e-3),
+    ("vit", "sm_75", "fp16", 2e-3),
+    ("vit", "sm_90a", "fp32", 1e-5),
+    ("setr", "sm_89", "fp16", 5e-3),
+    ("detr", "sm_80", "fp16", 1e-2),
+]
+BLOCKS = (1, 2, 5)
+
+
+@cache
+def made(name: str, arch: str, precision: str) -> tuple[Any, GpuArtifact, CudaProgram]:
+    """The model, its artifact with its persistent kernel, and that one's program."""
+    create, (_, *shape) = TINY[name]
+    torch.manual_seed(0)
+    model, x = seeded(create()), torch.randn(1, *shape)
+    with TemporaryDirectory() as folder:
+        target = f"cuda:{arch}"
+        run, workers = prepared(Path(folder), model, (x,), target, precision=precision)
+    found = persistent(run.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    artifact = assemble(
+        "m", run.graph, run.generated, gpu_target(target), 0, precision, [], found[0]
+    )
+    assert isinstance(artifact, GpuArtifact)
+    return (model, x), artifact, workers.persistent[found[0].symbol]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "precision", "tolerance"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.scheduled) for case in CASES[1:])],
+)
+def test_models(tmp_path: Path, name: str, arch: str, precision: str, tolerance: float) -> None:
+    (model, x), artifact, program = made(name, arch, precision)
+    export_onnx(model, (x,), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    wanted = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    generation = 10 * gpu_target(f"cuda:{arch}").generation
+    given = {artifact.inputs[0].name: x.numpy()}
+    for blocks in BLOCKS:
+        found = walk(artifact, program, given, blocks=blocks, arch=generation)
+        for array, right in zip(found.values(), wanted, strict=True):
+            error = np.abs(array - right).max() / np.abs(right).max()
+            assert error <= tolerance, f"{name} {arch} {precision}, {blocks} blocks: {error:.2g}"
+
+
+def test_the_kernel_has_what_its_stages_have_at_most() -> None:
+    _, artifact, program = made(*CASES[0][:3])
+    kernel = artifact.persistent
+    assert kernel is not None
+    threads = [step.threads for step in artifact.steps]
+    assert kernel.threads == program.threads == max(threads) > min(threads), "some are left idle"
+    assert kernel.shared == RESERVED + max(step.shared for step in artifact.steps)
+    assert set(kernel.kernels) == {step.kernel for step in artifact.steps}
+    assert max(step.grid[0] for step in artifact.steps) > BLOCKS[1], "a block has several tasks"
+    for step, (place, nbytes) in zip(artifact.steps, kernel.prefetches, strict=True):
+        if nbytes:
+            ref = step.buffers[place]
+            assert ref.kind == "weight" and ref.index + nbytes <= artifact.weights_bytes
+    assert sum(nbytes > 0 for _, nbytes in kernel.prefetches) > len(artifact.steps) / 2
+
+
+# What is taken out of persistent.cuh, and with how many blocks it is missed.
+LACKING = {
+    "the wait for other blocks": ("if (mine == 0) grid_wait(&barrier->word, ticket);", 2),
+    "the block's own barrier ahead of that": ("sync_all();  // the block has done", 2),
+    "the block's own barrier behind that": ("sync_all();  // its buffers are there", 2),
+    "the barrier between tasks": ("if (block + int(gridDim.x) < blocks) rejoin<THREADS>();", 1),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_every_barrier_is_needed(what: str) -> None:
+    line, blocks = LACKING[what]
+    (_, x), artifact, program = made(*CASES[0][:3])
+    header = (DEVICE / "gtco" / "persistent.cuh").read_text()
+    include = '#include "gtco/persistent.cuh"\n'
+    assert header.count(line) == program.source.count(include) == 1
+    lacking = header.replace(line, line[line.find("//") :] if "//" in line else "")
+    program = replace(program, source=program.source.replace(include, lacking))
+    with pytest.raises(Fault, match=r"race|never written"):
+        walk(artifact, program, {artifact.inputs[0].name: x.numpy()}, blocks=blocks, arch=800)
+
+
+def test_what_cannot_be_is_said() -> None:
+    none = Generated([])
+    found = persistent(none, 2, gpu_target("cuda:sm_80"), Emulating(Path()))  # type: ignore[arg-type]
+    assert isinstance(found, Rejection) and "without a step" in found.detail
+
+
+def test_the_header_says_the_same() -> None:
+    text = (DEVICE / "gtco" / "persistent_tables.cuh").read_text()
+    for name, value in (("MOST_TENSORS", MOST_TENSORS), ("MOST_POINTERS", MOST_POINTERS)):
+        assert re.search(rf"constexpr int {name} = {value};", text)
+    assert f"GTCO_RESERVED {RESERVED} " in (DEVICE / "gtco" / "device.cuh").read_text()
