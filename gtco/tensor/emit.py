@@ -254,10 +254,12 @@ class Emitter(Scope):
         """Ask for the cache line at a flat position, into L2; outside the array it does nothing."""
         self.prefetch_value(array.buffer[self.index(position)])
 
-    def prefetch_value(self, load: Expr, level: int = 2) -> None:
-        """Like :meth:`prefetch`, of the line that ``load`` would read; into L1 or L2."""
-        where = tirx.address_of(load)
-        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, 0, 4 - level, 1))
+    def prefetch_value(self, load: Expr, level: int = 2, write: bool = False) -> None:
+        """Like :meth:`prefetch`, of the line that ``load`` would read, into L1 or L2; to be written
+        to where ``write`` says so.
+        """
+        where, kind = tirx.address_of(load), int(write)
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, kind, 4 - level, 1))
 
     # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:

@@ -40,42 +40,76 @@ def fold_rows(
     em: Emitter,
     rows: int,
     length: int,
-    value: Callable[[int, Expr], Expr],
+    value: Callable[[Expr, Expr], Expr],
     combine: Combine,
     start: float,
     over: Over | None = None,
+    padded: bool = False,
+    apart: int = 0,
+    ahead: Callable[[Expr], None] | None = None,
 ) -> Expr:
     """``value(r, 0)`` to ``value(r, length - 1)`` combined, for ``rows`` rows side by side (1, 2 or
-    4): a vector of as many lanes, of one row a scalar.
+    4): a vector of as many lanes, of one row a scalar. ``ahead(j)`` comes before each vector.
 
-    The rows' chains hide each other's latency, and their lanes are folded together.
+    The rows' chains hide each other's latency, and their lanes are folded together. The last
+    ``apart`` positions, each of all rows, are vectors of their own: r is their lane. What whole
+    vectors leave otherwise comes in one more of them, some of whose lanes are not combined: it
+    begins so early that it ends with the row, so that ``value`` is asked twice for some positions,
+    or reaches beyond the row's end where that is ``padded``. Only a row shorter than a vector, and
+    not padded, has a shorter one.
     """
+    assert not (apart and over)
     lanes = em.lanes
-    chains = min(ACCUMULATORS, ALL_ACCUMULATORS // rows, length // lanes)
+    whole, rest = divmod(length - apart, lanes)
+    chains = min(ACCUMULATORS, ALL_ACCUMULATORS // rows, whole)
+    groups, left = divmod(whole, max(chains, 1))
+    short = bool(rest) and not (padded or whole)
+    # few vectors are written out, and the first ones need not be combined with anything
+    written_out = over is None and groups <= 2
     acc = em.registers(rows * max(chains, 1) * lanes)
-    odd = em.registers(rows * lanes) if length % lanes else None
-    for c in range(rows * chains):
-        em.store_vector(acc, [c * lanes], em.splat(start))
-    if odd is not None:
+    odd = em.registers(rows * lanes) if rest else None
+    if not written_out:
+        for c in range(rows * chains):
+            em.store_vector(acc, [c * lanes], em.splat(start))
+    if odd is not None and (over is not None or short):
         for r in range(rows):
             em.store_vector(odd, [r * lanes], em.splat(start))
 
-    def into(register: Array, chain: int, chains: int, begin: Expr, width: int) -> None:
+    def into(chain: int, begin: Expr, first: bool = False) -> None:
+        if ahead is not None:
+            ahead(begin)
         for r in range(rows):
-            with em.vector(width) as lane:
-                at = (r * chains + chain) * lanes
-                held = em.load(register, [at + lane])
-                em.store(register, [at + lane], combine(held, value(r, begin + lane)))
+            with em.vector(lanes) as lane:
+                at = [(r * chains + chain) * lanes + lane]
+                x = value(r, begin + lane)
+                em.store(acc, at, x if first else combine(em.load(acc, at), x))
+
+    def rest_into(register: Array) -> None:
+        begin = whole * lanes if padded or short else length - apart - lanes
+        if ahead is not None:
+            ahead(begin)
+        for r in range(rows):
+            with em.vector(rest if short else lanes) as lane:
+                at = [r * lanes + lane]
+                x = value(r, begin + lane)
+                if not short:
+                    meant = lane < rest if padded else lane >= lanes - rest
+                    x = tirx.Select(meant, em.let(x), tirx.const(start, "float32"))
+                once = over is None and not short
+                em.store(register, at, x if once else combine(em.load(register, at), x))
 
     def row() -> None:
-        groups, rest = divmod(length // lanes, max(chains, 1))
-        with em.loop(groups, "group") as group:
-            for c in range(chains):
-                into(acc, c, chains, (group * chains + c) * lanes, lanes)
-        for c in range(rest):
-            into(acc, c, chains, (groups * chains + c) * lanes, lanes)
+        if written_out:
+            for n in range(groups * chains):
+                into(n % chains, n * lanes, first=n < chains)
+        else:
+            with em.loop(groups, "group") as group:
+                for c in range(chains):
+                    into(c, (group * chains + c) * lanes)
+        for c in range(left):
+            into(c, (groups * chains + c) * lanes)
         if odd is not None:
-            into(odd, 0, 1, length // lanes * lanes, length % lanes)
+            rest_into(odd)
 
     if over is None:
         row()
@@ -87,7 +121,15 @@ def fold_rows(
         if odd is not None:
             vectors.append(em.load_vector(odd, [r * lanes]))
         folded.append(em.let(by_pairs(em, vectors, combine)))
-    return em.reduce_vector(_stacked(em, folded, combine), combine, left=rows)
+    total = em.reduce_vector(_stacked(em, folded, combine), combine, left=rows)
+    if apart:
+        last = em.registers(apart * rows)
+        for k in range(apart):
+            with em.vector(rows) as lane:
+                em.store(last, [k * rows + lane], value(lane, length - apart + k))
+        parts = [em.load_vector(last, [k * rows], rows) for k in range(apart)]
+        total = by_pairs(em, [em.let(total), *parts], combine)
+    return total
 
 
 def by_pairs(em: Emitter, values: Sequence[Expr], combine: Combine) -> Expr:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gtco.target import target
 from gtco.tensor.sketch import rows
@@ -289,3 +291,37 @@ def test_a_prologue_of_movement_is_read_again(name: str) -> None:
     sketch = rows.match(made, runnable(name))
     assert sketch is not None and sketch.plain and sketch.scratch.nbytes == 0
     check(made, name)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_rows_of_any_length(data: st.DataObject) -> None:
+    """Any rest of a vector, few rows and many, behind an addition and before a gate or neither: the
+    last vector overlaps the one before, or is padded, or the rows side by side share it.
+    """
+    kind = data.draw(st.sampled_from(["softmax", "log_softmax", "layer_norm", "rms_norm", "mean"]))
+    machine = runnable(data.draw(st.sampled_from(targets())))
+    lanes = machine.lanes
+    length = data.draw(st.integers(1, 9)) * lanes + data.draw(st.integers(-2, lanes))
+    shape = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 23)), max(length, 1))
+    out = (*shape[:2], 1) if kind == "mean" else shape
+    inputs, attrs = {
+        "mean": ("x", {"axes": (2,), "keepdims": True}),
+        "rms_norm": ("x g", {"epsilon": 1e-6}),
+        "layer_norm": ("x g b", {"epsilon": 1e-5}),
+    }.get(kind, ("x", {"axis": 2}))
+    operators = [op(kind, inputs, "n", out, **attrs)]
+    shapes = {"x": shape, "g": shape[2:], "b": shape[2:]}
+    if data.draw(st.booleans()):
+        operators = [op("add", "z m", "x", shape), *operators]
+        shapes |= {"z": shape, "m": (1, *shape[1:])}
+        del shapes["x"]
+    if data.draw(st.booleans()):
+        operators += [op("sigmoid", "n", "s", out), op("multiply", "n s", "y", out)]
+    made = stage(operators, **shapes)
+    sketch = rows.match(made, machine)
+    assert sketch is not None
+    arrays = random_inputs(made, data.draw(st.integers(0, 1 << 30)), scale=3.0)
+    config = data.draw(st.sampled_from(list(configs(sketch))))
+    got = build(sketch, config, machine)(*arrays, unaligned=True)
+    assert_close(got, reference(made, arrays), 2e-5)

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from gtco.tensor import vector_math
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.analysis.reduction import PLACES, REDUCTIONS
+from gtco.tensor.analysis.reduction import NORMALISATIONS, PLACES, REDUCTIONS
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import Combine, Over, add, fold_rows
@@ -21,14 +21,14 @@ from gtco.tensor.sketch.streaming import (
     tasks_of_panels,
     tasks_of_rows,
     unflatten,
-    vector_runs,
+    whole_runs,
 )
 from gtco.tensor.vector_math import constant
 
 if TYPE_CHECKING:
     from gtco.tensor.sketch.rows import Rows
 
-Value = Callable[[int, Expr], Expr]  # of (row of the group, position)
+Value = Callable[[Expr, Expr], Expr]  # of (row of the group, a number or a lane; position)
 Ahead = Callable[[Expr], None]
 
 
@@ -55,6 +55,10 @@ class RowsLoops:
     def block(self, first: Expr, groups: Expr, side: int) -> None:
         """A panel of rows, of ``groups`` times ``side`` side by side."""
         self.first, self.groups, self.side = first, groups, side
+        # a position that few others share a vector with: the rows side by side share one
+        whole, rest = divmod(self.view.length, self.em.lanes)
+        together = whole and 2 * rest <= side and self.sketch.piece == self.view.length
+        self.apart = rest if together else 0
         match self.sketch.op.kind:
             case "softmax":
                 self.softmax()
@@ -91,16 +95,20 @@ class RowsLoops:
         cut = self.view.trailing
         return [*outer[:cut], *split_flat(j, self.view.shape[cut:])]
 
-    def source(self, r: int, j: Expr) -> Expr:
-        """x[j] of the block's row ``r``, from the input itself."""
-        return self.reader.value(self.sketch.op.inputs[0], self.index(self.outers[r], j))
+    def at(self, r: Expr, j: Expr) -> list[Expr]:
+        """The same at position ``j`` of the group's row ``r``."""
+        return self.index(self.outers[r] if isinstance(r, int) else self.outer(self.local + r), j)
 
-    def kept(self, r: int, j: Expr) -> Expr:
+    def source(self, r: Expr, j: Expr) -> Expr:
+        """x[j] of the block's row ``r``, from the input itself."""
+        return self.reader.value(self.sketch.op.inputs[0], self.at(r, j))
+
+    def kept(self, r: Expr, j: Expr) -> Expr:
         """What scratch holds of position ``j`` of row ``r``."""
         assert self.scratch is not None
         return self.em.load(self.scratch, [self.local + r, j])
 
-    def keep(self, r: int, j: Expr, value: Expr) -> None:
+    def keep(self, r: Expr, j: Expr, value: Expr) -> None:
         assert self.scratch is not None
         self.em.store(self.scratch, [self.local + r, j], value)
 
@@ -109,32 +117,46 @@ class RowsLoops:
         if self.sketch.plain:
             return self.source
 
-        def element(j: Expr) -> None:
-            for r in range(self.side):
-                self.keep(r, j, self.source(r, j))
-
         with self.each_group():
-            self.each(element)
+            self.each(lambda r, j: self.keep(r, j, self.source(r, j)))
         return self.kept
 
-    def each(self, body: Callable[[Expr], None], ahead: Ahead | None = None) -> None:
-        """``body(j)`` for every position of the rows, in vectors; ``ahead(j)`` before each vector,
-        with its first position.
+    def each(self, body: Callable[[Expr, Expr], None], ahead: Ahead | None = None) -> None:
+        """``body(r, j)`` for every position of the rows, in vectors, for some of them twice;
+        ``ahead(j)`` before each vector, with its first position.
         """
-        em, piece = self.em, self.sketch.piece
-        with em.loop(self.view.length // piece, "piece") as p:
-            for begin, count, lanes in vector_runs(piece, em.lanes):
+        em, piece, length = self.em, self.sketch.piece, self.view.length
+        with em.loop(length // piece, "piece") as p:
+            for begin, count, lanes in whole_runs(piece - self.apart, em.lanes):
                 with em.loop(count, "block") as block:
                     at = p * piece + begin + block * lanes
                     if ahead is not None:
                         ahead(at)
                     with em.vector(lanes) as lane:
-                        body(at + lane)
+                        for r in range(self.side):
+                            body(r, at + lane)
+        for k in range(self.apart):
+            with em.vector(self.side) as lane:
+                body(lane, length - self.apart + k)
 
-    def fold(self, value: Value, combine: Combine, start: float, over: Over | None = None) -> Expr:
-        """Each row's values combined; see :func:`gtco.tensor.fold.fold_rows`."""
-        length = self.view.length
-        return self.em.let(fold_rows(self.em, self.side, length, value, combine, start, over))
+    def fold(
+        self,
+        value: Value,
+        combine: Combine,
+        start: float,
+        over: Over | None = None,
+        ahead: Ahead | None = None,
+    ) -> Expr:
+        """Each row's values combined; see :func:`gtco.tensor.fold.fold_rows`. Rows in scratch are
+        padded, and must be: softmax puts its exponentials where it reads, so that no position may
+        be asked for twice.
+        """
+        padded = not self.sketch.plain and self.scratch is not None
+        apart = self.apart if self.sketch.op.kind in NORMALISATIONS else 0
+        side, length = self.side, self.view.length
+        return self.em.let(
+            fold_rows(self.em, side, length, value, combine, start, over, padded, apart, ahead)
+        )
 
     def statistic(self) -> Array:
         """Room for a number of each row of the panel."""
@@ -147,33 +169,41 @@ class RowsLoops:
         else:
             self.em.store_vector(statistic, [self.local], values, self.side)
 
-    def noted(self, statistic: Array) -> list[Expr]:
-        """Each row's number."""
-        at = [[self.local + r] for r in range(self.side)]
-        return [self.em.let(self.em.load(statistic, i), "s") for i in at]
+    def noted(self, statistic: Array) -> Callable[[Expr], Expr]:
+        """Each row's number, by the row of the group."""
+        known = [
+            self.em.let(self.em.load(statistic, [self.local + r]), "s") for r in range(self.side)
+        ]
+        return lambda r: (
+            known[r] if isinstance(r, int) else self.em.load(statistic, [self.local + r])
+        )
 
-    def write(self, value: Value) -> None:
-        """The epilogue of every position of the rows, stored where it sends it. Meanwhile the next
-        panel comes to L1.
-        """
+    def write(self, value: Value, ahead: Ahead | None = None) -> None:
+        """The epilogue of every position of the rows, stored where it sends it."""
 
-        def element(j: Expr) -> None:
-            for r, outer in enumerate(self.outers):
-                self.reader.finish(
-                    self.sketch.tail, self.index(outer, j), value(r, j), self.args.output
-                )
-
-        if self.side == 1 or not self.sketch.plain:
-            self.each(element)
-            return
-        following = [self.outer(self.local + self.panel + r) for r in range(self.side)]
-
-        def ahead(j: Expr) -> None:
-            for outer in following:
-                load = self.reader.value(self.sketch.op.inputs[0], self.index(outer, j))
-                self.em.prefetch_value(load, 1)
+        def element(r: Expr, j: Expr) -> None:
+            self.reader.finish(self.sketch.tail, self.at(r, j), value(r, j), self.args.output)
 
         self.each(element, ahead)
+
+    def ahead(self, *, output: bool) -> Ahead | None:
+        """Asks for the next panel's lines, and for those of the ``output`` that this one's last
+        pass will write. That is worth its instructions in a pass that mostly computes.
+        """
+        if self.side == 1 or not self.sketch.plain:
+            return None
+        em, out = self.em, self.args.output
+        following = [self.outer(self.local + self.panel + r) for r in range(self.side)]
+
+        def ask(j: Expr) -> None:
+            for outer, later in zip(self.outers, following, strict=True):
+                load = self.reader.value(self.sketch.op.inputs[0], self.index(later, j))
+                em.prefetch_value(load, 1)
+                if output:
+                    where = out.flat(self.sketch.tail.forward(self.index(outer, j)))
+                    em.prefetch_value(out.buffer[em.index(where)], 1, write=True)
+
+        return ask
 
     def extremes(self, combine: Combine, start: float) -> tuple[Value, Array]:
         """x[j], and each row's elements combined: the first pass of what is relative to them."""
@@ -190,15 +220,15 @@ class RowsLoops:
             top = self.noted(tops)
 
             def exponential(r: int, j: Expr) -> Expr:
-                e = vector_math.exp_nonpositive(em, x(r, j) - top[r])
+                e = vector_math.exp_nonpositive(em, x(r, j) - top(r))
                 self.keep(r, j, e)
                 return e
 
-            total = self.fold(exponential, add, 0.0)
+            total = self.fold(exponential, add, 0.0, ahead=self.ahead(output=True))
             self.note(scales, constant(total, 1.0) / total)
         with self.each_group():
             scale = self.noted(scales)
-            self.write(lambda r, j: self.kept(r, j) * scale[r])
+            self.write(lambda r, j: self.kept(r, j) * scale(r))
 
     def log_softmax(self) -> None:
         em = self.em
@@ -207,12 +237,15 @@ class RowsLoops:
         with self.each_group():
             top = self.noted(tops)
             total = self.fold(
-                lambda r, j: vector_math.exp_nonpositive(em, x(r, j) - top[r]), add, 0.0
+                lambda r, j: vector_math.exp_nonpositive(em, x(r, j) - top(r)),
+                add,
+                0.0,
+                ahead=self.ahead(output=True),
             )
             self.note(shifts, vector_math.log(em, total))
         with self.each_group():
             top, shift = self.noted(tops), self.noted(shifts)
-            self.write(lambda r, j: (x(r, j) - top[r]) - shift[r])
+            self.write(lambda r, j: (x(r, j) - top(r)) - shift(r))
 
     def normalise(self) -> None:
         em, op, length = self.em, self.sketch.op, self.view.length
@@ -224,10 +257,10 @@ class RowsLoops:
                 total = self.fold(x, add, 0.0)
                 self.note(means, total * constant(total, 1.0 / length))
         with self.each_group():
-            mean = self.noted(means) if centred else []
+            mean = self.noted(means)
 
-            def square(r: int, j: Expr) -> Expr:
-                d = em.let(x(r, j) - mean[r] if centred else x(r, j), "d")
+            def square(r: Expr, j: Expr) -> Expr:
+                d = em.let(x(r, j) - mean(r) if centred else x(r, j), "d")
                 return d * d
 
             squares = self.fold(square, add, 0.0)
@@ -236,17 +269,17 @@ class RowsLoops:
             self.note(scales, constant(squares, 1.0) / deviation)
         affine: list[Expr] = []
 
-        def value(r: int, j: Expr) -> Expr:
-            if r == 0:  # the rows side by side share them
+        def value(r: Expr, j: Expr) -> Expr:
+            if not isinstance(r, int) or r == 0:  # the rows side by side share them
                 at = self.index([0] * self.view.trailing, j)[-1:]
                 affine[:] = [em.let(self.reader.value(p, at), "p") for p in op.inputs[1:]]
-            d = (x(r, j) - mean[r] if centred else x(r, j)) * scale[r] * affine[0]
+            d = (x(r, j) - mean(r) if centred else x(r, j)) * scale(r) * affine[0]
             return d + affine[1] if centred else d
 
         with self.each_group():
-            mean = self.noted(means) if centred else []
+            mean = self.noted(means)
             scale = self.noted(scales)
-            self.write(value)
+            self.write(value, self.ahead(output=False))
 
     def reduce(self) -> None:
         """A sum, mean, product or extreme over the trailing axes and any further ones."""
@@ -264,7 +297,7 @@ class RowsLoops:
         combine, start = _combination(em, sketch.op.kind)
         with self.each_group():
             outers = [list(outer) for outer in self.outers]
-            values = self.fold(self.source, combine, start, over)
+            values = self.fold(self.source, combine, start, over if inner else None)
             for r, outer in enumerate(outers):
                 value = values if self.side == 1 else tirx.Shuffle([values], [r])
                 self.finish(outer, value)
@@ -275,7 +308,7 @@ class RowsLoops:
         x, tops = self.extremes(*_combination(em, self.sketch.op.kind.removeprefix("arg")))
         with self.each_group():
             top = self.noted(tops)
-            where = self.fold(lambda r, j: _place(em.let(x(r, j)), top[r], j), _minimum, inf)
+            where = self.fold(lambda r, j: _place(em.let(x(r, j)), top(r), j), _minimum, inf)
             for r, outer in enumerate(self.outers):
                 self.finish(outer, where if self.side == 1 else tirx.Shuffle([where], [r]))
 

@@ -100,6 +100,16 @@ def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
     return [*runs, (whole * lanes, 1, rest)] if rest else runs
 
 
+def whole_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
+    """Like :func:`vector_runs`, with a last vector that is whole too where there is another: it
+    begins so early that it ends with the positions, some of which it takes a second time.
+    """
+    runs = vector_runs(length, lanes)
+    if len(runs) > 1:
+        runs[1] = (length - lanes, 1, lanes)
+    return runs
+
+
 @contextmanager
 def _tasks(
     em: Emitter, args: KernelArguments, rows: int, per_task: int
