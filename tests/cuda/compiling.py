@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gtco.codegen.build import Failure, Job, Kernel, gpu_kernel
+from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, gpu_kernel
 from gtco.codegen.nvrtc import library
 from gtco.compilation import Compilation, silent
 from gtco.cores import allowed_cores
@@ -31,11 +31,15 @@ class Compiling:
         self.programs: dict[tuple[str, str], CudaProgram] = {}
         self.answers: dict[tuple[str, tuple[str, ...], str], Future[Any]] = {}
 
-    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+    def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
         waiting = []
         for job in jobs:
             assert isinstance(job.target, GpuTarget)
-            program: Any = space_of(job.stage, job.target).build(job.config, job.symbol)
+            program: Any = (
+                job.program
+                if isinstance(job, ProgramJob)
+                else space_of(job.stage, job.target).build(job.config, job.symbol)
+            )
             if isinstance(program, Rejection):
                 yield Failure(job.symbol, program.detail, program.reason)
                 continue

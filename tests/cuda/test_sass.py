@@ -17,7 +17,10 @@ from gtco.codegen.sass import machine_code
 from gtco.compilation import Compilation
 from gtco.errors import BuildError
 from gtco.gpu import ARCHITECTURES, GpuTarget
+from gtco.persistent import persistent
 from gtco.search.gpu_policy import occupancy
+from gtco.tensor.cuda.program import Launch
+from gtco.tensor.space import Rejection
 from tests.cuda.compiling import Compiling, Once
 from tests.unit.test_models import TINY, seeded
 
@@ -88,6 +91,33 @@ def test_the_stages_of_a_vision_transformer(
 ) -> None:
     run = tiny.compiled(tmp_path, target, compiling, precision="fp16")
     assert stages_are_as_reckoned(run, compiling)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_persistent_kernel_of_a_vision_transformer(
+    tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
+) -> None:
+    run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    kernel, _ = found
+    code = machine_code(kernel.images[arch])[kernel.symbol]
+    assert code.tensor_core > 0 and code.spilled == 0 and kernel.info["spilled_bytes"][arch] == 0
+    # What another block wrote is read by loads that see it, of global memory alone: none by way of
+    # the cache of constants, as those of one kernel's inputs are.
+    assert code.count("LDG") > 0 == code.count("LD", "ST")
+    assert not [name for name in code.instructions if "CONSTANT" in name]
+    single = run.generated.kernels[run.generated.stages[0].key]
+    assert isinstance(single, GpuKernel)
+    inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
+    assert any("CONSTANT" in name for name in inputs), "the test would not see them"
+    # The barrier of all blocks: a fence, one arrival, and L1 is not believed any more behind it.
+    assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1
+    assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
+    used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
+    assert occupancy(used, target).blocks >= 1
 
 
 @pytest.fixture(scope="module")
