@@ -14,8 +14,8 @@ from gtco.runtime.library import read_metadata
 from models import export_onnx
 from models.vit import VisionTransformer
 from models.weights import initialise
+from tests.cuda.test_sass import FEW
 
-FEW = 64  # bytes that a thread may spill: what is kept across the loop, not what is used in it
 EVERY = f"cuda:{','.join(ARCHITECTURES)}"
 
 

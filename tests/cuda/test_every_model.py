@@ -15,8 +15,8 @@ from gtco.runtime.library import read_metadata
 from models import MODELS, create, example_inputs
 from models.family import FAMILY
 from tests.cuda.compiling import Compiling, Once
-from tests.cuda.test_compile_cuda import EVERY, FEW
-from tests.cuda.test_sass import stages_are_as_reckoned
+from tests.cuda.test_compile_cuda import EVERY
+from tests.cuda.test_sass import FEW, stages_are_as_reckoned
 
 pytestmark = pytest.mark.scheduled
 

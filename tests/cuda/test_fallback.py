@@ -114,6 +114,16 @@ def test_independent_iterations_have_a_thread_each() -> None:
         assert f"begin >= {count}" in program.source or count == 1
 
 
+def test_what_only_the_fallback_computes_is_priced_as_it_is_launched() -> None:
+    """One thread was assumed of all: GatherND of some images seemed to take seconds."""
+    for name in ("grid_sample", "tril", "group_norm"):
+        sketch = sketch_of(OPAQUE[name])
+        program, launch = sketch.build(ONLY, "gtco_test"), sketch.workload(ONLY)
+        assert isinstance(program, CudaProgram)
+        assert (launch.blocks, launch.threads) == (program.grid[0], program.threads)
+    assert sketch_of(OPAQUE["grid_sample"]).tasks == 2 * 3 * 5 * 7
+
+
 def test_an_empty_output_is_a_kernel_that_does_nothing() -> None:
     stage = single("relu", [T((0, 3))], T((0, 3)))
     program = sketch_of(stage).build(ONLY, "gtco_test")

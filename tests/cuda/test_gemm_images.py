@@ -23,6 +23,8 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     "computed": dense(197, 197, 64, "float16", constant=False),
     "float32": dense(197, 768, 3072, "float32"),
     "convolution": conv(28, 128, 128, 3, "float16"),
+    # three channels: each element of A is computed, and waits in a register of its own
+    "first_convolution": conv(480, 3, 64, 7, "float16", strides=(2, 2)),
 }
 
 

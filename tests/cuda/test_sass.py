@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -52,6 +53,7 @@ INDEXED = """extern "C" __global__ void indexed(const int* x, float* y) {
   for (int i = 0; i < 40; ++i) y[i] = of[i];
 }
 """
+FEW = 64  # bytes that a thread may spill: what is kept across the loop, not what is used in it
 # The headers that instructions of Tensor Cores come from; no other kernel is taken apart for them.
 MULTIPLY = ("gtco/gemm.cuh", "gtco/attention.cuh")
 
@@ -132,26 +134,39 @@ def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
     """
     target = run.policy.target
     assert isinstance(target, GpuTarget)
-    products = 0
+    products, faults = 0, []
     for key, pick in run.generated.choices.items():
         kernel = run.generated.kernels[key]
         assert isinstance(kernel, GpuKernel)
-        image = kernel.images[target.arch]
         launch: Any = pick.sketch.workload(pick.config)
         on_tensor_cores = launch.unit.startswith("mma:")
         products += on_tensor_cores
         source = compiling.programs[kernel.symbol, target.name].source
-        if on_tensor_cores or any(header in source for header in MULTIPLY):
-            code = machine_code(image.cubin)[kernel.symbol]
-            assert (code.tensor_core > 0) == on_tensor_cores, pick.config
-            assert code.spilled == 0 or not on_tensor_cores, pick.config
-            assert code.registers == image.registers
-        assert image.spills == 0, pick.config
-        assert (launch.threads, launch.shared) == (kernel.threads, kernel.shared), pick.config
-        used = replace(launch, registers=image.registers)
-        found, reckoned = (occupancy(of, target).blocks for of in (used, launch))
-        side_by_side = ceil(launch.blocks / target.sms)  # no more are there to run
-        assert min(found, side_by_side) >= min(reckoned, side_by_side) > 0, (
-            f"{pick.config}: {image.registers} registers for {launch.registers}"
-        )
+        multiplies = on_tensor_cores or any(header in source for header in MULTIPLY)
+        faults += [
+            f"{pick.sketch.stage.label} -> {pick.sketch.stage.output.type}, {pick.config}: {fault}"
+            for fault in _not_as_reckoned(launch, kernel, target, multiplies)
+        ]
+    assert not faults, "\n".join(faults)
     return products
+
+
+def _not_as_reckoned(
+    launch: Launch, kernel: GpuKernel, target: GpuTarget, multiplies: bool
+) -> Iterator[str]:
+    image, on_tensor_cores = kernel.images[target.arch], launch.unit.startswith("mma:")
+    if multiplies:
+        code = machine_code(image.cubin)[kernel.symbol]
+        if (code.tensor_core > 0) != on_tensor_cores:
+            yield f"{code.tensor_core} products of Tensor Cores for {launch.unit}"
+        if code.spilled and on_tensor_cores:
+            yield f"{code.spilled} loads and stores of a thread's own memory"
+    if image.spills > (0 if on_tensor_cores else FEW):
+        yield f"{image.spills} bytes spilled"
+    if (launch.threads, launch.shared) != (kernel.threads, kernel.shared):
+        yield f"{kernel.threads} threads, {kernel.shared} bytes for {launch}"
+    used = replace(launch, registers=image.registers)
+    found, reckoned = (occupancy(of, target).blocks for of in (used, launch))
+    side_by_side = ceil(launch.blocks / target.sms)  # no more are there to run
+    if not min(found, side_by_side) >= min(reckoned, side_by_side) > 0:
+        yield f"{found} blocks for {reckoned}: {image.registers} registers for {launch.registers}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import ceil, isinf, prod
 
 import numpy as np
@@ -111,6 +111,12 @@ class CudaAttention:
         q, v = (self.stage.types[self.op.inputs[i]].sizes for i in (0, 2))
         return prod(self.op.type.sizes[:-2]), q[-2], v[-2], q[-1], v[-1]
 
+    @cached_property
+    def computed_bias(self) -> bool:
+        """Is the bias computed from several tensors, as decomposed positions are?"""
+        made = ancestors(self.stage, self.op.inputs[3]) if len(self.op.inputs) > 3 else ()
+        return any(len(op.inputs) > 1 for op in made)
+
     @property
     def flops(self) -> float:
         b, m, n, d, e = self.extents
@@ -192,6 +198,7 @@ class CudaAttention:
             item=2 if self.mma else 4,
             depth=-(-d // unit) * unit,
             held=chosen["query"] == "registers",
+            computed=self.computed_bias,
             **{name: int(chosen[name]) for name in numbers},
         )
 
@@ -246,8 +253,8 @@ class CudaAttention:
     @property
     def signature(self) -> tuple[object, ...]:
         """All that the space and the loops' price depend on."""
-        biased = len(self.op.inputs) > 3
-        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, biased)
+        biased = len(self.op.inputs) > 3, self.computed_bias
+        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *biased)
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:

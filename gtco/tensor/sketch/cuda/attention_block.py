@@ -24,6 +24,7 @@ class Blocking:
     keys: int
     stages: int
     held: bool
+    computed: bool = False  # is the bias? What it is made of waits beside each score
 
     @property
     def rows(self) -> int:
@@ -77,7 +78,7 @@ class Blocking:
     def registers(self) -> int:
         """About what a thread has: the result's sums, scores, and q's fragments where they stay."""
         sums, rows = self._sums
-        data = sums + self.tiles * self.keys // 2 + 2 * rows
+        data = sums + self.tiles * self.keys // 2 * (1 + self.computed) + 2 * rows
         if self.mma:
             data += self.tiles * (4 + self.depth // 4 * self.held) + 4
         else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import ceil
+from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
@@ -62,17 +63,29 @@ class Fallback:
         op = self.stage.output
         return readable(op) or op.kind in IMAGE or op.type.size == 0
 
-    def workload(self, config: Config) -> Launch:
-        """Of what is lowered, one thread is assumed: lowering it only to price it takes longer than
+    @cached_property
+    def tasks(self) -> int:
+        """Threads that have something to do. What only this sketch computes is lowered to know; of
+        the rest one thread is assumed: lowering every operator only to price it takes longer than
         all other sketches together.
         """
-        size, flops = self.stage.output.type.size, operations(self.stage)
+        op = self.stage.output
+        if self.by_elements:
+            return max(1, op.type.size)
+        if op.kind != "relax" and op.type.dtype.startswith(("float", "bfloat")):
+            return 1
+        try:
+            return self._lower("priced")[2]
+        except Exception:  # it will not build either, and that is where it is said why
+            return 1
+
+    def workload(self, config: Config) -> Launch:
+        flops, tasks = operations(self.stage), self.tasks
         read = float(self.stage.input_bytes)
         written = float(self.stage.output.type.nbytes)
-        alone = not self.by_elements
         return Launch(
-            blocks=1 if alone else max(1, ceil(size / THREADS)),
-            threads=1 if alone else THREADS,
+            blocks=ceil(tasks / THREADS),
+            threads=THREADS if tasks > 1 or self.by_elements else 1,
             shared=0,
             registers=64,
             unit="fma",
@@ -83,7 +96,7 @@ class Fallback:
             traffic=SLOWNESS * (read + written),
             flops=flops,
             overlapped=False,
-            steps=max(1, int(flops)) if alone else 1,
+            steps=1 if self.by_elements else max(1, int(flops / tasks)),
         )
 
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
@@ -118,12 +131,12 @@ class Fallback:
         text = source(symbol, stage, [], lines, "", THREADS, "a thread an element")
         return CudaProgram(text, (max(1, ceil(size / THREADS)), 1, 1), THREADS)
 
-    def _lowered(self, symbol: str) -> CudaProgram | Rejection:
-        """What TVM makes of the operator, printed."""
+    def _lower(self, symbol: str) -> tuple[Any, int, int]:
+        """TVM's function, its bytes of scratch, its independent iterations."""
         stage, op = self.stage, self.stage.output
         types = {i.name: i.type for i in stage.inputs}
         names = list(types)
-        function, scratch, tasks = lower_module(
+        return lower_module(
             module_of(stage),
             symbol,
             list(types.values()),
@@ -132,6 +145,11 @@ class Fallback:
             op.get("result", -1),
             apart=True,
         )
+
+    def _lowered(self, symbol: str) -> CudaProgram | Rejection:
+        """What TVM makes of the operator, printed."""
+        stage = self.stage
+        function, scratch, tasks = self._lower(symbol)
         if scratch > MOST_SCRATCH:
             return Rejection("too large", f"{scratch} bytes beside its tensors")
         *pointers, workspace, begin, end = function.params

@@ -97,9 +97,10 @@ class Tiles:
         if self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:
-            held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8)
+            held = 2 * 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8)
+        # the compiler gets along without some of the overhead, but not without what waits
         waiting = ceil(self.held * self.block[2] / self.threads)
-        return min(sums + held + waiting + OVERHEAD, MOST_REGISTERS)
+        return min(sums + held + OVERHEAD, MOST_REGISTERS) + waiting
 
     def fits(self, target: GpuTarget) -> bool:
         """Do a block's threads, shared memory and registers fit (DyGen, eq. 2 to 4)?"""
