@@ -5,14 +5,19 @@ What they multiply is random. Constants are dealt out of a ring as large as the 
 twice L2, so that they are in L2 as far as the model's would be; activations lie in one place, as
 those that the stage before has just written. All of it is made of float16 normals, whose bits are
 numbers of moderate size to every float format; integers are zeros, which are valid indices.
+
+Behind what is timed, every candidate runs once more, on constants that are the same to all of a
+stage's rivals, each packed as its kernel reads them. These results are the model's outputs, which
+the one who measures compares.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +28,19 @@ from gtco.compilation import Compilation
 from gtco.errors import BuildError
 from gtco.gpu import GpuTarget
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
-from gtco.runtime.plan import BufferRef, round_up
+from gtco.runtime.plan import BufferRef, TensorSpec, round_up
 from gtco.search.policy import Policy, priced
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Pick, packed_types
+from gtco.tensor.space import Packing, Pick, packed_types
 from gtco.tensor.stage import Stage, TensorType
+from gtco.tuning.timing import TOLERANCE, values
 
 HEAVY = 0.95  # share of the predicted time whose stages are measured
 # Seconds that the host takes to enqueue a launch with its event. Kernels shorter than that would
 # wait for it, were the GPU not kept busy at first by launches that are longer.
 ENQUEUE = 4e-6
 MOST_AHEAD = 400  # launches that keep it busy
+MOST_COMPARED = 2 << 30  # bytes of results that are compared, the heaviest stages' first
 
 
 @dataclass(frozen=True)
@@ -71,21 +78,27 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
     every = [candidate for rivals in groups for candidate in rivals]
     room = _room(every, sum(array.nbytes for array in run.graph.constants.values()), target)
     rng = np.random.default_rng(0)
+    checks = _Checks(room, rng)
+    compared = checks.of(groups, run.report.notes)
     normals = rng.standard_normal((room.ring + room.floats) // 2, np.float32).astype(np.float16)
     zeros = np.zeros(max(room.zeros, 64), np.uint8)
     return GpuArtifact(
         name="candidates",
         inputs=(),
-        outputs=(),
-        steps=_steps(groups, room),
+        outputs=tuple(checks.outputs),
+        steps=(*_steps(groups, room), *compared),
         arena_bytes=max(c.stage.output.type.nbytes for c in every),
         images=images_of((c.kernel for c in every), target),
-        weights=[(0, normals), (normals.nbytes, zeros)],
+        weights=[(0, normals), (normals.nbytes, zeros), *checks.constants],
         metadata={
             **versions(target),
             "precision": run.options.precision,
             "notes": list(run.report.notes),
-            "candidates": {"stages": len(groups), "kernels": len(every)},
+            "candidates": {
+                "stages": len(groups),
+                "kernels": len(every),
+                "compared": checks.compared,
+            },
         },
     )
 
@@ -188,6 +201,79 @@ class _Deal:
         made = step_of(candidate.kernel, (*buffers, BufferRef("arena", 0)), info)
         assert isinstance(made, GpuStep)
         return made
+
+
+class _Checks:
+    """The launches whose results are compared. ``constants`` are those of their weights that lie
+    behind all others, ``outputs`` the results, bfloat16 as its bits; ``compared`` says of each
+    stage which outputs they are, and by how much of the largest they may differ.
+    """
+
+    def __init__(self, room: _Room, rng: np.random.Generator) -> None:
+        self.room, self.rng = room, rng
+        self.at = room.ring + room.floats + round_up(max(room.zeros, 64))
+        self.constants: list[tuple[int, np.ndarray]] = []
+        self.outputs: list[TensorSpec] = []
+        self.compared: list[dict[str, Any]] = []
+        self.bytes = 0
+
+    def of(self, groups: Sequence[Sequence[Candidate]], notes: list[str]) -> list[GpuStep]:
+        steps: list[GpuStep] = []
+        for rivals in groups:
+            stage = rivals[0].stage
+            self.bytes += len(rivals) * stage.output.type.nbytes
+            if self.bytes > MOST_COMPARED:
+                notes.append(
+                    f"results of {stage.label} ({stage.key}) and of lighter stages are too large "
+                    "to be compared where they are timed"
+                )
+                break
+            types = {type_.dtype for type_ in stage.types.values()}
+            self.compared.append(
+                {
+                    "key": stage.key,
+                    "first": len(self.outputs),
+                    "count": len(rivals),
+                    "tolerance": max(TOLERANCE.get(dtype, 0.0) for dtype in (*types, "float32")),
+                }
+            )
+            steps += self.stage(rivals)
+        return steps
+
+    def stage(self, rivals: Sequence[Candidate]) -> Iterator[GpuStep]:
+        given = rivals[0].stage.inputs
+        drawn = {i.name: values(self.rng, i.type) for i in given if i.constant}
+        packed: dict[tuple[str, Packing | None], int] = {}
+        for candidate in rivals:
+            stage, packings = candidate.stage, candidate.kernel.packings
+            for name, array in drawn.items():
+                if (name, packings.get(name)) not in packed:
+                    packed[name, packings.get(name)] = self.place(array, packings.get(name))
+            floats, zeros = self.room.ring, self.room.ring + self.room.floats
+            buffers = []
+            for i in given:
+                if i.constant:
+                    buffers.append(BufferRef("weight", packed[i.name, packings.get(i.name)]))
+                elif _is_float(i.type):
+                    buffers.append(BufferRef("weight", floats))
+                    floats += round_up(i.type.nbytes)
+                else:
+                    buffers.append(BufferRef("weight", zeros))
+                    zeros += round_up(i.type.nbytes)
+            number, result = len(self.outputs), stage.output.type
+            dtype = "uint16" if result.dtype == "bfloat16" else result.dtype
+            self.outputs.append(TensorSpec(f"result_{number}", dtype, result.sizes))
+            info = {**describe(stage, candidate.pick), "label": stage.label, "rival": None}
+            made = step_of(candidate.kernel, (*buffers, BufferRef("output", number)), info)
+            assert isinstance(made, GpuStep)
+            yield made
+
+    def place(self, array: np.ndarray, packing: Packing | None) -> int:
+        """Where the constant lies, packed."""
+        laid = packing.apply(array) if packing else np.ascontiguousarray(array)
+        place, self.at = self.at, self.at + round_up(laid.nbytes)
+        self.constants.append((place, laid))
+        return place
 
 
 def _inputs(candidate: Candidate) -> list[tuple[TensorType, bool]]:

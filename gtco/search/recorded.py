@@ -111,10 +111,20 @@ class RecordedPolicy:
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         pick = self.policy.choose(stage, without)
-        config = standing(self.known(stage))
-        if pick is None or config is None or config.sketch in without:
+        known = self.known(stage)
+        wrong = {record.parsed for record in known if record.outcome == "wrong"}
+        config = standing(record for record in known if record.parsed not in wrong)
+        if pick is None:
+            return None
+        space = space_of(stage, self.target)
+        if config is not None and config.sketch not in without:
+            if followed := priced(self.policy, space, config):
+                return followed
+        if pick.config not in wrong:
             return pick
-        return priced(self.policy, space_of(stage, self.target), config) or pick
+        promising = self.policy.propose(stage, len(wrong) + 1)
+        right = (c for c in promising if c not in wrong and c.sketch not in without)
+        return next((p for c in right if (p := priced(self.policy, space, c))), None)
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,13 @@ from gtco.errors import ArtifactError
 from gtco.runtime.driver import gpu_name
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
+from gtco.runtime.tensors import aligned_empty
 from gtco.search.records import Record, gpu_circumstances, now
+from gtco.tuning.timing import agree
 from gtco.tuning.verdict import first_seconds, judge, outcome
 
 WARM = 3  # rounds before those that count
+OTHER = "its result is not that of most candidates of the stage"
 
 
 def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Record]:
@@ -38,14 +43,47 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
         )
     with load(path, device=device) as model:
         known = gpu_circumstances(metadata, gpu_name(device))
-        readings = np.array([model.timed(()) for _ in range(WARM + rounds)])[WARM:]
-        return records(model.stages, readings, known)
+        results = [aligned_empty(spec) for spec in model.outputs]
+        readings = np.array([model.timed((), results) for _ in range(WARM + rounds)])[WARM:]
+        wrong = disagreeing(metadata["candidates"]["compared"], results)
+        return records(model.stages, readings, known, wrong)
+
+
+def disagreeing(
+    compared: Sequence[Mapping[str, Any]], results: Sequence[np.ndarray]
+) -> dict[str, frozenset[int]]:
+    """By stage, the candidates whose results are not those of more than half of its candidates: of
+    two that differ nobody knows which is right, so both.
+    """
+    found = {}
+    for stage in compared:
+        own = [_numbers(results[stage["first"] + n]) for n in range(stage["count"])]
+        every = frozenset(range(len(own)))
+        found[stage["key"]] = every
+        for one in own:
+            others = frozenset(n for n in every if not agree(one, own[n], stage["tolerance"]))
+            if 2 * len(others) < len(own):
+                found[stage["key"]] = others
+                break
+    return found
+
+
+def _numbers(result: np.ndarray) -> np.ndarray:
+    """bfloat16 comes as its bits."""
+    if result.dtype != np.uint16:
+        return result
+    return (result.astype(np.uint32) << 16).view(np.float32)
 
 
 def records(
-    steps: Sequence[Mapping[str, Any]], readings: np.ndarray, circumstances: str
+    steps: Sequence[Mapping[str, Any]],
+    readings: np.ndarray,
+    circumstances: str,
+    wrong: Mapping[str, frozenset[int]] = MappingProxyType({}),
 ) -> list[Record]:
-    """What came of each candidate; ``readings`` are seconds [rounds, steps]."""
+    """What came of each candidate; ``readings`` are seconds [rounds, steps], ``wrong`` by stage the
+    numbers of those that computed something else than most.
+    """
     columns: dict[str, list[int]] = {}
     for number, step in enumerate(steps):
         if step["rival"] is not None:
@@ -53,8 +91,13 @@ def records(
     found = []
     for numbers in columns.values():
         rounds = readings[:, numbers]
-        verdict = judge(rounds)
+        out = wrong.get(steps[numbers[0]]["key"], frozenset())
+        verdict = judge(rounds, out)
         first = first_seconds(rounds)
+        right = [n for n in range(len(numbers) - 1) if n not in out]
+        if 0 in out and right:  # another has to stand, however close they are
+            best = min(right, key=lambda n: float(np.median(rounds[:, n] / first)))
+            verdict = replace(verdict, best=best, ranked=True)
         for n, number in enumerate(numbers[:-1]):
             times = rounds[:, n] if n else first
             step = steps[number]
@@ -64,11 +107,12 @@ def records(
                     step["label"],
                     circumstances,
                     json.dumps(step["schedule"]),
-                    outcome(verdict, n),
+                    "wrong" if n in out else outcome(verdict, n),
                     step["predicted_seconds"],
                     float(np.median(times)),
                     float(np.median(times / first)),
                     verdict.noise,
+                    reason=OTHER if n in out else "",
                     time=now(),
                 )
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -23,8 +24,10 @@ WARM_ROUNDS = 2
 # Eight rounds are the fewest by which a rival of eight can win by more than luck (verdict.CHANCE).
 LEAST_ROUNDS, MOST_ROUNDS = WARM_ROUNDS + 8, 200
 DRAWN = 1048573  # values, a prime; a larger tensor repeats them, since drawing takes long
-TOLERANCE = 1e-3  # of the largest magnitude; results differ by the order of their sums
-BFLOAT16_TOLERANCE = 2e-2  # where operands or results are rounded to 8 bits
+# How far results of one stage may be apart, of the largest magnitude: they differ by the order of
+# their sums, and where something is rounded to a short format on the way, another order may round
+# it to a neighbour.
+TOLERANCE: Mapping[str, float] = {"float32": 1e-3, "float16": 4e-3, "bfloat16": 2e-2}
 
 
 def main(library: str, seconds: float, most: float) -> None:
@@ -48,7 +51,9 @@ def main(library: str, seconds: float, most: float) -> None:
             step
             for (first, *others), rounded in zip(trials, model.metadata["rounded"], strict=True)
             for step in others
-            if not agree(outputs[first], outputs[step], rounded)
+            if not agree(
+                outputs[first], outputs[step], TOLERANCE["bfloat16" if rounded else "float32"]
+            )
         ]
     print(json.dumps({"seconds": rounds[WARM_ROUNDS:], "wrong": wrong, "trials": trials}))
 
@@ -73,13 +78,12 @@ def values(random: np.random.Generator, type_: TensorType) -> np.ndarray:
     return drawn.reshape(shape) if drawn.size == type_.size else np.resize(drawn, shape)
 
 
-def agree(first: np.ndarray, other: np.ndarray, rounded: bool = False) -> bool:
-    """Are two results of one stage the same, but for the order of sums? Where something is
-    ``rounded`` to bfloat16 on the way, another order may round it to a neighbour.
-    """
+def agree(
+    first: np.ndarray, other: np.ndarray, tolerance: float = TOLERANCE["float32"]
+) -> bool:
+    """Are two results of one stage the same, but for the order of sums?"""
     if first.dtype.kind in "biu":
         return bool(np.array_equal(first, other))
-    tolerance = BFLOAT16_TOLERANCE if rounded else TOLERANCE
     if first.dtype == np.float32 and first.size:  # as below, in a fraction of its time
         with np.errstate(invalid="ignore", over="ignore"):
             apart = float(np.abs(first - other).max())

@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from gtco.candidates import bundle
 from gtco.cli import main
+from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
 from gtco.compilation import Compilation, silent
 from gtco.errors import ArtifactError, OptionError, RecordError
 from gtco.gpu import gpu_target
@@ -23,7 +26,7 @@ from gtco.options import CompileOptions
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.library import read_metadata
 from gtco.search.records import Records, from_lines
-from gtco.tuning.offline import measure, records
+from gtco.tuning.offline import disagreeing, measure, records
 from tests.cuda.emulate import faults_of
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_whole_models import block
@@ -51,14 +54,80 @@ def model() -> bytes:
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Emulating]:
     """A transformer's block as candidates, in a folder that holds nothing else."""
     folder = tmp_path_factory.mktemp("candidates")
+    workers = Emulating(folder / "kernels.so")
+    return bundled(folder, workers), workers
+
+
+def bundled(folder: Path, workers: Emulating) -> Path:
     options = CompileOptions(target=TARGET, precision="fp16")
     run = Compilation(model(), folder / "made" / "block.bundle", None, options, silent)
-    workers = Emulating(folder / "kernels.so")
     run.partition(gpu_target(TARGET), None)
     artifact = bundle(run, PER_STAGE, workers)  # type: ignore[arg-type]
     workers.link(800)
     publish_alone(artifact, run.output)
-    return run.output, workers
+    return run.output
+
+
+class Breaking(Emulating):
+    """Of one stage the second candidate leaves out a block, of another the first."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.broken: dict[str, int] = {}  # by stage, the candidate
+
+    def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
+        for answer in super().build(jobs):
+            if isinstance(answer, GpuKernel) and answer.grid[0] > 1 and len(self.broken) < 2:
+                key, rival = answer.symbol.removeprefix("gtco_").rsplit("_", 1)
+                if key not in self.broken and int(rival) == 1 - len(self.broken):
+                    self.broken[key] = int(rival)
+                    answer = replace(answer, grid=(answer.grid[0] - 1, 1, 1))
+            yield answer
+
+
+def test_a_candidate_that_computes_something_else_is_never_picked(
+    driver: FakeDriver, tmp_path: Path
+) -> None:
+    workers = Breaking(tmp_path / "kernels.so")
+    path = bundled(tmp_path, workers)
+    assert sorted(workers.broken.values()) == [0, 1]
+    driver.reset(1, 8, 0, 1)
+    found = measure(path, rounds=8)
+    wrong = {(r.stage, r.config): r.reason for r in found if r.outcome == "wrong"}
+    steps = [s for s in read_metadata(path)["steps"] if s["rival"] is not None]
+    assert set(wrong) == {
+        (s["key"], json.dumps(s["schedule"]))
+        for s in steps
+        if workers.broken.get(s["key"]) == s["rival"]
+    }
+    assert all("not that of most" in reason for reason in wrong.values())
+    without_first = next(key for key, rival in workers.broken.items() if rival == 0)
+    assert [r.outcome for r in found if r.stage == without_first].count("taken") == 1
+
+    base = tmp_path / "gpu.records"
+    options = CompileOptions(target=TARGET, precision="fp16", records=base)
+    with Records(base) as kept:
+        kept.add(r for r in found if r.outcome == "wrong")  # and nothing that stands
+        run = Compilation(model(), tmp_path / "model.so", None, options, silent)
+        run.partition(gpu_target(TARGET), kept)
+        for stage in run.found.stages:
+            pick = run.policy.choose(stage)
+            assert pick is not None
+            assert (stage.key, json.dumps(pick.config.to_json())) not in wrong
+
+
+def test_of_two_results_that_differ_neither_is_trusted() -> None:
+    one, other = np.ones(8, np.float32), np.zeros(8, np.float32)
+    compared = [{"key": "a", "first": 0, "count": 2, "tolerance": 1e-3}]
+    assert disagreeing(compared, [one, other]) == {"a": frozenset({0, 1})}
+    assert disagreeing(compared, [one, one * np.float32(1.0001)]) == {"a": frozenset()}
+    compared[0]["count"] = 3
+    assert disagreeing(compared, [one, other, one]) == {"a": frozenset({1})}
+    assert disagreeing(compared, [one, other, other]) == {"a": frozenset({0})}
+    bits = (other + 1).view(np.uint32) >> 16
+    assert disagreeing(compared, [a.astype(np.uint16) for a in (bits, bits + 64, bits)]) == {
+        "a": frozenset({1})
+    }
 
 
 def test_candidates_are_one_file(made: tuple[Path, Emulating]) -> None:
