@@ -164,14 +164,17 @@ class Mapped:
         """The tree of what fits the target."""
         known = self._tilings
         if row.name not in known:
-            known[row.name] = dict(self._tilings_of(row))
+            roomy: Tilings = dict(self._tilings_of(row, crowded=False))
+            known[row.name] = roomy or dict(self._tilings_of(row, crowded=True))
         return known[row.name]
 
     @cached_property
     def _tilings(self) -> dict[str, Tilings]:
         return {}
 
-    def _tilings_of(self, row: Row) -> Iterator[tuple[str, Mapping[Option, tuple[int, ...]]]]:
+    def _tilings_of(
+        self, row: Row, crowded: bool
+    ) -> Iterator[tuple[str, Mapping[Option, tuple[int, ...]]]]:
         readings = (self.a(row), "a"), (self.b(row), "b")
         m, n = (1 if x.along_k else self._whole(row, letter) for x, letter in readings)
         least = m, n
@@ -179,6 +182,8 @@ class Mapped:
             fitting: dict[Option, tuple[int, ...]] = {}
             for warps in warp_options(block, row, least):
                 tiles = self.tiles(row, block, warps, 2)
+                if tiles.crowded and not crowded:
+                    continue
                 if found := stage_options(tiles, self.target):
                     fitting[times(*warps)] = found
             if fitting:

@@ -92,15 +92,27 @@ class Tiles:
         """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
         next slice where that comes by way of registers, and the rest.
         """
+        return min(self._settled + self._waiting, MOST_REGISTERS)
+
+    @property
+    def crowded(self) -> bool:
+        """Would a thread spill? The compiler gets along without some of the rest, but not without
+        what waits.
+        """
+        return min(self._settled, MOST_REGISTERS) + self._waiting > MOST_REGISTERS
+
+    @cached_property
+    def _settled(self) -> int:
         wm, wn = self.warp
-        sums = wm * wn // WARP
         if self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
-        else:
-            held = 2 * 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8)
-        # the compiler gets along without some of the overhead, but not without what waits
-        waiting = ceil(self.held * self.block[2] / self.threads)
-        return min(sums + held + OVERHEAD, MOST_REGISTERS) + waiting
+        else:  # and a fragment of the next step, or addresses
+            held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8) + 32
+        return wm * wn // WARP + held + OVERHEAD
+
+    @cached_property
+    def _waiting(self) -> int:
+        return ceil(self.held * self.block[2] / self.threads)
 
     def fits(self, target: GpuTarget) -> bool:
         """Do a block's threads, shared memory and registers fit (DyGen, eq. 2 to 4)?"""
