@@ -38,9 +38,15 @@ def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelP
 
 
 def _inlined(model: onnx.ModelProto, operators: list[tuple[str, str]]) -> onnx.ModelProto:
+    typed = onnx.ModelProto()
+    typed.CopyFrom(model)
+    for t in model.graph.initializer:  # whose types the inliner does not know otherwise
+        typed.graph.value_info.append(
+            onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        )
     try:
         written = onnx.inliner.inline_selected_functions(
-            model, operators, exclude=False, inline_schema_functions=True
+            typed, operators, exclude=False, inline_schema_functions=True
         )
     except Exception as error:
         names = ", ".join(name for _, name in operators)

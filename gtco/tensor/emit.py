@@ -318,13 +318,16 @@ def kernel(
             emitter = Emitter(lanes)
             arrays = {name: view(pointers[name], t, name) for name, t in inputs.items()}
             work = TensorType((max(workspace // 4, 1),))
+            # No task is negative, which TVM must know: it would divide by adding first what makes
+            # the least int32 positive, and multiply that beyond int32 when it simplifies.
+            first = tirx.Max(tirx.Cast("int32", begin), tirx.IntImm("int32", 0))
             body(
                 emitter,
                 KernelArguments(
                     arrays,
                     view(out, output, "out"),
                     view(scratch, work, "workspace"),
-                    tirx.Cast("int32", begin),
+                    first,
                     tirx.Cast("int32", end),
                 ),
             )

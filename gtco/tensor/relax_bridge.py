@@ -132,6 +132,7 @@ class _Merger:
             return statements, 1
         dtype = str(loop.loop_var.ty.dtype)
         begin, end = (tirx.Cast(dtype, v) for v in (self.begin, self.end))
+        begin = tirx.Max(begin, tirx.IntImm(dtype, 0))  # as in emit.kernel, for TVM's divisions
         tasks = tirx.For(
             loop.loop_var, loop.min + begin, end - begin, tirx.ForKind.SERIAL, loop.body
         )

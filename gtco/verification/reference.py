@@ -19,6 +19,8 @@ from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
+# Where ONNX Runtime looks for the external data of a model that it is given as bytes.
+_EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
@@ -68,32 +70,41 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
         raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime") from None
     source = str(model) if isinstance(model, Path) else model
 
-    def session(level: Any) -> Any:
+    def session(level: Any, model: Any, folder: str | None = None) -> Any:
         options = ort.SessionOptions()
         options.log_severity_level = 4  # a refused input is an answer here, not news
         options.graph_optimization_level = level
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        if folder is not None:
+            options.add_session_config_entry(_EXTERNAL_DATA, folder)
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     levels = ort.GraphOptimizationLevel
     try:
         if not isinstance(source, str | bytes):
             source = _serialized(source, stack)
-        usual = session(levels.ORT_ENABLE_ALL)
-        graph = _graph(source)
+        usual, opened = session(levels.ORT_ENABLE_ALL, source), (source, None)
+        inlined = _inlined(source)
     except Exception as error:
         raise VerificationError(
             f"ONNX Runtime cannot open the model, so it cannot be verified: {error}"
         ) from error
+    if _has_attention(inlined):
+        folder = None if isinstance(source, bytes) else str(Path(source).resolve().parent)
+        try:
+            written = _attention_written_out(inlined), folder
+            usual, opened = session(levels.ORT_ENABLE_ALL, *written), written
+        except Exception:
+            pass  # onnx cannot write it out (caches), or its types have no kernels (bf16)
     return Reference(
         "ONNX Runtime",
         lambda inputs: usual.run(None, dict(inputs)),
-        onnx_roles(graph),
-        otherwise=lambda inputs: session(levels.ORT_DISABLE_ALL).run(None, dict(inputs)),
+        onnx_roles(inlined.graph),
+        otherwise=lambda inputs: session(levels.ORT_DISABLE_ALL, *opened).run(None, dict(inputs)),
     )
 
 
-def _graph(source: str | bytes) -> Any:
-    """The graph, its local functions written out; external data stays where it is."""
+def _inlined(source: str | bytes) -> Any:
+    """The ModelProto, its local functions written out; external data stays where it is."""
     import onnx
     import onnx.inliner
 
@@ -103,7 +114,29 @@ def _graph(source: str | bytes) -> Any:
         model = onnx.load(source, load_external_data=False)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    return model.graph
+    return model
+
+
+def _has_attention(model: Any) -> bool:
+    standard = ("", "ai.onnx")
+    return any(n.op_type == "Attention" and n.domain in standard for n in model.graph.node)
+
+
+def _attention_written_out(model: Any) -> bytes:
+    """The model with each Attention as ONNX defines it by simpler operators.
+
+    ONNX Runtime's own kernel takes a row of scores that finfo.min masks whole for one that may see
+    nothing, and gives 0; by the definition, and in PyTorch, it is the mean of V.
+    """
+    import onnx.inliner
+    from onnx import helper
+
+    for t in model.graph.initializer:  # whose types the inliner does not know otherwise
+        model.graph.value_info.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    written = onnx.inliner.inline_selected_functions(
+        model, [("", "Attention")], exclude=False, inline_schema_functions=True
+    )
+    return bytes(written.SerializeToString())
 
 
 def _serialized(model: Any, stack: ExitStack) -> str | bytes:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess
 from tests.end_to_end.test_models import swin, vit
 from tests.end_to_end.test_verify import encoder, failing
+from tests.random.engine import difference, in_process, run, wanted
 
 # Of the output's largest magnitude. Operands are off by up to 2^-9 each; through the dozen products
 # of these models that adds up to 5e-3 to 2e-2, and what comes out float32 is off by 1e-6.
@@ -164,3 +166,21 @@ def test_unknown_precisions_are_refused() -> None:
         gtco.compile_model(model, (image,), precision="int8")
     with pytest.raises(OptionError, match="precision fp16 is for GPUs"):
         gtco.compile_model(model, (image,), precision="fp16")
+
+
+def test_a_task_is_never_negative() -> None:
+    """Many batches of a transposed convolution: where a task's number might be the least int32, a
+    position counted from it would lie beyond int32, and TVM refuses to say so."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]>
+        g (float[1,33,3,8] x) => (float[1,9,8,19] y) { y = ConvTranspose
+        <group = 3, kernel_shape = [4, 4], dilations = [2, 1], strides = [1, 3], pads = [1, 2, 0, 4]>
+        (x, w) }"""
+    )
+    weights = rng.standard_normal((33, 3, 4, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    feeds = {"x": rng.standard_normal((1, 33, 3, 8)).astype(np.float32)}
+    want = wanted(model, feeds, "bf16")["y"]
+    with in_process():
+        assert difference(run(model, feeds, "bf16")["y"], want, smooth=True) == ""

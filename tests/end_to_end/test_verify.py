@@ -141,6 +141,16 @@ def test_an_additive_mask_passes() -> None:
     }
 
 
+def test_onnxs_attention_passes_on_every_mask() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 23]>
+        g (float[2,3,5,8] q, float[2,3,15,8] k, float[2,3,15,8] v, float[2,1,5,15] m)
+          => (float[2,3,5,8] y) { y = Attention(q, k, v, m) }"""
+    )
+    report = verify(build(model), model)
+    assert {"mask zeros", "mask row", "mask row -inf"} < {d.case for d in report.differences}
+
+
 @dataclass(frozen=True)
 class Broken:
     """A compiled model whose outputs something happens to."""

@@ -4,6 +4,7 @@ catches and what it lets pass.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 from gtco.errors import VerificationError
 from gtco.verification import Role, cases, compare, onnx_roles, verify
 from gtco.verification.cases import nudged
+from gtco.verification.reference import open_reference
 from gtco.verification.report import Top1
 from gtco.verification.top1 import is_classifier
 
@@ -228,6 +230,38 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
         verify(Fake(softmax), 3)
     with pytest.raises(VerificationError, match="ONNX Runtime cannot open"):
         verify(Fake(softmax), tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize("form", ["proto", "path"])
+def test_a_row_that_finfo_min_masks_is_the_mean_for_onnxs_attention_too(form, tmp_path):
+    """ONNX Runtime's kernel of it gives 0; its definition, PyTorch and gtco the mean of V."""
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((2, 7, 4)).astype(np.float32)[:, None]
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 23]>
+        g (float[2,1,5,4] q, float[2,1,7,4] k, float[2,1,5,7] m) => (float[2,1,5,4] y)
+        { y = Attention(q, k, v, m) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(v, "v"))
+    if form == "path":
+        onnx.save(
+            model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data",
+            size_threshold=0,
+        )  # fmt: skip
+        model = tmp_path / "m.onnx"
+    feeds = {"q": rng.standard_normal((2, 1, 5, 4)), "k": rng.standard_normal((2, 1, 7, 4))}
+    feeds["m"] = np.zeros((2, 1, 5, 7))
+    feeds["m"][:, :, 2] = np.finfo(np.float32).min
+    feeds["m"][:, :, 3] = -np.inf
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    with ExitStack() as stack:
+        reference = open_reference(model, stack, ["q", "k", "m"])
+        runs = reference.run(feeds)[0], reference.otherwise(feeds)[0]
+    for y in runs:
+        mean = np.broadcast_to(v.mean(2), (2, 1, 4))
+        np.testing.assert_allclose(y[:, :, 2], mean, rtol=1e-5, atol=1e-6)
+        assert (y[:, :, 3] == 0).all() and (y[:, :, 1] != 0).all()
+    assert reference.roles["m"].mask == "additive"
 
 
 def test_cases_are_what_they_say_and_repeat():

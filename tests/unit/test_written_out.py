@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from gtco.errors import UnsupportedError
 from gtco.frontend.onnx import load_onnx
+from gtco.frontend.schema_functions import write_out
 from gtco.graph.lower import lower
 
 Arrays = dict[str, np.ndarray]
@@ -332,3 +333,25 @@ def test_a_model_in_training_mode_is_refused():
         value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
     with pytest.raises(UnsupportedError, match=r"model\.eval"):
         lower(load_onnx(model, simplify=False))
+
+
+def test_an_operator_with_constant_inputs_is_written_out():
+    """Rotary embeddings of opset 23, whose tables are constants in most models."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 23]>
+        g (float[2,3,5,8] x, int64[2,5] p) => (float[2,3,5,8] y)
+        { a = Relu(x) y = RotaryEmbedding(a, c, s, p) }"""
+    )
+    for name in "cs":
+        table = rng.standard_normal((16, 4)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(table, name))
+    written = write_out(model, {"Relu"})
+    assert all(node.op_type != "RotaryEmbedding" for node in written.graph.node)
+    feeds = {"x": rng.standard_normal((2, 3, 5, 8)).astype(np.float32)}
+    feeds["p"] = rng.integers(0, 16, (2, 5))
+    results = [
+        onnxruntime.InferenceSession(m.SerializeToString()).run(None, feeds)[0]
+        for m in (model, written)
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
