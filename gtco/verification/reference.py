@@ -79,10 +79,12 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     levels = ort.GraphOptimizationLevel
+    opened: tuple[str | bytes, str | None]
     try:
         if not isinstance(source, str | bytes):
             source = _serialized(source, stack)
-        usual, opened = session(levels.ORT_ENABLE_ALL, source), (source, None)
+        opened = source, None
+        usual = session(levels.ORT_ENABLE_ALL, source)
         inlined = _inlined(source)
     except Exception as error:
         raise VerificationError(

@@ -175,7 +175,8 @@ def test_a_task_is_never_negative() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["": 18]>
         g (float[1,33,3,8] x) => (float[1,9,8,19] y) { y = ConvTranspose
-        <group = 3, kernel_shape = [4, 4], dilations = [2, 1], strides = [1, 3], pads = [1, 2, 0, 4]>
+        <group = 3, kernel_shape = [4, 4], dilations = [2, 1], strides = [1, 3],
+         pads = [1, 2, 0, 4]>
         (x, w) }"""
     )
     weights = rng.standard_normal((33, 3, 4, 4)).astype(np.float32)
