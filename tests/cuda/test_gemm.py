@@ -189,6 +189,25 @@ STAGES = {
         ("reshape", "c", "s", T(1, 20, 4), {}),
         ("permute", "s", "y", T(1, 4, 20), {"axes": (0, 2, 1)}),
     ),
+    "normalised_in_front": chain(
+        {"x": T(19, 40), "mean": T(19, 1), "scale": T(40), "w": N(40, 24)},
+        ("subtract", "x mean", "d", T(19, 40), {}),
+        ("multiply", "d scale", "e", T(19, 40), {}),
+        ("cast", "e", "h", N(19, 40), {}),
+        ("matmul", "h w", "y", T(19, 24), {}),
+    ),
+    "computed_across": chain(  # columns of B and rows of A lie side by side
+        {"x": T(24, 20), "b": T(24, 36)},
+        ("permute", "x", "t", T(20, 24), {"axes": (1, 0)}),
+        ("cast", "t", "h", N(20, 24), {}),
+        ("cast", "b", "c", N(24, 36), {}),
+        ("matmul", "h c", "y", T(20, 36), {}),
+    ),
+    "computed_conv": chain(
+        {"x": T(2, 6, 6, 12), "w": N(20, 12, 3, 3)},
+        ("cast", "x", "h", N(2, 6, 6, 12), {}),
+        ("conv2d", "h w", "y", T(2, 6, 6, 20), window(1, layout="NHWC")),
+    ),
     "upsampled": chain(
         {"x": N(1, 5, 4, 16), "w": N(16, 12, 2, 2)},
         ("conv_transpose2d", "x w", "y", T(1, 10, 8, 12), phased(0)),
@@ -209,7 +228,8 @@ def test_products(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "odd", "computed", "rounded_in_front", "transposed_a", "conv3x3", "stem"]
+    "name",
+    ["dense", "odd", "computed", "computed_conv", "rounded_in_front", "transposed_a", "conv3x3"],
 )
 def test_products_before_asynchronous_copies(name: str) -> None:
     """On sm_75 slices go through registers, and bfloat16 has no Tensor Cores."""
@@ -237,8 +257,36 @@ def test_lanes_store_as_many_as_rows_are_whole_runs_of(name: str, run: int) -> N
 
 
 @pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("rounded_in_front", False),  # 45 steps of k
+        ("rounded_patches", True),
+        ("normalised_in_front", True),
+        ("computed_across", True),
+        ("computed_conv", True),
+        ("stem", False),
+    ],
+)
+def test_operands_are_computed_by_runs_where_rows_are_whole_runs(name: str, runs: bool) -> None:
+    sketch = sketch_of(STAGES[name])
+    program = build(sketch, next(configs(sketch)), "kernel")
+    assert isinstance(program, CudaProgram)
+    assert ("computed_runs<" in program.source) == runs
+    assert ("gtco::computed<" in program.source) != runs
+
+
+@pytest.mark.parametrize(
     "name",
-    ["dense", "stored_across", "stored_across_in_runs", "computed", "conv3x3", "float32"],
+    [
+        "dense",
+        "stored_across",
+        "computed_across",
+        "normalised_in_front",
+        "stored_across_in_runs",
+        "computed",
+        "conv3x3",
+        "float32",
+    ],
 )
 def test_no_bank_conflicts(name: str) -> None:
     """Neither where tiles are filled, nor where fragments are read, nor where sums pass through."""

@@ -1,5 +1,5 @@
-"""How a kernel reads a product's operands: in place by chunks of 16 bytes, element by element
-through a prologue, or packed at compile time.
+"""How a kernel reads a product's operands: in place by chunks of 16 bytes, through a prologue by
+runs of neighbours or element by element, or packed at compile time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from gtco.tensor.analysis.contraction import ConvView
 from gtco.tensor.analysis.mapped import MappedProduct
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr, Scope
-from gtco.tensor.cuda import lambdas
+from gtco.tensor.cuda import lambdas, neighbours
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 CHUNK = 16  # bytes
+RUN = 4  # neighbours that are computed at once: 16 bytes of float32
 At = Callable[[Expr, Expr, Expr], Any]  # of (batch, row or column, step of k)
 
 
@@ -102,6 +103,47 @@ class Source:
         pairs = zip(here, there, strict=True)
         return all(scope.known(x - y == 0) is True for x, y in pairs)
 
+    def in_runs(self, along_k: bool) -> bool:
+        """Are ``RUN`` neighbours read with one access each of what they are computed from, by
+        whole runs?
+        """
+        p, (_, size) = self.product, self.own
+        if (p.depth if along_k else size) % RUN:
+            return False
+        at = self._runs(along_k)
+        extents = [n for _, n in self._run_params(along_k)]
+
+        def follow(probe: Probe, b: Expr, i: Expr, k: Expr, lane: Expr) -> None:
+            probe.follow(self.tensor, at(b, i, k, lane))
+
+        if not neighbours.side_by_side(self.stage, extents, follow, RUN):
+            return False
+        return not self.padded or self._one_place(along_k)
+
+    def _one_place(self, along_k: bool) -> bool:
+        """Of a convolution: are a run's elements of one place of the image?"""
+        scope = Scope()
+        extents = [n for _, n in self._run_params(along_k)]
+        b, i, k, lane = scope.variables((*extents, RUN))
+        here, there = (self.product.source(*self._of_run(along_k, b, i, k, v)) for v in (0, lane))
+        pairs = zip(here, there, strict=True)
+        return all(scope.known(x - y == 0) is True for x, y in pairs)
+
+    @staticmethod
+    def _of_run(along_k: bool, b: Expr, i: Expr, k: Expr, lane: Expr) -> tuple[Expr, Expr, Expr]:
+        """(batch, row or column, step of k) of a run's lane."""
+        return (b, i, k * RUN + lane) if along_k else (b, i * RUN + lane, k)
+
+    def _runs(self, along_k: bool) -> Callable[..., list[Expr]]:
+        return lambda *at: self.index(*self._of_run(along_k, *at))
+
+    def _run_params(self, along_k: bool) -> tuple[tuple[str, int], ...]:
+        """Names and extents of a run: ``k4`` counts fours along k."""
+        b, (own, size), (k, steps) = self.params
+        if along_k:
+            return b, (own, size), (f"{k}{RUN}", steps // RUN)
+        return b, (f"{own}{RUN}", size // RUN), (k, steps)
+
     def runs_along_k(self) -> bool:
         """Do more loads follow each other in memory along k than along the operand's own axis?"""
         p, scope = self.product, Scope()
@@ -140,6 +182,9 @@ class Source:
             )
             name = args.pointer(self.tensor)
             return [batch, f"auto {self.letter} = gtco::packed({name}, {self.letter}_batch);"]
+        along = "ALONG_K" if reading.along_k else "ALONG_ROWS"
+        if reading.way == "computed" and self.in_runs(reading.along_k):
+            return self._computed_runs(args, reading.along_k, along)
         printed = lambdas.address if reading.way == "in_place" else lambdas.value
         name = f"{self.letter}_at"
         found = [
@@ -148,11 +193,34 @@ class Source:
         if self.padded:
             found += self._zeros(args, reading, name)
             name = f"{self.letter}_or_zero"
-        along = "ALONG_K" if reading.along_k else "ALONG_ROWS"
         return [*found, f"auto {self.letter} = gtco::{reading.way}<gtco::{along}>({name});"]
 
-    def _zeros(self, args: Arguments, reading: Reading, name: str) -> list[str]:
-        """The same, and zero where a tap lies outside the image."""
+    def _computed_runs(self, args: Arguments, along_k: bool, along: str) -> list[str]:
+        """The operand as gemm.cuh takes runs."""
+        name, params = f"{self.letter}_at", self._run_params(along_k)
+        index = self._runs(along_k)
+        found = [neighbours.reading(args, self.stage, self.tensor, name, params, index, RUN)]
+        if self.padded:
+            found.append(self._inside(args))
+            head = ", ".join(f"int {p}" for p, _ in params)
+            given = ", ".join(p for p, _ in params)
+            first = ", ".join(
+                p if p == of else f"{p} * {RUN}"
+                for (p, _), (of, _) in zip(params, self.params, strict=True)
+            )
+            found.append(
+                f"auto {self.letter}_or_zero = [=]({head}, float (&x)[{RUN}]) {{\n"
+                f"  if (inside({first})) return {name}({given}, x);\n"
+                f"  for (int v = 0; v < {RUN}; ++v) x[v] = 0.0f;\n}};"
+            )
+            name = f"{self.letter}_or_zero"
+        return [
+            *found,
+            f"auto {self.letter} = gtco::computed_runs<gtco::{along}, {RUN}>({name});",
+        ]
+
+    def _inside(self, args: Arguments) -> str:
+        """The lambda that says whether an element lies inside the image."""
         view = self.product.view
         assert isinstance(view, ConvView)
 
@@ -166,11 +234,15 @@ class Source:
                         found = condition if found is True else tirx.all(found, condition)
             body.give(_expr(found, "bool"))
 
+        return lambdas.write(args, "inside", self.params, inside, returns="bool")
+
+    def _zeros(self, args: Arguments, reading: Reading, name: str) -> list[str]:
+        """The same, and zero where a tap lies outside the image."""
         head = ", ".join(f"int {p}" for p, _ in self.params)
         given = ", ".join(p for p, _ in self.params)
         none = "nullptr" if reading.way == "in_place" else "0.0f"
         return [
-            lambdas.write(args, "inside", self.params, inside, returns="bool"),
+            self._inside(args),
             f"auto {self.letter}_or_zero = [=]({head}) -> decltype({name}({given})) "
             f"{{ return inside({given}) ? {name}({given}) : {none}; }};",
         ]

@@ -55,6 +55,18 @@ template <bool ALONG, class F>
 __device__ __forceinline__ Computed<ALONG, F> computed(F at) {
   return {at};
 }
+// at(b, i, q, x) computes RUN neighbours along k, the q-th there are, with their loads as one; or
+// at(b, q, k, x) along the operand's own axis. Rows have whole runs.
+template <bool ALONG, int RUN_, class F>
+struct ComputedRuns {
+  static constexpr bool along_k = ALONG;
+  static constexpr int RUN = RUN_;
+  F at;
+};
+template <bool ALONG, int RUN, class F>
+__device__ __forceinline__ ComputedRuns<ALONG, RUN, F> computed_runs(F at) {
+  return {at};
+}
 // A constant B, laid out at compile time tile by tile, with zeros at the edges:
 // [batch][tile of columns][slice][column][step of k].
 // `batch_of` says which of the batches one reads.
@@ -229,6 +241,49 @@ struct Mover<T, Tile, Shape, EXTENT, THREADS, Computed<ALONG, F>> {
         *reinterpret_cast<float2*>(at) = make_float2(held[i][0], held[i][1]);
       else
         *reinterpret_cast<uint32_t*>(at) = pack<T>(held[i][0], held[i][1]);
+    }
+  }
+};
+
+// By runs: what lies outside of the operand is read inside of it and counts as zeros, so that no
+// branch keeps loads from being under way at once.
+template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, int RUN, class F>
+struct Mover<T, Tile, Shape, EXTENT, THREADS, ComputedRuns<ALONG, RUN, F>> {
+  static constexpr int RUNS = Tile::CHUNKS * Tile::CHUNK / RUN;  // of a row
+  static constexpr int SIZE = (ALONG ? Tile::length : Tile::depth) * RUNS;
+  static constexpr int COUNT = ceil_div(SIZE, THREADS);
+  static_assert((ALONG ? Shape::K : EXTENT) % RUN == 0, "runs end where the operand ends");
+  const ComputedRuns<ALONG, RUN, F>& source;
+  const int batch, first, tile_number;
+  float held[COUNT][RUN];
+
+  __device__ __forceinline__ void begin(unsigned char*, const Slice& slice) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (SIZE % THREADS != 0 && number >= SIZE) break;
+      const int row = number / RUNS, column = number % RUNS * RUN;
+      int own = first + (ALONG ? row : column), k = slice.k + (ALONG ? column : row);
+      const bool valid = own < EXTENT && k < Shape::K;
+      own = own < EXTENT ? own : EXTENT - 1;
+      k = slice.outer * Shape::K + (k < Shape::K ? k : Shape::K - 1);
+      source.at(batch, ALONG ? own : own / RUN, ALONG ? k / RUN : k, held[i]);
+#pragma unroll
+      for (int e = 0; e < RUN; ++e) held[i][e] = valid ? held[i][e] : 0.0f;
+    }
+  }
+  __device__ __forceinline__ void end(unsigned char* tile) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int number = int(threadIdx.x) + i * THREADS;
+      if (SIZE % THREADS != 0 && number >= SIZE) break;
+      unsigned char* const at = tile + Tile::element(number / RUNS, number % RUNS * RUN);
+      static_assert(RUN == 4, "one store");
+      const auto& x = held[i];
+      if constexpr (sizeof(T) == 4)
+        put_values<T>(reinterpret_cast<T*>(at), x);
+      else
+        *reinterpret_cast<uint2*>(at) = make_uint2(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]));
     }
   }
 };
