@@ -25,6 +25,7 @@ from pathlib import Path
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 
 TIMEOUT = 120.0  # seconds for one kernel
+WHOLE = 5  # times that for the one kernel of a whole model
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
 COMMAND = (sys.executable, "-m", "gtco.codegen.serve")
 
@@ -112,9 +113,13 @@ class Workers:
                 answer = self._answer(worker, worker.job)
                 worker.job = None
                 yield answer
-            elif self.clock() - worker.started > self.timeout:
+            elif self.clock() - worker.started > (most := self._most(worker.job)):
                 self._drop(worker)
-                yield Failure(worker.job.symbol, f"code generation took over {self.timeout:.0f} s")
+                yield Failure(worker.job.symbol, f"code generation took over {most:.0f} s")
+
+    def _most(self, job: Job | ProgramJob) -> float:
+        """Seconds that the job may take."""
+        return self.timeout * (WHOLE if isinstance(job, ProgramJob) else 1)
 
     def _answer(self, worker: _Worker, job: Job | ProgramJob) -> Kernel | Failure:
         try:

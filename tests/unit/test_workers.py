@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Workers
+from gtco.gpu import gpu_target
 from gtco.target import target
+from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, configs
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
@@ -101,6 +103,17 @@ def test_an_overrun_ends_and_the_others_go_on(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_the_kernel_of_a_whole_model_may_take_longer(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    slow = f"open({str(begun)!r}, 'w').close(); time.sleep(1.5)\n" + ANSWER
+    command = worker(tmp_path, slow)
+    program = CudaProgram("", (1, 1, 1), 32)
+    jobs = [ProgramJob("whole", program, gpu_target("cuda:sm_80"))]
+    with Workers(1, command=command, timeout=3.0, clock=lambda: 10.0 * begun.exists()) as workers:
+        (answer,) = workers.build(jobs)
+    assert isinstance(answer, Kernel)
 
 
 def test_leaving_ends_the_processes(tmp_path: Path) -> None:
