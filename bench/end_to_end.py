@@ -1,6 +1,6 @@
 """Whole models beside their peers: the README's table.
 
-``python -m bench end_to_end [--models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
+``python -m bench end_to_end [--suite wide | --models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
 [--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]
 [--efforts quick,full]``
 
@@ -37,6 +37,9 @@ from gtco.options import EFFORTS, PRECISIONS
 # the geometric mean is over these
 FIVE = ("vit-ti-16", "vit-s-16", "vit-base-16", "dinov2-s-14", "swin-t")
 MODELS = (*FIVE, "detr-resnet50-e6", "setr-naive-base", "segformer-b0")
+# Other batches and resolutions, and models that need ``transformers`` (``bench/wide.py``).
+WIDER = ("vit-ti-16-batch16", "vit-s-16-512", "beit-b-16", "swinv2-t", "mobilevit-s")
+SUITES = {"readme": MODELS, "wide": (*MODELS, *WIDER)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError(f"unknown effort {', '.join(unknown)}: choose from {', '.join(EFFORTS)}")
     results: list[Result] = []
     header(output, options.threads)
-    for name in options.models.split(","):
+    named = options.models.split(",") if options.models else SUITES[options.suite]
+    for name in named:
         results.append(
             run_model(
                 name,
@@ -139,7 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench end_to_end", description=__doc__.split(":")[0]
     )
     parser.add_argument(
-        "--models", default=",".join(MODELS), help="names of python -m models list, by comma"
+        "--suite",
+        choices=tuple(SUITES),
+        default="readme",
+        help=f"the README's models, or these and {', '.join(WIDER)}",
+    )
+    parser.add_argument(
+        "--models", help="instead of a suite's: its names, or of python -m models list, by comma"
     )
     parser.add_argument(
         "--peers", default=",".join(SETTINGS), help="by comma; default: %(default)s"

@@ -161,7 +161,7 @@ def _open_torch(
 ) -> System:
     import torch
 
-    from models import create
+    from bench.wide import create
 
     torch.set_num_threads(int(job["threads"]))
     module = create(job["model"]).eval()

@@ -93,12 +93,12 @@ def prepare(
 
 
 def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
-    """The ONNX file of a named model, exported by ``python -m models`` unless it is there."""
+    """The ONNX file of a named model, exported by ``python -m bench.wide`` unless it is there."""
     path = folder / f"{name}.onnx"
     if not path.exists():
         progress(f"export {name}")
         done = subprocess.run(
-            [sys.executable, "-m", "models", "export", name, "-o", str(path)],
+            [sys.executable, "-m", "bench.wide", name, str(path)],
             env=child_environment(),
             capture_output=True,
             text=True,

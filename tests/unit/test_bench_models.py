@@ -20,7 +20,7 @@ from rich.console import Console
 from bench import __main__ as entry
 from bench import machine, peers, readme, suite
 from bench.build import Build, MemoryWatch, build
-from bench.end_to_end import FIVE, MODELS, summary
+from bench.end_to_end import FIVE, MODELS, SUITES, WIDER, summary
 from bench.flops import count_flops
 from bench.harness import Comparison, Measurement
 from bench.peers import OPENERS, SETTINGS
@@ -379,3 +379,28 @@ def test_the_machine_is_described():
     assert about["threads"] == 3 and about["cores"] >= 1 and about["memory_bytes"] > 1e8
     assert machine.version("no-such-package-of-anyone") is None
     assert time.strptime(about["date"][:19], "%Y-%m-%dT%H:%M:%S")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions", "tokens"),  # of the published models
+    [
+        ("vit-ti-16-batch16", 5.7, (16, 224)),
+        ("vit-s-16-512", 22.4, (1, 512)),
+        ("beit-b-16", 86.5, (1, 224)),
+        ("swinv2-t", 28.3, (1, 256)),
+        ("mobilevit-s", 5.6, (1, 256)),
+    ],
+)
+def test_models_of_the_wide_suite_have_their_published_sizes(name, millions, tokens):
+    import torch
+
+    from bench.wide import MEMBERS
+
+    assert set(WIDER) == set(MEMBERS)
+    assert SUITES["wide"] == (*MODELS, *WIDER) and len(set(SUITES["wide"])) == 13
+    with torch.device("meta"):
+        module = MEMBERS[name].build()
+    count = sum(parameter.numel() for parameter in module.parameters()) / 1e6
+    assert abs(count - millions) < 0.02 * millions
+    [(batch, channels, *size)] = MEMBERS[name].shapes
+    assert (batch, channels, size) == (tokens[0], 3, [tokens[1]] * 2)
