@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -180,22 +180,25 @@ class AnalyticPolicy(PricingPolicy):
         and the core with most of them is waited for.
         """
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
-        tasks = prod(layer.parallel for layer in work.layers)
+        tasks = 1
+        for layer in work.layers:
+            tasks *= layer.parallel
         threads = self.target.cores
         cores = min(threads, max(tasks, 1))
-        for layer in work.layers:
+        for iterations, loads, stores, parallel, overlapped in work.layers:
             load = store = latency = 0.0
-            for stream in layer.loads:
+            for stream in loads:
                 source = self.source(stream)
                 load += self._transfer(stream, source, cores)
-                latency = max(latency, source.latency)
-            for stream in layer.stores:
+                if source.latency > latency:
+                    latency = source.latency
+            for stream in stores:
                 store += self.transfer(stream, cores)
             first = load + latency  # eq. 2
-            hidden = HIDDEN if layer.overlapped else 0.0
+            hidden = HIDDEN if overlapped else 0.0
             step = max(load, time) + (1 - hidden) * min(load, time)
-            time = first + (layer.iterations - 1) * step + time + layer.iterations * store  # eq. 5
-            time *= ceil(layer.parallel / threads) if layer.parallel > 1 else 1  # eq. 6, 7
+            time = first + (iterations - 1) * step + time + iterations * store  # eq. 5
+            time *= ceil(parallel / threads) if parallel > 1 else 1  # eq. 6, 7
         return time, ceil(tasks / threads) / tasks if tasks else 1.0
 
     def transfer(self, stream: Stream, cores: int) -> float:

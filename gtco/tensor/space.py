@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from random import Random
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -138,8 +138,7 @@ class Program:
     sources: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """Bytes that one iteration reads or writes, out of a working set of ``resident`` bytes.
 
     The working set says where the bytes come from: the innermost level of memory that holds it
@@ -156,8 +155,7 @@ class Stream:
     cores: int = 1
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below,
     each loading and storing.
 
@@ -183,8 +181,7 @@ class Extra:
     units: float = 1.0
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """What the analytic policy prices: level 0 by its kind and size, the levels above as layers,
     inner to outer.
 

@@ -120,7 +120,11 @@ class MicroKernel:
     @property
     def kernel(self) -> str:
         """The row of the level-0 table that says how fast it is."""
-        return f"{self.kind.name}:{self.rows}x{self.vectors}"
+        return self.kernel_of(self.rows)
+
+    def kernel_of(self, rows: int) -> str:
+        """The :attr:`kernel` of as many rows."""
+        return f"{self.kind.name}:{rows}x{self.vectors}"
 
     @property
     def columns(self) -> int:

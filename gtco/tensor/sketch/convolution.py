@@ -236,7 +236,7 @@ class Convolution(ImageProduct):
         calls = tasks * panels * held * kblocks
         runs = tasks * panels * held * halo.runs
         return Workload(
-            replace(tile, rows=ceil(height)).kernel,
+            tile.kernel_of(ceil(height)),
             tile.work(height, kc),
             (micro, panel, task),
             v.flops,

@@ -18,7 +18,7 @@ micro-kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, lcm
 
@@ -289,7 +289,7 @@ class Gemm:
         written = item_out * shape.task_rows * panels * columns
         task = Layer(1, (), (Stream(written, item_out * v.batch * v.m * v.n),), shape.tasks)
         return Workload(
-            replace(tile, rows=ceil(height)).kernel,
+            tile.kernel_of(ceil(height)),
             tile.work(height, kc),
             (micro, panel, block, task),
             v.flops,

@@ -200,7 +200,7 @@ class Winograd(ImageProduct):
         forth, back = self.instructions(size)
         border = self.borders(size)
         return Workload(
-            replace(tile, rows=ceil(height)).kernel,
+            tile.kernel_of(ceil(height)),
             tile.work(height, depth),
             (micro, position, held_layer, task),
             v.flops,
