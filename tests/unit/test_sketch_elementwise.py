@@ -115,6 +115,11 @@ def flattened_heads() -> Stage:
     return stage([op("reshape", "x", "y", (5, 12 * 49))], x=(5, 12, 49))
 
 
+def cut_groups() -> Stage:
+    """DaViT's groups of channels merged again: one run, cut for tasks where no group ends."""
+    return stage([op("reshape", "x", "y", (32, 64, 96))], x=(2048, 3, 32))
+
+
 def odd_pieces() -> Stage:
     """Windows of 7 x 7 merged again, in pieces of 7 * 3 positions and a rest in every vector."""
     return stage(
@@ -136,7 +141,7 @@ def test_rows_that_lie_in_pieces(made: Callable[[], Stage], length: int) -> None
     assert sketch.gathers == 0 and sketch.blocks is None
 
 
-@pytest.mark.parametrize("made", [merged_heads, flattened_heads, odd_pieces])
+@pytest.mark.parametrize("made", [merged_heads, flattened_heads, cut_groups, odd_pieces])
 def test_regular_rows_have_no_address_a_lane(made: Callable[[], Stage]) -> None:
     machine = target("x86-64-v3")
     sketch = elementwise.match(made(), machine)
@@ -266,6 +271,7 @@ CASES = [
     heads,
     merged_heads,
     flattened_heads,
+    cut_groups,
     odd_pieces,
     windows,
     concat_last,

@@ -71,13 +71,14 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
 @dataclass(frozen=True)
 class Grid:
     """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of
-    ``length`` positions. ``regular``: one segment covers a piece.
+    ``length`` positions. ``regular``: one segment covers a piece; ``unbroken``: and one the row.
     """
 
     outer: tuple[int, ...]
     inner: tuple[int, ...]
     pieces: int
     regular: bool
+    unbroken: bool = False
 
     @property
     def length(self) -> int:
@@ -132,7 +133,7 @@ class Elementwise:
         rows, length = prod(outer), prod(inner)
         few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
         piece = divisor_below(length, TASK_ELEMENTS) if few else length
-        return Grid(outer, inner, length // piece, True)
+        return Grid(outer, inner, length // piece, True, True)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -222,15 +223,20 @@ class ElementwiseLoops:
         whole = Array(args.output.buffer, (output.type.size,), output.type.dtype)
         with tasks_of_rows(em, args, grid.units, self.rows) as unit:
             *outer, piece = unflatten(em, unit, (*grid.outer, grid.pieces))
-            reader.at = tirx.Var("at", "int32")
-            em.bind(reader.at, grid.length)
-            position = split_flat(piece * grid.length + reader.at, grid.inner)
+            reader.at, ahead = tirx.Var("at", "int32"), piece * grid.length
+            if grid.unbroken:  # followed along the whole row, as it was probed
+                em.bind(reader.at, prod(grid.inner))
+                position = split_flat(reader.at, grid.inner)
+            else:
+                em.bind(reader.at, grid.length)
+                position, ahead = split_flat(ahead + reader.at, grid.inner), 0
             index = [*outer, *position][: len(output.type.shape)]
             for begin, count, lanes in vector_runs(grid.length, em.lanes):
                 with em.loop(count, "block") as block, em.vector(lanes) as reader.lane:
-                    reader.first = begin + block * lanes
+                    within = begin + block * lanes
+                    reader.first = ahead + within
                     value = reader.value(output.output, index)
-                    at = unit * grid.length + reader.first + reader.lane
+                    at = unit * grid.length + within + reader.lane
                     em.store(whole, [at], value)
 
     def run(self, outer: list[Expr], start: Expr, segment: Segment) -> None:
