@@ -124,7 +124,14 @@ def test_extra_work_is_spread_over_the_cores() -> None:
     assert seconds(Layer(1), threads=4, extra=more) == pytest.approx(3.0 + 20)  # one task
 
 
-streams = st.builds(Stream, st.floats(0, 1e6), st.floats(1, 1e9), st.just(""), st.integers(0, 3))
+streams = st.builds(
+    Stream,
+    st.floats(0, 1e6),
+    st.floats(1, 1e9),
+    st.just(""),
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
 layers = st.builds(
     Layer,
     st.integers(1, 50),
@@ -145,9 +152,9 @@ def test_more_work_never_takes_less_time(
         return
     at = data.draw(st.integers(0, len(loops) - 1))
     for changed in (
-        replace(loops[at], iterations=loops[at].iterations + 1),
-        replace(loops[at], loads=(*loops[at].loads, data.draw(streams))),
-        replace(loops[at], stores=(*loops[at].stores, data.draw(streams))),
+        loops[at]._replace(iterations=loops[at].iterations + 1),
+        loops[at]._replace(loads=(*loops[at].loads, data.draw(streams))),
+        loops[at]._replace(stores=(*loops[at].stores, data.draw(streams))),
     ):
         others = [*loops[:at], changed, *loops[at + 1 :]]
         assert seconds(*others, work=work, threads=threads) >= given_time * (1 - 1e-12)
@@ -250,7 +257,7 @@ def test_what_stages_share_of_a_ranking_changes_no_price(
         for sketch in sketches(stage, chooser.target):
             found, compared = chooser.compared(sketch)
             alone = [
-                chooser.seconds(replace(sketch.workload(c), fixed=()))
+                chooser.seconds(sketch.workload(c)._replace(fixed=()))
                 for c in chooser.candidates(sketch)
             ]
             assert list(found) == list(chooser.candidates(sketch)) and list(compared) == alone
