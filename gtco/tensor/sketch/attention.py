@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
@@ -82,11 +83,11 @@ class Attention:
     def _shape(self, operand: int) -> tuple[int, ...]:
         return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
 
-    @property
+    @cached_property
     def op(self) -> Operator:
         return self.stage.producers[self.tail.anchor]
 
-    @property
+    @cached_property
     def extents(self) -> tuple[int, int, int, int, int]:
         """(batch, queries m, keys n, width of keys d, width of values e)."""
         q, v = self._shape(0), self._shape(2)
