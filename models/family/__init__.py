@@ -2,8 +2,8 @@
 
 Each has the structure, widths and resolution of a published model and few layers, with weights
 drawn from a seed: what a compiler does to it is what it would do to the real one, in seconds.
-``huggingface`` builds those that ``transformers`` has; the other files are plain torch, written
-from the papers.
+``huggingface``, ``encoders`` and ``dense`` build those that ``transformers`` has; the other files
+are plain torch, written from the papers.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from gtco.errors import OptionError
 from models.export import EXPORTERS
-from models.family import huggingface, hybrid, vision, windows
+from models.family import dense, encoders, huggingface, hybrid, vision, windows
 from models.weights import initialise
 
 __all__ = ["FAMILY", "Member", "find"]
 
 Shape = tuple[int, ...]
 
+TRANSFORMERS = huggingface.MODELS | encoders.MODELS | dense.MODELS
 # These select queries by the rank of their scores. On inputs of zeros or ones all scores are equal
 # up to rounding, and each engine has an order of its own.
-RANKED = ("rt-detr", "rt-detr-v2", "d-fine")
+RANKED = ("rt-detr", "rt-detr-v2", "d-fine", "rf-detr", "lw-detr")
 # What an exporter of torch itself cannot do, and why.
 NOT_EXPORTED: Mapping[tuple[str, str], str] = {
     ("dinov2-registers", "torchscript"): "aten::_upsample_bicubic2d_aa is not supported",
@@ -81,7 +82,7 @@ def _member(
 
 
 FAMILY: dict[str, Member] = {
-    **{n: _member(n, m, m.shapes, m.masks) for n, m in huggingface.MODELS.items()},
+    **{n: _member(n, m, m.shapes, m.masks) for n, m in TRANSFORMERS.items()},
     **{
         name: _member(name, build, ((1, 3, size, size),))
         for name, (build, size) in (vision.MODELS | windows.MODELS | hybrid.MODELS).items()

@@ -71,13 +71,8 @@ class HuggingFace:
 
 
 LOGITS = ("logits",)
-BOXES = ("logits", "pred_boxes")
 TWO = {"num_hidden_layers": 2}
 SMALL = {**TWO, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-# What the backbones of transformers' detectors are, where timm is not used.
-RESNET = {"depths": [1, 1, 1, 1], "out_features": ["stage4"]}
-NO_TIMM = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
-DETR = {**NO_TIMM, "encoder_layers": 1, "decoder_layers": 1}
 
 MODELS: dict[str, HuggingFace] = {
     "vit": HuggingFace("ViTForImageClassification", "ViTConfig", TWO, LOGITS),
@@ -201,15 +196,6 @@ MODELS: dict[str, HuggingFace] = {
         {**TWO, "global_attn_indexes": [1], "image_size": 512},
         shapes=((1, 3, 512, 512),),
     ),
-    "sam-decoder": HuggingFace(
-        "SamModel",
-        "SamConfig",
-        {},
-        ("pred_masks", "iou_scores"),
-        ("image_embeddings", "input_points"),
-        nested={"vision_config": ("SamVisionConfig", {**TWO, "global_attn_indexes": [1]})},
-        shapes=((1, 256, 64, 64), (1, 1, 2, 2)),
-    ),
     "sam2-hiera": HuggingFace(
         "Sam2HieraDetModel",
         "Sam2HieraDetConfig",
@@ -223,160 +209,6 @@ MODELS: dict[str, HuggingFace] = {
     "hiera": HuggingFace(
         "HieraForImageClassification", "HieraConfig", {"depths": [1, 2, 2, 1]}, LOGITS
     ),
-    "yolos": HuggingFace(
-        "YolosForObjectDetection",
-        "YolosConfig",
-        {**SMALL, "image_size": [256, 256]},
-        BOXES,
-        shapes=((1, 3, 256, 256),),
-    ),
-    "detr": HuggingFace(
-        "DetrForObjectDetection",
-        "DetrConfig",
-        DETR,
-        BOXES,
-        nested={"backbone_config": ("ResNetConfig", RESNET)},
-        shapes=((1, 3, 480, 640),),
-    ),
-    "conditional-detr": HuggingFace(
-        "ConditionalDetrForObjectDetection",
-        "ConditionalDetrConfig",
-        DETR,
-        BOXES,
-        nested={"backbone_config": ("ResNetConfig", RESNET)},
-        shapes=((1, 3, 480, 640),),
-    ),
-    "deformable-detr": HuggingFace(
-        "DeformableDetrForObjectDetection",
-        "DeformableDetrConfig",
-        {**DETR, "decoder_layers": 2},
-        BOXES,
-        nested={
-            "backbone_config": (
-                "ResNetConfig",
-                {**RESNET, "out_features": ["stage2", "stage3", "stage4"]},
-            )
-        },
-        shapes=((1, 3, 480, 640),),
-    ),
-    "rt-detr": HuggingFace(
-        "RTDetrForObjectDetection",
-        "RTDetrConfig",
-        {"decoder_layers": 2},
-        BOXES,
-        nested={
-            "backbone_config": (
-                "RTDetrResNetConfig",
-                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
-            )
-        },
-        shapes=((1, 3, 640, 640),),
-    ),
-    "rt-detr-v2": HuggingFace(
-        "RTDetrV2ForObjectDetection",
-        "RTDetrV2Config",
-        {"decoder_layers": 2},
-        BOXES,
-        nested={
-            "backbone_config": (
-                "RTDetrResNetConfig",
-                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
-            )
-        },
-        shapes=((1, 3, 640, 640),),
-    ),
-    "d-fine": HuggingFace(
-        "DFineForObjectDetection",
-        "DFineConfig",
-        {"decoder_layers": 2},
-        BOXES,
-        nested={
-            "backbone_config": (
-                "HGNetV2Config",
-                {
-                    "stage_num_blocks": [1, 1, 1, 1],
-                    "out_features": ["stage2", "stage3", "stage4"],
-                },
-            )
-        },
-        shapes=((1, 3, 640, 640),),
-    ),
-    "mask2former": HuggingFace(
-        # the models with a loss want scipy
-        "Mask2FormerModel",
-        "Mask2FormerConfig",
-        {"encoder_layers": 1, "decoder_layers": 3},
-        ("transformer_decoder_last_hidden_state", "masks_queries_logits"),
-        nested={
-            "backbone_config": (
-                "SwinConfig",
-                {
-                    "depths": [1, 1, 1, 1],
-                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-                },
-            )
-        },
-        shapes=((1, 3, 384, 384),),
-    ),
-    "maskformer": HuggingFace(
-        "MaskFormerModel",
-        "MaskFormerConfig",
-        {},
-        ("transformer_decoder_last_hidden_state", "pixel_decoder_last_hidden_state"),
-        nested={
-            "backbone_config": (
-                "SwinConfig",
-                {
-                    "depths": [1, 1, 1, 1],
-                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-                },
-            ),
-            "decoder_config": ("DetrConfig", DETR),
-        },
-        shapes=((1, 3, 384, 384),),
-    ),
-    "vitpose": HuggingFace(
-        "VitPoseForPoseEstimation",
-        "VitPoseConfig",
-        {},
-        ("heatmaps",),
-        nested={"backbone_config": ("VitPoseBackboneConfig", {**TWO, "out_indices": [2]})},
-        shapes=((1, 3, 256, 192),),
-    ),
-    "dpt": HuggingFace(
-        "DPTForDepthEstimation",
-        "DPTConfig",
-        {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "image_size": 384},
-        ("predicted_depth",),
-        shapes=((1, 3, 384, 384),),
-    ),
-    "depth-anything": HuggingFace(
-        "DepthAnythingForDepthEstimation",
-        "DepthAnythingConfig",
-        {"neck_hidden_sizes": [48, 96, 192, 384], "fusion_hidden_size": 64},
-        ("predicted_depth",),
-        nested={
-            "backbone_config": (
-                "Dinov2Config",
-                {
-                    **SMALL,
-                    "num_hidden_layers": 4,
-                    "image_size": 518,
-                    "out_indices": [1, 2, 3, 4],
-                    "apply_layernorm": True,
-                    "reshape_hidden_states": False,
-                },
-            )
-        },
-        shapes=((1, 3, 518, 518),),
-    ),
-    "glpn": HuggingFace(
-        "GLPNForDepthEstimation",
-        "GLPNConfig",
-        {"depths": [1, 1, 1, 1]},
-        ("predicted_depth",),
-        shapes=((1, 3, 480, 640),),
-    ),
     "vitdet": HuggingFace(
         "VitDetModel",
         "VitDetConfig",
@@ -386,22 +218,6 @@ MODELS: dict[str, HuggingFace] = {
             "window_size": 14,
             "window_block_indices": [0],
             "use_relative_position_embeddings": True,
-        },
-        shapes=((1, 3, 512, 512),),
-    ),
-    "upernet-swin": HuggingFace(
-        "UperNetForSemanticSegmentation",
-        "UperNetConfig",
-        {"hidden_size": 128, "auxiliary_in_channels": 384},
-        LOGITS,
-        nested={
-            "backbone_config": (
-                "SwinConfig",
-                {
-                    "depths": [1, 1, 1, 1],
-                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-                },
-            )
         },
         shapes=((1, 3, 512, 512),),
     ),
