@@ -117,9 +117,16 @@ class GpuPolicy(PricingPolicy):
         rate, room = target.rate(launch.unit), occupancy(launch, target).blocks
         if not room or (launch.work and not rate):
             return inf
-        full, rest = divmod(ceil(launch.blocks / target.sms), room)
-        loops = full * self._wave(launch, room) + self._wave(launch, rest)
-        return LAUNCH + LATENCY + max(loops, self._memory(launch, room, constants))
+        return LAUNCH + LATENCY + max(
+            self.loops(launch, room), self.memory(launch, room, constants)
+        )
+
+    def loops(self, launch: Launch, room: int) -> float:
+        """Seconds of all blocks where ``room`` are side by side on a multiprocessor, whatever memory
+        does.
+        """
+        full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
+        return full * self._wave(launch, room) + self._wave(launch, rest)
 
     def _wave(self, launch: Launch, blocks: int) -> float:
         """Seconds of so many blocks side by side on one multiprocessor."""
@@ -138,7 +145,7 @@ class GpuPolicy(PricingPolicy):
             return max(work, ports, chain) + vector
         return max(work, chain) + ports + launch.steps * NEAR + vector
 
-    def _memory(self, launch: Launch, room: int, constants: float) -> float:
+    def memory(self, launch: Launch, room: int, constants: float) -> float:
         """Seconds that memory and L2 take for all blocks. Few blocks do not ask for enough at once
         to be served at the full rate: no more than they have under way comes in a latency.
         """
