@@ -3,11 +3,13 @@ any machine; ``python -m bench gpu measure``, on a machine with a GPU, checks an
 that lies in the folder, and writes JSON after each model.
 
 ``prepare --folder build/gpu [--models vit-base-16,...] [--batches 1,8,32] [--precision fp16]
-[--target cuda:sm_90a]``: the ONNX files in float32 and float16, and gtco's libraries.
+[--target cuda:sm_90a] [--launches persistent]``: the ONNX files in float32 and float16, and gtco's
+libraries.
 
 ``measure --folder build/gpu [--json FILE] [--rounds 7] [--peers torch,...]``: each system lives in
 a process of its own, all but one stopped (``bench/harness.py``). Inputs and outputs stay on the
-device; a call ends when the device has done its work. Peers run in float16: torch eager,
+device; a call ends when the device has done its work. A library with the persistent kernel is timed
+launched as a graph too (``gtco:graph``). Peers run in float16: torch eager,
 torch.compile (``max-autotune`` with CUDA graphs, and ``reduce-overhead``), ONNX Runtime's CUDA
 provider where it is installed. Outputs are held against torch eager in float32. For gtco the time
 of each stage is kept too.
@@ -21,7 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.table import Table
@@ -31,8 +33,9 @@ from bench.machine import describe
 from bench.suite import console
 from bench.worker import Job, Opener, System, serve
 from gtco.cli.arguments import positive
-from gtco.errors import GtcoError, OptionError
+from gtco.errors import BuildError, GtcoError, OptionError
 from gtco.nested import tensors
+from gtco.options import LAUNCHES
 
 MODELS = (
     "vit-ti-16,vit-s-16,vit-base-16,vit-large-16,swin-t,dinov2-s-14,segformer-b0,"
@@ -40,7 +43,7 @@ MODELS = (
     "vit-huge-14"
 )
 PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
-REFERENCE = "torch:float32"
+REFERENCE, GRAPH = "torch:float32", "gtco:graph"
 TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
 WORKER = (sys.executable, "-m", "bench.gpu", "worker")
 
@@ -60,8 +63,6 @@ def prepare(options: argparse.Namespace) -> int:
     from gtco.torchless import import_tvm
 
     import_tvm()
-    from gtco.compiler import compile_to_file
-
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = 0
     for name in options.models.split(","):
@@ -70,17 +71,34 @@ def prepare(options: argparse.Namespace) -> int:
             job: dict[str, Any] = {"model": name, "batch": batch, "precision": options.precision}
             try:
                 _export(name, batch, stem)
-                compile_to_file(
-                    stem.with_name(f"{stem.name}.onnx"),
-                    stem.with_name(f"{stem.name}.so"),
-                    target=options.target,
-                    precision=options.precision,
-                )
+                _compile(stem, options, job)
             except GtcoError as error:
                 job["error"], failed = str(error), failed + 1
             stem.with_name(f"{stem.name}.json").write_text(json.dumps(job, indent=1))
             print(f"{stem.name}: {job.get('error', 'ready')}", flush=True)
     return 1 if failed else 0
+
+
+def _compile(stem: Path, options: argparse.Namespace, job: dict[str, Any]) -> None:
+    """The library; as a graph where it cannot be launched as was asked, which the job says."""
+    from gtco.compiler import compile_to_file
+
+    def compiled(launches: str) -> None:
+        compile_to_file(
+            stem.with_name(f"{stem.name}.onnx"),
+            stem.with_name(f"{stem.name}.so"),
+            target=options.target,
+            precision=options.precision,
+            launches=launches,
+        )
+
+    try:
+        compiled(options.launches)
+    except BuildError as error:
+        if options.launches != "persistent":
+            raise
+        job["not persistent"] = str(error)
+        compiled("graph")
 
 
 def _export(name: str, batch: int, stem: Path) -> None:
@@ -112,12 +130,13 @@ def measure(options: argparse.Namespace) -> int:
     report: dict[str, Any] = {"gpu": gpu, "machine": describe(1), "models": {}}
     table = Table(title="ms a call; peers as their time over gtco's", title_justify="left")
     peers = [peer for peer in options.peers.split(",") if peer]
-    for heading in ("model", "gtco", *peers):
+    others = [GRAPH, *peers]
+    for heading in ("model", "gtco", *others):
         table.add_column(heading, justify="right" if heading != "model" else "left")
     for path in jobs:
         stem = path.name.removesuffix(".json")
         job = {**json.loads(path.read_text()), "stem": str(path.with_name(stem))}
-        systems = [REFERENCE, *([] if "error" in job else ["gtco"]), *peers]
+        systems = [REFERENCE, *([] if "error" in job else ways(job)), *peers]
         found = compare(
             [Candidate(name, {**job, "system": name}, WORKER) for name in systems],
             options.rounds,
@@ -129,12 +148,20 @@ def measure(options: argparse.Namespace) -> int:
         if "error" not in job:
             entry["stages"] = _stages(job)
         report["models"][stem] = entry
-        table.add_row(stem, *_cells(found, peers, job))
+        table.add_row(stem, *_cells(found, others, job))
         if options.json:  # after each: a long run keeps what it has
             options.json.parent.mkdir(parents=True, exist_ok=True)
             options.json.write_text(json.dumps(report, indent=1, default=str))
     output.print(table)
     return 0
+
+
+def ways(job: Mapping[str, Any]) -> list[str]:
+    """gtco as compiled and, where the library can be launched in both ways, the other one too."""
+    from gtco.runtime.library import read_metadata
+
+    both = read_metadata(Path(f"{job['stem']}.so")).get("launches") == "persistent"
+    return ["gtco", *([GRAPH] if both else [])]
 
 
 def _cells(found: Comparison, peers: Sequence[str], job: Mapping[str, Any]) -> list[str]:
@@ -145,6 +172,9 @@ def _cells(found: Comparison, peers: Sequence[str], job: Mapping[str, Any]) -> l
         return [own.error or f"wrong: {own.disagrees}", *["-" for _ in peers]]
     cells = [f"{own.median * 1e3:.3f}"]
     for peer in peers:
+        if peer not in [m.system for m in found.measurements]:
+            cells.append("-")  # the library is launched in one way alone
+            continue
         one = found[peer]
         cells.append(one.error[:40] if one.error else f"{one.median / own.median:.2f}")
     return cells
@@ -216,14 +246,19 @@ def _device_inputs(job: Job, half: bool) -> list[Any]:
     return [x.half() if half and x.is_floating_point() else x for x in found]
 
 
-def open_gtco(job: Job) -> System:
+def open_gtco(job: Job, launches: Literal["graph", "persistent"] | None = None) -> System:
     """Inputs and outputs as the model was compiled: float32, on the device."""
     from gtco.runtime.module import load
     from gtco.version import __version__
 
-    model = load(f"{job['stem']}.so")
+    model = load(f"{job['stem']}.so", launches=launches)
     inputs = _device_inputs(job, half=False)
     return _system(__version__, lambda: model(*inputs))
+
+
+def open_gtco_graph(job: Job) -> System:
+    """The same library, launched as a graph."""
+    return open_gtco(job, "graph")
 
 
 def _open_torch(
@@ -300,6 +335,7 @@ def open_onnxruntime(job: Job) -> System:
 OPENERS: dict[str, Opener] = {
     REFERENCE: open_reference,
     "gtco": open_gtco,
+    GRAPH: open_gtco_graph,
     "torch": open_torch,
     "torch-compile": open_torch_compile,
     "torch-compile:reduce-overhead": open_torch_compile_reduce_overhead,
@@ -319,6 +355,8 @@ def _parser() -> argparse.ArgumentParser:
     ready.add_argument("--models", default=MODELS)
     ready.add_argument("--precision", default="fp16")
     ready.add_argument("--target", default="cuda:sm_90a")
+    # the libraries are launched in both ways where they can, so that one run measures both
+    ready.add_argument("--launches", choices=LAUNCHES, default="persistent")
     ready.add_argument(
         "--batches", type=lambda text: [positive(n) for n in text.split(",")], default=[1, 8, 32]
     )

@@ -32,9 +32,11 @@ def assemble(
     precision: str,
     notes: Sequence[str],
     persistent: PersistentKernel | None = None,
+    launches: Mapping[str, float | None] | None = None,
 ) -> Artifact | GpuArtifact:
     """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
-    ``persistent``: the kernel of all steps, where a library for GPUs is to have one.
+    Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and
+    ``launches``, the predicted seconds of a run by how it is launched, for who reads the library.
     """
     places = _places(graph, generated.stages)
     weights = _Weights(graph.constants)
@@ -60,6 +62,7 @@ def assemble(
             **versions(target),
             "precision": precision,
             "notes": list(notes),
+            **({"predicted_launches": dict(launches)} if launches is not None else {}),
         },
     }
     kernels = generated.kernels.values()

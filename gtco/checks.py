@@ -40,6 +40,11 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
                 f"precision {options.precision} is for GPUs (--target cuda:...): CPUs multiply "
                 f"float16 no faster than float32. '{machine.name}' has {', '.join(PRECISIONS)}"
             )
+        if options.launches != "graph":
+            raise OptionError(
+                f"launches={options.launches} is for GPUs (--target cuda:...), and "
+                f"'{machine.name}' is a CPU: leave it out"
+            )
         return
     if options.threads:
         raise OptionError(

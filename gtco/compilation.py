@@ -14,7 +14,7 @@ from gtco.checks import check_indices, check_sizes, is_onnx
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
-from gtco.errors import REPORT, InternalError, OptionError, UnsupportedError, guarded
+from gtco.errors import REPORT, BuildError, InternalError, OptionError, UnsupportedError, guarded
 from gtco.gpu import GpuTarget
 from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
 from gtco.runtime.artifact import build_artifact
@@ -27,6 +27,8 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from gtco.graph.fusion import Partition
     from gtco.graph.graph import Graph
+    from gtco.runtime.gpu_plan import PersistentKernel
+    from gtco.search.gpu_launches import LaunchPrices
     from gtco.search.policy import Policy
     from gtco.tuning.result import StageResult
 
@@ -58,6 +60,10 @@ class Compilation:
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
         self.generated: Generated
+        # Of a model for GPUs: what its two ways of being launched are predicted to take, and the
+        # kernel for the whole model where it is launched as that.
+        self.launches: LaunchPrices | None = None
+        self.persistent: PersistentKernel | None = None
 
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
@@ -82,6 +88,12 @@ class Compilation:
             self.generated = self.generate(list(self.found.stages), self.policy, workers)
             code = sum(k.nbytes for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
+            if isinstance(machine, GpuTarget):
+                self.launches = self.launch_prices(machine)
+                self.persistent = self.one_kernel(machine, workers)
+                if self.persistent is not None:
+                    code = sum(map(len, self.persistent.images.values()))
+                    say(f"one for the whole model, {code >> 10} KiB")
 
     def finish(self, folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for."""
@@ -293,6 +305,54 @@ class Compilation:
                 self.dump(f"6-{kernel.symbol}.{kind}", kernel.text)
         return result
 
+    def launch_prices(self, machine: GpuTarget) -> LaunchPrices:
+        """What a run is predicted to take in each way of launching it."""
+        from gtco.codegen.build import GpuKernel
+        from gtco.search.gpu_launches import launch_prices
+        from gtco.search.gpu_policy import GpuPolicy, constant_bytes
+
+        steps = []
+        for stage in self.generated.stages:
+            choice = self.generated.choices[stage.key]
+            kernel = self.generated.kernels[stage.key]
+            assert isinstance(kernel, GpuKernel)
+            launch: Any = choice.sketch.workload(choice.config)
+            used = kernel.images[machine.arch].registers or launch.registers
+            steps.append((replace(launch, registers=used), constant_bytes(stage)))
+        return launch_prices(GpuPolicy(machine), steps)
+
+    def one_kernel(self, machine: GpuTarget, workers: Workers) -> PersistentKernel | None:
+        """The kernel for the whole model, where the options or the prices want it. Where it cannot
+        be, or spills, that is a note; an error where it was asked for and cannot be.
+        """
+        from gtco.persistent import persistent
+        from gtco.tensor.space import Rejection
+
+        assert self.launches is not None
+        asked, wanted = self.options.launches == "persistent", self.options.launches
+        if (self.launches.cheaper if wanted == "auto" else wanted) == "graph":
+            return None
+        tensors = len(self.graph.inputs) + len(self.graph.outputs)
+        text = self.options.dump is not None
+        made = persistent(self.generated, tensors, machine, workers, text=text)
+        if isinstance(made, Rejection):
+            why = f"there can be no persistent kernel for this model: {made.detail}"
+            if asked:
+                raise BuildError(f"{why}; leave launches=persistent out")
+            self.report.notes.append(f"{why}; it is launched as a graph")
+            return None
+        kernel, listing = made
+        if listing:
+            self.dump(f"6-{kernel.symbol}.cu", listing)
+        spilled = kernel.info["spilled_bytes"][machine.arch]
+        if not spilled:
+            return kernel
+        self.report.notes.append(
+            f"the persistent kernel spills {spilled} bytes on {machine.arch}: stages have fewer "
+            f"registers in it{'' if asked else ': the model is launched as a graph'}"
+        )
+        return kernel if asked else None
+
     def link(
         self, graph: Graph, generated: Generated, policy: Policy, folder: Path
     ) -> Path:
@@ -305,9 +365,14 @@ class Compilation:
             self.options.threads,
             self.options.precision,
             self.report.notes,
+            self.persistent,
+            self.launches.to_json() if self.launches else None,
         )
         self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
+        if self.persistent is not None and self.launches is not None:
+            self.report.predicted_seconds = self.launches.persistent
+            self.report.launches = "persistent"
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes
         return build_artifact(artifact, folder, self.output)

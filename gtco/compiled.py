@@ -16,7 +16,8 @@ from gtco.tuning.view import View
 class CompileReport:
     """What a compile did: seconds of each phase, the stages, memory, what ``tuning`` made of each
     stage that it measured and in sum (``tuned``, None where nothing was to be measured), and notes
-    for the user; ``rejections`` are the configs that no program was made of, by reason.
+    for the user; ``launches``: how a model for GPUs is launched, and ``predicted_seconds`` are of
+    that; ``rejections`` are the configs that no program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -24,6 +25,7 @@ class CompileReport:
     notes: list[str] = field(default_factory=list)
     rejections: dict[str, int] = field(default_factory=dict)
     predicted_seconds: float = 0.0
+    launches: str = "graph"
     weights_bytes: int = 0
     arena_bytes: int = 0
     peak_memory_bytes: int = 0

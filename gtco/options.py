@@ -20,6 +20,7 @@ from gtco.errors import BuildError, OptionError
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
+LAUNCHES = ("graph", "persistent", "auto")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class CompileOptions:
     - ``precision``: ``fp32``, or ``bf16`` for products, convolutions and attention of operands that
       are rounded to bfloat16, on GPUs also ``fp16``; all else is fp32 either way, inputs and
       outputs too
+    - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with a kernel a stage;
+      ``persistent``, one kernel that goes through all stages (the library has the graph's too); or
+      ``auto``, what is predicted to be faster
     - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
     - ``shapes``: values of symbolic dimensions
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
@@ -83,6 +87,7 @@ class CompileOptions:
 
     target: str = "native"
     precision: str = "fp32"
+    launches: str = "graph"
     threads: int = 0
     shapes: Mapping[str, int] = field(default_factory=dict)
     simplify: bool = True
@@ -98,6 +103,10 @@ class CompileOptions:
         if self.precision not in GPU_PRECISIONS:
             raise OptionError(
                 f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
+            )
+        if self.launches not in LAUNCHES:
+            raise OptionError(
+                f"unknown launches {self.launches!r}: choose from {', '.join(LAUNCHES)}"
             )
 
 

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.options import EFFORTS, GPU_PRECISIONS
+from gtco.options import EFFORTS, GPU_PRECISIONS, LAUNCHES
 
 T = TypeVar("T")
 
@@ -100,6 +100,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "format, sums and all else in fp32 (default fp32)",
     )
     parser.add_argument(
+        "--launches",
+        choices=LAUNCHES,
+        default="graph",
+        help="of GPUs: a CUDA graph with a kernel a stage (default), one persistent kernel for the "
+        "whole model, or what is predicted to be faster",
+    )
+    parser.add_argument(
         "--threads",
         type=zero_or_more,
         default=0,
@@ -163,7 +170,7 @@ def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names = (
-        "target precision threads simplify simplify_timeout workers strict tune records"
+        "target precision launches threads simplify simplify_timeout workers strict tune records"
     ).split()
     shapes = unique(options.shape, "--shape") or None
     return {"shapes": shapes} | {name: getattr(options, name) for name in names}

@@ -89,11 +89,12 @@ def summary(output: Path, report: Any, console: Console) -> None:
     """Where the library is and what it took; the verification's errors; the notes."""
     table = Table(show_header=False, title=escape(str(output)), title_justify="left")
     files = [file for file in (output, *weights_beside(output)) if file.exists()]
+    how = ", as one persistent kernel" if report.launches == "persistent" else ""
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
         "weights": size(report.weights_bytes),
         "stages": f"{len(report.stages)}",
-        "predicted": f"{milliseconds(report.predicted_seconds)} ms",
+        "predicted": f"{milliseconds(report.predicted_seconds)} ms{how}",
         "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
         "peak memory": size(report.peak_memory_bytes),
     }

@@ -206,9 +206,18 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
         kernels = len({stage["kernel"] for stage in seen.stages})
         code = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in images.items())
         runs_on = f"target {target}; {kernels} kernels, images: {code}"
+        runs_on += launches(seen.details["metadata"])
     else:
         runs_on = f"threads {seen.threads or 'all that a process may use'}"
     console.print(f"precision {precision}; {runs_on}; peak: {known}", highlight=False, markup=False)
+
+
+def launches(metadata: Mapping[str, Any]) -> str:
+    """How a model for GPUs is launched, and what each way is predicted to take."""
+    prices = metadata.get("predicted_launches") or {}
+    known = [f"{name} {milliseconds(s)} ms" for name, s in prices.items() if s is not None]
+    predicted = f" (predicted: {', '.join(known)})" if known else ""
+    return f"; launched as {metadata.get('launches', 'graph')}{predicted}"
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -1,5 +1,5 @@
-"""What a whole model takes on a GPU, launched in each of the two ways: a graph with a kernel for each
-step, or one persistent kernel that walks the steps with a barrier of the whole grid between them.
+"""What a whole model takes on a GPU, launched in each of the two ways: a graph with a kernel for
+each step, or one persistent kernel that walks the steps with a barrier of the whole grid between.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gtco.search.gpu_policy import (
     GpuPolicy,
     occupancy,
 )
+from gtco.tensor.cuda.persistent import RESERVED
 from gtco.tensor.cuda.program import Launch
 
 # Seconds from the last block's arrival at a barrier of the whole grid until all go on: what grid
@@ -26,7 +27,6 @@ from gtco.tensor.cuda.program import Launch
 # Multi-device Synchronization Methods in Nvidia GPUs", 2020), which the kernel's own is like.
 BARRIER = 1.4e-6
 WARPS = PARTITIONS * WARP  # threads of as many warps as all partitions have one of each
-WALK = 256  # bytes of shared memory that the walk needs beside a stage's
 # Of the graph's predicted time. Less is within the error of both predictions, and not worth a
 # library of twice the code.
 WORTH = 0.95
@@ -50,7 +50,7 @@ class LaunchPrices:
 
 def launch_prices(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> LaunchPrices:
     """Of a model whose steps are these launches, with the bytes of constants that each reads.
-    ``registers`` of the launches are those that the compiler gave.
+    ``registers`` of the launches best are those that the compiler gave.
     """
     graph = sum(policy.seconds(launch, constants) for launch, constants in steps)
     return LaunchPrices(graph, _persistent(policy, steps))
@@ -70,7 +70,7 @@ def _persistent(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> flo
     whole = replace(
         launches[0],
         threads=threads,
-        shared=WALK + max(launch.shared for launch in launches),
+        shared=RESERVED + max(launch.shared for launch in launches),
         registers=min(most, max(launch.registers for launch in launches)),
     )
     room = occupancy(whole, target).blocks

@@ -122,9 +122,7 @@ class GpuPolicy(PricingPolicy):
         )
 
     def loops(self, launch: Launch, room: int) -> float:
-        """Seconds of all blocks where ``room`` are side by side on a multiprocessor, whatever memory
-        does.
-        """
+        """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does."""
         full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
         return full * self._wave(launch, room) + self._wave(launch, rest)
 

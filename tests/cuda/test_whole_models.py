@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gtco.runtime.module import load
 from gtco.verification.compare import compare
 from gtco.verification.verify import BOUNDS
 from models.export import export_onnx
@@ -150,15 +151,22 @@ def test_models(
     export_onnx(model, (x,), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     wanted = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    report, loaded, workers = emulated(driver, tmp_path, model, (x,), arch, precision=precision)
-    assert not report.notes
-    with loaded:
+    report, whole, workers = emulated(
+        driver, tmp_path, model, (x,), arch, precision=precision, launches="persistent"
+    )
+    assert not report.notes and report.launches == "persistent"
+    with whole, load(whole.path, launches="graph") as loaded:
         for run in (1, 2):  # the second replays a graph
             found = outputs(loaded, workers, {loaded.inputs[0].name: x.numpy()})
             assert launches_of(workers.path.resolve()) == run * len(report.stages)
             for array, right in zip(found.values(), wanted, strict=True):
                 error = np.abs(array - right).max() / np.abs(right).max()
                 assert error <= tolerance, f"{name} {arch} {precision}: {error:.2g}"
+        assert whole.launches.startswith("persistent: ") and loaded.launches.startswith("graph: ")
+        for _ in (1, 2):  # the second finds the barrier as the first left it
+            again = outputs(whole, workers, {loaded.inputs[0].name: x.numpy()})
+            for output, array in found.items():
+                np.testing.assert_array_equal(again[output], array)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 2e-5), ("fp16", 5e-3)])

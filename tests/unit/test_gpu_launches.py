@@ -1,16 +1,28 @@
-"""A graph of kernels or one persistent kernel: what is predicted of both follows from the machine."""
+"""A graph of kernels or one persistent kernel: predictions of both follow from the machine."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gtco.checks import check_machine
+from gtco.codegen.generate import Generated
+from gtco.compilation import Compilation, silent
+from gtco.errors import BuildError, OptionError
 from gtco.gpu import GPUS
+from gtco.options import CompileOptions
+from gtco.runtime.gpu_plan import PersistentKernel
 from gtco.search.gpu_launches import BARRIER, LaunchPrices, launch_prices
 from gtco.search.gpu_policy import LAUNCH, GpuPolicy
+from gtco.target import target
 from gtco.tensor.cuda.program import Launch
+from gtco.tensor.space import Rejection
 
 H100 = GpuPolicy(GPUS["cuda:h100"])
 WEIGHTS = 8e6  # bytes, which take longer than the loops
@@ -70,3 +82,65 @@ def test_what_holds_no_block_is_never_taken():
 @pytest.mark.parametrize(("persistent", "taken"), [(0.9, "persistent"), (0.99, "graph")])
 def test_a_gain_within_the_error_of_predictions_is_not_taken(persistent, taken):
     assert LaunchPrices(1.0, persistent).cheaper == taken
+
+
+KERNEL = PersistentKernel("gtco_model", 256, 9000, (), {"sm_80": b"code"}, ())
+SPILLS = {"spilled_bytes": {"sm_80": 12}}
+NONE = {"spilled_bytes": {"sm_80": 0}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "made", "prices", "taken", "note"),
+    [
+        ("graph", NONE, (1.0, 0.5), False, None),
+        ("auto", NONE, (1.0, 0.5), True, None),
+        ("auto", NONE, (1.0, 1.5), False, None),
+        ("auto", SPILLS, (1.0, 0.5), False, "spills 12 bytes.*launched as a graph"),
+        ("auto", Rejection("tensors", "70 of them"), (1.0, 0.5), False, "70 of them; it is launch"),
+        ("persistent", NONE, (1.0, inf), True, None),
+        ("persistent", SPILLS, (1.0, 1.5), True, "spills 12 bytes on sm_80"),
+    ],
+)
+def test_what_is_asked_for_and_what_is_cheaper(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    made: Any,
+    prices: tuple[float, float],
+    taken: bool,
+    note: str | None,
+) -> None:
+    run = compilation(monkeypatch, wanted, made, prices)
+    kernel = run.one_kernel(GPUS["cuda:a100"], None)  # type: ignore[arg-type]
+    assert (kernel is not None) == taken
+    assert len(run.report.notes) == (note is not None)
+    assert note is None or re.search(note, run.report.notes[0])
+
+
+def test_what_was_asked_for_by_name_and_cannot_be_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Rejection("tensors", "70 inputs and outputs")
+    run = compilation(monkeypatch, "persistent", made, (1.0, 0.5))
+    with pytest.raises(BuildError, match="70 inputs and outputs; leave launches=persistent out"):
+        run.one_kernel(GPUS["cuda:a100"], None)  # type: ignore[arg-type]
+
+
+def compilation(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, made: Any, prices: tuple[float, float]
+) -> Compilation:
+    """One whose stages have been generated, and whose persistent kernel comes out as ``made``."""
+    found = made if isinstance(made, Rejection) else (replace(KERNEL, info=made), "")
+    monkeypatch.setattr("gtco.persistent.persistent", lambda *_, **__: found)
+    options = CompileOptions(target="cuda:sm_80", launches=wanted)
+    run = Compilation(None, Path("m.so"), None, options, silent)
+    run.launches = LaunchPrices(*prices)
+    run.graph = SimpleNamespace(inputs=["x"], outputs=["y"])  # type: ignore[assignment]
+    run.generated = Generated([])
+    return run
+
+
+def test_cpus_have_no_launches() -> None:
+    with pytest.raises(OptionError, match=r"launches=auto is for GPUs.*'x86-64-v3' is a CPU"):
+        check_machine(CompileOptions(launches="auto"), target("x86-64-v3"))
+    with pytest.raises(OptionError, match="unknown launches 'fast': choose from graph"):
+        CompileOptions(launches="fast")
