@@ -148,7 +148,7 @@ __device__ __forceinline__ void layer_norm(int block, const Value& value, const 
     const float d = x - mean;
     return d * d;
   });
-  const float scale = 1.0f / sqrtf(squares * share + epsilon);
+  const float scale = rsqrtf(squares * share + epsilon);  // within 2 units of the last place
   if (!part.mine) return;
   part.each([&](int q, float(&x)[R::VECTOR]) {
     float g[R::VECTOR], s[R::VECTOR], y[R::VECTOR];
@@ -167,7 +167,7 @@ __device__ __forceinline__ void rms_norm(int block, const Value& value, const Ga
   Part<R, Value> part(block, value);
   constexpr float share = static_cast<float>(1.0 / R::LENGTH);
   const float squares = part.template fold<Sum, 0>([](int, float x) { return x * x; });
-  const float scale = 1.0f / sqrtf(squares * share + epsilon);
+  const float scale = rsqrtf(squares * share + epsilon);  // within 2 units of the last place
   if (!part.mine) return;
   part.each([&](int q, float(&x)[R::VECTOR]) {
     float g[R::VECTOR], y[R::VECTOR];
@@ -218,7 +218,7 @@ __device__ __forceinline__ void merged_moments(int block, const Value& value, co
   GTCO_SHARED(shared);
   inside = Team<R::TEAM>::template fold<Sum, R::THREADS>(inside,
                                              reinterpret_cast<float*>(shared) + 2 * R::WARPS);
-  const float scale = 1.0f / sqrtf((inside + apart) * share + epsilon);
+  const float scale = rsqrtf((inside + apart) * share + epsilon);
   if (!part.mine) return;
   for (int c = Team<R::TEAM>::rank(); c < CHANNELS; c += R::TEAM) store(part.row, c, mean, scale);
 }
