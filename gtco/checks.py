@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.errors import ModelError, OptionError, ShapeError
+from gtco.errors import ArtifactError, ModelError, OptionError, ShapeError
 from gtco.gpu import GpuTarget
 from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune
+from gtco.runtime.driver import gpu_name
 from gtco.target import Machine
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
             f"'{machine.name}' measures nothing to put there; gtco candidates, gtco measure and "
             "gtco records import make one"
         )
+    if options.verify:
+        try:
+            gpu_name(0)
+        except ArtifactError as error:
+            raise OptionError(
+                f"verify=True runs the library, and no GPU is here to run it ({error}): compile "
+                "without it, or where the GPU is"
+            ) from error
     from gtco.codegen import nvrtc
 
     nvrtc.library()

@@ -123,6 +123,8 @@ GPUS: Mapping[str, GpuTarget] = {
              rates=_HOPPER),
     )
 }  # fmt: skip
+# GPUs by name that nothing can be compiled for any more.
+_OLD = {"v100": "sm_70", "titanv": "sm_70", "p100": "sm_60", "p40": "sm_61", "gtx1080": "sm_61"}
 # An architecture alone stands for its best known GPU.
 _TYPICAL = {"sm_75": "2080ti", "sm_80": "a100", "sm_89": "rtx4090", "sm_90a": "h100"}
 
@@ -157,11 +159,15 @@ def _known(asked: str, name: str) -> GpuTarget:
     wrong = f"unknown GPU '{asked}'" if asked else "no GPU is named"
     number = asked.removeprefix("sm_").rstrip("af")
     why = ""
-    if asked.startswith("sm_") and number.isdigit():
+    if asked.lower() in _OLD:
+        why = f"; it is of {_OLD[asked.lower()]}, and CUDA 13 ended what is older than sm_75"
+    elif asked.startswith("sm_") and number.isdigit():
         if int(number) < 75:
             why = "; CUDA 13 ended what is older than sm_75 (Turing)"
         elif int(number) == 90:
             why = "; the image for it is sm_90a"
         elif int(number) in (86, 87):
             why = "; GPUs of sm_86 and sm_87 run images of sm_80"
+        elif int(number) > 90:
+            why = "; no images are made for what is newer than sm_90a (Hopper)"
     raise OptionError(f"{wrong} in target '{name}'{why}. Known: {known}")

@@ -247,6 +247,35 @@ def test_large_scores_do_not_overflow() -> None:
         assert_close(run_stage(sketch, config, arrays), wanted(stage, arrays), 1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_scores_near_the_largest_number(dtype: str) -> None:
+    """Times log2(e) they would be infinite; the difference to the largest is taken first."""
+    stage = heads((), (ROWS, KEYS, 5, 9), dtype, bias=(ROWS, KEYS))
+    sketch, seed = matched(stage), fresh_seed()
+    arrays = drawn(stage, seed)
+    bias = arrays[3]
+    bias[:] = 0
+    bias[0, 3], bias[1, 3], bias[1, 40], bias[2, 60] = 3e38, 2.6e38, 2.9e38, -3e38
+    every = [config for config in configs(sketch) if config["keys"] == 16]
+    got = run_stage(sketch, random.Random(seed).choice(every), arrays)
+    assert_close(got, wanted(stage, arrays), 2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("largest", [1e5, 1e9])
+def test_large_scores_without_a_bias(largest: float) -> None:
+    """What is far below the largest weighs nothing; scale and shift are one multiply-add, whose
+    rounding all weights of a row have alike.
+    """
+    stage = heads((), (ROWS, KEYS, 8, 8), "float32")
+    sketch, seed = matched(stage), fresh_seed()
+    q, k, v = drawn(stage, seed)
+    q[:, 0], k[:, 0] = 1, 0
+    k[3, 0], k[40, 0] = largest, -largest
+    every = [config for config in configs(sketch) if config["keys"] == 16]
+    got = run_stage(sketch, random.Random(seed).choice(every), [q, k, v])
+    assert_close(got, wanted(stage, [q, k, v]), 2 * TOLERANCE["float32"])
+
+
 def test_a_negative_scale() -> None:
     """The least product is the greatest score."""
     seed = fresh_seed()

@@ -59,6 +59,7 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
     ("arguments", "reason"),
     [
         ("--target cuda:sm_70", "CUDA 13 ended"),
+        ("--target cuda:sm_80 --verify", "no GPU is here"),
         ("--target cuda:sm_80 --threads 2", "is a GPU"),
         ("--target cuda:sm_80 --tune quick", "where nothing is measured"),
         ("--target cuda:sm_80 --records r.sqlite", "no such file"),

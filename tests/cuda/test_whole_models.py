@@ -15,6 +15,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from gtco import cli
 from gtco.runtime.module import load
 from gtco.verification.compare import compare
 from gtco.verification.verify import BOUNDS
@@ -189,3 +190,34 @@ def test_a_block_of_a_transformer(
             np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
         assert len(loaded.profile(x, repeat=1)) == len(loaded.stages)
     driver.check()
+
+
+def test_a_model_whose_own_numbers_are_float16(driver: FakeDriver, tmp_path: Path) -> None:
+    """Weights, inputs and outputs; its product is one of Tensor Cores all the same. ``inspect``
+    reads the library."""
+    rng = np.random.default_rng(2)
+    w = (rng.standard_normal((32, 40)) / 6).astype(np.float16)
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["z"]),
+            helper.make_node("Softmax", ["z"], ["y"], axis=-1),
+        ],
+        "half",
+        [helper.make_tensor_value_info("x", half, [19, 32])],
+        [helper.make_tensor_value_info("y", half, [19, 40])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "half.onnx")
+    report, loaded, workers = emulated(driver, tmp_path, tmp_path / "half.onnx", None, "sm_80")
+    assert [s["schedule"].get("row") for s in report.stages] == ["mma.m16n8k16", None]
+    x = rng.standard_normal((19, 32)).astype(np.float16)
+    with loaded:
+        (found,) = outputs(loaded, workers, {"x": x}).values()
+        assert cli.main(["inspect", str(loaded.path), "--no-profile"]) == 0
+    scores = x.astype(np.float64) @ w
+    wanted = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    wanted /= wanted.sum(axis=-1, keepdims=True)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, wanted, rtol=8e-3, atol=1e-4)

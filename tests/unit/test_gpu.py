@@ -54,6 +54,8 @@ def test_targets_go_to_json_and_back(name):
     ("name", "reason"),
     [
         ("cuda:sm_70", "'sm_70'.*CUDA 13 ended what is older than sm_75"),
+        ("cuda:V100", "'V100'.*of sm_70, and CUDA 13 ended"),
+        ("cuda:sm_100", "no images are made for what is newer than sm_90a"),
         ("cuda:sm_80,sm_60", "'sm_60'.*CUDA 13"),
         ("cuda:sm_90", "'sm_90'.*sm_90a"),
         ("cuda:sm_86", "'sm_86'.*run images of sm_80"),
