@@ -132,6 +132,19 @@ def test_blocks_to_turn_are_those_that_a_permutation_turns():
     assert turned(one("add", [(64, 48), (64, 48)], (64, 48)), 16) is None
 
 
+def test_no_block_is_turned_where_only_a_condition_keeps_its_reads_inside():
+    """Pictures put one behind the other: a block of the second is no block of the first."""
+    stage = make_stage(
+        [
+            Operator("permute", ("a",), "t", T((1, 48, 64)), make_attrs(axes=(0, 2, 1))),
+            Operator("concat", ("t", "b"), "u", T((3, 48, 64)), make_attrs(axis=0)),
+        ],
+        {"a": T((1, 64, 48)), "b": T((2, 48, 64))},
+        (),
+    )
+    assert turned(stage, 16) is None
+
+
 @pytest.mark.parametrize(("most", "wanted"), [(4, (3,)), (2, None)])
 def test_phases_run_by_steps(most: int, wanted: tuple[int, ...] | None):
     """Channels made last: every 3rd position of a row runs by one, every position by three."""

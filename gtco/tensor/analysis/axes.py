@@ -193,6 +193,8 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
             continue
         if any(stage.types[x].dtype not in dtypes for x in inputs):
             continue
+        if not all(axes.inside(n) for n in loads):
+            continue
         for stop in range(cut, 0, -1):
             for first in range(stop):
                 if axes.carry(first, stop, lanes) and all(
@@ -211,9 +213,21 @@ class _Axes:
         axes = probe.scope.variables(self.shape)
         index = [axis if n > 1 else 0 for axis, n in zip(axes, self.shape, strict=True)]
         probe.follow(stage.output.output, index)
+        self.stage, self.probe = stage, probe
         self.loads = [name for name, _ in probe.loads]
         self.steps = [probe.strides(axis) for axis in axes]  # by axis and load
         self.smooth = [not probe.decided_by(axis) for axis in axes]
+
+    def inside(self, load: int) -> bool:
+        """Does a load stay inside its tensor when nobody asks what it depends on? Behind a concat
+        or a pad it need not: only where they choose it does its index mean anything.
+        """
+        if not self.probe.conditions:
+            return True
+        name, flat = self.probe.loads[load]
+        known = self.probe.scope.known
+        size = self.stage.types[name].size
+        return known(flat >= 0) is True and known(flat < size) is True
 
     def carry(self, first: int, stop: int, lanes: int) -> bool:
         """May vectors run along these axes as one?"""

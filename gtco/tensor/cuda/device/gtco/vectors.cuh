@@ -45,8 +45,10 @@ __device__ __forceinline__ void store(To* to, const From* from) {
   constexpr int AT_ONCE = at_once<To, COUNT, ALIGN>();
   static_assert(COUNT % AT_ONCE == 0, "whole accesses");
 #pragma unroll
-  for (int first = 0; first < COUNT; first += AT_ONCE)
-    *reinterpret_cast<Neighbours<To, AT_ONCE>*>(to + first) = gathered<To, AT_ONCE>(from + first);
+  for (int first = 0; first < COUNT; first += AT_ONCE) {
+    const auto written = gathered<To, AT_ONCE>(from + first);  // whole before it is stored
+    *reinterpret_cast<Neighbours<To, AT_ONCE>*>(to + first) = written;
+  }
 }
 
 // The same where it is `valid`, and nothing otherwise; all that it depends on is done in any case.
