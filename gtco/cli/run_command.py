@@ -39,7 +39,19 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="time N calls: median, least, 90th percentile",
     )
-    parser.add_argument("--threads", type=arguments.zero_or_more, default=0, metavar="N")
+    parser.add_argument(
+        "--threads",
+        type=arguments.zero_or_more,
+        default=0,
+        metavar="N",
+        help="of a model for CPUs (default 0: as it was compiled)",
+    )
+    parser.add_argument(
+        "--device",
+        type=arguments.zero_or_more,
+        metavar="N",
+        help="which GPU, of a model for GPUs (default: the first)",
+    )
     parser.add_argument(
         "--seed", type=arguments.zero_or_more, default=0, help="of the random inputs (default 0)"
     )
@@ -50,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
     from gtco.runtime.module import load
 
     files = arguments.unique(options.input, "--input")
-    model = load(options.library, threads=options.threads)
+    model = load(options.library, threads=options.threads, device=options.device)
     inputs = make_inputs(model.inputs, files, options.seed)
     outputs = model.run(inputs)
     console = stdout()

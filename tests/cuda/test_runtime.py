@@ -5,6 +5,7 @@ command line. Two fake GPUs of sm_80.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from gtco.cli import main
 from gtco.errors import ArtifactError, BuildError
+from gtco.gpu import gpu_target
 from gtco.runtime.artifact import EXPORTS, write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import Model, load
@@ -141,6 +143,38 @@ def test_picks_the_image_of_the_device(
     driver.check()
 
 
+@pytest.mark.parametrize(
+    ("major", "minor", "advice"),
+    [
+        (6, 1, r"CUDA 13 ended GPUs older than sm_75"),
+        (7, 0, r"CUDA 13 ended GPUs older than sm_75"),
+        (7, 5, "--target cuda:sm_75"),
+        (8, 0, "--target cuda:sm_80"),
+        (8, 6, "--target cuda:sm_80"),
+        (8, 7, "--target cuda:sm_80"),
+        (8, 9, "--target cuda:sm_89"),
+        (9, 0, "--target cuda:sm_90a"),
+        (10, 0, r"makes none for GPUs newer than sm_90a"),
+        (12, 0, r"makes none for GPUs newer than sm_90a"),
+    ],
+)
+def test_no_image_names_a_target_that_there_is(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path, major: int, minor: int, advice: str
+) -> None:
+    only = "sm_90a" if major < 9 else "sm_75"
+    images = {only: dict.fromkeys(("scale_rows", "mask_relu", "total"), image(only, gpu_kernels))}
+    path = write_artifact(small_gpu_artifact(gpu_kernels, images=images), tmp_path / "m.so")
+    driver.device(0, major, minor, 1 << 20)
+    with pytest.raises(ArtifactError, match=rf"sm_{major}{minor}\) does not run; .*{advice}") as it:
+        load(path)
+    named = re.search(r"--target (\S+)", str(it.value))
+    assert not named or gpu_target(named[1]).kind == "cuda"
+    driver.device(1, 9 if major < 9 else 7, 0 if major < 9 else 5, 1 << 20)
+    with load(path, device=1) as model:  # the other GPU has its image
+        check(model(*example_inputs()), *example_inputs())
+    driver.check()
+
+
 def test_metadata_and_inspect_without_a_gpu(
     driver: FakeDriver,
     small_gpu: Path,
@@ -174,6 +208,13 @@ def test_run_and_inspect_with_a_gpu(
     assert main(["inspect", str(small_gpu), "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["stages"]
     assert len(stages) == 3 and all(stage["measured_seconds"] > 0 for stage in stages)
+    driver.device(0, 8, 0, 100)  # its memory is full: only the second GPU takes the model
+    assert main(["run", str(small_gpu)]) == 1
+    assert "needs 224 bytes for its weights" in capsys.readouterr().err
+    assert main(["run", str(small_gpu), "--device", "1"]) == 0
+    assert "96x40" in capsys.readouterr().out
+    assert main(["run", str(small_gpu), "--device", "2"]) == 1
+    assert "no device 2: this process sees 2 GPUs" in capsys.readouterr().err
     driver.check()
 
 

@@ -20,6 +20,15 @@ const gtco_image* gtco_pick_image(const gtco_cuda_plan* from, int major, int min
   return best;
 }
 
+/* What to compile for such a GPU: an architecture that gtco/gpu.py has, or why there is none. */
+static const char* advice(int major, int minor) {
+  if (major == 9 && minor == 0) return "compile it with --target cuda:sm_90a";
+  if (major == 8) return minor < 9 ? "compile it with --target cuda:sm_80" : "compile it with --target cuda:sm_89";
+  if (major == 7 && minor >= 5) return "compile it with --target cuda:sm_75";
+  if (major < 8) return "CUDA 13 ended GPUs older than sm_75 (Turing): run the model on another one";
+  return "this version of gtco makes none for GPUs newer than sm_90a (Hopper): run the model on another one";
+}
+
 static gtco_status no_image(int major, int minor, const char* name, char* message) {
   char known[256] = "";
   size_t used = 0;
@@ -28,9 +37,8 @@ static gtco_status no_image(int major, int minor, const char* name, char* messag
     if (n > 0) used += (size_t)n;
   }
   return gtco_fail(message, GTCO_ERROR_IMAGE,
-                   "model '%s' has machine code for %s, which this GPU (%s, sm_%d%d) does not run; compile it with "
-                   "--target cuda:sm_%d%d%s",
-                   gtco_the_plan.name, known, name, major, minor, major, minor, major == 9 ? "a" : "");
+                   "model '%s' has machine code for %s, which this GPU (%s, sm_%d%d) does not run; %s",
+                   gtco_the_plan.name, known, name, major, minor, advice(major, minor));
 }
 
 /* One kernel of `image`: its module and function, and whether the device gives its blocks their shared memory. */
