@@ -11,8 +11,10 @@ import random
 import numpy as np
 import pytest
 
+from gtco.search.statements import statements
+from gtco.target import target
 from gtco.tensor.sketch import attention
-from gtco.tensor.space import configs
+from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import build, fresh_seed, reference, runnable, targets
 
@@ -170,3 +172,64 @@ def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, obj
             want = reference(stage, arrays, precise=False)
         got = build(sketch, next(iter(configs(sketch))), machine)(*arrays)
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5, err_msg=f"n = {n}")
+
+
+def channels(tokens: int, groups: int, width: int) -> Stage:
+    """[1, n, 3 g c] -> q, k, v of channels by tokens -> attention -> [1, n, g c]: DaViT's."""
+    types = {"qkv": T((1, tokens, 3 * groups * width))}
+    ops = []
+    for i, name in enumerate("qkv"):
+        ops += [
+            op(
+                "slice",
+                ("qkv",),
+                f"s{name}",
+                (1, tokens, groups * width),
+                begin=(0, 0, i * groups * width),
+                strides=(1, 1, 1),
+            ),
+            op("reshape", (f"s{name}",), f"r{name}", (1, tokens, groups, width)),
+            op("permute", (f"r{name}",), name, (1, groups, width, tokens), axes=(0, 2, 3, 1)),
+        ]
+    ops += [
+        op("attention", ("q", "k", "v"), "o", (1, groups, width, tokens), scale=tokens**-0.5),
+        op("permute", ("o",), "t", (1, tokens, groups, width), axes=(0, 3, 1, 2)),
+        op("reshape", ("t",), "y", (1, tokens, groups * width)),
+    ]
+    return make_stage(ops, types, [])
+
+
+@pytest.mark.parametrize("name", targets())
+def test_heads_wider_than_what_is_unrolled(name: str) -> None:
+    """Whole vectors and a rest of one, of the keys' width and of the values'."""
+    check(channels(611, 2, 21), name)
+    check(separate(1, 10, 19, 300, 512), name)
+    check(separate(1, 10, 19, 256, 293), name)
+
+
+MOST_STATEMENTS = 1500  # of a kernel, whatever its shape: LLVM's time is more than linear in them
+
+
+@pytest.mark.parametrize("name", targets())
+def test_a_kernel_is_no_longer_where_its_shape_is_larger(name: str) -> None:
+    """DaViT's attention among channels has heads as wide as the image has tokens: unrolled, their
+    vectors took LLVM over two minutes.
+    """
+    machine = target(name)
+    drawn = random.Random(fresh_seed())
+
+    def size() -> int:
+        return round(2 ** drawn.uniform(0, 15))
+
+    stages = [channels(9216, 3, 32), separate(1, 8, 8, 32767, 32767)]
+    stages += [channels(size(), drawn.randint(1, 3), drawn.randint(1, 40)) for _ in range(4)]
+    stages += [separate(2, size(), size(), size(), size()) for _ in range(8)]
+    for stage in stages:
+        sketch = attention.match(stage, machine)
+        assert sketch is not None
+        found = list(configs(sketch))
+        for config in drawn.sample(found, min(2, len(found))):
+            program = sketch.build(config, "kernel")
+            assert isinstance(program, Program)
+            count = len(statements(program, stage, 4 * machine.lanes))
+            assert count <= MOST_STATEMENTS, f"{sketch.extents}, {config.to_json()}: {count}"

@@ -201,6 +201,7 @@ ATTENTIONS = {
     "odd": heads(13, 37, 33, 21),
     "narrow": heads(5, 3, 7, 5),
     "wide": heads(9, 50, 72, 40),
+    "wider_than_unrolled": heads(3, 19, 300, 530),
     "biased": heads(11, 19, 8, 12, bias=True),
     "merged": chain(  # heads side by side again, stored rounded
         {"q": half(1, 2, 9, 8), "k": half(1, 2, 9, 8), "v": half(1, 2, 9, 8)},

@@ -22,6 +22,7 @@ from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.sketch.attention_pairs import pack_key_pairs, pack_value_pairs
 from gtco.tensor.sketch.pack import packed_steps
+from gtco.tensor.sketch.streaming import each_vector
 from gtco.tensor.space import Config
 from gtco.tensor.transpose import transpose
 
@@ -158,26 +159,31 @@ class AttentionLoops:
     def pack_values(self, batch: list[Expr]) -> None:
         em, lanes = self.em, self.lanes
         with em.loop(self.n, "n") as n:
-            for j in range(0, self.ld_values, lanes):
-                width = min(lanes, self.e - j)
+
+            def vector(j: Expr, width: int) -> None:
                 with em.vector(width) as v:
                     em.store(self.values, [n, j + v], self.operand(2, batch, n, j + v))
                 if width < lanes:
                     with em.vector(lanes - width) as v:
                         em.store(self.values, [n, j + width + v], tirx.const(0, "float32"))
 
+            each_vector(em, self.e, vector)
+
     def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
         em, lanes = self.em, self.lanes
         scale = tirx.const(self.op["scale"], "float32")
         with em.loop(rows, "i") as i:
-            for j in range(0, self.d, lanes):
-                with em.vector(min(lanes, self.d - j)) as v:
+
+            def scaled(j: Expr, width: int) -> None:
+                with em.vector(width) as v:
                     query = self.operand(0, batch, start + i, j + v)
                     if self.rounds:  # as it is: a product with the scale would be rounded again
                         query = convert(em, query, "bfloat16", self.kind.a.dtype)
                     else:
                         query = query * scale
                     em.store(self.query, [i, j + v], query)
+
+            each_vector(em, self.d, scaled)
             for j in range(self.d, -(-self.d // self.kind.step) * self.kind.step):
                 em.store(self.query, [i, j], literal(0.0, self.kind.a.dtype))
         self.products(
@@ -201,11 +207,14 @@ class AttentionLoops:
         )
         with em.loop(rows, "i") as i:
             inverse = em.let(em.load(self.inverse, [i]), "inverse")
-            for j in range(0, self.e, lanes):
-                with em.vector(min(lanes, self.e - j)) as v:
+
+            def finished(j: Expr, width: int) -> None:
+                with em.vector(width) as v:
                     value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
                     where = [*batch, start + i, j + v]
                     self.reader.finish(self.sketch.tail, where, value, self.args.output)
+
+            each_vector(em, self.e, finished)
 
     def products(
         self,

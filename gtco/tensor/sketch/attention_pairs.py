@@ -10,6 +10,7 @@ from tvm import tirx
 
 from gtco.tensor.bfloat16 import pair
 from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.sketch.streaming import each_vector
 from gtco.tensor.transpose import transpose
 
 Element = Callable[[Expr, Expr], Expr]  # of (row, column), the bits of a bfloat16
@@ -60,13 +61,14 @@ def pack_value_pairs(em: Emitter, values: Array, value: Element, n: int, e: int)
     lanes = em.lanes
 
     def row(r: Expr, content: Callable[[Expr], Expr]) -> None:
-        for j in range(0, values.shape[1], lanes):
-            width = min(lanes, e - j)
+        def vector(j: Expr, width: int) -> None:
             with em.vector(width) as v:
                 em.store(values, [r, j + v], content(j + v))
             if width < lanes:
                 with em.vector(lanes - width) as v:
                     em.store(values, [r, j + width + v], tirx.const(0, "int32"))
+
+        each_vector(em, e, vector)
 
     with em.loop(n // 2, "n") as r:
         row(r, lambda j: pair(value(2 * r, j), value(2 * r + 1, j)))

@@ -21,6 +21,7 @@ from gtco.tensor.space import Decision, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
+UNROLLED = 16  # vectors of a row that are code of their own: a head of 128 has 16 of AVX2's
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
 
 
@@ -108,6 +109,20 @@ def whole_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
     if len(runs) > 1:
         runs[1] = (length - lanes, 1, lanes)
     return runs
+
+
+def each_vector(em: Emitter, length: int, body: Callable[[Expr, int], None]) -> None:
+    """``body(start, lanes)`` for the vectors that cover ``length`` positions, the last of which may
+    be shorter: one after the other where they are few, else in a loop. What follows a shape has no
+    bound, and LLVM takes minutes over a block of thousands of vectors.
+    """
+    for begin, count, lanes in vector_runs(length, em.lanes):
+        if count > UNROLLED:
+            with em.loop(count, "j") as j:
+                body(begin + j * lanes, lanes)
+        else:
+            for i in range(count):
+                body(begin + i * lanes, lanes)
 
 
 @contextmanager
