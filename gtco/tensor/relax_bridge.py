@@ -62,7 +62,7 @@ def lower_module(
     ``order`` says which of ``inputs`` each parameter of ``main`` is. Raises :class:`BridgeError`
     with the reason where the module needs more than plain code.
     """
-    reader = CallReader(legalize(module))
+    reader = CallReader(legalize(module, apart))
     count, made = reader.read(result)
     if count != len(order):
         raise BridgeError(

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax, tirx
 
 from gtco.errors import BuildError
+from gtco.tensor.relax_apart import APART
 from gtco.tensor.relax_sort import SORTS
 from gtco.tensor.stage import TensorType
 
@@ -32,13 +33,14 @@ class Tensor:
 @dataclass
 class KernelCall:
     function: Any
-    arguments: list[Tensor]
+    arguments: list[Tensor]  # what it reads, then what it makes
+    made: int = 1
 
 
-def legalize(module: Any) -> Any:
-    """Every operator of ``main`` as a call of a PrimFunc."""
+def legalize(module: Any, apart: bool = False) -> Any:
+    """Every operator of ``main`` as a call of a PrimFunc; ``apart`` as for threads of a GPU."""
     with tvm.target.Target("llvm"):
-        module = relax.transform.LegalizeOps(SORTS)(module)
+        module = relax.transform.LegalizeOps(APART if apart else SORTS)(module)
         module = relax.backend.DispatchSortScan()(module)
         return relax.transform.LegalizeOps()(module)
 
@@ -82,6 +84,7 @@ class CallReader:
             made = made[result]
         if not isinstance(made, Tensor):
             raise BridgeError("the operator returns a tuple, and no field of it is named")
+        self.calls = _needed(self.calls, made)
         return len(main.params), made
 
     def value(self, expr: Any) -> Any:
@@ -111,5 +114,16 @@ class CallReader:
         outputs = [Tensor(_tensor_type(t, "a result")) for t in fields]
         arguments = self.value(call.args[1])
         arguments = arguments if isinstance(arguments, list) else [arguments]
-        self.calls.append(KernelCall(self.module[call.args[0]], [*arguments, *outputs]))
+        function = self.module[call.args[0]]
+        self.calls.append(KernelCall(function, [*arguments, *outputs], len(outputs)))
         return outputs if isinstance(made, relax.TupleType) else outputs[0]
+
+
+def _needed(calls: list[KernelCall], made: Tensor) -> list[KernelCall]:
+    """Those of the calls that ``made`` comes from."""
+    wanted, kept = {id(made)}, []
+    for call in reversed(calls):
+        if any(id(t) in wanted for t in call.arguments[-call.made :]):
+            wanted.update(id(t) for t in call.arguments)
+            kept.append(call)
+    return kept[::-1]

@@ -13,8 +13,23 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 
+def ahead(a: Any, b: Any, descending: bool, dtype: str, ties: bool = False) -> Any:
+    """Does ``a`` come before ``b``, or, with ``ties``, not behind it? NaN is more than any number,
+    as in torch and numpy. (TVM turns ``not a < b`` into ``b <= a``, which it is not for NaN.)
+    """
+    if dtype in ("float16", "bfloat16"):
+        a, b = tirx.Cast("float32", a), tirx.Cast("float32", b)
+    least, most = (b, a) if descending else (a, b)
+    less = least <= most if ties else least < most
+    if "float" not in dtype:
+        return less
+    beyond = tirx.isnan(most)
+    return tirx.Or(less, beyond if ties else tirx.And(beyond, tirx.Not(tirx.isnan(least))))
+
+
 def order(data: Any, descending: bool) -> Any:
-    """int32 indices that sort each row of ``data`` [rows, n]; equal elements keep their order."""
+    """int32 indices that sort each row of ``data`` [rows, n]; equal elements keep their order,
+    NaN is the largest."""
     rows, n = (int(d) for d in data.shape)
 
     def sort(source: Any, out: Any) -> Any:
@@ -37,7 +52,7 @@ def order(data: Any, descending: bool) -> Any:
                             a = T.Bind(out[row, tirx.min(i, n - 1)])
                             b = T.Bind(out[row, tirx.min(j, n - 1)])
                             x, y = source[row, a], source[row, b]
-                            second = y > x if descending else y < x
+                            second = ahead(y, x, descending, str(data.dtype))
                             take = T.Bind(tirx.Or(i >= middle, tirx.And(j < high, second)))
                             T.buffer_store(merged, tirx.Select(take, b, a), [low + k])
                             with T.If(take):

@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 import tvm
+from tvm.relax import op as R
 
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.gpu import ARCHITECTURES, gpu_target
@@ -23,7 +24,7 @@ from tests.cuda.test_elementwise import in_dtype, inputs, wanted
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
 from tests.stages import CORES, drawn
 from tests.unit.test_sketch_fallback import single
-from tests.unit.test_sketch_fallback_opaque import OPAQUE, _nonzero
+from tests.unit.test_sketch_fallback_opaque import OPAQUE, _nonzero, opaque
 
 GPU = gpu_target("cuda:sm_80")
 ONLY = Config("fallback")
@@ -147,9 +148,112 @@ def test_it_takes_whatever_a_cpus_takes() -> None:
         assert sketch_of(single(kind, [T((1, 2, 2, 1))], T((1, 2, 2, 1)))).by_elements
 
 
+# sorts and scatters: each element a thread's ------------------------------------------------------
+def sorts(dtype: str, axis: int, descending: bool) -> list[Stage]:
+    """The first places and values, all places and all values of 7 x 45 x 3 elements."""
+    types, k = [T((7, 45, 3), dtype)], {0: 7, 1: 20, 2: 2}[axis]
+    first = {"k": k, "axis": axis, "largest": descending, "dtype": "int64"}
+    every = {"axis": axis, "descending": descending}
+    return [
+        opaque(lambda x: R.topk(x, **first), types, 0),
+        opaque(lambda x: R.topk(x, **first), types, 1),
+        opaque(lambda x: R.argsort(x, dtype="int32", **every), types),
+        opaque(lambda x: R.sort(x, **every), types),
+    ]
+
+
+def in_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    """The places of a stable sort that has NaN above all numbers."""
+    unknown = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    number = np.where(unknown, 0, x).astype("float64")
+    sign = -1 if descending else 1
+    return np.lexsort((sign * number, sign * unknown.astype(int)), axis=axis)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_sorts_with_ties_and_nan(dtype: str, descending: bool) -> None:
+    """A NaN had no place: it stood wherever the merge met it."""
+    random = np.random.default_rng(fresh_seed())
+    x = random.integers(-4, 4, (7, 45, 3)).astype(dtype)
+    if dtype != "int64":
+        x[random.random(x.shape) < 0.2] = np.nan
+        x[0, :, 0], x[1, 3, 1], x[1, 4, 1] = np.nan, np.inf, -np.inf
+    axes = (0, 1, 2)
+    cases = [(sketch_of(s), ONLY, [x]) for a in axes for s in sorts(dtype, a, descending)]
+    for (sketch, _, _), got, n in zip(cases, emulate_all(cases), range(99), strict=False):
+        places = in_order(x, n // 4, descending)
+        first = np.take(places, range(got.shape[n // 4]), n // 4)
+        wanted = first if n % 4 in (1, 2) else np.take_along_axis(x, first, n // 4)
+        np.testing.assert_array_equal(got, wanted)
+        assert sketch.tasks == x.size
+
+
+REDUCTIONS = ("update", "add", "mul", "min", "max")
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 6), (1, 40, 3)])
+def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> None:
+    """Indices that name a place several times, some from the end; fewer updates than places."""
+    random = np.random.default_rng(fresh_seed())
+    x = random.standard_normal(shape).astype("float32")
+    cases, wanted = [], []
+    for reduction in REDUCTIONS:
+        combine = {
+            "update": lambda old, new: new, "add": np.add, "mul": np.multiply,
+            "min": np.minimum, "max": np.maximum,
+        }[reduction]  # fmt: skip
+        for depth in (1, 2, 3):
+            where = random.integers(-1, min(shape), (4, 5, depth)) % shape[:depth]
+            where[0, 0], where[3, 4] = -1, -1
+            if depth > 1:
+                where[1] = where[2]
+            new = random.standard_normal((4, 5, *shape[depth:])).astype("float32")
+            exact = x.copy()
+            for u in np.ndindex(4, 5):
+                at = tuple(where[u])
+                exact[at] = combine(exact[at], new[u])
+            stage = opaque(
+                lambda x, i, u, how=reduction: R.scatter_nd(x, i, u, how),
+                [T(shape), T(where.shape, "int64"), T(new.shape)],
+            )
+            cases.append((sketch_of(stage), ONLY, [x, where, new]))
+            wanted.append(exact)
+        for axis in range(3):
+            few = [max(1, n - (a != axis)) for a, n in enumerate(shape)]
+            where = random.integers(-shape[axis], min(shape[axis], 3), few)
+            new = random.standard_normal(few).astype("float32")
+            exact = x.copy()
+            for u in np.ndindex(*few):
+                at = (*u[:axis], where[u], *u[axis + 1 :])
+                exact[at] = combine(exact[at], new[u])
+            stage = opaque(
+                lambda x, i, u, a=axis, how=reduction: R.scatter_elements(x, i, u, a, how),
+                [T(shape), T(where.shape, "int64"), T(new.shape)],
+            )
+            cases.append((sketch_of(stage), ONLY, [x, where, new]))
+            wanted.append(exact)
+    for (sketch, _, _), got, exact in zip(cases, emulate_all(cases), wanted, strict=True):
+        np.testing.assert_array_equal(got, exact)  # the same roundings in the same order
+        assert sketch.tasks == x.size
+
+
+def test_a_sort_is_priced_by_its_comparisons() -> None:
+    """Twice the elements are four times the comparisons, of twice the threads."""
+    work = []
+    for n in (2000, 4000):
+        stage = opaque(lambda x: R.argsort(x, axis=0, dtype="int64"), [T((n,))])
+        launch = sketch_of(stage).workload(ONLY)
+        work.append((launch.vector, launch.steps))
+    assert 3.9 < work[1][0] / work[0][0] < 4.1 and 1.9 < work[1][1] / work[0][1] < 2.1
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_compiles(arch: str) -> None:
+    types = [T((6, 300)), T((4, 300), "int64"), T((4, 300))]
     for stage in (
+        *sorts("float16", 1, True)[:2],
+        opaque(lambda x, i, u: R.scatter_elements(x, i, u, 0, "add"), types),
         single("softmax", [T((3, 17))], T((3, 17)), axis=1),
         in_dtype(single("matmul", [T((4, 6)), T((6, 5))], T((4, 5))), "bfloat16"),
     ):

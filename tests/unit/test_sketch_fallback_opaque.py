@@ -131,6 +131,16 @@ def test_sort_keeps_the_order_of_equal_elements() -> None:
         np.testing.assert_array_equal(run(stage, [x]), np.argsort(key, axis=1, kind="stable"))
 
 
+def test_sort_has_nan_above_all_numbers() -> None:
+    """It had no place: which elements came before it hung on where the merge met it."""
+    x = np.array([[3, np.nan, 1, np.nan, np.inf, 2, -np.inf, 0]], "float32")
+    for descending, order in ((False, [6, 7, 2, 5, 0, 4, 1, 3]), (True, [1, 3, 4, 0, 5, 2, 7, 6])):
+        stage = opaque(
+            lambda x, d=descending: R.argsort(x, axis=1, descending=d, dtype="int64"), [T(x.shape)]
+        )
+        np.testing.assert_array_equal(run(stage, [x]), [order])
+
+
 def test_same_tensor_twice_and_zero_dimensional() -> None:
     stage = make_stage([Operator("matmul", ("x", "x"), "y", T((5, 5)))], {"x": T((5, 5))}, [])
     check(stage)

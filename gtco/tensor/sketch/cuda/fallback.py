@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from math import ceil
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.gpu import GpuTarget
@@ -34,7 +35,21 @@ from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Stage
 
 THREADS = 128
+EACH = 8  # instructions of a loop's iteration
+AT_ONCE = 4  # iterations whose loads are under way together
 MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
+
+
+def iterations(statement: Any) -> int:
+    """Of all loops of known extents together; each statement and what else decides count once."""
+    if isinstance(statement, tirx.SeqStmt):
+        return sum(iterations(s) for s in statement.seq)
+    if isinstance(statement, tirx.For):
+        extent = statement.extent
+        return (int(extent) if isinstance(extent, tirx.IntImm) else 1) * iterations(statement.body)
+    if isinstance(statement, tirx.IfThenElse):
+        return iterations(statement.then_case)
+    return 1
 
 
 def match(stage: Stage, target: GpuTarget) -> Fallback | None:
@@ -63,24 +78,30 @@ class Fallback:
         op = self.stage.output
         return readable(op) or op.kind in IMAGE or op.type.size == 0
 
-    @cached_property
+    @property
     def tasks(self) -> int:
-        """Threads that have something to do. What only this sketch computes is lowered to know; of
-        the rest one thread is assumed: lowering every operator only to price it takes longer than
-        all other sketches together.
+        """Threads that have something to do."""
+        return self._counts[0]
+
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """Threads, and iterations of each one's loops, as far as is known. What only this sketch
+        computes is lowered to know; of the rest one thread is assumed: lowering every operator
+        only to price it takes longer than all other sketches together.
         """
         op = self.stage.output
         if self.by_elements:
-            return max(1, op.type.size)
+            return max(1, op.type.size), 1
         if op.kind != "relax" and op.type.dtype.startswith(("float", "bfloat")):
-            return 1
+            return 1, 1
         try:
-            return self._lower("priced")[2]
+            function, _, tasks = self._lower("priced")
+            return tasks, iterations(function.body)
         except Exception:  # it will not build either, and that is where it is said why
-            return 1
+            return 1, 1
 
     def workload(self, config: Config) -> Launch:
-        flops, tasks = operations(self.stage), self.tasks
+        flops, (tasks, turns) = operations(self.stage), self._counts
         read = float(self.stage.input_bytes)
         written = float(self.stage.output.type.nbytes)
         return Launch(
@@ -90,13 +111,13 @@ class Fallback:
             registers=64,
             unit="fma",
             work=0.0,
-            vector=flops,
+            vector=max(flops, float(EACH * tasks * turns)),
             read=read,
             written=written,
             traffic=SLOWNESS * (read + written),
             flops=flops,
             overlapped=False,
-            steps=1 if self.by_elements else max(1, int(flops / tasks)),
+            steps=1 if self.by_elements else max(1, int(flops / tasks), turns // AT_ONCE),
         )
 
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
