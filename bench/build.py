@@ -50,6 +50,7 @@ def build(
     precision: str = "fp32",
     timeout: float = 1800.0,
     tune: str = "off",
+    target: str = "native",
 ) -> Build:
     """Compile ``model`` (.onnx) to ``library``. Never raises for a failed compile: ``error`` says
     why.
@@ -65,6 +66,7 @@ def build(
                     "shapes": dict(shapes or {}),
                     "precision": precision,
                     "tune": tune,
+                    "target": target,
                     "answer": str(answer),
                 }
             )
@@ -171,6 +173,7 @@ def main(argv: list[str]) -> int:
             shapes=job["shapes"] or None,
             precision=job["precision"],
             tune=job["tune"],
+            target=job["target"],
         )
     except GtcoError as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

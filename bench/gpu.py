@@ -20,21 +20,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from bench.gpu_peers import GRAPH, REFERENCE, arrays, cuda_torch, ways
 from bench.harness import Candidate, Comparison, compare
 from bench.machine import describe
 from bench.suite import console
-from bench.worker import Job, Opener, System, serve
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
-from gtco.nested import tensors
 from gtco.options import LAUNCHES
 
 MODELS = (
@@ -43,15 +42,11 @@ MODELS = (
     "vit-huge-14"
 )
 PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
-REFERENCE, GRAPH = "torch:float32", "gtco:graph"
 TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
-WORKER = (sys.executable, "-m", "bench.gpu", "worker")
+WORKER = (sys.executable, "-m", "bench.gpu_peers")
 
 
 def main(argv: Sequence[str]) -> int:
-    if list(argv) == ["worker"]:
-        serve(OPENERS)
-        return 0
     options = _parser().parse_args(argv)
     return int(prepare(options) if options.do == "prepare" else measure(options))
 
@@ -135,8 +130,8 @@ def measure(options: argparse.Namespace) -> int:
         table.add_column(heading, justify="right" if heading != "model" else "left")
     for path in jobs:
         stem = path.name.removesuffix(".json")
-        job = {**json.loads(path.read_text()), "stem": str(path.with_name(stem))}
-        systems = [REFERENCE, *([] if "error" in job else ways(job)), *peers]
+        job = {**json.loads(path.read_text()), **_files(path.with_name(stem))}
+        systems = [REFERENCE, *([] if "error" in job else ways(Path(job["library"]))), *peers]
         found = compare(
             [Candidate(name, {**job, "system": name}, WORKER) for name in systems],
             options.rounds,
@@ -156,12 +151,10 @@ def measure(options: argparse.Namespace) -> int:
     return 0
 
 
-def ways(job: Mapping[str, Any]) -> list[str]:
-    """gtco as compiled and, where the library can be launched in both ways, the other one too."""
-    from gtco.runtime.library import read_metadata
-
-    both = read_metadata(Path(f"{job['stem']}.so")).get("launches") == "persistent"
-    return ["gtco", *([GRAPH] if both else [])]
+def _files(stem: Path) -> dict[str, str]:
+    """What :func:`prepare` wrote, as the systems look for it."""
+    names = {"library": ".so", "inputs": ".inputs.npz", "onnx": ".onnx", "half": ".half.onnx"}
+    return {key: f"{stem}{suffix}" for key, suffix in names.items()}
 
 
 def _cells(found: Comparison, peers: Sequence[str], job: Mapping[str, Any]) -> list[str]:
@@ -185,8 +178,8 @@ def _stages(job: Mapping[str, Any]) -> Any:
     from gtco.runtime.module import load
 
     try:
-        with load(f"{job['stem']}.so") as model:
-            seconds = model.profile(*_arrays(job), repeat=20)
+        with load(job["library"]) as model:
+            seconds = model.profile(*arrays(job), repeat=20)
             return [
                 {**stage, "measured_seconds": took}
                 for stage, took in zip(model.stages, seconds, strict=True)
@@ -198,149 +191,14 @@ def _stages(job: Mapping[str, Any]) -> Any:
 def _gpu() -> str:
     """The GPU's name; an error where there is none that torch can use."""
     try:
-        import torch
-    except ImportError:
+        torch = cuda_torch()
+    except OptionError as error:
         raise OptionError(
-            "measuring needs a torch with CUDA, which holds the tensors and is the reference; "
-            "install one (pip install torch)"
+            f"no GPU to measure on: {error}; torch holds the tensors and is the reference. "
+            "'bench gpu prepare' needs no GPU: carry its folder to a machine that has one"
         ) from None
-    if not torch.cuda.is_available():
-        built = torch.version.cuda
-        raise OptionError(
-            "no GPU to measure on: "
-            + (
-                f"torch (for CUDA {built}) finds none; is the NVIDIA driver there (nvidia-smi)?"
-                if built
-                else f"this torch ({torch.__version__}) is built without CUDA"
-            )
-            + ". 'bench gpu prepare' needs no GPU: carry its folder to a machine that has one"
-        )
     major, minor = torch.cuda.get_device_capability()
     return f"{torch.cuda.get_device_name()} (sm_{major}{minor}), CUDA {torch.version.cuda}"
-
-
-def _arrays(job: Mapping[str, Any]) -> list[np.ndarray]:
-    with np.load(f"{job['stem']}.inputs.npz") as file:
-        return [file[name] for name in file.files]
-
-
-def _system(version: str, run: Callable[[], Any]) -> System:
-    """A system whose call ends when the device has done its work."""
-    import torch
-
-    def call() -> None:
-        run()
-        torch.cuda.synchronize()
-
-    def outputs() -> list[np.ndarray]:
-        found = [t.float() if t.is_floating_point() else t for t in tensors(run())]
-        return [t.cpu().numpy() for t in found]
-
-    return System(version, call, outputs)
-
-
-def _device_inputs(job: Job, half: bool) -> list[Any]:
-    import torch
-
-    found = [torch.from_numpy(array).cuda() for array in _arrays(job)]
-    return [x.half() if half and x.is_floating_point() else x for x in found]
-
-
-def open_gtco(job: Job, launches: Literal["graph", "persistent"] | None = None) -> System:
-    """Inputs and outputs as the model was compiled: float32, on the device."""
-    from gtco.runtime.module import load
-    from gtco.version import __version__
-
-    model = load(f"{job['stem']}.so", launches=launches)
-    inputs = _device_inputs(job, half=False)
-    return _system(__version__, lambda: model(*inputs))
-
-
-def open_gtco_graph(job: Job) -> System:
-    """The same library, launched as a graph."""
-    return open_gtco(job, "graph")
-
-
-def _open_torch(
-    job: Job, half: bool = True, compiler: Callable[[Any], Any] | None = None
-) -> System:
-    import torch
-
-    from models import create
-
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = half
-    module = create(job["model"]).eval().cuda()
-    module = module.half() if half else module
-    inputs = _device_inputs(job, half)
-    function: Callable[..., Any] = compiler(module) if compiler else module
-
-    def run() -> Any:
-        with torch.inference_mode():
-            return function(*inputs)
-
-    return _system(torch.__version__, run)
-
-
-def open_reference(job: Job) -> System:
-    return _open_torch(job, half=False)
-
-
-def open_torch(job: Job) -> System:
-    return _open_torch(job)
-
-
-def open_torch_compile(job: Job) -> System:
-    """Kernels chosen by measuring, and CUDA graphs."""
-    import torch
-
-    return _open_torch(job, compiler=lambda m: torch.compile(m, mode="max-autotune"))
-
-
-def open_torch_compile_reduce_overhead(job: Job) -> System:
-    import torch
-
-    return _open_torch(job, compiler=lambda m: torch.compile(m, mode="reduce-overhead"))
-
-
-def open_onnxruntime(job: Job) -> System:
-    """The float16 model on the CUDA provider, its inputs and outputs bound to the device."""
-    import onnxruntime as ort
-
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise RuntimeError("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu")
-    session = ort.InferenceSession(
-        f"{job['stem']}.half.onnx", providers=[("CUDAExecutionProvider", {})]
-    )
-    if "CUDAExecutionProvider" not in session.get_providers():
-        raise RuntimeError("onnxruntime's CUDA provider does not start")
-    binding = session.io_binding()
-    inputs = _device_inputs(job, half=True)
-    for spec, x in zip(session.get_inputs(), inputs, strict=True):
-        kind = np.float16 if x.is_floating_point() else np.int64
-        binding.bind_input(spec.name, "cuda", 0, kind, list(x.shape), x.data_ptr())
-    for spec in session.get_outputs():
-        binding.bind_output(spec.name, "cuda")
-
-    def call() -> None:
-        session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-
-    def outputs() -> list[np.ndarray]:
-        call()
-        return [a.astype(np.float32) for a in binding.copy_outputs_to_cpu()]
-
-    return System(ort.__version__, call, outputs)
-
-
-OPENERS: dict[str, Opener] = {
-    REFERENCE: open_reference,
-    "gtco": open_gtco,
-    GRAPH: open_gtco_graph,
-    "torch": open_torch,
-    "torch-compile": open_torch_compile,
-    "torch-compile:reduce-overhead": open_torch_compile_reduce_overhead,
-    "onnxruntime": open_onnxruntime,
-}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -150,7 +151,7 @@ def show(result: Result, console: Console) -> None:
     """The table of one model, then every reason and note in full."""
     work, comparison = result.workload, result.comparison
     title = work.name + ("" if work.precision == "fp32" else f" · {work.precision}")
-    title += (f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else "")
+    title += f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else ""
     if comparison.peak:
         title += f" · peak {comparison.peak / 1e9:.0f} GFLOP/s"
     table = Table(title=title, title_justify="left")
@@ -172,8 +173,8 @@ def show(result: Result, console: Console) -> None:
         share, ratio = result.share_of_peak(m), result.ratio(m.system)
         table.add_row(
             name,
-            f"{m.median * 1e3:.2f}",
-            f"{m.p90 * 1e3:.2f}",
+            _milliseconds(m.median),
+            _milliseconds(m.p90),
             f"{work.flops / m.median / 1e9:.1f}" if work.flops else "-",
             f"{share:.1%}" if share else "-",
             f"{ratio:.2f}" if ratio else "-",
@@ -202,9 +203,19 @@ def show(result: Result, console: Console) -> None:
         console.print(f"  note: {note}", markup=False)
 
 
-def write_json(path: Path, results: Sequence[Result], threads: int, rounds: int) -> None:
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{2 if seconds >= 1e-3 else 3}f}"
+
+
+def write_json(
+    path: Path,
+    results: Sequence[Result],
+    threads: int,
+    rounds: int,
+    about: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Machine, versions and all raw rounds; the file appears whole or not at all."""
-    write_report(path, threads, rounds, {"models": [r.to_json() for r in results]})
+    write_report(path, threads, rounds, {**about, "models": [r.to_json() for r in results]})
 
 
 def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]) -> None:

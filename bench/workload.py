@@ -51,6 +51,7 @@ def prepare(
     library: Path | None = None,
     progress: Progress = lambda text: None,
     precision: str = "fp32",
+    target: str = "native",
 ) -> Workload:
     """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``.
 
@@ -69,7 +70,8 @@ def prepare(
     if library is None:
         progress(f"compile {name}")
         suffix = "" if precision == "fp32" else f".{precision}"
-        built = build(path, folder / f"{name}{suffix}.so", threads, shapes, precision)
+        made = folder / f"{name}{suffix}.so"
+        built = build(path, made, threads, shapes, precision, target=target)
     else:
         built = Build(str(library), 0.0, 0)
     flops, unknown = count_flops(path)
@@ -165,14 +167,14 @@ def candidates(
     return chosen, skipped
 
 
-def check_peers(text: str) -> tuple[str, ...]:
+def check_peers(text: str, settings: Mapping[str, tuple[str, ...]] = SETTINGS) -> tuple[str, ...]:
     """The systems that ``onnxruntime,torch:channels-last`` names: a peer stands for all of its
     settings. Raises ``OptionError`` for an unknown name.
     """
-    every = [system for settings in SETTINGS.values() for system in settings]
+    every = [system for several in settings.values() for system in several]
     names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in every]
     if unknown:
         raise OptionError(f"unknown peer {', '.join(unknown)}: choose from {', '.join(every)}")
-    chosen = [system for name in names for system in SETTINGS.get(name, (name,))]
+    chosen = [system for name in names for system in settings.get(name, (name,))]
     return tuple(dict.fromkeys(chosen))

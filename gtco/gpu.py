@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from gtco.errors import OptionError
@@ -148,6 +150,31 @@ def gpu_target(name: str) -> GpuTarget:
         threads_sm=min(gpu.threads_sm for gpu in gpus),
         rates=tuple((unit, rate) for unit, rate in first.rates if unit in units),
     )
+
+
+def target_of(name: str, major: int, minor: int) -> str:
+    """The target for a GPU that the driver calls ``name``, such as NVIDIA GeForce RTX 4090, and
+    whose compute capability is this: ``cuda:rtx4090``, and where the GPU is not known its
+    architecture. Raises :class:`OptionError` where no image runs on it.
+    """
+    capability = 10 * major + minor
+    same = [
+        arch
+        for arch in ARCHITECTURES
+        if generation_of(arch) // 10 == major
+        and (generation_of(arch) == capability or not arch.endswith("a"))
+        and generation_of(arch) <= capability
+    ]
+    if not same:
+        raise OptionError(
+            f"no images are made for {name} (sm_{capability}): gtco has {', '.join(ARCHITECTURES)}"
+        )
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    names = {*words, *(a + b for a, b in pairwise(words))}
+    for gpu in GPUS.values():
+        if gpu.arch == same[-1] and gpu.name.removeprefix("cuda:") in names:
+            return gpu.name
+    return f"cuda:{same[-1]}"
 
 
 def _known(asked: str, name: str) -> GpuTarget:

@@ -1,16 +1,22 @@
-"""``gtco bench MODEL.onnx ...``: gtco beside ONNX Runtime, OpenVINO and PyTorch."""
+"""``gtco bench MODEL.onnx ...``: gtco beside other engines, on the CPU or a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
 from gtco.errors import OptionError
-from gtco.options import PRECISIONS
+from gtco.options import GPU_PRECISIONS, PRECISIONS
+
+Runner = tuple[Callable[[str, Path], Any], int, dict[str, str]]
+CPU_PEERS = "onnxruntime,openvino,torch,torch-compile"
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -25,25 +31,29 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--peers",
-        default="onnxruntime,openvino,torch,torch-compile",
         metavar="A,B,...",
-        help="default: %(default)s",
+        help=f"default: {CPU_PEERS}; on a GPU torch,torch-compile,onnxruntime",
     )
     parser.add_argument(
         "--rounds", type=arguments.positive, default=7, metavar="N", help="default: %(default)s"
     )
     parser.add_argument(
         "--precision",
-        choices=PRECISIONS,
-        default="fp32",
-        help="of gtco, and of every engine that has it (default fp32)",
+        choices=GPU_PRECISIONS,
+        help="of gtco, and of every engine that has it (default fp32; on a GPU fp16)",
+    )
+    parser.add_argument(
+        "--target",
+        default="native",
+        metavar="NAME",
+        help="native (default): this machine's CPU; cuda: its GPU, also cuda:sm_80, ...",
     )
     parser.add_argument(
         "--threads",
         type=arguments.zero_or_more,
         default=0,
         metavar="N",
-        help="of every system (default 0: every core that the process may use)",
+        help="of every system on the CPU (default 0: every core that the process may use)",
     )
     parser.add_argument(
         "--shape", type=arguments.shape, action="append", default=[], metavar="NAME=SIZE"
@@ -62,7 +72,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace) -> int:
     try:
-        from bench import suite, workload
+        from bench import suite
     except ImportError as error:
         raise OptionError(
             f"the benchmark harness is not there ({error}): run from a checkout of gtco, "
@@ -70,28 +80,74 @@ def main(options: argparse.Namespace) -> int:
         ) from None
     if options.library and len(options.models) != 1:
         raise OptionError("--library goes with one MODEL")
-    shapes = arguments.unique(options.shape, "--shape")
-    peers = workload.check_peers(options.peers)
-    threads = options.threads or suite.available_threads()
+    on_gpu = options.target.partition(":")[0] == "cuda"
+    if not on_gpu and options.target != "native":
+        raise OptionError(
+            f"--target is '{options.target}', and a benchmark runs here: native or cuda"
+        )
     console = stdout()
-    suite.header(console, threads)
+    run, threads, about = (_on_gpu if on_gpu else _on_cpu)(options, console)
     results: list[suite.Result] = []
     with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:
         for model in options.models:
-            results.append(
-                suite.run_model(
-                    model,
-                    peers,
-                    Path(folder),
-                    threads,
-                    options.rounds,
-                    shapes,
-                    console,
-                    options.library,
-                    options.precision,
-                )
-            )
+            results.append(run(model, Path(folder)))
             suite.show(results[-1], console)
             if options.json:
-                suite.write_json(options.json, results, threads, options.rounds)
+                suite.write_json(options.json, results, threads, options.rounds, about)
     return 0 if suite.sound(results) else 1
+
+
+def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
+    """What benchmarks one model in a folder, the threads, and what else the report says."""
+    from bench import suite, workload
+
+    precision = options.precision or "fp32"
+    if precision not in PRECISIONS:
+        raise OptionError(f"--precision {precision} is for GPUs: --target cuda")
+    shapes = arguments.unique(options.shape, "--shape")
+    peers = workload.check_peers(CPU_PEERS if options.peers is None else options.peers)
+    threads = options.threads or suite.available_threads()
+    suite.header(console, threads)
+
+    def run(model: str, folder: Path) -> Any:
+        return suite.run_model(
+            model,
+            peers,
+            folder,
+            threads,
+            options.rounds,
+            shapes,
+            console,
+            options.library,
+            precision,
+        )
+
+    return run, threads, {}
+
+
+def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
+    from bench import gpu_suite, suite
+
+    if options.threads:
+        raise OptionError("--threads is of CPUs, and the target is a GPU")
+    shapes = arguments.unique(options.shape, "--shape")
+    peers = gpu_suite.peers_of(gpu_suite.PEERS if options.peers is None else options.peers)
+    found = gpu_suite.gpu_here()
+    target = gpu_suite.target(options.target, found)
+    suite.header(console, suite.available_threads())
+    console.print(f"{found}, --target {target}", markup=False, highlight=False)
+
+    def run(model: str, folder: Path) -> Any:
+        return gpu_suite.run_model(
+            model,
+            peers,
+            folder,
+            options.rounds,
+            shapes,
+            console,
+            options.library,
+            options.precision or "fp16",
+            target,
+        )
+
+    return run, suite.available_threads(), {"gpu": str(found), "target": target}

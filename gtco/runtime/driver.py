@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 from gtco.errors import ArtifactError
 
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as the driver names it, ``NVIDIA H100 PCIe``, and its compute capability."""
+
+    name: str
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (sm_{self.major}{self.minor})"
 
 
 def open_driver() -> tuple[ctypes.CDLL, int]:
@@ -20,16 +33,25 @@ def open_driver() -> tuple[ctypes.CDLL, int]:
 
 def gpu_name(index: int) -> str:
     """``NVIDIA H100 PCIe (sm_90)``. Raises :class:`ArtifactError` where there is no such GPU."""
+    return str(gpu(index))
+
+
+def gpu(index: int) -> Gpu:
+    """The GPU of that number. Raises :class:`ArtifactError` where there is none."""
     try:
         driver, count = open_driver()
     except OSError as error:
         raise ArtifactError(f"there is no driver: {error}") from error
     if not 0 <= index < count:
         raise ArtifactError(f"there is no GPU {index}: the driver finds {count}")
-    return name_of(driver, index)
+    return described(driver, index)
 
 
 def name_of(driver: ctypes.CDLL, index: int) -> str:
+    return str(described(driver, index))
+
+
+def described(driver: ctypes.CDLL, index: int) -> Gpu:
     device, text = ctypes.c_int(), ctypes.create_string_buffer(128)
     major, minor = ctypes.c_int(), ctypes.c_int()
     failed = (
@@ -40,4 +62,4 @@ def name_of(driver: ctypes.CDLL, index: int) -> str:
     )
     if failed:
         raise ArtifactError(f"device {index} (the driver's error {failed})")
-    return f"{text.value.decode(errors='replace')} (sm_{major.value}{minor.value})"
+    return Gpu(text.value.decode(errors="replace"), major.value, minor.value)

@@ -166,7 +166,7 @@ def test_the_precision_goes_to_every_system(workload, monkeypatch):
     assert peers.openvino_settings(2)["INFERENCE_PRECISION_HINT"] == "f32"
     asked = []
     monkeypatch.setattr(
-        "bench.workload.build", lambda *given: asked.append(given) or workload.build
+        "bench.workload.build", lambda *given, **more: asked.append(given) or workload.build
     )
     path = one(workload.onnx, "Relu", [(100,)], (100,))
     for precision in ("fp32", "bf16"):
