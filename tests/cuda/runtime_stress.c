@@ -1,6 +1,7 @@
 /* The GPU runtime on the fake driver, to be watched by AddressSanitizer or ThreadSanitizer: `stress LIBRARY THREADS ROUNDS`.
  * First every call of the driver is made to fail in turn, through opening, all kinds of runs and closing; then threads
- * open, run and close handles on two devices, and runs of one handle that all share may be busy. Prints what is wrong. */
+ * open, run and close handles on two devices, and runs of one handle that all share may be busy; with launches of both
+ * kinds, which the library has to know. Prints what is wrong. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -60,10 +61,10 @@ static void compare(const tensors* t) {
 }
 
 /* Opens, runs in all ways and closes, until something fails; the status of that. */
-static gtco_status all_ways(int device, tensors* host) {
+static gtco_status all_ways(int device, gtco_launches_option launches, tensors* host) {
   gtco_model* model;
   double seconds[8];
-  gtco_options options = {.device = device};
+  gtco_options options = {.device = device, .launches = launches};
   gtco_status status = p_open(&options, &model);
   if (status != GTCO_OK) {
     CHECK(model == NULL && *p_last_error(NULL), "a failed open");
@@ -103,13 +104,13 @@ static gtco_status all_ways(int device, tensors* host) {
   return status;
 }
 
-static void fail_each_call(void) {
+static void fail_each_call(gtco_launches_option launches) {
   tensors* host = malloc(sizeof *host);
   for (long n = 1;; ++n) {
     fake_reset(2, 8, 0, (unsigned)n);
     fill(host);
     fake_fail(n, n % 2 ? 999 : 2);
-    gtco_status status = all_ways((int)(n % 2), host);
+    gtco_status status = all_ways((int)(n % 2), launches, host);
     fake_fail(0, 0);
     const char* name = fake_failed();
     if (!*name) break;
@@ -126,7 +127,8 @@ static void* work(void* argument) {
   tensors* host = malloc(sizeof *host);
   for (int r = 0; r < rounds; ++r) {
     fill(host);
-    CHECK(all_ways((number + r) % 2, host) == GTCO_OK, p_last_error(NULL));
+    const gtco_launches_option launches = r / 2 % 2 ? GTCO_LAUNCHES_GRAPH : GTCO_LAUNCHES_PERSISTENT;
+    CHECK(all_ways((number + r) % 2, launches, host) == GTCO_OK, p_last_error(NULL));
     const void* inputs[] = {host->x, host->mask};
     void* outputs[] = {host->y, host->total};
     memset(host->y, 0, sizeof host->y);
@@ -154,7 +156,8 @@ int main(int count, char** arguments) {
   CHECK(p_open(NULL, &model) == GTCO_OK, p_last_error(NULL));
   CHECK(p_run(model, (const void*[]){wanted.x, wanted.mask}, (void*[]){wanted.y, wanted.total}) == GTCO_OK, "first run");
   p_close(model);
-  fail_each_call();
+  fail_each_call(GTCO_LAUNCHES_GRAPH);
+  fail_each_call(GTCO_LAUNCHES_PERSISTENT);
 
   fake_reset(2, 8, 0, 1);
   CHECK(p_open(NULL, &shared) == GTCO_OK, p_last_error(NULL));

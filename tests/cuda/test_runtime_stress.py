@@ -17,7 +17,13 @@ from gtco.options import c_compiler
 from gtco.runtime import artifact as artifact_module
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.table import CSRC
-from tests.cuda.fake_driver import KERNELS, build, compile_kernels, small_gpu_artifact
+from tests.cuda.fake_driver import (
+    KERNELS,
+    build,
+    compile_kernels,
+    persistent_kernel,
+    small_gpu_artifact,
+)
 from tests.unit.test_runtime_stress import REPORTS, WATCHED
 
 PROGRAM = Path(__file__).with_name("runtime_stress.c")
@@ -40,7 +46,8 @@ def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(artifact_module, "COMPILE_FLAGS", (*artifact_module.COMPILE_FLAGS, *flags))
         patch.setattr(artifact_module, "CSRC", runtime)
-        write_artifact(small_gpu_artifact(folder / "kernels.so"), library)
+        kernels = folder / "kernels.so"
+        write_artifact(small_gpu_artifact(kernels, persistent=persistent_kernel(kernels)), library)
     command = [str(folder / "stress"), str(library), "4", "4"]
     # ThreadSanitizer of gcc 12 does not know every layout that the kernel draws at random.
     if "-fsanitize=thread" in flags and (setarch := shutil.which("setarch")):
@@ -78,6 +85,8 @@ def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
         ("cuda_images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
         # a run that does not wait for the one before it, on another stream
         ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
+        # tables without room for the barrier
+        ("cuda_persistent.c", "calloc(1, bytes);", "calloc(1, bytes - SPACING);", "overflow"),
         # outputs that are not waited for
         (
             "cuda_api.c",
