@@ -36,9 +36,8 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
     for number, (name, program) in enumerate(kernels.items()):
         includes |= dict.fromkeys(_INCLUDE.findall(program.source))
         functions.append(_function(name, program))
-        cases.append(
-            f"      case {number}: return gtco::each_block<{program.threads}>(blocks, {name}_block);"
-        )
+        run = f"gtco::each_block<{program.threads}>(blocks, {name}_block)"
+        cases.append(f"      case {number}: return {run};")
     threads = max(-(-program.threads // 32) * 32 for program in kernels.values())
     source = "\n".join(
         [
