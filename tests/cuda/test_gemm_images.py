@@ -4,16 +4,27 @@ on Tensor Cores where there are some for the format, and keeps to its registers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
-from gtco.search.gpu_policy import GpuPolicy
+from gtco.search.gpu_policy import GpuPolicy, occupancy
 from gtco.tensor import space
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.stage import Stage
-from tests.cuda.test_gemm import conv, dense, sketch_of
+from tests.cuda.test_gemm import T, chain, conv, dense, sketch_of, window
+
+# GLPN's first: of an image that is turned and rounded on its way
+PATCHES = chain(
+    {"x": T(1, 3, 480, 640), "w": T(32, 3, 7, 7, dtype="float16"), "bias": T(32)},
+    ("cast", "x", "h", T(1, 3, 480, 640, dtype="float16"), {}),
+    ("permute", "h", "p", T(1, 480, 640, 3, dtype="float16"), {"axes": (0, 2, 3, 1)}),
+    ("conv2d", "p w", "c", T(1, 120, 160, 32), window(3, layout="NHWC", strides=(4, 4))),
+    ("add", "c bias", "y", T(1, 120, 160, 32), {}),
+)
 
 STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     "projection": dense(197, 768, 768, "float16"),
@@ -23,8 +34,9 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     "computed": dense(197, 197, 64, "float16", constant=False),
     "float32": dense(197, 768, 3072, "float32"),
     "convolution": conv(28, 128, 128, 3, "float16"),
-    # three channels: each element of A is computed, and waits in a register of its own
+    # three channels: each element of A is computed by itself
     "first_convolution": conv(480, 3, 64, 7, "float16", strides=(2, 2)),
+    "patches": PATCHES,
 }
 
 
@@ -41,6 +53,8 @@ def test_picks(stage: Stage, arch: str) -> None:
     launch = sketch.workload(config)
     assert image.registers * launch.threads <= target.registers_sm
     assert launch.shared <= target.shared
+    used = replace(launch, registers=image.registers)
+    assert occupancy(used, target).blocks >= occupancy(launch, target).blocks
     code = machine_code(image.cubin)["product"]
     cores = target.rate(f"mma:{sketch.operand}") > 0
     assert (code.tensor_core > 0) == cores and not code.spilled

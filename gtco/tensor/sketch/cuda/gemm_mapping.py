@@ -25,6 +25,8 @@ from gtco.tensor.space import Option
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
+# Registers of an element that is computed by itself: its value, and on its way an address.
+SINGLE = 3.0
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -86,7 +88,7 @@ class Mapped:
             reading = source.reading()
             few = source.own[1] <= self._whole(row, source.letter) // 2
             known[row.unit, source.letter] = (
-                Reading("computed") if few and not reading.along_k else reading
+                source.computed(along_k=True) if few and not reading.along_k else reading
             )
         return known[row.unit, source.letter]
 
@@ -208,7 +210,7 @@ class Mapped:
     def _held(self, reading: Reading) -> float:
         """Registers in which an element of the next slice waits."""
         if reading.way == "computed":
-            return 1.0
+            return 1.0 if reading.run > 1 else SINGLE
         return ITEM_BYTES[self.operand] / 4 if oldest(self.target) < 80 else 0.0
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:

@@ -26,11 +26,12 @@ At = Callable[[Expr, Expr, Expr], Any]  # of (batch, row or column, step of k)
 @dataclass(frozen=True)
 class Reading:
     """``way`` is ``in_place``, ``computed`` or ``packed``; ``along_k``: do neighbours along k lie
-    side by side, or those along the operand's own axis?
+    side by side, or those along the operand's own axis? ``run``: how many are computed at once.
     """
 
     way: str
     along_k: bool = True
+    run: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ class Source:
             for along_k in (True, False):
                 if self.in_chunks(along_k):
                     return Reading("in_place", along_k)
-        return Reading("computed", self.runs_along_k())
+        return self.computed(self.runs_along_k())
+
+    def computed(self, along_k: bool) -> Reading:
+        """The operand through its prologue."""
+        return Reading("computed", along_k, RUN if self.in_runs(along_k) else 1)
 
     def in_chunks(self, along_k: bool) -> bool:
         """Do aligned chunks of 16 bytes of the operand lie in an input as they are?"""
@@ -183,7 +188,7 @@ class Source:
             name = args.pointer(self.tensor)
             return [batch, f"auto {self.letter} = gtco::packed({name}, {self.letter}_batch);"]
         along = "ALONG_K" if reading.along_k else "ALONG_ROWS"
-        if reading.way == "computed" and self.in_runs(reading.along_k):
+        if reading.way == "computed" and reading.run > 1:
             return self._computed_runs(args, reading.along_k, along)
         printed = lambdas.address if reading.way == "in_place" else lambdas.value
         name = f"{self.letter}_at"
