@@ -32,15 +32,25 @@ def gpu_code(program: CudaProgram, target: GpuTarget) -> dict[str, Image] | Reje
 
 
 def _compiled(program: CudaProgram, arch: str) -> Image:
-    """The program's image, without spills where that is possible: for a round number of registers
-    the compiler now and then spills a few bytes, unless it is told how many a thread may have.
+    """The program's image, without spills where that is possible. Told of its threads alone the
+    compiler now and then spills a few bytes for a round number of registers; told that three
+    quarters as many blocks on a multiprocessor are enough, it takes those that it needs. (Where a
+    kernel has launch bounds, ``--maxrregcount`` gives it no more.)
     """
-    image = compile_cuda(program.source, arch, program.registers)
-    if not image.spills or program.registers:
+    image = compile_cuda(program.source, arch)
+    bounds = f"__launch_bounds__({program.threads}"
+    if not image.spills or f"{bounds})" not in program.source:
         return image
     gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
-    most = min(255, gpu.registers_sm // program.threads // GRANULE * GRANULE)
-    return min(image, compile_cuda(program.source, arch, most), key=lambda i: i.spills)
+    blocks = min(gpu.registers_sm // _registers(image), gpu.threads_sm) // program.threads
+    fewer = f"{bounds}, {max(1, blocks * 3 // 4)})"
+    roomy = compile_cuda(program.source.replace(f"{bounds})", fewer), arch)
+    return min(image, roomy, key=lambda i: i.spills)
+
+
+def _registers(image: Image) -> int:
+    """Those that a thread is given."""
+    return -(-image.registers // GRANULE) * GRANULE
 
 
 def listing(program: CudaProgram, images: Mapping[str, Image]) -> str:
@@ -75,7 +85,7 @@ def _unlaunchable(program: CudaProgram, target: GpuTarget) -> Rejection | None:
 def _unfit(program: CudaProgram, arch: str, image: Image) -> Rejection | None:
     """Why a GPU of this architecture could not launch the image."""
     gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
-    registers = -(-image.registers // GRANULE) * GRANULE * program.threads
+    registers = _registers(image) * program.threads
     if registers > gpu.registers_sm:
         return Rejection(
             "registers",

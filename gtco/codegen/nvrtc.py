@@ -44,17 +44,14 @@ class Image:
     spills: int
 
 
-def compile_cuda(source: str, arch: str, registers: int = 0) -> Image:
-    """The machine code of a translation unit with one kernel; ``arch`` such as ``sm_80``,
-    ``registers`` the most that a thread may have, 0 where the compiler is free.
+def compile_cuda(source: str, arch: str) -> Image:
+    """The machine code of a translation unit with one kernel; ``arch`` such as ``sm_80``.
 
     Raises :class:`BuildError` where NVRTC is missing, and with the compiler's first errors where it
     refuses the source.
     """
     nvrtc = library()
     options = [f"--gpu-architecture={arch}", *OPTIONS]
-    if registers:
-        options.append(f"--maxrregcount={registers}")
     program = _asked(nvrtc, "nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])

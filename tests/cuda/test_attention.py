@@ -351,7 +351,7 @@ def test_machine_code(name: str, arch: str) -> None:
     for config in tried:
         program, launch = sketch.build(config, "k"), sketch.workload(config)
         assert isinstance(program, CudaProgram)
-        image = compile_cuda(program.source, arch, program.registers)
+        image = compile_cuda(program.source, arch)
         code = machine_code(image.cubin)["k"]
         print(config.to_json(), code.registers, launch.registers)
         assert image.spills == image.local == code.spilled == 0

@@ -15,8 +15,7 @@ class CudaProgram:
     and to its output, in the elements' own types.
 
     ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
-    a block in bytes; ``packings``: how constant inputs are laid out, by input name; ``registers``
-    the most that a thread may have, 0 where the compiler is free.
+    a block in bytes; ``packings``: how constant inputs are laid out, by input name.
     """
 
     source: str
@@ -24,7 +23,6 @@ class CudaProgram:
     threads: int
     shared: int = 0
     packings: Mapping[str, Packing] = field(default_factory=dict)
-    registers: int = 0
 
 
 @dataclass(frozen=True)
