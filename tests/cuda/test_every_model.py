@@ -12,7 +12,7 @@ import pytest
 from gtco.codegen.build import GpuKernel
 from gtco.gpu import ARCHITECTURES, GPUS
 from gtco.runtime.library import read_metadata
-from models import MODELS, create, example_inputs
+from models import MODELS, create, example_inputs, export_onnx
 from models.family import FAMILY
 from tests.cuda.compiling import Compiling, Once
 from tests.cuda.test_compile_cuda import EVERY
@@ -27,11 +27,16 @@ def _each(*names: str) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def once(request: pytest.FixtureRequest) -> Once:
+def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Once:
     name = request.param
-    if name in FAMILY:
-        return Once(FAMILY[name].create(), FAMILY[name].inputs())
-    return Once(create(name), example_inputs(name))
+    if name not in FAMILY:
+        return Once(create(name), example_inputs(name))
+    member = FAMILY[name]
+    model, example = member.create(), member.inputs()
+    if "dynamo" in member.exporters:
+        return Once(model, example)
+    path = tmp_path_factory.mktemp(name) / "model.onnx"
+    return Once(export_onnx(model, example, path, opset=18, exporter=member.exporters[0]), None)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
