@@ -111,15 +111,20 @@ def _torch() -> Any:
 def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str] | None]:
     """``torch.export`` of the module in evaluation mode, and names of its outputs; its training
     flags are set back."""
-    args, kwargs = call_arguments(example_inputs)
-    args = tuple(_tensor(torch, value) for value in args)
-    kwargs = {key: _tensor(torch, value) for key, value in kwargs.items()}
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = pytree.tree_map(_tensor, call_arguments(example_inputs))
     if not args and not kwargs:
         raise ModelError(
             "a PyTorch module is compiled for the shapes of example_inputs, and there are none: "
             "give tensors of the shapes the model will run with, for example "
             "compile_model(model, (torch.randn(1, 3, 224, 224),)), or a dictionary of keyword "
             "arguments"
+        )
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        raise ModelError(
+            f"{type(model).__name__} is on the meta device, where weights have no values: load "
+            "them first, as with module.to_empty(device='cpu') and module.load_state_dict(...)"
         )
     training = [module for module in model.modules() if module.training]
     try:
@@ -216,8 +221,30 @@ def _usable(names: list[str], program: Any) -> list[str] | None:
     return None if any(name.isdigit() or not name for name in names) else names
 
 
-def _tensor(torch: Any, value: Any) -> Any:
-    return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
+def _tensor(value: Any) -> Any:
+    """A tensor or array as a tensor of its own; anything else as it is.
+
+    torch.export takes one tensor given twice, or a module's own given to it, for one input, and
+    leaves one of the two without effect; and torch takes no arrays of negative strides.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_complex() or value.is_quantized:
+            raise ModelError(
+                f"example_inputs holds a tensor of {value.layout} and {value.dtype}: gtco takes "
+                "dense tensors of real numbers; convert it with to_dense, view_as_real or "
+                "dequantize, and let the module take that"
+            )
+        return value.detach().clone()
+    if not isinstance(value, numpy.ndarray):
+        return value
+    try:
+        return torch.from_numpy(numpy.array(value, order="C"))
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"an array of {value.dtype} in example_inputs is no tensor: {error}"
+        ) from error
 
 
 def _strip(model: Any) -> tuple[Any, dict[str, numpy.ndarray]]:
@@ -254,7 +281,7 @@ def _quiet() -> Iterator[None]:
         contextlib.redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        logging.disable(logging.ERROR)  # torch logs tracebacks of what it then raises
         try:
             yield
         finally:

@@ -32,8 +32,7 @@ def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:
     """
     array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value)
     if str(array.dtype) != spec.dtype:
-        torch = type(value).__module__.partition(".")[0] == "torch"
-        fix = f"x.to(torch.{spec.dtype})" if torch else f'x.astype("{spec.dtype}")'
+        fix = f"x.to(torch.{spec.dtype})" if _is_torch(value) else f'x.astype("{spec.dtype}")'
         raise InputError(
             f"input '{spec.name}' has dtype {array.dtype}, expected {spec.dtype}; convert it with "
             f"{fix}"
@@ -54,6 +53,10 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
             f'with DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
         )
     try:
+        if spec.dtype == "bfloat16" and _is_torch(value) and not value.requires_grad:
+            torch = sys.modules["torch"]
+            if value.dtype == torch.bfloat16:  # which numpy's DLPack does not know
+                return np.from_dlpack(value.view(torch.int16)).view(numpy_dtype("bfloat16"))
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         fix = (
@@ -67,6 +70,10 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
         ) from error
 
 
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
 def like(example: Any, array: np.ndarray) -> Any:
     """The array as a tensor of the library that the example comes from; no copy, and nothing is
     imported.
@@ -75,6 +82,8 @@ def like(example: Any, array: np.ndarray) -> Any:
         return array
     module = sys.modules.get(type(example).__module__.partition(".")[0])
     if module is not None and module.__name__ == "torch":
+        if array.dtype.name == "bfloat16":
+            return module.from_numpy(array.view(np.int16)).view(module.bfloat16)
         return module.from_numpy(array)
     for owner in (module, getattr(module, "dlpack", None)):
         convert = getattr(owner, "from_dlpack", None)

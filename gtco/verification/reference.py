@@ -169,7 +169,8 @@ def _torch(
 ) -> Reference:
     """PyTorch, called as it was for the export, with the tensors among the arguments replaced.
 
-    Without examples the inputs are the arguments, in order.
+    Without examples the inputs are the arguments, in order. A call may write the module's buffers:
+    each has a copy of them, so that it starts as the first did and the module stays as it was.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -186,7 +187,7 @@ def _torch(
     examples = None
     if known:
         examples = {
-            name: _numpy(torch, torch.as_tensor(leaves[n]))
+            name: leaf if isinstance(leaf := leaves[n], np.ndarray) else _numpy(torch, leaf)
             for name, n in zip(names, places, strict=True)
         }
 
@@ -196,7 +197,8 @@ def _torch(
             given[place] = _tensor(torch, inputs[name])
         arguments, keywords = pytree.tree_unflatten(given, tree)
         with torch.inference_mode():
-            result = module(*arguments, **keywords)
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            result = torch.func.functional_call(module, buffers, arguments, keywords)
         return [_numpy(torch, tensor) for tensor in tensors(result)]
 
     return Reference("PyTorch", run, examples=examples)

@@ -4,7 +4,9 @@ caller's module stays as it was.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from gtco.frontend.imported import ImportedModel
 from gtco.frontend.pytorch import load_pytorch
 from gtco.graph.lower import lower
 from gtco.nested import call_arguments, tensors
+from gtco.verification.reference import open_reference
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 M = torch.linspace(0, 3, 8).reshape(2, 4)
@@ -112,6 +115,84 @@ def test_keywords_reach_the_compiler_by_their_names() -> None:
     assert list(imported.inputs) == ["other", "x"] and imported.outputs == ("sum",)
     found = values(imported, x=X, other=M)["sum"]
     np.testing.assert_allclose(found, ((X + 1) * 3 + M).numpy(), rtol=1e-6)
+
+
+def test_arrays_that_torch_does_not_take_as_they_are() -> None:
+    turned = X.numpy()[::-1]
+    turned.flags.writeable = False
+    imported = load_pytorch(Module(lambda x, *_: x * 2), {"x": turned})
+    assert imported.inputs["x"].shape == (2, 4)
+    with ExitStack() as stack:
+        reference = open_reference(nn.Linear(4, 4), stack, ["x"], turned)
+        assert reference.examples is not None
+        np.testing.assert_array_equal(reference.examples["x"], turned)
+    with pytest.raises(ModelError, match="an array of object in example_inputs is no tensor"):
+        load_pytorch(Module(lambda x, *_: x), (np.array([None]),))
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+def test_one_tensor_given_twice_is_two_inputs(mapping: bool) -> None:
+    module = Module(lambda x, other, scale: x - other * 3)
+    imported = load_pytorch(module, {"x": X, "other": X} if mapping else (X, X))
+    assert list(imported.inputs) == ["x", "other"]
+    (found,) = values(imported, x=X, other=M).values()
+    np.testing.assert_allclose(found, (X + 1 - M * 3).numpy(), rtol=1e-6)
+
+
+def test_a_modules_own_tensor_may_be_its_input() -> None:
+    module = Module(lambda x, other, scale: x * 2)
+    weight = module.linear.weight.detach().clone()
+    imported = load_pytorch(module, (module.linear.weight,))
+    (found,) = values(imported, x=weight * 5).values()
+    np.testing.assert_allclose(found, (weight * 5 + 1).numpy() * 2, rtol=1e-6)
+
+
+def test_a_module_without_values_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"Module is on the meta device.*load_state_dict"):
+        load_pytorch(Module(lambda x, *_: x).to("meta"), (X.to("meta"),))
+
+
+def test_what_torch_refuses_shows_no_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError, match="same reduction dim"):
+        load_pytorch(Module(lambda x, *_: x), (torch.zeros(2, 7),))
+    assert all(record.levelno < logging.ERROR for record in caplog.records)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("given", [X.to_sparse(), torch.complex(X, X)])
+def test_tensors_that_no_library_takes_are_refused(given: Tensor) -> None:
+    with pytest.raises(ModelError, match=r"example_inputs holds a tensor of torch\..*to_dense"):
+        load_pytorch(Module(lambda x, *_: x), {"x": given})
+
+
+class Counting(nn.Module):
+    """Writes its buffers as it goes, one in place and one anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("last", torch.zeros(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = x * self.calls + self.last
+        self.last = y
+        return y
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_a_reference_that_writes_its_buffers_starts_each_call_as_the_first(program: bool) -> None:
+    module: Any = Counting()
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    given = (X,)
+    reference: Any = torch.export.export(module, given) if program else module
+    with ExitStack() as stack:
+        opened = open_reference(reference, stack, ["x"], None if program else given)
+        for _ in range(3):
+            np.testing.assert_array_equal(opened.run({"x": X.numpy()})[0], X.numpy())
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
 
 
 def test_an_unknown_keyword_is_named() -> None:

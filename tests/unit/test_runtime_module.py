@@ -20,6 +20,7 @@ from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
+from gtco.runtime.tensors import like, to_numpy
 from tests.unit.test_runtime_models import (
     COLUMNS,
     ROWS,
@@ -140,6 +141,21 @@ def test_torch_in_torch_out(small: Path) -> None:
             model(torch.from_numpy(x).double(), mask)
         with pytest.raises(InputError, match=r"'x' .*cannot be read"):
             model(torch.from_numpy(x).bfloat16(), mask)
+
+
+def test_torchs_bfloat16_in_and_out() -> None:
+    torch = pytest.importorskip("torch")
+    spec = TensorSpec("x", "bfloat16", (5, 3))
+    given = torch.linspace(-9, 9, 15).bfloat16().reshape(3, 5).T
+    array = to_numpy(spec, given)
+    assert array.dtype.name == "bfloat16" and array.flags.c_contiguous
+    np.testing.assert_array_equal(array.astype(np.float32), given.float().numpy())
+    back = like(given, array)
+    assert back.dtype == torch.bfloat16 and torch.equal(back, given)
+    with pytest.raises(InputError, match="detach"):
+        to_numpy(spec, given.clone().requires_grad_())
+    with pytest.raises(InputError, match=r"dtype float32, expected bfloat16.*torch\.bfloat16"):
+        to_numpy(spec, given.float())
 
 
 def test_dlpack_of_another_library(small: Path) -> None:
