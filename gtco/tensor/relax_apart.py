@@ -59,11 +59,11 @@ def ranked(data: Any, axis: int, descending: bool, k: int, dtype: str) -> Any:
         def at(j: Any) -> list[Any]:
             return [*row[:axis], j, *row[axis:]]
 
-        own = T.Bind(ins[0][tuple(at(i))])
+        own = ins[0][tuple(at(i))]  # TVM has no variables of bfloat16
         rank = T.alloc_buffer((1,), "int32", scope="local")
         T.buffer_store(rank, 0, [0])
         with T.serial(0, n) as j:
-            other = T.Bind(ins[0][tuple(at(j))])
+            other = ins[0][tuple(at(j))]
             before = tirx.Select(
                 j < i,
                 ahead(other, own, descending, kind, ties=True),

@@ -253,6 +253,7 @@ def test_compiles(arch: str) -> None:
     types = [T((6, 300)), T((4, 300), "int64"), T((4, 300))]
     for stage in (
         *sorts("float16", 1, True)[:2],
+        sorts("bfloat16", 1, False)[0],
         opaque(lambda x, i, u: R.scatter_elements(x, i, u, 0, "add"), types),
         single("softmax", [T((3, 17))], T((3, 17)), axis=1),
         in_dtype(single("matmul", [T((4, 6)), T((6, 5))], T((4, 5))), "bfloat16"),
