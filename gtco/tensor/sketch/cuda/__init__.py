@@ -8,6 +8,7 @@ from typing import Any
 from gtco.gpu import GpuTarget
 from gtco.tensor.sketch.cuda import (
     attention,
+    counts,
     depthwise,
     elementwise,
     fallback,
@@ -27,6 +28,7 @@ RULES: tuple[CudaRule, ...] = (
     attention.match,
     depthwise.match,
     rows.match,
+    counts.match,
     moments.match,
     pool.match,
     resize.match,

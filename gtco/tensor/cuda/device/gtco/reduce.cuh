@@ -71,6 +71,8 @@ struct Merge {
 };
 
 __device__ __forceinline__ float exchanged(float x, int mask) { return shuffle_xor(x, mask); }
+__device__ __forceinline__ int exchanged(int x, int mask) { return shuffle_xor(x, mask); }
+__device__ __forceinline__ int64_t exchanged(int64_t x, int mask) { return shuffle_xor(x, mask); }
 __device__ __forceinline__ Place exchanged(Place x, int mask) {
   return {shuffle_xor(x.value, mask), shuffle_xor(x.at, mask)};
 }
