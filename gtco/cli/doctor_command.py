@@ -158,6 +158,8 @@ def gpus() -> str:
         driver, count = open_driver()
     except OSError:
         return "no driver (libcuda.so.1): models for GPUs can be compiled here, not run"
+    except GtcoError as error:
+        return str(error)
     return ", ".join(_gpu(driver, index) for index in range(count)) or "the driver finds none"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gtco.errors import ArtifactError
 
+NO_DEVICE = 100  # CUresult
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture
 
 
@@ -23,12 +24,28 @@ class Gpu:
 
 
 def open_driver() -> tuple[ctypes.CDLL, int]:
-    """libcuda, ready for use, and how many GPUs it finds. ``OSError`` where there is none."""
+    """libcuda, ready for use, and how many GPUs it finds. ``OSError`` where there is none, and
+    :class:`ArtifactError` where it does not start.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    status = driver.cuInit(0)
+    if status == NO_DEVICE:
         return driver, 0
+    status = status or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status:
+        raise ArtifactError(
+            f"the NVIDIA driver does not start: {_error_name(driver, status)}; nvidia-smi and the "
+            "system's log say why"
+        )
     return driver, count.value
+
+
+def _error_name(driver: ctypes.CDLL, status: int) -> str:
+    """``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``, and the number of what has no name."""
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(status, ctypes.byref(name))
+    return name.value.decode() if name.value else f"its error {status}"
 
 
 def gpu_name(index: int) -> str:
@@ -61,5 +78,5 @@ def described(driver: ctypes.CDLL, index: int) -> Gpu:
         or driver.cuDeviceGetAttribute(ctypes.byref(minor), COMPUTE_MINOR, device)
     )
     if failed:
-        raise ArtifactError(f"device {index} (the driver's error {failed})")
+        raise ArtifactError(f"device {index} ({_error_name(driver, failed)})")
     return Gpu(text.value.decode(errors="replace"), major.value, minor.value)

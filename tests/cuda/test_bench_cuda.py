@@ -11,9 +11,10 @@ import pytest
 
 from bench.gpu_peers import bound
 from gtco.cli import main
+from gtco.cli.doctor_command import gpus
 from gtco.errors import OptionError
 from gtco.gpu import ARCHITECTURES, gpu_target, target_of
-from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.fake_driver import ILLEGAL_ADDRESS, FakeDriver
 from tests.unit.test_runtime_models import SCALE
 
 
@@ -47,6 +48,20 @@ def test_without_a_gpu_there_is_one_error(
     assert said.out == "" and len(said.err.splitlines()) == 1
     assert said.err.startswith("error: gtco bench --target cuda times on this machine's GPU: there")
     assert "python -m bench gpu prepare" in said.err
+
+
+def test_a_driver_that_does_not_start_is_named(
+    driver: FakeDriver, small_onnx: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver.fail_call(b"cuInit", 1, ILLEGAL_ADDRESS)
+    assert main(["bench", str(small_onnx), "--target", "cuda"]) == 1
+    text = "the NVIDIA driver does not start: CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert text in capsys.readouterr().err
+    driver.fail_call(b"cuInit", 1, 999_999)
+    assert gpus().startswith("the NVIDIA driver does not start: its error 999999")
+    driver.fail_call(b"cuDeviceGetName", 1, ILLEGAL_ADDRESS)
+    assert gpus() == "device 0 (CUDA_ERROR_ILLEGAL_ADDRESS), Fake GPU 1 (sm_80)"
+    assert gpus() == "Fake GPU 0 (sm_80), Fake GPU 1 (sm_80)"
 
 
 @pytest.mark.parametrize(

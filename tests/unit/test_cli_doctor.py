@@ -122,6 +122,10 @@ class Driver:
         text.value = found[0].encode()
         return 0
 
+    def cuGetErrorName(self, status, name):
+        name._obj.value = {2: b"CUDA_ERROR_OUT_OF_MEMORY"}.get(status)
+        return 0
+
     def cuDeviceGetAttribute(self, value, attribute, device):
         value._obj.value = self.found[device.value][attribute - 74]
         return 0
@@ -132,7 +136,8 @@ class Driver:
     [
         (Driver(), "the driver finds none"),
         (Driver(("NVIDIA H100", 9, 0), ("T4", 7, 5)), "NVIDIA H100 (sm_90), T4 (sm_75)"),
-        (Driver(2), "device 0 (the driver's error 2)"),
+        (Driver(2), "device 0 (CUDA_ERROR_OUT_OF_MEMORY)"),
+        (Driver(997), "device 0 (its error 997)"),
         (types.SimpleNamespace(cuInit=lambda flags: 100), "the driver finds none"),
         (None, "no driver"),
     ],
