@@ -115,6 +115,8 @@ class Model:
     ) -> None:
         if launches not in LAUNCHES:
             raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
+        if device is not None and not hasattr(device, "__index__"):
+            raise OptionError(f"device is {device!r}; give the number of a GPU, 0 for the first")
         self.path = path.absolute()
         library, handle = _open(self.path, threads, device, launches)
         self._library, self._handle = library, handle

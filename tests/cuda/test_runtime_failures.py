@@ -10,9 +10,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gtco.errors import ArtifactError
+from gtco.errors import ArtifactError, OptionError
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.module import load
 from tests.cuda.device_tensor import tensors
@@ -79,6 +80,13 @@ def test_no_memory_no_device_and_a_fault_leave_others_alive(
                 with pytest.raises(ArtifactError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
                     broken(*inputs)
         check(model(*inputs), *inputs)
+
+
+def test_a_device_is_a_number(driver: FakeDriver, small_gpu: Path) -> None:
+    with pytest.raises(OptionError, match="device is 'cuda:1'; give the number of a GPU"):
+        load(small_gpu, device="cuda:1")  # type: ignore[arg-type]
+    with load(small_gpu, device=np.int64(1)) as model:  # type: ignore[arg-type]
+        assert model.device == 1
 
 
 def test_out_of_memory_at_the_run(driver: FakeDriver, small_gpu: Path) -> None:
