@@ -34,6 +34,7 @@ class Report:
     stages: tuple = ({"name": "s0"}, {"name": "s1"})
     peak_memory_bytes: int = 2_000_000_000
     weights_bytes: int = 23_000_000
+    launches: str = "graph"
     predicted_seconds: float = 0.012
     notes: tuple = ("stage s1 fell back [slow]",)
     tuning: tuple = ()
@@ -113,7 +114,7 @@ def compiler(monkeypatch):
 def model(monkeypatch):
     """gtco.runtime.module.load and read_metadata replaced by the fake model's."""
     module, fake = types.ModuleType("gtco.runtime.module"), Model()
-    module.load = lambda path, threads=0: fake
+    module.load = lambda path, threads=0, device=0: fake
     monkeypatch.setitem(sys.modules, "gtco.runtime.module", module)
     monkeypatch.setattr(library, "read_metadata", lambda path: fake.metadata)
     return fake
@@ -183,6 +184,7 @@ def test_compile_hands_on_every_option(compiler, capsys):
     assert options == {
         "target": "znver4",
         "precision": "bf16",
+        "launches": "graph",
         "threads": 3,
         "verify": True,
         "dump": Path("d"),
@@ -208,6 +210,7 @@ def test_compile_defaults(compiler):
     assert options == {
         "target": "native",
         "precision": "fp32",
+        "launches": "graph",
         "threads": 0,
         "verify": False,
         "dump": None,
