@@ -10,6 +10,7 @@ from gtco.codegen.nvrtc import Image
 from gtco.codegen.workers import Workers
 from gtco.gpu import GpuTarget
 from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.search.gpu_policy import KEPT
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, persistent_program
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Rejection, packed_types
@@ -59,7 +60,7 @@ def persistent(
         program.shared,
         tuple(programs),
         {arch: image.cubin for arch, image in images.items()},
-        tuple(prefetch(stage, generated) for stage in generated.stages),
+        tuple(prefetch(stage, generated, int(KEPT * target.l2)) for stage in generated.stages),
         {
             "registers": {arch: image.registers for arch, image in images.items()},
             "spilled_bytes": {arch: image.spills for arch, image in images.items()},
@@ -68,9 +69,10 @@ def persistent(
     return made, "\n".join(listings[:1])
 
 
-def prefetch(stage: Stage, generated: Generated) -> tuple[int, int]:
+def prefetch(stage: Stage, generated: Generated, most: int) -> tuple[int, int]:
     """The largest of the stage's constants as its kernel reads them: its place among the buffers,
-    and its bytes. (0, 0) where it has none.
+    and how many of its bytes are fetched ahead, ``most`` at most: beyond what L2 keeps, they would
+    drive one another out and be read twice. (0, 0) where it has none.
     """
     packings = generated.kernels[stage.key].packings
     types = packed_types(stage.canonical, packings)
@@ -82,4 +84,4 @@ def prefetch(stage: Stage, generated: Generated) -> tuple[int, int]:
         if given.constant
     ]
     nbytes, place = max(sizes, default=(0, 0))
-    return place, nbytes
+    return place, min(nbytes, most)

@@ -94,6 +94,16 @@ def test_the_kernel_has_what_its_stages_have_at_most() -> None:
     assert sum(nbytes > 0 for _, nbytes in kernel.prefetches) > len(artifact.steps) / 2
 
 
+def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(64, 32)
+    target = gpu_target("cuda:sm_80")
+    run, workers = prepared(tmp_path, layer, (torch.zeros(1, 64),), "cuda:sm_80")
+    for l2, wanted in ((target.l2, 4 * 64 * 32), (6000, 3000)):
+        found = persistent(run.generated, 2, replace(target, l2=l2), workers)  # type: ignore[arg-type]
+        assert not isinstance(found, Rejection), found
+        assert max(nbytes for _, nbytes in found[0].prefetches) == wanted
+
+
 # What is taken out of persistent.cuh, and with how many blocks it is missed.
 LACKING = {
     "the wait for other blocks": ("if (mine == 0) grid_wait(&barrier->word, ticket);", 2),

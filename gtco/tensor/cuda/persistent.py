@@ -36,8 +36,7 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
     for number, (name, program) in enumerate(kernels.items()):
         includes |= dict.fromkeys(_INCLUDE.findall(program.source))
         functions.append(_function(name, program))
-        run = f"gtco::each_block<{program.threads}>(blocks, {name}_block)"
-        cases.append(f"      case {number}: return {run};")
+        cases.append(f"      case {number}: return {name}_blocks(blocks);")
     threads = max(-(-program.threads // 32) * 32 for program in kernels.values())
     source = "\n".join(
         [
@@ -62,10 +61,7 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
 
 
 def _function(symbol: str, program: CudaProgram) -> str:
-    """The kernel as a function of its block's number, and one that finds its buffers itself. That
-    is called for each block: with the loop over blocks in it, what is the same for all of them
-    would take registers, 190 instead of 160 in ViT-Ti's for sm_80.
-    """
+    """The kernel as a function of its block's number, and what does all blocks of a step."""
     found = _KERNEL.search(program.source)
     assert found and found["symbol"] == symbol, "tensor/cuda/source.py prints kernels like this"
     types = _PARAMETER.findall(found["parameters"])
@@ -77,8 +73,10 @@ def _function(symbol: str, program: CudaProgram) -> str:
     return "\n".join(
         [
             text.rstrip("\n"),
-            f"static __device__ __noinline__ void {symbol}_block(int block) {{",
-            f"  {symbol}(block, {buffers});",
+            f"static __device__ __noinline__ void {symbol}_blocks(int blocks) {{",
+            f"  gtco::each_block<{program.threads}>(blocks, [](int block) {{",
+            f"    {symbol}(block, {buffers});",
+            "  });",
             "}",
             "",
         ]
