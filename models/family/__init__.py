@@ -34,6 +34,8 @@ NOT_EXPORTED: Mapping[tuple[str, str], str] = {
     ("dinov3", "torchscript"): "it miscounts no register tokens; ONNX Runtime refuses it",
     ("siglip2", "torchscript"): "aten::_upsample_bilinear2d_aa is not supported",
     ("rf-detr", "torchscript"): "aten::_upsample_bicubic2d_aa is not supported",
+    ("llama4-vision", "torchscript"): "rotary embeddings of complex numbers",
+    ("efficientloftr", "torchscript"): "it miscounts expand(-1); ONNX Runtime refuses it",
     ("mobilevitv2", "torchscript"): "col2im: an object is None",
     ("upernet-swin", "torchscript"): "adaptive pooling to a size that divides nothing",
     ("rt-detr-v2", "dynamo"): "no function for aten._is_all_true",

@@ -207,6 +207,23 @@ def test_heads_wider_than_what_is_unrolled(name: str) -> None:
     check(separate(1, 10, 19, 256, 293), name)
 
 
+@pytest.mark.parametrize("name", targets())
+def test_long_sums_of_one_sign(name: str) -> None:
+    """As an image of one colour gives DaViT's channels: one accumulator would lose 1e-4 of them,
+    all the same way, which exp multiplies by the score.
+    """
+    machine, depth = runnable(name), 8300
+    rng = np.random.default_rng(fresh_seed())
+    q, k = (np.repeat(rng.uniform(0.5, 1, (1, n, 1)), depth, 2) for n in (8, 33))
+    arrays = [x.astype(np.float32) for x in (q * 60 / depth, k, rng.standard_normal((1, 33, 16)))]
+    stage = separate(1, 8, 33, depth, 16)
+    sketch = attention.match(stage, machine)
+    assert sketch is not None
+    want = reference(stage, arrays)
+    got = build(sketch, next(iter(configs(sketch))), machine)(*arrays)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+
+
 MOST_STATEMENTS = 1500  # of a kernel, whatever its shape: LLVM's time is more than linear in them
 
 

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from gtco.tensor.sketch.attention import Attention
 
 
+# Products of a score that are summed in one accumulator: where all of them have one sign, as in an
+# image of one colour, each addition may be off the same way, and exp makes an absolute error of a
+# large score a relative one of its weight.
+CHAIN = 256
+
+
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
     """Cut ``vectors`` into groups of at most ``most``, as even as can be: (first, size) of each."""
     count = ceil(vectors / most)
@@ -192,8 +198,11 @@ class AttentionLoops:
             self.d,
             self.query,
             self.scores,
-            lambda vector: Operand.of(self.keys, [vector, 0, 0], vector=self.depth * lanes),
+            lambda vector, k: Operand.of(
+                self.keys, [vector, k // self.kind.step, 0], vector=self.depth * lanes
+            ),
             scale if self.rounds else None,
+            chain=CHAIN,
         )
         with em.loop(rows, "i") as i:
             self.softmax_row(i, batch, start)
@@ -203,7 +212,7 @@ class AttentionLoops:
             self.n,
             self.weights,
             self.tiles,
-            lambda vector: Operand.of(self.values, [0, vector * lanes]),
+            lambda vector, _: Operand.of(self.values, [0, vector * lanes]),
         )
         with em.loop(rows, "i") as i:
             inverse = em.let(em.load(self.inverse, [i]), "inverse")
@@ -223,29 +232,38 @@ class AttentionLoops:
         depth: int,
         a: Array,
         c: Array,
-        b: Callable[[Expr], Operand],
+        b: Callable[[Expr, Expr], Operand],
         scale: Expr | None = None,
+        chain: int = 0,
     ) -> None:
         """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` where it is given, in
-        groups of vectors that fit the registers; ``b(first)`` is the operand from that vector on.
+        groups of vectors that fit the registers; ``b(first, k)`` is the operand from that vector
+        and that step of the sum on. Of sums longer than ``chain``, if it is given, parts of so many
+        products are added up.
         """
         em, lanes = self.em, self.lanes
+        parts = ceil(depth / chain) if chain else 1
+        if parts > 1:
+            with em.loop(rows, "i") as i, em.loop(vectors, "p") as p:
+                em.store_vector(c, [i, p * lanes], em.splat(0.0))
 
         def store(i: int, column: Expr, vector: Expr) -> None:
             scaled = vector if scale is None else vector * em.splat(scale)
+            if parts > 1:
+                scaled = em.load_vector(c, [i, column]) + scaled
             em.store_vector(c, [i, column], scaled)
 
         groups = _groups(vectors, self.tile.vectors)
         for size in sorted({s for _, s in groups}, reverse=True):
             starts = [first for first, s in groups if s == size]
-            with em.loop(len(starts), "g") as g:
-                first = starts[0] + g * size
+            with em.loop(len(starts), "g") as g, em.loop(parts, "part") as part:
+                first, k = starts[0] + g * size, part * chain
                 fma_tile(
                     em,
                     replace(self.tile, rows=rows, vectors=size),
-                    depth,
-                    Operand.of(a, [0, 0]),
-                    b(first),
+                    depth if parts == 1 else em.let_index(tirx.min(chain, depth - k), "depth"),
+                    Operand.of(a, [0, k]),
+                    b(first, k),
                     lambda i, j, vector, first=first: store(  # type: ignore[misc]
                         i, first * lanes + j, vector
                     ),
