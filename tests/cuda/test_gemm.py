@@ -77,7 +77,10 @@ def check(sketch: CudaGemm, config: Config, seed: int) -> Any:
     arrays = inputs(stage, seed)
     print(config.to_json())
     got, report = run_reported(sketch, config, arrays, seed=seed)
-    assert_close(got, reference(stage, list(map(wide, arrays))), ROUNDED[stage.output.type.dtype])
+    # What is computed in float32 and then rounded may be rounded the other way than in float64.
+    computed = {"subtract", "cast"} <= {op.kind for op in stage.operators}
+    tolerance = 1e-3 if computed else ROUNDED[stage.output.type.dtype]
+    assert_close(got, reference(stage, list(map(wide, arrays))), tolerance)
     return report
 
 
