@@ -174,6 +174,14 @@ def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep,
     return (busy,) * ahead + tuple(steps)
 
 
+def _step(candidate: Candidate, buffers: tuple[BufferRef, ...], rival: int | None) -> GpuStep:
+    stage = candidate.stage
+    info = {**describe(stage, candidate.pick), "label": stage.label, "rival": rival}
+    made = step_of(candidate.kernel, buffers, info)
+    assert isinstance(made, GpuStep)
+    return made
+
+
 class _Deal:
     """Where the candidates' buffers lie."""
 
@@ -193,14 +201,7 @@ class _Deal:
             else:
                 place, floats = floats, floats + nbytes
             buffers.append(BufferRef("weight", place))
-        info = {
-            **describe(candidate.stage, candidate.pick),
-            "label": candidate.stage.label,
-            "rival": rival,
-        }
-        made = step_of(candidate.kernel, (*buffers, BufferRef("arena", 0)), info)
-        assert isinstance(made, GpuStep)
-        return made
+        return _step(candidate, (*buffers, BufferRef("arena", 0)), rival)
 
 
 class _Checks:
@@ -263,10 +264,7 @@ class _Checks:
             number, result = len(self.outputs), stage.output.type
             dtype = "uint16" if result.dtype == "bfloat16" else result.dtype
             self.outputs.append(TensorSpec(f"result_{number}", dtype, result.sizes))
-            info = {**describe(stage, candidate.pick), "label": stage.label, "rival": None}
-            made = step_of(candidate.kernel, (*buffers, BufferRef("output", number)), info)
-            assert isinstance(made, GpuStep)
-            yield made
+            yield _step(candidate, (*buffers, BufferRef("output", number)), None)
 
     def place(self, array: np.ndarray, packing: Packing | None) -> int:
         """Where the constant lies, packed."""

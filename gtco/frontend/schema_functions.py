@@ -11,9 +11,9 @@ from collections.abc import Collection
 
 import onnx
 import onnx.defs
-import onnx.inliner
 
 from gtco.errors import UnsupportedError
+from gtco.onnx_functions import written_out
 
 _STANDARD = ("", "ai.onnx")
 
@@ -38,16 +38,10 @@ def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelP
 
 
 def _inlined(model: onnx.ModelProto, operators: list[tuple[str, str]]) -> onnx.ModelProto:
-    typed = onnx.ModelProto()
-    typed.CopyFrom(model)
-    for t in model.graph.initializer:  # whose types the inliner does not know otherwise
-        typed.graph.value_info.append(
-            onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-        )
+    own = onnx.ModelProto()
+    own.CopyFrom(model)
     try:
-        written = onnx.inliner.inline_selected_functions(
-            typed, operators, exclude=False, inline_schema_functions=True
-        )
+        written = written_out(own, operators)
     except Exception as error:
         names = ", ".join(name for _, name in operators)
         raise UnsupportedError(

@@ -130,15 +130,9 @@ def _attention_written_out(model: Any) -> bytes:
     ONNX Runtime's own kernel takes a row of scores that finfo.min masks whole for one that may see
     nothing, and gives 0; by the definition, and in PyTorch, it is the mean of V.
     """
-    import onnx.inliner
-    from onnx import helper
+    from gtco.onnx_functions import written_out
 
-    for t in model.graph.initializer:  # whose types the inliner does not know otherwise
-        model.graph.value_info.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
-    written = onnx.inliner.inline_selected_functions(
-        model, [("", "Attention")], exclude=False, inline_schema_functions=True
-    )
-    return bytes(written.SerializeToString())
+    return bytes(written_out(model, [("", "Attention")]).SerializeToString())
 
 
 def _serialized(model: Any, stack: ExitStack) -> str | bytes:

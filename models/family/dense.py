@@ -9,6 +9,7 @@ from models.family.huggingface import LOGITS, SMALL, TWO, HuggingFace
 BOXES = ("logits", "pred_boxes")
 # What the backbones of transformers' detectors are, where timm is not used.
 RESNET = {"depths": [1, 1, 1, 1], "out_features": ["stage4"]}
+PYRAMID = {**RESNET, "out_features": ["stage2", "stage3", "stage4"]}
 NO_TIMM = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 DETR = {**NO_TIMM, "encoder_layers": 1, "decoder_layers": 1}
 
@@ -64,12 +65,7 @@ MODELS: dict[str, HuggingFace] = {
         "RTDetrConfig",
         {"decoder_layers": 2},
         BOXES,
-        nested={
-            "backbone_config": (
-                "RTDetrResNetConfig",
-                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
-            )
-        },
+        nested={"backbone_config": ("RTDetrResNetConfig", PYRAMID)},
         shapes=((1, 3, 640, 640),),
     ),
     "rt-detr-v2": HuggingFace(
@@ -77,12 +73,7 @@ MODELS: dict[str, HuggingFace] = {
         "RTDetrV2Config",
         {"decoder_layers": 2},
         BOXES,
-        nested={
-            "backbone_config": (
-                "RTDetrResNetConfig",
-                {"depths": [1, 1, 1, 1], "out_features": ["stage2", "stage3", "stage4"]},
-            )
-        },
+        nested={"backbone_config": ("RTDetrResNetConfig", PYRAMID)},
         shapes=((1, 3, 640, 640),),
     ),
     "d-fine": HuggingFace(

@@ -11,7 +11,7 @@ import numpy as np
 from tests.cuda.fake_driver import (
     FakeDriver,
 )
-from tests.unit.test_runtime_models import COLUMNS, ROWS, example_inputs
+from tests.unit.test_runtime_models import COLUMNS, ROWS, check, example_inputs
 
 Y, TOTAL = np.empty((ROWS, COLUMNS), np.float32), np.empty(COLUMNS, np.float32)
 
@@ -58,3 +58,14 @@ def tensors(driver: FakeDriver, ordinal: int = 0, seed: int = 0) -> tuple[Any, .
     x, mask = example_inputs(seed)
     on = [Tensor(driver, array, ordinal=ordinal) for array in (x, mask, Y, TOTAL)]
     return (on[0], on[1]), (on[2], on[3]), (x, mask)
+
+
+def check_replays(driver: FakeDriver, stream: Any, inputs: Any, outputs: Any) -> None:
+    """What the stream captured reads its inputs anew at each replay."""
+    for seed in (5, 6):
+        arrays = example_inputs(seed)
+        for tensor, array in zip(inputs, arrays, strict=True):
+            driver.write(tensor.pointer, array.ctypes.data, array.nbytes)
+        driver.replay(stream)
+        driver.sync(stream, 0)
+        check(tuple(t.numpy() for t in outputs), *arrays)

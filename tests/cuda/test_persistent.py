@@ -26,19 +26,12 @@ from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Rejection
 from models.export import export_onnx
 from tests.cuda.emulate import DEVICE, Fault
+from tests.cuda.test_whole_models import CASES as WHOLE
 from tests.cuda.walk import walk
 from tests.cuda.whole import Emulating, prepared
 from tests.unit.test_models import TINY, seeded
 
-# As tests/cuda/test_whole_models.py has it.
-CASES = [
-    ("vit", "sm_80", "fp16", 2e-3),
-    ("swin", "sm_80", "fp16", 2e-3),
-    ("vit", "sm_75", "fp16", 2e-3),
-    ("vit", "sm_90a", "fp32", 1e-5),
-    ("setr", "sm_89", "fp16", 5e-3),
-    ("detr", "sm_80", "fp16", 1e-2),
-]
+CASES = [case for case in WHOLE if case[2] != "bf16"]  # the first is in the suite
 BLOCKS = (1, 2, 5)
 
 

@@ -43,6 +43,7 @@ LEVELS = {
     "errors": 1,
     "dtypes": 1,
     "nested": 1,
+    "onnx_functions": 1,
     "torchless": 1,
     "version": 1,
 }
