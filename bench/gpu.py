@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bench.gpu_peers import GRAPH, REFERENCE, arrays, cuda_torch, ways
+from bench.gpu_peers import GRAPH, REFERENCE, WORKER, arrays, cuda_torch, ways
 from bench.harness import Candidate, Comparison, compare
 from bench.machine import describe
 from bench.suite import console
@@ -43,7 +43,6 @@ MODELS = (
 )
 PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
 TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
-WORKER = (sys.executable, "-m", "bench.gpu_peers")
 
 
 def main(argv: Sequence[str]) -> int:

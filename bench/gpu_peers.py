@@ -9,6 +9,7 @@ host, and copied both ways in every call, as its version says.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from bench.worker import Job, Opener, System, serve
 from gtco.errors import OptionError
 from gtco.nested import tensors
 
+WORKER = (sys.executable, "-m", "bench.gpu_peers")
 # Every peer in each setting; its best counts.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),

@@ -4,13 +4,12 @@ here. (``bench/gpu.py`` is for a machine without a compiler.)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.gpu_peers import HOST_REFERENCE, REFERENCE, SETTINGS, cuda_torch, ways
+from bench.gpu_peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
 from bench.harness import Candidate, Comparison, Measurement, compare
 from bench.peers import peer_of
 from bench.suite import Result, available_threads
@@ -19,7 +18,6 @@ from gtco.errors import ArtifactError, OptionError
 from gtco.gpu import gpu_target, target_of
 from gtco.runtime.driver import Gpu, gpu
 
-WORKER = (sys.executable, "-m", "bench.gpu_peers")
 PEERS = "torch,torch-compile,onnxruntime"
 # of an output's largest magnitude, float16 and bfloat16 through some fifty layers
 TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 6e-2}

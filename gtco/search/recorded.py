@@ -116,12 +116,12 @@ class RecordedPolicy:
         config = standing(record for record in known if record.parsed not in wrong)
         if pick is None:
             return None
-        space = space_of(stage, self.target)
         if config is not None and config.sketch not in without:
-            if followed := priced(self.policy, space, config):
+            if followed := priced(self.policy, space_of(stage, self.target), config):
                 return followed
         if pick.config not in wrong:
             return pick
+        space = space_of(stage, self.target)
         promising = self.policy.propose(stage, len(wrong) + 1)
         right = (c for c in promising if c not in wrong and c.sketch not in without)
         return next((p for c in right if (p := priced(self.policy, space, c))), None)
