@@ -6,7 +6,8 @@
 For every model of ``models.family``, exported by each of torch's exporters:
 
 - agreement with ONNX Runtime (``gtco.verification``: random and adversarial inputs); where they
-  differ, or ONNX Runtime's answer is unstable, with PyTorch in float64,
+  differ, or ONNX Runtime's answer is unstable, with PyTorch in float64; what neither settles is
+  named after the table,
 - the ratio to the better of ONNX Runtime and OpenVINO (above 1, gtco is faster), timed as all
   benchmarks here are (``bench.harness``),
 - the share of time in stages that no sketch took, by operator,
@@ -245,6 +246,10 @@ def summary(rows: Sequence[Row], output: Console) -> None:
     section(
         "right in float64, where ONNX Runtime is not, or not stable",
         [f"{name(r)}: {r.examination.judged}" for r in rows if r.examination.judged],
+    )
+    section(
+        "not settled: ONNX Runtime is not stable, and float64 does not find it right either",
+        [f"{name(r)}: {r.examination.unsettled}" for r in rows if r.examination.unsettled],
     )
     section("peers that failed", [f"{name(r)}: {n}: {e}" for r in rows for n, e in r.errors])
     section("notes", [f"{name(r)}: {note}" for r in rows for note in r.notes])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.process import child_environment
+from gtco.verification import Difference
 
 REPEAT = 5  # profiled runs that a stage's time is the median of
 
@@ -30,7 +31,8 @@ class Examination:
 
     ``fallbacks``: share of the time by operator, of the stages that the fallback compiled, the
     largest first. ``judged``: where ONNX Runtime differs, or is unstable, and float64 found the
-    library right.
+    library right. ``unsettled``: where ONNX Runtime is unstable, and float64 did not find the
+    library right: no disagreement, and no agreement either.
     ``error``: why there is no answer at all.
     """
 
@@ -38,6 +40,7 @@ class Examination:
     disagrees: str | None = None
     fallbacks: tuple[tuple[str, float], ...] = ()
     judged: str | None = None
+    unsettled: str | None = None
     error: str | None = None
 
     @property
@@ -116,22 +119,25 @@ def main(argv: list[str]) -> int:
 
     job = json.loads(Path(argv[0]).read_text())
     with load(job["library"], threads=job["threads"]) as model:
-        difference, disagrees, judged = None, None, None
-        exact: Callable[[], dict[tuple[str, str], float]] = dict
+        difference, disagrees, judged, unsettled = None, None, None, None
+        exact: Callable[[], dict[tuple[str, str], Difference]] = dict
         if job["member"]:
-            exact = partial(right_in_float64, model, job["member"])
+            exact = partial(in_float64, model, job["member"])
         try:
             report = verify(model, job["model"], check=False)
             seen = [d for d in report.differences if d.case == "random" or not job["only_random"]]
             # What differs no more than ONNX Runtime's own answer would move is no test of either.
             doubted = [d for d in seen if d.failure or d.unstable]
-            right = exact() if doubted else {}
+            by_float64 = exact() if doubted else {}
+            right = _right(by_float64)
             settled = {id(d): right[key] for d in doubted if (key := (d.case, d.output)) in right}
             difference = max((settled.get(id(d), d.relative) for d in seen), default=0.0)
             judged = _told(d for d in doubted if id(d) in settled)
-            disagrees = _told(d for d in doubted if d.failure and id(d) not in settled)
+            left = [d for d in doubted if id(d) not in settled]
+            disagrees = _told(d for d in left if d.failure)
+            unsettled = _told((d for d in left if not d.failure), by_float64)
         except VerificationError as error:  # ONNX Runtime cannot run it, or outputs are missing
-            right = exact()
+            right = _right(exact())
             if right.keys() >= {("random", output.name) for output in model.outputs}:
                 judged, difference = str(error), max(right.values(), default=0.0)
             else:
@@ -144,6 +150,7 @@ def main(argv: list[str]) -> int:
                 "difference": difference,
                 "disagrees": disagrees,
                 "judged": judged,
+                "unsettled": unsettled,
                 "fallbacks": fallbacks,
             }
         )
@@ -151,9 +158,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def right_in_float64(model: Any, name: str) -> dict[tuple[str, str], float]:
-    """(case, output) of all that agrees with PyTorch's float64 run of the family's ``name``, with
-    the relative difference; not what float64 itself finds unstable.
+def in_float64(model: Any, name: str) -> dict[tuple[str, str], Difference]:
+    """What PyTorch's float64 run of the family's ``name`` says of every (case, output); nothing
+    where the module cannot run in float64.
     """
     import torch
 
@@ -175,14 +182,28 @@ def right_in_float64(model: Any, name: str) -> dict[tuple[str, str], float]:
         report = verify(model, run, check=False)
     except VerificationError:  # parts of it make float32 of their own
         return {}
-    return {
-        (d.case, d.output): d.relative for d in report.differences if not (d.failure or d.unstable)
-    }
+    return {(d.case, d.output): d for d in report.differences}
 
 
-def _told(differences: Iterable[Any]) -> str | None:
-    def said(d: Any) -> str:
-        return d.failure or f"differs by {d.relative:.0e}, and so does the reference itself"
+def _right(found: Mapping[tuple[str, str], Difference]) -> dict[tuple[str, str], float]:
+    """The relative differences of what agrees; not of what float64 itself finds unstable."""
+    return {key: d.relative for key, d in found.items() if not (d.failure or d.unstable)}
+
+
+def _told(
+    differences: Iterable[Difference],
+    by_float64: Mapping[tuple[str, str], Difference] | None = None,
+) -> str | None:
+    """One sentence a difference; with ``by_float64``, also why that does not settle it."""
+
+    def said(d: Difference) -> str:
+        text = d.failure or f"differs by {d.relative:.0e}, and so does the reference itself"
+        if by_float64 is None:
+            return text
+        wide = by_float64.get((d.case, d.output))
+        if wide is None:
+            return f"{text}; there is no float64 run of it"
+        return f"{text}; float64: {wide.failure or f'{wide.relative:.0e}, and it moves as well'}"
 
     return "; ".join(f"{d.output} on {d.case} inputs: {said(d)}" for d in differences) or None
 
