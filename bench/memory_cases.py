@@ -85,6 +85,16 @@ CASES: dict[str, tuple[str, str, str]] = {
         "y = Softmax<axis=-1>(x)",
         "float[4,50176] y",
     ),
+    "softmax of 1 long row": (
+        "float[1,200704] x",
+        "y = Softmax<axis=-1>(x)",
+        "float[1,200704] y",
+    ),
+    "layer_norm of 1 long row": (
+        "float[1,200704] x, float[200704] g, float[200704] b",
+        "y = LayerNormalization<axis=-1, epsilon=1e-5>(x, g, b)",
+        "float[1,200704] y",
+    ),
     "se gate [96,56,56]": (
         "float[1,96,56,56] x, float[1,96,1,1] s",
         "g = Sigmoid(s)\n y = Mul(x, g)",

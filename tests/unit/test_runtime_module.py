@@ -267,12 +267,16 @@ void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
 
 
 def eight_tasks(source: str, folder: Path) -> Path:
-    """The library of a model of one step, ``slow``, with 8 tasks."""
+    return some_tasks(source, folder, 8)
+
+
+def some_tasks(source: str, folder: Path, tasks: int) -> Path:
+    """The library of a model of one step, ``slow``, with so many tasks of an element each."""
     artifact = small_artifact(
         compile_kernels(source, folder),
-        inputs=(TensorSpec("x", "float32", (8,)),),
-        outputs=(TensorSpec("y", "float32", (8,)),),
-        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), 8),),
+        inputs=(TensorSpec("x", "float32", (tasks,)),),
+        outputs=(TensorSpec("y", "float32", (tasks,)),),
+        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), tasks),),
         weights=(),
         arena_bytes=0,
     )
@@ -308,6 +312,23 @@ def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
         for _ in range(3):
             np.testing.assert_array_equal(model(x), np.ones(8, np.float32))
             time.sleep(0.02)  # the workers may fall asleep, or not
+
+
+COUNTS = """
+#include <stdint.h>
+static unsigned char done[200003];
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) ((float*)y)[t] = (float)++done[t];
+}
+"""
+
+
+@pytest.mark.parametrize("tasks", [2, 7, 65537, 200003])
+def test_every_task_runs_once(tasks: int, tmp_path: Path) -> None:
+    x = np.zeros(tasks, np.float32)
+    with load(some_tasks(COUNTS, tmp_path, tasks), 3) as model:
+        for run in range(1, 6):
+            np.testing.assert_array_equal(model(x), np.full(tasks, run, np.float32))
 
 
 GATE = """

@@ -77,6 +77,24 @@ def test_reductions(kind: str, shape: tuple[int, ...], axes: tuple[int, ...], st
     assert split(graph, 1e-7).histogram()[kind] == steps
 
 
+@pytest.mark.parametrize("shape", [(1, 200704), (2, 1, 98304), (3, 150000)])
+def test_few_long_rows_of_layer_norm(shape: tuple[int, ...]) -> None:
+    kinds = split(graph_of("layer_norm", shape, shape[-1], epsilon=1e-5)).histogram()
+    assert kinds["moments"] == 1 and "layer_norm" not in kinds
+
+
+@pytest.mark.parametrize("shape", [(1, 200704), (2, 1, 98304), (3, 150000)])
+def test_few_long_rows_of_softmax(shape: tuple[int, ...]) -> None:
+    kinds = split(graph_of("softmax", shape, axis=len(shape) - 1)).histogram()
+    assert kinds["max"] == 2 and kinds["sum"] == 2 and "softmax" not in kinds
+
+
+@pytest.mark.parametrize("shape", [(1, 50176), (8, 200704), (1, 150001), (16, 100000)])
+def test_rows_that_busy_the_cores_or_have_no_parts_stay_whole(shape: tuple[int, ...]) -> None:
+    assert split(graph_of("softmax", shape, axis=1)).histogram()["softmax"] == 1
+    assert split(graph_of("layer_norm", shape, shape[-1], epsilon=1e-5)).histogram()["layer_norm"]
+
+
 @pytest.mark.parametrize("rows", [1, 7, 97, 3136, 4096, 9973, 36864, 1 << 20])
 @pytest.mark.parametrize("width", [1, 3, 64, 320, 20000])
 def test_parts_are_of_one_size(rows: int, width: int) -> None:

@@ -9,6 +9,11 @@ after:  s = moments(reshape(x, [N, P, HW/P, C]))           [N, P, 2, C], one tas
 before: y = permute(layer_norm(permute(x: [N, C, H, W])))  channels first
 after:  the same of [N, C, HW], which one kernel reads along HW
 
+before: y = layer_norm(x: [1, L], gamma, beta)          rows so few and long that cores idle
+after:  the same as of a group_norm, parts of the row being columns of a matrix
+before: y = softmax(x: [1, L])
+after:  e = exp(x - max(x)); y = e * (1 / sum(e))        the reductions in two steps each
+
 before: y = max(x: [1, L], axes=(1,))
 after:  y = max(max(reshape(x, [1, P, L/P]), axes=(2,)), axes=(1,))
 
@@ -40,6 +45,8 @@ def split_reductions(graph: Graph, cores: int) -> Graph:
     """``graph`` with reductions cut for ``cores`` cores, and no group_norm left."""
     graph = apply_rule(graph, {"permute"}, _channels_first)
     graph = apply_rule(graph, {"group_norm"}, lambda g, op: _group_norm(g, op, cores))
+    graph = apply_rule(graph, {"layer_norm"}, lambda g, op: _layer_norm(g, op, cores))
+    graph = apply_rule(graph, {"softmax"}, lambda g, op: _softmax(g, op, cores))
     graph = apply_rule(graph, set(REDUCTIONS), lambda g, op: _reduction(g, op, cores))
     return name_outputs(simplify_movement(graph))
 
@@ -100,25 +107,70 @@ def _channels_last(graph: Graph, op: Operator, shape: tuple[int, ...], groups: i
 
 
 def _long_rows(graph: Graph, op: Operator, shape: tuple[int, ...], groups: int) -> str:
-    """Channels first: a group is one long row, seen as a matrix whose columns all belong to it."""
-    size = op.type.size // (shape[0] * groups)
-    width = _divisor(size)
-    part = part_rows(size // width, width)
-    view = (shape[0] * groups, size // width // part, part, width)
-    merged = _merged(graph, op, _reshape(graph, op.inputs[0], view), 1)
-    one = graph.add(
-        "slice",
-        (merged,),
-        TensorType((shape[0] * groups, 2, 1), op.type.dtype),
-        begin=(0, 0, 0),
-        strides=(1, 1, 1),
-    )
+    """Channels first: a group is one long row."""
+    one = _row_moments(graph, op, shape[0] * groups)
     inner = (shape[0], groups, shape[1] // groups, *shape[2:])
     narrow = (shape[0], groups, *(1 for _ in inner[2:]))
     centre, scale = _halves(graph, one, narrow)
     wide = _reshape(graph, op.inputs[0], inner)
     y = graph.add("multiply", (graph.add("subtract", (wide, centre)), scale), name=op.name)
     return _affine(graph, _reshape(graph, y, shape), op.inputs[1], op.inputs[2], 1)
+
+
+def _row_moments(graph: Graph, op: Operator, rows: int) -> str:
+    """Mean and 1/deviation, [rows, 2, 1], of what ``op`` reads, laid flat in ``rows`` long rows:
+    each is seen as a matrix whose columns all belong to it.
+    """
+    size = op.type.size // rows
+    width = _divisor(size)
+    part = part_rows(size // width, width)
+    view = (rows, size // width // part, part, width)
+    merged = _merged(graph, op, _reshape(graph, op.inputs[0], view), 1)
+    return graph.add(
+        "slice",
+        (merged,),
+        TensorType((rows, 2, 1), op.type.dtype),
+        begin=(0, 0, 0),
+        strides=(1, 1, 1),
+    )
+
+
+def _idle(op: Operator, cores: int) -> bool:
+    """Has ``op`` so few and so long rows along its last axis that, with a row a task, cores idle
+    for longer than the further steps cost that share the rows out?
+    """
+    known = op.type
+    if known.dtype != "float32" or not all(isinstance(d, int) for d in known.shape):
+        return False
+    length = int(known.shape[-1])
+    if not known.size or part_rows(length, 1) == length:
+        return False
+    rows = known.size // length
+    return (-(-rows // cores) - rows / cores) * length >= 4 * PART
+
+
+def _layer_norm(graph: Graph, op: Operator, cores: int) -> str | None:
+    """A few very long rows."""
+    if not _idle(op, cores) or _divisor(int(op.type.shape[-1])) < 8:
+        return None
+    shape = tuple(int(d) for d in op.type.shape)
+    one = _row_moments(graph, op, op.type.size // shape[-1])
+    centre, scale = _halves(graph, one, (*shape[:-1], 1))
+    y = graph.add("multiply", (graph.add("subtract", (op.inputs[0], centre)), scale), name=op.name)
+    return _affine(graph, y, op.inputs[1], op.inputs[2], len(shape) - 1)
+
+
+def _softmax(graph: Graph, op: Operator, cores: int) -> str | None:
+    """The same; the sums and extremes become two steps each by :func:`_reduction`."""
+    (x,) = op.inputs
+    last = len(op.type.shape) - 1
+    if op["axis"] not in (last, -1) or not _idle(op, cores):
+        return None
+    top = graph.add("max", (x,), name=op.name, axes=(last,), keepdims=True)
+    e = graph.add("exp", (graph.add("subtract", (x, top)),), name=op.name)
+    total = graph.add("sum", (e,), name=op.name, axes=(last,), keepdims=True)
+    one = graph.add_constant(numpy.ones((), numpy.float32))
+    return graph.add("multiply", (e, graph.add("divide", (one, total))), name=op.name)
 
 
 def _channels_first(graph: Graph, op: Operator) -> str | None:
