@@ -1,11 +1,14 @@
 """Stages that memory bounds, each beside its limit on this machine and beside ONNX Runtime.
 
-    python -m bench memory_bound [--cases TEXT ...] [--threads N] [--json FILE] [--reuse]
+    python -m bench memory_bound [--cases TEXT ...] [--threads N] [--rounds N] [--json FILE]
+        [--reuse]
 
 Each case is a small graph of a vision transformer (``memory_cases.py``). Its limit is the barrier
 behind a stage and the longest of three: its inputs and outputs read and written once, in the memory
 that holds them all ("by" names it); its vector instructions; its divisions. All are measured in the
-same run (``limits.py``). "of limit" is the limit over gtco's time, so 1 is as fast as can be;
+same run (``limits.py``). All of it is read in rounds, each with fresh memory and threads, and the
+fastest counts, of limits too: another tenant on one of two cores doubles a stage's time for longer
+than a reading takes. "of limit" is the limit over gtco's time, so 1 is as fast as can be;
 "predicted" is what the fusion search reckoned with, in microseconds.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -76,6 +79,17 @@ class Row:
     @property
     def mispriced(self) -> bool:
         return not 1 / PRICE <= self.predicted / self.seconds <= PRICE
+
+    def best(self, other: Row) -> Row:
+        """Of two readings of one case: whatever was faster, its limit too."""
+        limit = min(self, other, key=lambda r: r.limit)
+        return replace(
+            min(self, other, key=lambda r: r.seconds),
+            by=limit.by,
+            limit=limit.limit,
+            onnxruntime=min(self.onnxruntime, other.onnxruntime),
+            difference=max(self.difference, other.difference),
+        )
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{label[:40]} {t * 1e6:.0f}" for label, _, t in self.stages)
@@ -183,22 +197,27 @@ def main(argv: Sequence[str]) -> int:
         nothing = library("nothing", model(*NOTHING), options)
         libraries = {name: library(name, made, options) for name, made in chosen.items()}
         header(console(), options.threads)
-        found = limits.measure(options.threads)
-        barrier = barrier_seconds(nothing, options.threads)
-        print(HEADING)
-        rows: list[Row] = []
-        for name, made in chosen.items():
-            rows.append(measure(name, made, libraries[name], found, barrier))
-            print(rows[-1], flush=True)
-            if options.json:  # after each: a long run keeps what it has
-                report = {"limits": found.to_json(), "barrier": barrier}
-                cases = [asdict(r) | {"of_limit": r.share} for r in rows]
-                write_report(options.json, options.threads, 1, report | {"cases": cases})
+        rows: dict[str, Row] = {}
+        for turn in range(options.rounds):
+            last = turn + 1 == options.rounds
+            found = limits.measure(options.threads)
+            barrier = barrier_seconds(nothing, options.threads)
+            if last:
+                print(HEADING)
+            for name, made in chosen.items():
+                row = measure(name, made, libraries[name], found, barrier)
+                rows[name] = rows[name].best(row) if name in rows else row
+                if last:
+                    print(rows[name], flush=True)
+                if options.json:  # after each: a long run keeps what it has
+                    report = {"limits": found.to_json(), "barrier": barrier}
+                    report["cases"] = [asdict(r) | {"of_limit": r.share} for r in rows.values()]
+                    write_report(options.json, options.threads, options.rounds, report)
     except GtcoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(summary(rows)))
-    return 0 if all(r.difference <= AGREES for r in rows) else 1
+    print("\n".join(summary([*rows.values()])))
+    return 0 if all(r.difference <= AGREES for r in rows.values()) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
     parser.add_argument("--threads", type=positive, default=available_threads())
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/bench/memory"), help="libraries are kept here"
