@@ -3,8 +3,8 @@ any machine; ``python -m bench gpu measure``, on a machine with a GPU, checks an
 that lies in the folder, and writes JSON after each model.
 
 ``prepare --folder build/gpu [--models vit-base-16,...] [--batches 1,8,32] [--precision fp16]
-[--target cuda:sm_90a] [--launches persistent]``: the ONNX files in float32 and float16, and gtco's
-libraries.
+[--target cuda:sm_90a] [--launches persistent] [--untrusted]``: the ONNX files in float32 and
+float16, and gtco's libraries.
 
 ``measure --folder build/gpu [--json FILE] [--rounds 7] [--peers torch,...]``: each system lives in
 a process of its own, all but one stopped (``bench/harness.py``). Inputs and outputs stay on the
@@ -84,6 +84,7 @@ def _compile(stem: Path, options: argparse.Namespace, job: dict[str, Any]) -> No
             target=options.target,
             precision=options.precision,
             launches=launches,
+            untrusted=options.untrusted,
         )
 
     try:
@@ -214,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     ready.add_argument("--target", default="cuda:sm_90a")
     # the libraries are launched in both ways where they can, so that one run measures both
     ready.add_argument("--launches", choices=LAUNCHES, default="persistent")
+    ready.add_argument("--untrusted", action="store_true", help="pick wgmma too: see docs/cuda.md")
     ready.add_argument(
         "--batches", type=lambda text: [positive(n) for n in text.split(",")], default=[1, 8, 32]
     )

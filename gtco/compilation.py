@@ -214,7 +214,7 @@ class Compilation:
         from gtco.search.recorded import RecordedPolicy
 
         if isinstance(machine, GpuTarget):
-            policy = GpuPolicy(machine)
+            policy = GpuPolicy(machine, self.options.untrusted)
             return policy if records is None else self.measured_elsewhere(policy, records)
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None

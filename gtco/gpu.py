@@ -23,7 +23,8 @@ class GpuTarget:
     bytes a second; ``l2`` in bytes; ``shared`` the bytes of shared memory that one block may have,
     ``shared_sm`` and ``threads_sm`` what a multiprocessor has for all its blocks; ``registers_sm``
     32-bit registers; ``rates`` FLOPs a clock of one multiprocessor by unit: ``fma`` (CUDA cores,
-    float32), ``mma:float16`` and ``mma:bfloat16`` (Tensor Cores, float32 sums), where it has them.
+    float32), ``mma:float16`` and ``mma:bfloat16`` (Tensor Cores, float32 sums), where it has them,
+    and ``wgmma:`` of both by warp groups.
     """
 
     name: str
@@ -102,9 +103,10 @@ def _gpu(
 
 
 _TURING, _AMPERE = _rates(128, 512, 0), _rates(128, 2048, 2048)
-# Hopper's kernels are made of mma.sync, which reaches some 63% of its Tensor Cores' 4096 FLOPs a
-# clock; wgmma alone has them all (Luo et al. 2024, arXiv:2402.13499).
-_ADA, _HOPPER = _rates(256, 512, 512), _rates(256, 2560, 2560)
+# mma.sync reaches some 63% of the 4096 FLOPs a clock of Hopper's Tensor Cores; wgmma alone has them
+# all (Luo et al. 2024, arXiv:2402.13499).
+_GROUPS = ("wgmma:float16", 4096.0), ("wgmma:bfloat16", 4096.0)
+_ADA, _HOPPER = _rates(256, 512, 512), (*_rates(256, 2560, 2560), *_GROUPS)
 # Otherwise sheets of the vendor: boost clock, memory, dense rates with float32 sums. (name,
 # architecture, multiprocessors, GHz, GB/s of memory, GB/s of L2, MiB of L2)
 GPUS: Mapping[str, GpuTarget] = {

@@ -107,6 +107,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "whole model, or what is predicted to be faster",
     )
     parser.add_argument(
+        "--untrusted",
+        action="store_true",
+        help="of GPUs: pick also kernels that are to be measured first (wgmma, of sm_90a), which "
+        "otherwise gtco candidates proposes",
+    )
+    parser.add_argument(
         "--threads",
         type=zero_or_more,
         default=0,
@@ -170,7 +176,8 @@ def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names = (
-        "target precision launches threads simplify simplify_timeout workers strict tune records"
+        "target precision launches untrusted threads simplify simplify_timeout workers strict tune "
+        "records"
     ).split()
     shapes = unique(options.shape, "--shape") or None
     return {"shapes": shapes} | {name: getattr(options, name) for name in names}

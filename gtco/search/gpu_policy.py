@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil, inf
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 from gtco.gpu import GpuTarget
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.cuda.program import Launch
-from gtco.tensor.space import Config, Sketch, configs
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Config, Pick, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
@@ -72,11 +74,14 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
 
 
 class GpuPolicy(PricingPolicy):
-    """Picks the config of least predicted time for a stage on one GPU."""
+    """Picks the config of least predicted time for a stage on one GPU, of those that may be
+    picked unmeasured (``Launch.trusted``), or of all that are there where ``untrusted`` says so.
+    """
 
-    def __init__(self, target: GpuTarget) -> None:
+    def __init__(self, target: GpuTarget, untrusted: bool = False) -> None:
         super().__init__(target)
         self.target: GpuTarget = target
+        self.untrusted = untrusted
         self._ranked: dict[object, tuple[Config, ...]] = {}
 
     def price(self, sketch: Sketch, config: Config) -> float:
@@ -88,13 +93,40 @@ class GpuPolicy(PricingPolicy):
         """Every config that can be launched, with its seconds. Sketches of one signature differ in
         what is done beside the loops, so of these the first one's best are all that is compared.
         """
+        found = self._compared(sketch)
+        return [config for _, config, _ in found], np.array([seconds for seconds, _, _ in found])
+
+    def _compared(self, sketch: Sketch) -> list[tuple[float, Config, bool]]:
+        """(seconds, config, may it be picked unmeasured?), of least predicted time first."""
         signature = getattr(sketch, "signature", None)
         known = self._ranked.get(signature) if signature is not None else None
-        priced = [(self.price(sketch, config), config) for config in known or configs(sketch)]
-        found = sorted((p for p in priced if p[0] < inf), key=lambda p: p[0])
+        constants, found = constant_bytes(sketch.stage), []
+        for config in known or configs(sketch):
+            launch: Any = sketch.workload(config)
+            seconds = self.seconds(launch, constants)
+            if seconds < inf:
+                found.append((seconds, config, self.untrusted or launch.trusted))
+        found.sort(key=lambda one: one[0])
         if signature is not None and known is None:
-            self._ranked[signature] = tuple(config for _, config in found[:RANKED])
-        return [config for _, config in found], np.array([seconds for seconds, _ in found])
+            kinds = ([c for _, c, trusted in found if trusted is kind] for kind in (True, False))
+            self._ranked[signature] = tuple(c for kind in kinds for c in kind[:RANKED])
+        return found
+
+    def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
+        """The ``n`` trusted configs of least predicted time, best first."""
+        trusted = (one for one in self._compared(sketch) if one[2])
+        return [Pick(sketch, config, seconds) for seconds, config, _ in islice(trusted, n)]
+
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """What is worth measuring: the ``n`` configs of :meth:`picks`, of which the best that are
+        not trusted take the last places, a quarter of them and one at least beside the first.
+        """
+        found = super().propose(stage, n)
+        sketches = space_of(stage, self.target).sketches
+        others = [one[:2] for x in sketches for one in self._compared(x) if not one[2]]
+        others.sort(key=lambda one: one[0])
+        taken = [config for _, config in others[: min(max(n // 4, 1), n - 1)]]
+        return found[: n - len(taken)] + taken
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """Seconds that no stage with this operator is predicted to take less than: its launch, and

@@ -142,5 +142,7 @@ def compilation(
 def test_cpus_have_no_launches() -> None:
     with pytest.raises(OptionError, match=r"launches=auto is for GPUs.*'x86-64-v3' is a CPU"):
         check_machine(CompileOptions(launches="auto"), target("x86-64-v3"))
+    with pytest.raises(OptionError, match=r"untrusted=True is for GPUs.*'x86-64-v3' is a CPU"):
+        check_machine(CompileOptions(untrusted=True), target("x86-64-v3"))
     with pytest.raises(OptionError, match="unknown launches 'fast': choose from graph"):
         CompileOptions(launches="fast")

@@ -35,7 +35,8 @@ class Launch:
     and takes at least once, ``traffic`` those that blocks ask of L2 all together; ``overlapped``:
     are loads under way while the block computes? ``flops`` is what the stage is counted for.
     ``staged``: the bytes that warps read of shared memory, all together; ``steps``: iterations of a
-    block that wait for one another, as those between two barriers of a loop over k.
+    block that wait for one another, as those between two barriers of a loop over k. ``trusted``:
+    may it be picked where no device has run it? What may not is proposed to be measured.
     """
 
     blocks: int
@@ -52,3 +53,4 @@ class Launch:
     overlapped: bool = True
     staged: float = 0.0
     steps: int = 1
+    trusted: bool = True

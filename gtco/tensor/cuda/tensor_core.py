@@ -119,6 +119,9 @@ class Row:
     until: int = 1000
     batch: int = 1
     unit: str = "mma"
+    # May it be picked before a device has run it? What the emulator knows of warp groups' products
+    # (descriptors, swizzles, proxies, what is under way) is what we read in the manual, no more.
+    trusted: bool = True
 
     @property
     def flops(self) -> int:
@@ -133,7 +136,7 @@ class Row:
 
     def rate(self, operand: str) -> str:
         """The unit of ``GpuTarget.rates`` that runs it."""
-        return f"mma:{operand}" if self.unit == "mma" else self.unit
+        return self.unit if self.unit == "fma" else f"{self.unit}:{operand}"
 
     def multiply(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         """What the row means: C + A B for [matrix, row, column] each, one loop a dimension, as eq.
@@ -228,6 +231,8 @@ def _wgmma(n: int) -> Row:
         Operand(("float32",), sums_64(n), "", "st.shared"),
         90,
         91,
+        unit="wgmma",
+        trusted=False,
     )
 
 
@@ -270,6 +275,8 @@ ROWS: Mapping[str, Row] = {
 # Those that device/gtco/mma.cuh emits, the best first. m16n8k16 takes half the instructions of
 # m16n8k8 for the same products, and WMMA is the same instructions behind hidden layouts.
 EMITTED = ("mma.m16n8k16", "mma.m16n8k8", "fma")
+# And those of device/gtco/wgmma.cuh, whose tile is a warp group's: it chooses among their columns.
+EMITTED_COLUMNS = (32, 64, 96, 128, 192, 256)
 
 
 # ---- rows that move
@@ -330,3 +337,9 @@ def emitted_rows(target: GpuTarget, operand: str) -> tuple[Row, ...]:
     found = [ROWS[name] for name in EMITTED if ROWS[name].admitted(target, operand)]
     cores = [row for row in found if row.unit == "mma" and target.rate(row.rate(operand))]
     return (*cores[:1], ROWS["fma"])
+
+
+def group_rows(target: GpuTarget, operand: str) -> tuple[Row, ...]:
+    """The emitted rows of warp groups, for operands that lie in shared memory along k."""
+    found = (ROWS[f"wgmma.m64n{n}k16"] for n in EMITTED_COLUMNS)
+    return tuple(row for row in found if row.admitted(target, operand))

@@ -41,8 +41,7 @@ void barrier(int which, int threads) {
   suspend();
 }
 
-// True for the last of the warp: it does the work of all and lets them go by `release`.
-static bool meet(Collective kind, uint64_t pc, void* operands) {
+bool meet(Collective kind, uint64_t pc, void* operands) {
   Fibre& self = *machine->running;
   Warp& warp = machine->warp[self.warp];
   self.pc = pc, self.waits = kind, self.operands = operands;
@@ -69,7 +68,7 @@ static bool meet(Collective kind, uint64_t pc, void* operands) {
 
 static Fibre* lanes() { return &machine->fibre[machine->running->warp * WARP]; }
 
-static void release() {
+void release() {
   flush_warp(machine->running->warp);
   Fibre* of = lanes();
   for (int i = 0; i < WARP; ++i) make_ready(of[i]);

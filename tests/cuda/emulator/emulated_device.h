@@ -16,6 +16,11 @@ enum Collective : int {
   MMA_BF16_16,
   MMA_HALF_8,
   GRID_BARRIER,
+  WGMMA_HALF,
+  WGMMA_BF16,
+  WGMMA_FENCE,
+  WGMMA_COMMIT,
+  WGMMA_WAIT,
 };
 
 unsigned char* shared_memory();

@@ -65,7 +65,9 @@ const char* name_of(int collective) {
                                       "shuffle_xor",   "shuffle_down",  "ldmatrix",
                                       "ldmatrix_trans", "mma_m16n8k16<half>",
                                       "mma_m16n8k16<bf16>", "mma_m16n8k8<half>",
-                                      "the barrier of all blocks"};
+                                      "the barrier of all blocks",
+                                      "wgmma<half>", "wgmma<bf16>", "wgmma_fence",
+                                      "wgmma_commit", "wgmma_wait"};
   return collective < 0 ? "nothing" : names[collective];
 }
 
@@ -166,7 +168,11 @@ static void call() {
 
 static void life() {
   call();
-  machine->running->done = true;
+  Fibre& self = *machine->running;
+  if (!self.products.empty()) {
+    fault(self.sums.front().pc, 0, "ends with products that it has not waited for");
+  }
+  self.done = true;
   if (++machine->finished == static_cast<int>(machine->job->threads)) leave();
   suspend();
   __builtin_unreachable();
@@ -182,6 +188,8 @@ void begin_block(uint32_t block) {
     Fibre& f = machine->fibre[t];
     f.thread = t, f.warp = t / WARP, f.lane = t % WARP, f.done = false, f.groups = 0;
     f.copies.clear();
+    f.products.clear(), f.sums.clear();
+    f.product_groups = f.fences = f.fences_before = f.fence_epoch = 0, f.fenced = false;
     // Six registers, the entry, and a return address that nothing returns to.
     void** top = reinterpret_cast<void**>(machine->stacks + (t + 1) * STACK - 64);
     top[6] = reinterpret_cast<void*>(life), top[7] = nullptr;
@@ -191,7 +199,7 @@ void begin_block(uint32_t block) {
   for (int w = 0; w * WARP < threads; ++w) {
     const int left = threads - w * WARP;
     machine->warp[w].lanes = left < WARP ? left : WARP;
-    machine->warp[w].arrived = machine->warp[w].in_barrier = 0;
+    machine->warp[w].arrived = machine->warp[w].in_barrier = machine->warp[w].group_arrived = 0;
   }
   machine->block_epoch = ++machine->epoch;
   begin_block_memory();

@@ -1,5 +1,5 @@
 // The emulated multiprocessor: one block at a time, its threads as fibres. fibres.cpp runs them,
-// collectives.cpp is what they do together, memory.cpp checks what they read and write, figures.cpp
+// collectives.cpp and warp_groups.cpp are what they do together, memory.cpp checks what they read and write, figures.cpp
 // counts what it would cost a GPU. A cooperative kernel's blocks are alive all at once, each with a
 // Machine: grid.cpp has what passes between them.
 #pragma once
@@ -68,6 +68,22 @@ struct Copy {
   uint32_t pc;
 };
 
+// Of warp groups: what a product reads of shared memory, in pieces of 16 bytes, until all of the
+// group's threads have waited for it.
+struct Product {
+  int waiting;
+  std::vector<uint32_t> pieces;
+};
+struct Pending {  // a thread's share in one
+  uint32_t product, group;
+  const float* d;
+};
+struct Sums {  // what `d` will be
+  float* d;
+  std::vector<float> values;
+  uint64_t pc;
+};
+
 struct Fibre {
   void* sp;
   int thread, warp, lane;
@@ -78,6 +94,11 @@ struct Fibre {
   uint32_t groups;    // of copies that it has committed
   std::vector<Copy> copies;  // under way
   int barrier;               // which of the block's it waits in
+  uint32_t product_groups;   // of products that it has committed
+  std::vector<Pending> products;
+  std::vector<Sums> sums;
+  bool fenced;  // by wgmma_fence
+  uint32_t fences, fences_before, fence_epoch;  // of fence_proxy: all, and those before that epoch
 };
 
 struct Warp {
@@ -86,11 +107,13 @@ struct Warp {
   Collective kind;
   uint64_t pc;  // where its first came to the collective
   uint32_t epoch;  // warp barriers so far, in all blocks
+  int group_arrived;  // of the first of a group: its warps that have come to a product
 };
 
 struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
   uint32_t write_epoch, write_warp_epoch, write_pc;
   uint32_t read_epoch, read_warp_epoch, read_pc;
+  uint32_t write_fences;  // that the writer had passed
   uint16_t writer, reader;
   bool read_by_lanes, read_by_warps;  // besides `reader`: others of its warp, and of other warps
 };
@@ -113,6 +136,8 @@ struct Machine {
   uint8_t* shared;
   std::vector<Shadow> shadow;
   std::vector<uint8_t> state;
+  std::vector<Product> products;  // of this block
+  std::vector<uint32_t> readers, reader_pc;  // of each 16 bytes: products under way
   // Of the grid's barriers: the epoch of the block when its first thread came to each, and when it
   // knew that all had come.
   std::vector<uint32_t> arrivals, passages;
@@ -126,6 +151,9 @@ uint32_t draw(uint32_t below);
 // Ends the run: what happened, at which instruction, and which other one has to do with it.
 [[noreturn]] void fault(uint64_t pc, uint64_t other, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
+// True for the last of the warp: it does the work of all and lets them go by `release`.
+bool meet(Collective kind, uint64_t pc, void* operands);
+void release();
 uint64_t place(const void* return_address);  // in the library; 0 is its start
 const char* who();                           // "block (0, 1, 0), thread 5"
 void meet_at(const Warp& warp, uint64_t pc);  // like the warp's first

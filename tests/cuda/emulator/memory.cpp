@@ -36,6 +36,9 @@ void begin_memory() {
 void begin_block_memory() {
   memset(machine->state.data(), UNWRITTEN, machine->job->shared);
   memset(machine->shared, 0xff, machine->job->shared);
+  machine->products.clear();
+  machine->readers.assign(machine->job->shared / 16 + 1, 0);
+  machine->reader_pc.assign(machine->job->shared / 16 + 1, 0);
 }
 
 void end_memory() {
@@ -110,6 +113,10 @@ static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
             "way", i, s.writer);
     }
     check_writer(s, i, pc, "writes");
+    if (machine->readers[i / 16]) {
+      fault(pc, machine->reader_pc[i / 16], "writes byte %u of shared memory, which a product that "
+            "has not been waited for reads", i);
+    }
     if (s.read_epoch == machine->epoch) {
       const bool same_warp = s.reader / WARP == self.warp;
       const bool same_time = s.read_warp_epoch == warp_epoch;
@@ -121,6 +128,7 @@ static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
     }
     s.write_epoch = machine->epoch, s.write_warp_epoch = warp_epoch, s.write_pc = pc;
     s.writer = static_cast<uint16_t>(self.thread);
+    s.write_fences = self.fences;
     machine->state[i] = now;
   }
 }

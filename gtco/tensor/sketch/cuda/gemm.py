@@ -45,9 +45,9 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
-from gtco.tensor.cuda.tensor_core import Row, emitted_rows
+from gtco.tensor.cuda.tensor_core import Row, emitted_rows, group_rows
 from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
-from gtco.tensor.sketch.cuda.gemm_tiles import Tiles
+from gtco.tensor.sketch.cuda.gemm_tiles import GROUP_DEPTH, GROUP_ROWS, Tiles
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -57,7 +57,7 @@ MAPPINGS = 3  # options: a narrower one that wastes as much has less reuse and a
 SMALL = 2.0  # times what there is to multiply
 GROUP = 8  # rows of tiles that are walked together
 LANES = 8  # that operations are counted for at once; each does one for each
-UNITS = {"mma": "TensorCores", "fma": "CudaCores"}  # of gemm.cuh
+UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # of mma.cuh
 TILINGS: tuple[tuple[str, Role], ...] = (
     ("block", "block"),
     ("warps", "parallel"),
@@ -108,11 +108,20 @@ class CudaGemm:
     @cached_property
     def rows(self) -> Mapping[str, Row]:
         """The register level, what multiplies, by name: CUDA cores beside Tensor Cores only where
-        these would multiply a ``SMALL`` part of zeros (Helix, Fig. 12).
+        these would multiply a ``SMALL`` part of zeros (Helix, Fig. 12), and warp groups where
+        their tiles waste little more than a warp's.
         """
         best, *others = emitted_rows(self.target, self.operand)
         waste = min(x.product.waste(best.extents) for x in self.mappings.values())
-        return {row.name: row for row in (best, *(others if waste >= SMALL else ()))}
+        groups = [
+            row
+            for row in group_rows(self.target, self.operand)
+            if any(
+                x.product.waste((*row.extents[:2], GROUP_DEPTH)) <= WASTE * waste and x.tilings(row)
+                for x in self.mappings.values()
+            )
+        ]
+        return {row.name: row for row in (best, *(others if waste >= SMALL else ()), *groups)}
 
     @cached_property
     def mappings(self) -> Mapping[str, Mapped]:
@@ -143,7 +152,11 @@ class CudaGemm:
         """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
         least wasteful first, and of those alike the widest, ``MAPPINGS`` at most.
         """
-        waste = {name: x.product.waste(row.extents) for name, x in self.mappings.items()}
+        waste = {
+            name: x.product.waste(row.extents)
+            for name, x in self.mappings.items()
+            if row.unit != "wgmma" or x.swizzled(row)
+        }
         least = min(waste.values())
         fitting = [
             name
@@ -187,6 +200,10 @@ class CudaGemm:
         # what blocks ask of L2: rows and columns outside of the matrix are not read
         rows, columns = min(bm, m), min(bn, n)
         asked = item * (rows + columns) * outer * depth * tiles.blocks
+        if tiles.row.unit == "wgmma":  # of a group together
+            read_rows = tiles.warps // 4 * (GROUP_ROWS + bn)
+        else:
+            read_rows = tiles.warps * (wm + wn)
         return Launch(
             blocks=tiles.blocks,
             threads=tiles.threads,
@@ -199,8 +216,9 @@ class CudaGemm:
             written=written,
             traffic=asked + written,
             flops=self.view.flops,
-            staged=steps * tiles.warps * (wm + wn) * bk * item + 8.0 * tiles.blocks * bm * bn,
+            staged=steps * read_rows * bk * item + 8.0 * tiles.blocks * bm * bn,
             steps=tiles.slices + tiles.parts - 1,
+            trusted=tiles.row.trusted,
         )
 
     @cached_property
@@ -232,6 +250,7 @@ class CudaGemm:
         row = next(iter(self.rows.values()))
         ways = best.a(row), best.b(row), best.transposed
         names = tuple(self.mappings)  # which a config says
+        names += tuple(self.rows)
         return (self.name, self.target.name, *kinds, names, extents, *ways, prod(v.a_shape))
 
     # the program ----------------------------------------------------------------------------------
@@ -281,7 +300,7 @@ class CudaGemm:
             f"using {name} = gtco::{name}<{', '.join(map(str, values))}>;  // {what}"
             for name, values, what in types
         ]
-        plan = f"gtco::Plan<{element}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"
+        plan = f"gtco::Plan<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"
         return "\n".join(
             [
                 *lines,

@@ -92,9 +92,19 @@ class Mapped:
             )
         return known[row.unit, source.letter]
 
+    def swizzled(self, row: Row) -> bool:
+        """Do both operands come to shared memory as they are, in whole pieces along k? Then warp
+        groups multiply them out of it; what is computed on its way, or lies along rows or columns,
+        is left to rows whose fragments pass through registers.
+        """
+        return all(
+            x.way == "packed" or (x.way == "in_place" and x.along_k)
+            for x in (self.a(row), self.b(row))
+        )
+
     def _whole(self, row: Row, letter: str) -> int:
         """Rows or columns that a warp reads at once where these lie side by side."""
-        if row.unit == "mma":
+        if row.unit != "fma":
             return 1
         return CHUNK // ITEM_BYTES[self.operand] * row.extents["ab".index(letter)]
 
@@ -180,7 +190,9 @@ class Mapped:
         readings = (self.a(row), "a"), (self.b(row), "b")
         m, n = (1 if x.along_k else self._whole(row, letter) for x, letter in readings)
         least = m, n
-        for block in block_options(self.target, self.operand, self.product.extents):
+        if row.unit == "wgmma" and not self.swizzled(row):
+            return
+        for block in block_options(self.target, self.operand, self.product.extents, row):
             fitting: dict[Option, tuple[int, ...]] = {}
             for warps in warp_options(block, row, least):
                 tiles = self.tiles(row, block, warps, 2)

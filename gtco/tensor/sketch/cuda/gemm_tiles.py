@@ -27,6 +27,9 @@ PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
 # Multiply-adds an element that a block loads (DyGen, eq. 5): at least this, and where a tile of
 # TYPICAL leaves no multiprocessor idle at least that one's half.
 LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
+# Warp groups: rows of one, of a block, steps of a slice (a swizzled row of 128 bytes), and bytes
+# that it takes for tiles to begin where swizzled ones must.
+GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Tiles:
         else:
             size = slab * (wn if wn % 16 == 8 else wn + 8)
         parts = m * n * 4 if self.parts > 1 else 0
-        return max(self.stages * self.stage, self.warps * size * 4, parts)
+        aligned = ALIGNED if self.row.unit == "wgmma" else 0
+        return aligned + max(self.stages * self.stage, self.warps * size * 4, parts)
 
     @cached_property
     def registers(self) -> int:
@@ -104,7 +108,9 @@ class Tiles:
     @cached_property
     def _settled(self) -> int:
         wm, wn = self.warp
-        if self.row.unit == "mma":
+        if self.row.unit == "wgmma":
+            held = 24  # descriptors, and what is on its way to the next slices
+        elif self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:  # and a fragment of the next step, or addresses
             held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8) + 32
@@ -138,12 +144,16 @@ def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_options(
-    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int]
+    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int], row: Row
 ) -> Iterator[tuple[int, int, int]]:
     """(B_m, B_n, B_k): none much larger than the product, none of less intensity than it deserves,
     slices neither tiny nor huge.
     """
     batch, m, n, _, depth = extents
+    if row.unit == "wgmma":
+        for bm in _upto(m, GROUP_BLOCKS):
+            yield bm, row.extents[1], GROUP_DEPTH
+        return
     ms, ns = _upto(m, EXTENTS), _upto(n, EXTENTS)
     ks = _upto(depth, DEPTHS)[-3:]
     whole = batch * ceil(m / TYPICAL[0]) * ceil(n / TYPICAL[1])
@@ -171,6 +181,9 @@ def warp_options(
     the block's tile and slice are too small for four. Tiles are multiples of ``least``.
     """
     bm, bn, bk = block
+    if row.unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
+        yield GROUP_ROWS // 4, bn, 1
+        return
     step = 16 if row.unit == "mma" else 8
     found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
     shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
@@ -190,6 +203,7 @@ def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
     """Slices in shared memory at once, as many as k has: asynchronous copies begin with sm_80, and
     before that the next slice waits in registers while one multiplies.
     """
-    wanted = (4, 3, 2) if oldest(target) >= 80 else (2,)
+    least = 3 if tiles.row.unit == "wgmma" else 2  # a slice that is read has a slot of its own
+    wanted = range(4, least - 1, -1) if oldest(target) >= 80 else (2,)
     fitting = [s for s in wanted if replace(tiles, stages=s).fits(target)]
-    return tuple([s for s in fitting if s <= max(tiles.slices, 2)][:2])
+    return tuple([s for s in fitting if s <= max(tiles.slices, least)][:2])

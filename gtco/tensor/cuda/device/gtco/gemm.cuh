@@ -290,7 +290,7 @@ struct Mover<T, Tile, Shape, EXTENT, THREADS, ComputedRuns<ALONG, RUN, F>> {
 
 // ---- the kernel's numbers, which the host reckons with too (sketch/cuda/gemm.py)
 
-template <class T, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST>
+template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST>
 struct Plan {
   static constexpr int ACROSS = Block::N / Warps::N, DOWN = Block::M / Warps::M;
   static constexpr int SHARE = ACROSS * DOWN;  // warps that have a tile of their own
@@ -307,8 +307,10 @@ struct Plan {
   static constexpr int PITCH = ROWS_FIRST ? SLAB + 4 : Warps::N % 16 == 8 ? Warps::N : Warps::N + 8;
   static constexpr int SLAB_BYTES = (ROWS_FIRST ? Warps::N : SLAB) * PITCH * 4;
   static constexpr int PARTS_BYTES = Warps::PARTS > 1 ? Block::M * Block::N * 4 : 0;
+  // Dynamic shared memory begins at a multiple of 128 bytes, and swizzled tiles at one of 1024.
+  static constexpr int ALIGNED = Unit::ASYNCHRONOUS ? 1024 - 128 : 0;
   static constexpr int SHARED =
-      larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
+      ALIGNED + larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
 };
 
 // What a warp's sums are given to, one or two neighbours of a row at a time.
@@ -352,15 +354,18 @@ struct Slab {
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
           bool ROWS_FIRST = false, class A, class B, class Store>
 __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const Store& store) {
-  using Numbers = Plan<T, Shape, Block, Warps, STAGES, ROWS_FIRST>;
+  using Numbers = Plan<T, Unit, Shape, Block, Warps, STAGES, ROWS_FIRST>;
   using TileA = Operand<T, A::along_k, Block::M, Block::K>;
   using TileB = Operand<T, B::along_k, Block::N, Block::K>;
-  constexpr int SLICES = Numbers::SLICES, AHEAD = STAGES - 1;
+  // A slice that may still be read while the next one is multiplied has a slot of its own.
+  constexpr int SLICES = Numbers::SLICES, AHEAD = STAGES - (Unit::ASYNCHRONOUS ? 2 : 1);
   constexpr int STEPS = Block::K / Warps::PARTS / Unit::STEP;
-  static_assert(STAGES >= 2, "one stage is multiplied while others are under way");
+  static_assert(AHEAD >= 1, "one stage is multiplied while others are under way");
   static_assert(Block::M % Warps::M == 0 && Block::N % Warps::N == 0, "whole warps");
   static_assert(STEPS * Warps::PARTS * Unit::STEP == Block::K, "whole steps");
-  GTCO_SHARED(shared);
+  GTCO_SHARED(room);
+  unsigned char* shared = room;
+  if constexpr (Unit::ASYNCHRONOUS) shared = Unit::aligned(room);
 
   const int batch = block / (Numbers::TILES_M * Numbers::TILES_N);
   const int tile = block % (Numbers::TILES_M * Numbers::TILES_N);
@@ -401,6 +406,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
   // The slices' copies end: the next is there, and nobody reads the slot any more that comes next.
   const auto arrived = [&]() {
     copy_wait<AHEAD - 1>();
+    if constexpr (Unit::ASYNCHRONOUS) Unit::visible();
     sync<Numbers::THREADS>();
   };
   if constexpr (Unit::FETCHES) {
@@ -410,6 +416,8 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
 #pragma unroll 1
   for (int s = 0; s < SLICES; ++s) {
     if constexpr (!Unit::FETCHES) arrived();
+    if constexpr (Unit::ASYNCHRONOUS)
+      share.template begin<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m);
     const bool more = s + AHEAD < SLICES;
     if (more) begin(writing);
     copy_commit();
@@ -429,6 +437,10 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
         share.multiply();
       }
       if (AHEAD > 1 && more) end(writing);
+    } else if constexpr (Unit::ASYNCHRONOUS) {
+      if (more) end(writing);
+      share.template wait<1>();  // all others: behind the next barrier nobody reads their slots
+      reading = reading + 1 == STAGES ? 0 : reading + 1;
     } else {
       share.template add<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m, n, k);
       if (more) end(writing);
@@ -436,6 +448,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     }
     writing = writing + 1 == STAGES ? 0 : writing + 1;
   }
+  if constexpr (Unit::ASYNCHRONOUS) share.template wait<0>();
 
   float* const sums = reinterpret_cast<float*>(shared);
   if constexpr (Warps::PARTS > 1) {

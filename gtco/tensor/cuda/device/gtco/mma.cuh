@@ -2,6 +2,7 @@
 // CUDA cores with the same interface. gtco/tensor/cuda/tensor_core.py has the fragments' layouts.
 #pragma once
 #include "gtco/tile.cuh"
+#include "gtco/wgmma.cuh"
 
 namespace gtco {
 
@@ -78,17 +79,38 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
 
 // ---- a warp's share: sums[M, N] in registers
 
+// Sums as m16n8's fragments have them, which wgmma's of a warp's 16 rows are too.
+template <int ROWS, int COLUMNS>
+struct FragmentSums {
+  float sums[ROWS][COLUMNS][4] = {};
+
+  // put(row, column, sum, sum of the next column) for all of this lane's in the rows [first, first +
+  // count), both multiples of 16; `first` is a constant where loops are unrolled.
+  template <class Put>
+  __device__ __forceinline__ void each(int first, int count, Put put) {
+    const int row = lane() / 4, column = lane() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+      if (i * 16 >= first && i * 16 < first + count)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; e += 2)
+            put(i * 16 - first + row + e * 4, j * 8 + column, sums[i][j][e], sums[i][j][e + 1]);
+  }
+};
+
 // Tensor Cores. Fragments are held twice: while one step multiplies, those of the next are under way
 // (GTCO, Fig. 10), also where it is in another slice of k.
 struct TensorCores {
   static constexpr int STEP = 16;
-  static constexpr bool FETCHES = true;
+  static constexpr bool FETCHES = true, ASYNCHRONOUS = false;
 
   template <class T, class A, class B, int M, int N>
-  struct Warp {
+  struct Warp : FragmentSums<M / 16, N / 8> {
     static constexpr int ROWS = M / 16, COLUMNS = N / 8;
     static_assert(M % 16 == 0 && N % 8 == 0, "whole instructions");
-    float sums[ROWS][COLUMNS][4] = {};
+    using FragmentSums<ROWS, COLUMNS>::sums;
 
     uint32_t a[ROWS][4], b[COLUMNS][2], next_a[ROWS][4], next_b[COLUMNS][2];
 
@@ -118,29 +140,56 @@ struct TensorCores {
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) mma<T>(sums[i][j], a[i], b[j]);
     }
+  };
+};
 
-    // put(row, column, sum, sum of the next column) for all of this lane's in the rows [first,
-    // first + count), both multiples of 16; `first` is a constant where loops are unrolled.
-    template <class Put>
-    __device__ __forceinline__ void each(int first, int count, Put put) {
-      const int row = lane() / 4, column = lane() % 4 * 2;
+#if GTCO_ARCH >= 900
+// Tensor Cores by warp groups: a warp's tile is 16 rows of as many columns as the block's, and four
+// warps below one another multiply together, out of shared memory, while they bring the next slices.
+struct WarpGroups {
+  static constexpr int STEP = 16;
+  static constexpr bool FETCHES = false, ASYNCHRONOUS = true;
+
+  static __device__ __forceinline__ unsigned char* aligned(unsigned char* shared) {
+    return swizzle_aligned(shared);
+  }
+  static __device__ __forceinline__ void visible() { fence_proxy(); }
+
+  template <class T, class A, class B, int M, int N>
+  struct Warp : FragmentSums<1, N / 8> {
+    static_assert(M == 16 && A::length % 64 == 0 && B::length == N, "four warps have 64 rows");
+    static_assert(A::along_k && B::along_k && A::depth * sizeof(T) == SWIZZLED_BYTES &&
+                  B::depth == A::depth, "both operands lie as the descriptor says");
+    using FragmentSums<1, N / 8>::sums;
+
+    // Begins sums += A[m.., ] B, a slice.
+    template <int STEPS>
+    __device__ __forceinline__ void begin(const unsigned char* a_tile, const unsigned char* b_tile,
+                                          int m) {
+      const uint64_t a = wgmma_descriptor(a_tile + m / 64 * 64 * SWIZZLED_BYTES);
+      const uint64_t b = wgmma_descriptor(b_tile);
+      wgmma_fence(sums[0]);
 #pragma unroll
-      for (int i = 0; i < ROWS; ++i)
-        if (i * 16 >= first && i * 16 < first + count)
-#pragma unroll
-          for (int j = 0; j < COLUMNS; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; e += 2)
-              put(i * 16 - first + row + e * 4, j * 8 + column, sums[i][j][e], sums[i][j][e + 1]);
+      for (int step = 0; step < STEPS; ++step) {
+        const int on = step * STEP * int(sizeof(T)) >> 4;  // as descriptors count
+        wgmma_m64nNk16<T, N>(sums[0], a + on, b + on);
+      }
+      wgmma_commit();
+    }
+    // Until no more than the latest SLICES slices are under way.
+    template <int SLICES>
+    __device__ __forceinline__ void wait() {
+      wgmma_wait<SLICES>(sums[0]);
     }
   };
 };
+#endif
 
 // CUDA cores: float32, and what Tensor Cores do not multiply. A warp is 4 x 8 lanes; where rows (or
 // columns) are along k in shared memory a lane's are 4 (8) apart, else it has neighbours.
 struct CudaCores {
   static constexpr int STEP = 8;
-  static constexpr bool FETCHES = false;
+  static constexpr bool FETCHES = false, ASYNCHRONOUS = false;
 
   template <class T, class A, class B, int M, int N>
   struct Warp {
