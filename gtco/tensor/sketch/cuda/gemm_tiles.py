@@ -109,7 +109,7 @@ class Tiles:
     def _settled(self) -> int:
         wm, wn = self.warp
         if self.row.unit == "wgmma":
-            held = 24  # descriptors, and what is on its way to the next slices
+            held = 28 + wn // 8  # descriptors, and places of what is on its way
         elif self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:  # and a fragment of the next step, or addresses
