@@ -111,7 +111,8 @@ __device__ __forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], uint64_t a,
   GTCO_WGMMA_OF(192, "%96, %97", "0, 0", "l"(a), "l"(b))
   GTCO_WGMMA_OF(256, "%128, %129", "0, 0", "l"(a), "l"(b))
 }
-// A in registers: each warp's 16 rows as mma_m16n8k16 has them.
+// A in registers: each warp's 16 rows as mma_m16n8k16 has them. They too must stay as they are until
+// the product was waited for, which no test can see.
 #define GTCO_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
 template <class T, int N>
 __device__ __forceinline__ void wgmma_m64nNk16(float (&d)[N / 8][4], const uint32_t (&a)[4],
