@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
+import torch
 
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.gpu import gpu_target
 from gtco.search.gpu_policy import GpuPolicy, occupancy
-from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.cuda.persistent import persistent_program
+from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.tensor_core import EMITTED_COLUMNS
 from gtco.tensor.sketch.cuda import gemm
 from gtco.tensor.sketch.cuda.gemm import CudaGemm
 from gtco.tensor.space import Config, build, configs
 from gtco.tensor.stage import Stage
+from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_gemm import STAGES, N, T, chain, check, conv, dense, sketch_of
+from tests.cuda.whole import emulated, outputs
 from tests.kernels import fresh_seed
+from tests.unit.test_models import seeded
 
 HOPPER = "cuda:sm_90a"
 ROW = "wgmma.m64n{}k16"
@@ -135,3 +142,47 @@ def test_they_are_measured_before_they_are_picked() -> None:
     assert other is not None and str(other.config["row"]).startswith("wgmma")
     assert other.seconds < pick.seconds
     assert other.seconds == policy.price(other.sketch, other.config)
+
+
+@pytest.mark.parametrize("launches", ["graph", "persistent"])
+def test_a_model_by_warp_groups(
+    driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: str
+) -> None:
+    """Where a policy that may pick them finds them cheap; in one kernel for the whole model too,
+    whose shared memory does not begin where swizzled tiles must.
+    """
+    seconds = GpuPolicy.seconds
+
+    def cheap(policy: GpuPolicy, launch: Launch, constants: float = 0.0) -> float:
+        found = seconds(policy, launch, constants)
+        return found / 10 if launch.unit.startswith("wgmma") else found
+
+    monkeypatch.setattr(GpuPolicy, "seconds", cheap)
+    layers = torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 90)
+    module, x = seeded(torch.nn.Sequential(*layers)), torch.randn(120, 64)
+    report, model, workers = emulated(
+        driver, tmp_path, module, (x,), "sm_90a", precision="fp16", launches=launches,
+        untrusted=True,
+    )  # fmt: skip
+    texts = [program.source for program, _ in workers.programs.values()]
+    assert any("gtco::WarpGroups" in text for text in texts)
+    assert report.launches == launches
+    with model:
+        rows = [stage["schedule"].get("row", "") for stage in model.stages]
+        assert any(str(row).startswith("wgmma") for row in rows), rows  # as gtco inspect shows
+        (got,) = outputs(model, workers, {model.inputs[0].name: x.numpy()}).values()
+    wanted = module.double()(x.double()).detach().numpy()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=4e-3 * np.abs(wanted).max())
+
+
+def test_machine_code_of_one_kernel_for_all() -> None:
+    """A stage of warp groups beside one of warps, as the persistent kernel has them."""
+    target, programs = gpu_target(HOPPER), {}
+    for symbol, row in (("gtco_0", ROW.format(128)), ("gtco_1", "mma.m16n8k16")):
+        sketch = sketch_of(LARGE["feed_forward"], target)
+        made = build(sketch, next(configs(sketch, {"row": row})), symbol)
+        assert isinstance(made, CudaProgram)
+        programs[symbol] = made
+    image = compile_cuda(persistent_program("all", programs).source, "sm_90a")
+    assert not image.spills and "serialized" not in image.log, image.log
+    assert machine_code(image.cubin)["all"].count("HGMMA") >= 4

@@ -61,7 +61,10 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
 
 
 def _function(symbol: str, program: CudaProgram) -> str:
-    """The kernel as a function of its block's number, and what does all blocks of a step."""
+    """The kernel as a function of its block's number, and what does all blocks of a step: a
+    function of its own, but where warp groups multiply, whose products ptxas would put barriers
+    between behind a call.
+    """
     found = _KERNEL.search(program.source)
     assert found and found["symbol"] == symbol, "tensor/cuda/source.py prints kernels like this"
     types = _PARAMETER.findall(found["parameters"])
@@ -69,11 +72,12 @@ def _function(symbol: str, program: CudaProgram) -> str:
     text = _INCLUDE.sub("", program.source).lstrip("\n")
     head = f"__device__ __forceinline__ void {symbol}(\n    const int block,\n"
     text = text.replace(found[0], f"{head}{found['parameters']}) {{\n")
+    inlined = "__forceinline__" if "gtco::WarpGroups" in program.source else "__noinline__"
     buffers = ", ".join(f"gtco::buffer<{kind}>({n})" for n, kind in enumerate(types))
     return "\n".join(
         [
             text.rstrip("\n"),
-            f"static __device__ __noinline__ void {symbol}_blocks(int blocks) {{",
+            f"static __device__ {inlined} void {symbol}_blocks(int blocks) {{",
             f"  gtco::each_block<{program.threads}>(blocks, [](int block) {{",
             f"    {symbol}(block, {buffers});",
             "  });",
