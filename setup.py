@@ -79,7 +79,7 @@ setup(
     },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx", "rich"],
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["gtco=gtco.cli:main"]},
+    entry_points={"console_scripts": ["gtco=gtco.__main__:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",

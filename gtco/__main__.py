@@ -1,5 +1,26 @@
-"""``python -m gtco`` is ``gtco``."""
+"""``gtco``, and ``python -m gtco``: the command line as a process.
 
-from gtco.cli import main
+Imports nothing before :func:`main`, since Ctrl-C while the commands are imported is Ctrl-C too.
+"""
 
-raise SystemExit(main())
+import signal
+import sys
+
+
+def main() -> int:
+    """Run the command that ``sys.argv`` names; its exit code (``gtco/cli``)."""
+    try:
+        from gtco.cli import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        if "--debug" in sys.argv:
+            raise
+        print("interrupted", file=sys.stderr)
+        return 130
+    finally:  # how it ends is known: nothing shall come between
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

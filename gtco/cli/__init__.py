@@ -2,7 +2,8 @@
 | doctor``.
 
 Exit codes: 0 done; 1 a ``GtcoError`` (its text on standard error; ``--debug`` shows the traceback);
-2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end.
+2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end, and a second one
+does not cut that short.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gtco.cli import (
     bench_command,
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code; wrong usage raises ``SystemExit(2)``."""
     options = parser().parse_args(argv)
     try:
-        with _sigterm_as(_Terminated), guarded(options.label):
+        with _stopped_once(), guarded(options.label):
             return int(options.main(options))
     except GtcoError as error:
         if options.debug:
@@ -93,15 +94,24 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _sigterm_as(error: type[BaseException]) -> Iterator[None]:
-    def stop(*_: object) -> NoReturn:
-        raise error
-
+def _stopped_once() -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` and SIGTERM :class:`_Terminated`; from then on neither
+    does anything, so that what is cleaned up is cleaned up whole."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+
     try:
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else as it was set
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -113,6 +113,61 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     assert not psutil.wait_procs(processes, timeout=30)[1]
 
 
+# Runs `python -m gtco`, which gets Ctrl-C as it imports argv[1].
+WHILE_IMPORTING = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+wanted = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("gtco", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["gtco.cli", "numpy.linalg", "gtco.cli.doctor_command"])
+def test_ctrl_c_before_the_command_begins(module: str, root: Path, tmp_path: Path) -> None:
+    child = start(root, tmp_path, WHILE_IMPORTING, module, "doctor")
+    output, errors = child.communicate(timeout=200)
+    assert (child.returncode, output, errors) == (130, "", "interrupted\n")
+
+
+# Runs `gtco compile`, which gets Ctrl-C as it verifies, and again and again as it cleans up.
+AGAIN = """
+import os, shutil, signal, sys
+from gtco import verification
+from gtco.runtime import publish
+def interrupt(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+remove = shutil.rmtree
+def removed(*arguments, **options):
+    interrupt()
+    os.kill(os.getpid(), signal.SIGTERM)
+    remove(*arguments, **options)
+    print("cleaned up")
+verification.verify = interrupt
+publish.shutil.rmtree = removed
+sys.argv[1:1] = ["compile"]
+from gtco.__main__ import main
+code = main()
+interrupt()
+raise SystemExit(code)
+"""
+
+
+def test_a_second_ctrl_c_does_not_cut_cleaning_up_short(root: Path, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    (tmp_path / "out").mkdir()
+    library = str(tmp_path / "out" / "mlp.so")
+    options = ["-o", library, "--verify", "--tune", "off"]
+    child = start(root, tmp_path, AGAIN, str(tmp_path / "mlp.onnx"), *options)
+    output, errors = child.communicate(timeout=200)
+    assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
+    assert "cleaned up" in output and "Traceback" not in errors
+    assert not list((tmp_path / "out").iterdir())
+
+
 @pytest.mark.scheduled
 def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
     """Again and again, at a random moment of a compile of a real model."""

@@ -55,7 +55,7 @@ def test_packages_entry_point_and_sources(arguments, root):
     assert not any(p.startswith("tests") for p in packages)
     for folder in (p for p in (root / "gtco").rglob("*") if p.is_dir() and list(p.glob("*.py"))):
         assert ".".join(folder.relative_to(root).parts) in packages, f"{folder} has no __init__.py"
-    assert arguments["entry_points"]["console_scripts"] == ["gtco=gtco.cli:main"]
+    assert arguments["entry_points"]["console_scripts"] == ["gtco=gtco.__main__:main"]
     for package, patterns in arguments["package_data"].items():
         for pattern in patterns:
             assert list((root / package.replace(".", "/")).glob(pattern)), (
