@@ -324,6 +324,79 @@ def test_every_setting_of_an_onnx_peer_computes_the_model(system, tmp_path):
     np.testing.assert_allclose(found, feed["i0"] @ feed["i1"], rtol=1e-5)
 
 
+def test_onnx_peers_are_timed_at_their_best(tmp_path, monkeypatch):
+    """All optimisations and the threads that were asked for; the optimizer's setting runs what the
+    optimizer made."""
+    import onnxruntime as ort
+
+    path = save_graph(
+        tmp_path / "gelu.onnx",
+        [
+            helper.make_node("Div", ["x", "root"], ["a"]),
+            helper.make_node("Erf", ["a"], ["b"]),
+            helper.make_node("Add", ["b", "one"], ["c"]),
+            helper.make_node("Mul", ["x", "c"], ["d"]),
+            helper.make_node("Mul", ["d", "half"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, (2, 8))],
+        [("y", (2, 8))],
+    )
+    model = onnx.load(path)
+    for name, value in (("root", 2**0.5), ("one", 1.0), ("half", 0.5)):
+        model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, (), [value]))
+    onnx.save(model, path)
+    options = peers.onnxruntime_session(str(path), 3).get_session_options()
+    assert options.intra_op_num_threads == 3
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    assert peers.openvino_settings(3)["INFERENCE_NUM_THREADS"] == 3
+    assert peers.openvino_settings(3)["PERFORMANCE_HINT"] == "LATENCY"
+    opened = []
+    monkeypatch.setattr(
+        peers, "_open_onnxruntime", lambda _, file: opened.append(onnx.load(file).graph)
+    )
+    peers.open_onnxruntime_optimizer({"onnx": str(path)})
+    assert [node.op_type for node in opened[0].node] == ["Gelu"]
+
+
+@pytest.mark.parametrize(
+    ("system", "last", "compiled"),
+    [
+        ("torch", False, []),
+        ("torch:channels-last", True, []),
+        ("torch-compile", False, [(None, False)]),
+        ("torch-compile:max-autotune", False, [("max-autotune-no-cudagraphs", True)]),
+    ],
+)
+def test_every_setting_of_torch_is_what_its_name_says(
+    system, last, compiled, tmp_path, monkeypatch
+):
+    torch = pytest.importorskip("torch")
+    from torch._inductor import config
+
+    seen, asked, threads = [], [], []
+
+    class Convolution(torch.nn.Conv2d):
+        def forward(self, x):
+            nhwc = [t.is_contiguous(memory_format=torch.channels_last) for t in (x, self.weight)]
+            seen.append((nhwc, self.training, torch.is_inference_mode_enabled()))
+            return super().forward(x)
+
+    def compiler(module, mode=None):
+        asked.append((mode, config.freezing))
+        return module
+
+    monkeypatch.setattr("bench.wide.create", lambda name: Convolution(3, 8, 3))
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    np.savez(tmp_path / "in.npz", x=np.ones((2, 3, 6, 5), np.float32))
+    job = {"model": "small", "inputs": str(tmp_path / "in.npz"), "threads": 3}
+    with config.patch(freezing=False):
+        (found,) = OPENERS[system](job).outputs()
+    assert found.shape == (2, 8, 4, 3)
+    assert seen == [([last, last], False, True)]
+    assert asked == compiled and threads == [3]
+
+
 def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
     done = build(tmp_path / "absent.onnx", tmp_path / "m.so", 1)
     assert done.error.startswith("ModelError: cannot read") and done.seconds > 0
