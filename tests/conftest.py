@@ -26,3 +26,18 @@ settings.load_profile("gtco")
 def root() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Compiles of this process share their workers. Not those of the test that first imports the
+    compiler, where no module does: tests that need no TVM do not wait for it."""
+    if compiler := sys.modules.get("gtco.compiler"):
+        from tests.one_set_of_workers import OneSetOfWorkers
+
+        compiler.Workers = OneSetOfWorkers  # type: ignore[attr-defined]
+
+
+def pytest_sessionfinish() -> None:
+    if shared := sys.modules.get("tests.one_set_of_workers"):
+        shared.end()

@@ -57,6 +57,8 @@ LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
     "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
 ).split()
+# The C runtime's objects by compiler and sources: they are the same for every model of a process.
+_RUNTIME: dict[tuple[str, tuple[str, ...]], list[bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,7 @@ def _build(
     run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
+    objects += _runtime(sources, folder, compiler)
     run_compiler(
         [
             compiler,
@@ -262,7 +265,6 @@ def _build(
             f"-I{CSRC}",
             *LINK_FLAGS,
             "plan.c",
-            *(str(CSRC / source) for source in sources),
             "data.o",
             *objects,
             library,
@@ -277,6 +279,19 @@ def _build(
         header_source(artifact.name or stem, file_name, artifact.inputs, artifact.outputs)
     )
     return identity
+
+
+def _runtime(sources: Sequence[str], folder: Path, compiler: str) -> list[str]:
+    """Writes the C runtime's objects to the folder, and returns their names."""
+    key = (shutil.which(compiler) or compiler, tuple(sources))
+    names = [Path(source).with_suffix(".o").name for source in sources]
+    if key not in _RUNTIME:
+        files = [str(CSRC / source) for source in sources]
+        run_compiler([compiler, *COMPILE_FLAGS, f"-I{CSRC}", "-c", *files], folder)
+        _RUNTIME[key] = [(folder / name).read_bytes() for name in names]
+    for name, code in zip(names, _RUNTIME[key], strict=True):
+        (folder / name).write_bytes(code)
+    return names
 
 
 def _write_weights(artifact: Artifact | GpuArtifact, file: BinaryIO, header: int) -> bytes:

@@ -2,16 +2,14 @@
 
 ``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes all the
 way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
-test's. Three things are cut short, to fit over a thousand compiles in minutes: kernels are built in
-this process, not in workers (who reads the lines starts another process where this one dies),
-onnxsim runs in it too, and the C runtime, the same for every model, is compiled once.
+test's. Two things are cut short, to fit over a thousand compiles in minutes: kernels are built in
+this process, not in workers (who reads the lines starts another process where this one dies), and
+onnxsim runs in it too.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,10 +27,7 @@ from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.serve import answer
 from gtco.errors import GtcoError
 from gtco.frontend.simplify import SKIPPED
-from gtco.options import c_compiler
-from gtco.runtime.artifact import COMPILE_FLAGS, SOURCES
 from gtco.runtime.module import load
-from gtco.runtime.table import CSRC
 from gtco.verification.compare import is_float
 from tests.end_to_end.node_cases import NodeCase, cases
 
@@ -100,43 +95,18 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if is_float(array.dtype) else np.asarray(array)
 
 
-def compiler_with_runtime(folder: Path) -> Path:
-    """A C compiler that takes the runtime's sources as the objects they were compiled to before."""
-    cc = c_compiler()
-    for name in SOURCES:
-        command = [cc, *COMPILE_FLAGS, "-c", str(CSRC / name), "-o", str(folder / f"{name}.o")]
-        subprocess.run(command, check=True)
-    script = folder / "cc"
-    script.write_text(
-        f"""#!/bin/sh
-for argument; do
-    shift
-    case "$argument" in
-        "{CSRC}"/*.c) set -- "$@" "{folder}/$(basename "$argument").o" ;;
-        *) set -- "$@" "$argument" ;;
-    esac
-done
-exec {cc} "$@"
-"""
-    )
-    script.chmod(0o755)
-    return script
-
-
 def main(names: Iterable[str]) -> None:
     gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
     known = cases()
-    with tempfile.TemporaryDirectory(prefix="gtco-runtime-") as folder:
-        os.environ["CC"] = str(compiler_with_runtime(Path(folder)))
-        for name in names:
-            start = time.perf_counter()
-            try:
-                failure = run(known[name])
-            except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-            seconds = round(time.perf_counter() - start, 3)
-            print(json.dumps({"name": name, "failure": failure, "seconds": seconds}), flush=True)
+    for name in names:
+        start = time.perf_counter()
+        try:
+            failure = run(known[name])
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        seconds = round(time.perf_counter() - start, 3)
+        print(json.dumps({"name": name, "failure": failure, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":

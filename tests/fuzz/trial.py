@@ -13,45 +13,16 @@ import resource
 import sys
 import traceback
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 
 from gtco import compiler
-from gtco.codegen.workers import Workers
 from gtco.errors import GtcoError, InternalError
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
+from tests.one_set_of_workers import OneSetOfWorkers
 
 MEMORY = 16 << 30  # bytes of address space: a model that asks for more gets a MemoryError
-
-
-class OneSetOfWorkers(Workers):
-    """Workers that outlive a compile: starting them takes longer than a trial."""
-
-    kept: Workers | None = None
-
-    def __new__(cls, count: int) -> Any:
-        cls.kept = cls.kept or Workers(1)
-        return _Shared(cls.kept)
-
-
-class _Shared:
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
-
-    def __enter__(self) -> Workers:
-        return self.workers
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:  # jobs may be under way whose answers nobody reads
-            self.workers.__exit__()
 
 
 def run(library: Path) -> None:

@@ -1,7 +1,7 @@
 """Batches of drawn graphs compiled by gtco in this process and compared with ONNX Runtime.
 
 A compile of twenty graphs costs little more than one of a single graph. What is cut short is what
-:mod:`tests.end_to_end.node_runner` cuts short: workers, onnxsim's process, the C runtime.
+:mod:`tests.end_to_end.node_runner` cuts short: workers and onnxsim's process.
 
 The tolerance of an output is a share of its largest magnitude plus some times what small changes
 make of it, as ONNX Runtime (without its own fusions) sees it: of the inputs, of what products
@@ -12,7 +12,6 @@ fall either way, is held to no more than it is good for.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ import gtco.compiler
 import gtco.frontend.onnx
 from gtco.errors import GtcoError, UnsupportedError
 from gtco.runtime.module import load
-from tests.end_to_end.node_runner import InProcess, compiler_with_runtime, simplify
+from tests.end_to_end.node_runner import InProcess, simplify
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import SPECIAL
 
@@ -82,17 +81,13 @@ class Tally:
 @contextmanager
 def in_process() -> Iterator[None]:
     """Compiles in this process from here on."""
-    kept = gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim, os.environ.get("CC")
-    with tempfile.TemporaryDirectory(prefix="gtco-runtime-") as folder:
-        gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
-        gtco.frontend.onnx.run_onnxsim = simplify
-        os.environ["CC"] = str(compiler_with_runtime(Path(folder)))
-        try:
-            yield
-        finally:
-            gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim = kept[:2]  # type: ignore[misc]
-            del os.environ["CC"]
-            os.environ |= {} if kept[2] is None else {"CC": kept[2]}
+    kept = gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim
+    gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
+    gtco.frontend.onnx.run_onnxsim = simplify
+    try:
+        yield
+    finally:
+        gtco.compiler.Workers, gtco.frontend.onnx.run_onnxsim = kept  # type: ignore[misc]
 
 
 def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:

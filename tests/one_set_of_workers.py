@@ -1,0 +1,62 @@
+"""Workers that outlive a compile: each start of one imports TVM, which takes seconds of CPU, more
+than the kernels of a small model do.
+
+Real processes and real jobs, as a compile's own (``tests/unit/test_workers.py`` tests those). What
+starts ``gtco`` as a process of its own, or hands :class:`Workers` a command, has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from gtco.codegen.workers import Workers
+
+_kept: dict[int, tuple[dict[str, str], Workers]] = {}
+
+
+class OneSetOfWorkers(Workers):
+    """Given ``count`` alone, the same processes again, for as long as they are of use."""
+
+    def __new__(cls, count: int, **given: Any) -> Any:
+        if given:
+            return Workers(count, **given)
+        setting = surroundings()
+        kept = _kept.get(count)
+        if kept is None or kept[0] != setting:
+            if kept is not None:
+                kept[1].__exit__()
+            kept = _kept[count] = (setting, Workers(count))
+        return _Lent(kept[1])
+
+
+class _Lent:
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+
+    def __enter__(self) -> Workers:
+        return self.workers
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None or any(w.job for w in self.workers.workers):
+            self.workers.__exit__()  # answers may be on their way that nobody reads
+
+
+def surroundings() -> dict[str, str]:
+    """What workers are given of this process when they start."""
+    mine = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    return {**mine, "sys.path": os.pathsep.join(sys.path), "folder": os.getcwd()}
+
+
+def end() -> None:
+    """No process is left."""
+    for _, workers in _kept.values():
+        workers.__exit__()
+    _kept.clear()
