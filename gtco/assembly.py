@@ -38,10 +38,11 @@ def assemble(
     Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and
     ``launches``, the predicted seconds of a run by how it is launched, for who reads the library.
     """
-    places = _places(graph, generated.stages)
+    gpu = isinstance(target, GpuTarget)
+    places = _places(graph, generated.stages, generated.kernels if gpu else {})
     weights = _Weights(graph.constants)
     steps: list[Any] = []
-    for stage in generated.stages:
+    for number, stage in enumerate(generated.stages):
         kernel = generated.kernels[stage.key]
         buffers = [
             weights.place(given.name, kernel.packings.get(canonical.name))
@@ -50,6 +51,7 @@ def assemble(
             for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
         ]
         info = describe(stage, generated.choices[stage.key])
+        buffers += places.between.get(number, ())
         steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
     common: dict[str, Any] = {
         "name": name,
@@ -67,7 +69,12 @@ def assemble(
     }
     kernels = generated.kernels.values()
     if isinstance(target, GpuTarget):
-        return GpuArtifact(**common, images=images_of(kernels, target), persistent=persistent)
+        return GpuArtifact(
+            **common,
+            images=images_of(kernels, target),
+            persistent=persistent,
+            counter_bytes=places.counter_bytes,
+        )
     return Artifact(
         **common,
         kernels={f"{k.symbol}.o": k.code for k in kernels},
@@ -118,12 +125,17 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
 
 
 class _Places(dict[str, BufferRef]):
-    """Where each tensor that is no constant lies; ``arena_bytes`` is the arena's size."""
+    """Where each tensor that is no constant lies; ``arena_bytes`` is the arena's size. ``between``:
+    scratch and counters of the steps whose blocks work together; ``counter_bytes``, the arena's
+    last, are all of these steps' counters, which each leaves as it found them.
+    """
 
     arena_bytes = 0
+    counter_bytes = 0
+    between: Mapping[int, tuple[BufferRef, ...]]
 
 
-def _places(graph: Graph, stages: Sequence[Stage]) -> _Places:
+def _places(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]) -> _Places:
     first = {stage.output.output: i for i, stage in enumerate(stages)}
     last = dict(first)
     for i, stage in enumerate(stages):
@@ -131,12 +143,32 @@ def _places(graph: Graph, stages: Sequence[Stage]) -> _Places:
             if given.name in last:
                 last[given.name] = i
     inner = [name for name in first if name not in graph.outputs]
-    offsets, total = plan_arena([(graph.types[n].nbytes, first[n], last[n]) for n in inner])
-    places = _Places(zip(inner, (BufferRef("arena", o) for o in offsets), strict=True))
+    together = {
+        i: kernel
+        for i, stage in enumerate(stages)
+        if isinstance(kernel := kernels.get(stage.key), GpuKernel) and kernel.counters
+    }
+    offsets, total = plan_arena(
+        [
+            *((graph.types[n].nbytes, first[n], last[n]) for n in inner),
+            *((kernel.scratch, i, i) for i, kernel in together.items()),
+        ]
+    )
+    refs = [BufferRef("arena", o) for o in offsets]
+    places = _Places(zip(inner, refs[: len(inner)], strict=True))
+    counters = BufferRef("arena", total)
+    scratch = zip(together, refs[len(inner) :], strict=True)
+    places.between = {i: (ref, counters) for i, ref in scratch}
+    places.counter_bytes = counter_bytes(together.values())
     places |= {name: BufferRef("input", i) for i, name in enumerate(graph.inputs)}
     places |= {name: BufferRef("output", i) for i, name in enumerate(graph.outputs)}
-    places.arena_bytes = total
+    places.arena_bytes = total + places.counter_bytes
     return places
+
+
+def counter_bytes(kernels: Iterable[GpuKernel]) -> int:
+    """Room for the counters of any of these kernels."""
+    return round_up(4 * max((kernel.counters for kernel in kernels), default=0))
 
 
 class _Weights:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gtco.assembly import describe, images_of, step_of, versions
+from gtco.assembly import counter_bytes, describe, images_of, step_of, versions
 from gtco.codegen.build import Failure, GpuKernel, Job
 from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation
@@ -54,11 +54,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Room:
-    """Bytes of the weights: the constants' ring at 0, then floats, then zeros."""
+    """Bytes of the weights: the constants' ring at 0, then floats, then zeros. In the arena results
+    lie at 0, then ``scratch`` and ``counters`` of kernels whose blocks work together.
+    """
 
     ring: int
     floats: int
     zeros: int
+    results: int
+    scratch: int
+    counters: int
+
+    @property
+    def arena(self) -> int:
+        return self.results + self.scratch + self.counters
+
+    def between(self, candidate: Candidate) -> tuple[BufferRef, ...]:
+        """The kernel's scratch and counters, where it has some."""
+        if not candidate.kernel.counters:
+            return ()
+        places = self.results, self.results + self.scratch
+        return tuple(BufferRef("arena", place) for place in places)
 
 
 def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
@@ -87,7 +103,8 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
         inputs=(),
         outputs=tuple(checks.outputs),
         steps=(*_steps(groups, room), *compared),
-        arena_bytes=max(c.stage.output.type.nbytes for c in every),
+        arena_bytes=room.arena,
+        counter_bytes=room.counters,
         images=images_of((c.kernel for c in every), target),
         weights=[(0, normals), (normals.nbytes, zeros), *checks.constants],
         metadata={
@@ -201,6 +218,7 @@ class _Deal:
             else:
                 place, floats = floats, floats + nbytes
             buffers.append(BufferRef("weight", place))
+        buffers += self.room.between(candidate)
         return _step(candidate, (*buffers, BufferRef("arena", 0)), rival)
 
 
@@ -261,6 +279,7 @@ class _Checks:
                 else:
                     buffers.append(BufferRef("weight", zeros))
                     zeros += round_up(i.type.nbytes)
+            buffers += self.room.between(candidate)
             number, result = len(self.outputs), stage.output.type
             dtype = "uint16" if result.dtype == "bfloat16" else result.dtype
             self.outputs.append(TensorSpec(f"result_{number}", dtype, result.sizes))
@@ -300,4 +319,11 @@ def _room(candidates: Sequence[Candidate], constants: int, target: GpuTarget) ->
         )
 
     ring = max(most(True, True), min(round_up(constants), 2 * target.l2))
-    return _Room(ring, most(True, False), most(False, None))
+    return _Room(
+        ring,
+        most(True, False),
+        most(False, None),
+        max(round_up(c.stage.output.type.nbytes) for c in candidates),
+        max(round_up(c.kernel.scratch) for c in candidates),
+        counter_bytes(c.kernel for c in candidates),
+    )

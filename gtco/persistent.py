@@ -32,7 +32,7 @@ def persistent(
         programs[f"gtco_{key}"] = CudaProgram(
             kernel.source, kernel.grid, kernel.threads, kernel.shared
         )
-    most = max((len(stage.inputs) + 1 for stage in generated.stages), default=0)
+    most = max((_buffers(stage, generated) for stage in generated.stages), default=0)
     if not programs:
         return Rejection("no steps", "a model without a step")
     if tensors > MOST_TENSORS:
@@ -67,6 +67,13 @@ def persistent(
         },
     )
     return made, "\n".join(listings[:1])
+
+
+def _buffers(stage: Stage, generated: Generated) -> int:
+    """Of the stage's step: inputs, output, and what its blocks share."""
+    kernel = generated.kernels[stage.key]
+    assert isinstance(kernel, GpuKernel)
+    return len(stage.inputs) + 1 + (2 if kernel.counters else 0)
 
 
 def prefetch(stage: Stage, generated: Generated, most: int) -> tuple[int, int]:

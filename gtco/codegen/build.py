@@ -61,7 +61,7 @@ class Kernel:
 class GpuKernel(Kernel):
     """A kernel for GPUs: its machine code by architecture, in the place of an object file, and how
     it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`). ``source``: its CUDA C++,
-    which a model's persistent kernel is made of.
+    which a model's persistent kernel is made of. ``scratch`` and ``counters`` as the program's.
     """
 
     images: Mapping[str, Image]
@@ -69,6 +69,8 @@ class GpuKernel(Kernel):
     threads: int
     shared: int
     source: str
+    scratch: int = 0
+    counters: int = 0
     code: bytes = b""
     tasks: int = 1
     workspace: int = 0
@@ -130,6 +132,8 @@ def gpu_kernel(
         threads=program.threads,
         shared=program.shared,
         source=program.source,
+        scratch=program.scratch,
+        counters=program.counters,
         packings=dict(program.packings),
         text=listing(program, images) if job.text else "",
     )

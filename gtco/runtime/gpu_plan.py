@@ -21,7 +21,8 @@ Images = Mapping[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class GpuStep:
-    """One launch of ``kernel(*buffers)``, pointers to device memory in this order, the output last.
+    """One launch of ``kernel(*buffers)``, pointers to device memory in this order, the output last,
+    ahead of it where its blocks work together their scratch and counters.
 
     ``grid`` in blocks, ``threads`` of a block (along x), ``shared`` its dynamic shared memory in
     bytes: above 48 KiB it has to be asked for. ``info`` (JSON) is what ``gtco inspect`` shows.
@@ -61,7 +62,8 @@ class GpuArtifact:
     """A model for GPUs, ready to be written; fields as those of
     :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
     of the architectures that were asked for. ``persistent``: the kernel that does all of them,
-    where one was made.
+    where one was made. ``counter_bytes``: the last so many bytes of the arena are what blocks count
+    in, zeros before the first run, which every step leaves as zeros.
     """
 
     name: str
@@ -73,6 +75,7 @@ class GpuArtifact:
     weights: Sequence[tuple[int, np.ndarray]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     persistent: PersistentKernel | None = None
+    counter_bytes: int = 0
 
     @property
     def weights_bytes(self) -> int:

@@ -29,6 +29,10 @@ def check_launches(artifact: GpuArtifact) -> None:
     """Raises :class:`BuildError` where a launch asks for what no GPU has, or an image lacks a
     kernel.
     """
+    if not 0 <= artifact.counter_bytes <= artifact.arena_bytes:
+        raise BuildError(
+            f"{artifact.counter_bytes} bytes of counters, in an arena of {artifact.arena_bytes}"
+        )
     arity: dict[str, int] = {}
     for number, step in enumerate(artifact.steps):
         where = f"step {number} ({step.kernel})"
@@ -185,6 +189,7 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         "const gtco_cuda_plan gtco_the_cuda_plan = {",
         "  .launches = launches, .functions = functions, .images = images,",
         f"  .persistent = {address},",
+        f"  .counter_bytes = {artifact.counter_bytes},",
         f"  .num_functions = {len(names)}, .num_images = {len(images)},",
         "};",
     ]

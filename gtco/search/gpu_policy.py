@@ -27,6 +27,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
 LATENCY = 0.7e-6  # seconds of a load from memory
 NEAR = 0.3e-6  # seconds of a load from L2
+MEETING = 3 * NEAR  # seconds of a block's sums to L2, of a counter there and back, of others' sums
 STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
 PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
 L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
@@ -154,9 +155,14 @@ class GpuPolicy(PricingPolicy):
         )
 
     def loops(self, launch: Launch, room: int) -> float:
-        """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does."""
+        """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does. Behind
+        them, the last block of a tile that several share adds up what they have.
+        """
         full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
-        return full * self._wave(launch, room) + self._wave(launch, rest)
+        seconds = full * self._wave(launch, room) + self._wave(launch, rest)
+        if launch.joined:
+            seconds += MEETING + launch.joined / L2_PORT / self.target.clock
+        return seconds
 
     def _wave(self, launch: Launch, blocks: int) -> float:
         """Seconds of so many blocks side by side on one multiprocessor."""

@@ -29,7 +29,7 @@ from gtco.tensor.space import Config
 HERE = Path(__file__).parent / "emulator"
 DEVICE = Path(cuda.__file__).parent / "device"
 RUNTIME = ("fibres.cpp", "collectives.cpp", "warp_groups.cpp", "memory.cpp", "figures.cpp",
-           "grid.cpp", "library.cpp")  # fmt: skip
+           "grid.cpp", "tickets.cpp", "library.cpp")  # fmt: skip
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
          "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
@@ -45,7 +45,7 @@ ARGUMENTS = 24
 SITES = 2048
 GUARD = 1 << 16
 KEPT = 3 * 24 * 3600  # seconds that a built file is kept
-ACCESS = ("constant", "output", "scratch", "any")  # machine.h
+ACCESS = ("constant", "output", "scratch", "any", "counters")  # machine.h
 KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix")
 
 
@@ -114,13 +114,22 @@ def emulate(
     ``sample``: how many accesses the figures of the report are drawn from.
     """
     assert out.flags.c_contiguous and program.shared <= SHARED[arch], "shared memory over the limit"
-    assert 0 < program.threads <= 1024 and len(arrays) < ARGUMENTS
+    assert 0 < program.threads <= 1024 and len(arrays) + 2 < ARGUMENTS
     seed = secrets.randbelow(1 << 31) if seed is None else seed
     library = _library(program.source, arch)
-    held = [guarded(np.ascontiguousarray(a)) for a in (*arrays, out)]
+    given = [(a, "constant") for a in arrays]
+    if program.counters:
+        given.append((np.full(program.scratch, 0xFF, np.uint8), "scratch"))
+        given.append((np.zeros(program.counters, np.uint32), "counters"))
+    held = [guarded(np.ascontiguousarray(a)) for a, _ in (*given, (out, ""))]
     held[-1].fill(0xFF)
     buffers = (_Buffer * len(held))(
-        *((b.ctypes.data, b.size, i == len(arrays), i) for i, b in enumerate(held))
+        *(
+            (b.ctypes.data, b.size, ACCESS.index(what), i)
+            for i, (b, what) in enumerate(
+                zip(held, [*(what for _, what in given), "output"], strict=True)
+            )
+        )
     )
     sites = (_SiteFigures * SITES)()
     job = _Job(
@@ -161,7 +170,8 @@ def emulate_grid(
     """Runs ``blocks`` blocks of a cooperative kernel, all alive at once, on these parameters.
 
     ``memory``: what it may touch, from :func:`guarded`, each "constant", "output" (unwritten
-    before, whole afterwards) or "scratch" (unwritten before). Raises :class:`Fault`.
+    before, whole afterwards), "scratch" (unwritten before) or "counters" (left as they are).
+    Raises :class:`Fault`.
     """
     assert program.shared <= SHARED[arch], "shared memory over the limit"
     seed = secrets.randbelow(1 << 31) if seed is None else seed
@@ -170,7 +180,7 @@ def emulate_grid(
         *((a.ctypes.data, a.nbytes, ACCESS.index(what), i) for i, (a, what) in enumerate(memory))
     )
     for array, what in memory:
-        if what != "constant":
+        if what not in ("constant", "counters"):
             array.reshape(-1).view(np.uint8)[:] = 0xFF
     given = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(p) for p in parameters))
     job = _Job(
@@ -292,16 +302,24 @@ def build_shared(
     arch: int = 800,
 ) -> Path:
     """A shared object that runs kernels by their symbols, as the fake driver of the tests calls
-    them (emulator/library.cpp); of each its program and the bytes of its arguments, the output
+    them (emulator/library.cpp); of each its program and the bytes of its inputs and its output,
     last. ``persistent`` kernels find the memory that they use themselves. :func:`faults_of` says
     what they did wrong.
     """
     objects, calls = [], ['#include "machine.h"\nextern "C" {\n' + _LAUNCH]
     for symbol, (program, sizes) in kernels.items():
-        assert len(sizes) <= ARGUMENTS and program.shared <= SHARED[arch]
+        between = [(program.scratch, "scratch"), (4 * program.counters, "counters")]
+        given = [*((n, "constant") for n in sizes[:-1]), *between[: 2 * bool(program.counters)]]
+        given.append((sizes[-1], "output"))
+        assert len(given) <= ARGUMENTS and program.shared <= SHARED[arch]
         objects.append((program.source, symbol))
         calls.append(
-            _CALL.format(symbol=symbol, count=len(sizes), sizes=", ".join(map(str, sizes)))
+            _CALL.format(
+                symbol=symbol,
+                count=len(given),
+                sizes=", ".join(str(n) for n, _ in given),
+                access=", ".join(str(ACCESS.index(what)) for _, what in given),
+            )
         )
     for symbol, program in persistent.items():
         assert program.shared <= SHARED[arch]
@@ -331,8 +349,8 @@ def launches_of(path: Path) -> int:
 
 
 _LAUNCH = (
-    "void gtco_launch(const char*, void*, int, const uint64_t*, void**, const unsigned*, unsigned, "
-    "unsigned);\n"
+    "void gtco_launch(const char*, void*, int, const uint64_t*, const uint32_t*, void**, "
+    "const unsigned*, unsigned, unsigned);\n"
     "void gtco_launch_all(const char*, void*, void**, const unsigned*, unsigned, unsigned);\n"
 )
 _CALL = """
@@ -342,8 +360,9 @@ int {symbol}_count = {count};
 __attribute__((visibility("default"))) void {symbol}(
     void** arguments, const unsigned* grid, unsigned threads, unsigned shared) {{
   static const uint64_t bytes[] = {{{sizes}}};
-  gtco_launch("{symbol}", reinterpret_cast<void*>(gtco_kernel_{symbol}), {count}, bytes, arguments,
-              grid, threads, shared);
+  static const uint32_t access[] = {{{access}}};
+  gtco_launch("{symbol}", reinterpret_cast<void*>(gtco_kernel_{symbol}), {count}, bytes, access,
+              arguments, grid, threads, shared);
 }}
 """
 

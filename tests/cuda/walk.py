@@ -39,13 +39,17 @@ def walk(
     weights = guarded(np.zeros(max(1, artifact.weights_bytes), np.uint8))
     for offset, array in artifact.weights:
         weights[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-    arena = guarded(np.empty(max(1, artifact.arena_bytes), np.uint8))
+    plain = artifact.arena_bytes - artifact.counter_bytes  # the rest of the arena are counters
+    arena = guarded(np.empty(max(1, plain), np.uint8))
+    counters = guarded(np.zeros(max(1, artifact.counter_bytes), np.uint8))
     given = [guarded(np.ascontiguousarray(inputs[spec.name])) for spec in artifact.inputs]
     made = [guarded(np.empty(spec.shape, spec.dtype)) for spec in artifact.outputs]
 
     def pointer(kind: str, index: int) -> int:
         if kind in ("input", "output"):
             return 2 * (index + (len(given) if kind == "output" else 0)) + 1
+        if kind == "arena" and index >= plain:
+            return int(counters.ctypes.data) + index - plain
         return int({"arena": arena, "weight": weights}[kind].ctypes.data) + index
 
     steps, pointers = [], []
@@ -69,12 +73,14 @@ def walk(
         [
             *((array, "constant") for array in (table, addresses, barrier, weights, *given)),
             (arena, "scratch"),
+            (counters, "counters"),
             *((array, "output") for array in made),
         ],
         blocks=blocks,
         arch=arch,
         seed=seed,
     )
+    assert not counters.any(), "the next run finds them as this one did"
     return {
         spec.name: array.view(spec.dtype).reshape(spec.shape).copy()
         for spec, array in zip(artifact.outputs, made, strict=True)

@@ -63,6 +63,8 @@ class Emulating:
             threads=program.threads,
             shared=program.shared,
             source=program.source,
+            scratch=program.scratch,
+            counters=program.counters,
             packings=packings,
             text=program.source if job.text else "",
         )

@@ -52,6 +52,17 @@ static gtco_status allocate_lists(gtco_model* m, char* message) {
   return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
 }
 
+static gtco_status clear_counters(const gtco_model* m, char* message) {
+  const size_t bytes = (size_t)gtco_the_cuda_plan.counter_bytes;
+  const CUdeviceptr counters = m->memory + (CUdeviceptr)plan->arena_bytes - bytes;
+  if (!bytes) return GTCO_OK;
+  void* zeros = calloc(1, bytes);
+  if (!zeros) return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
+  gtco_status status = gtco_device_upload(m->device, counters, zeros, bytes, "counters", message);
+  free(zeros);
+  return status;
+}
+
 static gtco_status lay_out(gtco_model* m, char* message) {
   size_t total = gtco_round_up((size_t)plan->arena_bytes, SPACING);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
@@ -62,6 +73,7 @@ static gtco_status lay_out(gtco_model* m, char* message) {
   if (m->persistent.blocks) total += gtco_persistent_bytes();
   gtco_status status =
       gtco_device_allocate(m->device, total ? total : SPACING, "intermediate tensors", &m->memory, message);
+  if (status == GTCO_OK) status = clear_counters(m, message);
   if (status != GTCO_OK) return status;
   for (int t = 0; t < gtco_num_tensors(); ++t) m->staging[t] += m->memory;
   for (int r = 0; r < plan->num_refs; ++r) {

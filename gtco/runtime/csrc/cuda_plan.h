@@ -61,6 +61,7 @@ typedef struct {
   const gtco_function* functions;
   const gtco_image* images;
   const gtco_persistent* persistent; /* how the model is launched where the device can; NULL: as a graph of launches */
+  int64_t counter_bytes; /* at the arena's end: zeros before the first run, and every step leaves them as zeros */
   int32_t num_functions, num_images;
 } gtco_cuda_plan;
 

@@ -1,4 +1,6 @@
-"""A CUDA kernel's parameters: pointers to a stage's inputs in order, then to its output."""
+"""A CUDA kernel's parameters: pointers to a stage's inputs in order, then to its output; between
+them, where blocks work together, to what they pass each other.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ from dataclasses import dataclass
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.space import Packing
 from gtco.tensor.stage import Stage, TensorType
+
+# Other blocks write there while a kernel runs: the compiler may not take them for its own alone.
+BETWEEN_BLOCKS = ("float* scratch", "uint32_t* counters")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ _KERNEL = re.compile(
     rf"  {re.escape(BLOCK)}\n",
     re.DOTALL,
 )
-_PARAMETER = re.compile(r"^ *((?:const )?\w+)\* __restrict__ \w+,?$", re.MULTILINE)
+_PARAMETER = re.compile(r"^ *((?:const )?\w+)\* (?:__restrict__ )?\w+,?$", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "gtco/.*"\n', re.MULTILINE)
 
 

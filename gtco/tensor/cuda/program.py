@@ -12,10 +12,13 @@ from gtco.tensor.space import Packing
 class CudaProgram:
     """One kernel: a translation unit of CUDA C++ that includes headers of ``device/`` and defines
     ``extern "C" __global__ void symbol(inputs..., out)``, pointers to the stage's inputs in order
-    and to its output, in the elements' own types.
+    and to its output, in the elements' own types. Where blocks work together (``counters``), it is
+    ``symbol(inputs..., scratch, counters, out)``.
 
     ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
-    a block in bytes; ``packings``: how constant inputs are laid out, by input name.
+    a block in bytes; ``packings``: how constant inputs are laid out, by input name. ``scratch``:
+    the bytes of global memory in which blocks leave each other floats; ``counters``: how many
+    uint32 they count in, zeros before each run, which each run leaves as zeros.
     """
 
     source: str
@@ -23,6 +26,8 @@ class CudaProgram:
     threads: int
     shared: int = 0
     packings: Mapping[str, Packing] = field(default_factory=dict)
+    scratch: int = 0
+    counters: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Launch:
     ``staged``: the bytes that warps read of shared memory, all together; ``steps``: iterations of a
     block that wait for one another, as those between two barriers of a loop over k. ``trusted``:
     may it be picked where no device has run it? What may not is proposed to be measured.
+    ``joined``: bytes that the last of the blocks that share a tile reads when all others have
+    ended.
     """
 
     blocks: int
@@ -54,3 +61,4 @@ class Launch:
     staged: float = 0.0
     steps: int = 1
     trusted: bool = True
+    joined: float = 0.0

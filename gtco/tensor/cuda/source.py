@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.arguments import BETWEEN_BLOCKS, arguments
 from gtco.tensor.cuda.spelling import indented
 from gtco.tensor.stage import Stage
 
@@ -22,15 +22,19 @@ def source(
     about: str = "",
     before: Sequence[str] = (),
     side_by_side: int = 0,
+    shares: bool = False,
 ) -> str:
     """The translation unit. ``headers`` as ``gemm.cuh``; ``lambdas`` and ``call`` are statements of
     the kernel's body, each of one line or several; ``about`` goes into the comment, behind the
     stage's operators; ``before`` are definitions ahead of the kernel; ``side_by_side``, where it is
-    given, the blocks of a multiprocessor that a thread's registers must leave room for.
+    given, the blocks of a multiprocessor that a thread's registers must leave room for; ``shares``:
+    do blocks pass each other what they have, through ``scratch`` and ``counters``?
     """
     includes = dict.fromkeys(("math.cuh", *headers))
     bounds = f"{threads}, {side_by_side}" if side_by_side else f"{threads}"
     what = f"{stage.label} -> {stage.output.type}"
+    *inputs, out = arguments(stage).declaration
+    parameters = [*inputs, *(BETWEEN_BLOCKS if shares else ()), out]
     body = [line for text in (*lambdas, call) if text for line in text.splitlines()]
     return "\n".join(
         [
@@ -42,7 +46,7 @@ def source(
             f'extern "C" __global__ void __launch_bounds__({bounds}) {symbol}(',
             *(
                 f"    {parameter}{',' if n else ') {'}"
-                for n, parameter in _countdown(arguments(stage).declaration)
+                for n, parameter in _countdown(parameters)
             ),
             f"  {BLOCK}",
             *(part for line in indented(body) for part in wrapped(line)),

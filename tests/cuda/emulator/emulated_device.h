@@ -35,6 +35,7 @@ void copy_wait(int groups);
 void atomic_add(float* where, float value);
 uint32_t grid_arrive(const void* word);
 void grid_wait(const void* word, uint32_t ticket);
+uint32_t take_ticket(uint32_t* word, uint32_t count);
 void prefetch(const void* global);
 
 }  // namespace gtco_emulator
@@ -171,6 +172,9 @@ __forceinline__ void rejoin() {
 __forceinline__ uint32_t grid_arrive(uint32_t* word) { return gtco_emulator::grid_arrive(word); }
 __forceinline__ void grid_wait(uint32_t* word, uint32_t ticket) {
   gtco_emulator::grid_wait(word, ticket);
+}
+__forceinline__ uint32_t take_ticket(uint32_t* word, uint32_t count) {
+  return gtco_emulator::take_ticket(word, count);
 }
 __forceinline__ void prefetch(const void* global) { gtco_emulator::prefetch(global); }
 template <class T>

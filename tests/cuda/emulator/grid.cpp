@@ -18,6 +18,7 @@ struct Did {
   uint32_t arrivals;                      // of that block until then
   uint16_t thread;
   bool others;  // also threads of other blocks, as late as this one
+  uint32_t taken;  // tickets of that block until then
 };
 struct Byte {
   Did write, read;
@@ -56,7 +57,10 @@ static size_t known() {
 static bool before(const Did& did) {
   const Fibre& self = *machine->running;
   if (!did.block) return true;
-  if (did.block - 1 != machine->block || did.others) return released(did) < known();
+  if (did.block - 1 != machine->block || did.others) {
+    if (released(did) < known()) return true;
+    return !did.others && told(did.block - 1, did.thread, did.epoch, did.taken);
+  }
   return did.epoch != machine->epoch || did.thread == self.thread ||
          (did.thread / WARP == self.warp && did.warp_epoch != machine->warp[self.warp].epoch);
 }
@@ -78,7 +82,8 @@ static Did done(uint64_t pc) {
           static_cast<uint32_t>(pc),
           static_cast<uint32_t>(machine->arrivals.size()),
           static_cast<uint16_t>(self.thread),
-          false};
+          false,
+          tickets_taken()};
 }
 
 void read_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc) {
@@ -100,7 +105,7 @@ void read_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc)
 }
 
 void write_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc) {
-  if (buffer.writable == CONSTANT) {
+  if (buffer.writable == CONSTANT || buffer.writable == COUNTERS) {
     fault(pc, 0, "writes to memory %u, which is constant", buffer.number);
   }
   const uint64_t first = static_cast<const uint8_t*>(p) - buffer.data;

@@ -30,21 +30,23 @@ static void run(const char* name, Job* job) {
   if (job->fault[0]) failed(name, job->fault, job->fault_pcs[0], job->fault_pcs[1]);
 }
 
-// `bytes` of each of `count` arguments, of which the last is the output.
+// `bytes` of each of `count` arguments, and what it may do with each (Access).
 extern "C" void gtco_launch(const char* name, void* kernel, int count, const uint64_t* bytes,
-                            void** arguments, const unsigned* grid, unsigned threads,
-                            unsigned shared) {
+                            const uint32_t* access, void** arguments, const unsigned* grid,
+                            unsigned threads, unsigned shared) {
   static Job job;
   Buffer buffer[24];
   for (int i = 0; i < count; ++i) {
-    buffer[i] = {static_cast<uint8_t*>(arguments[i]), bytes[i], i + 1 == count,
+    buffer[i] = {static_cast<uint8_t*>(arguments[i]), bytes[i], access[i],
                  static_cast<uint32_t>(i)};
+    if (access[i] == gtco_emulator::OUTPUT || access[i] == gtco_emulator::SCRATCH) {
+      memset(buffer[i].data, 0xff, buffer[i].bytes);
+    }
   }
   memset(&job, 0, sizeof job);
   job.kernel = kernel, job.threads = threads, job.shared = shared, job.buffer = buffer;
   job.buffers = static_cast<uint32_t>(count), job.seed = ++launches;
   memcpy(job.grid, grid, sizeof job.grid);
-  memset(buffer[count - 1].data, 0xff, buffer[count - 1].bytes);
   run(name, &job);
 }
 

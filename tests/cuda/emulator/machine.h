@@ -19,7 +19,7 @@ namespace gtco_emulator {
 struct Buffer {
   uint8_t* data;
   uint64_t bytes;
-  uint32_t writable;  // starts unwritten, and all of the output is written in the end
+  uint32_t writable;  // see Access
   uint32_t number;
 };
 
@@ -34,8 +34,9 @@ struct SiteFigures {  // an instruction that touches memory
 
 constexpr int MET_MOST = 64;
 
-// Of a cooperative kernel: `writable` of its buffers.
-enum Access : uint32_t { CONSTANT, OUTPUT, SCRATCH, ANY };  // SCRATCH: starts unwritten; ANY: unknown
+// OUTPUT: starts unwritten, and all of it is written in the end; SCRATCH: starts unwritten;
+// ANY: unknown; COUNTERS: of tickets.
+enum Access : uint32_t { CONSTANT, OUTPUT, SCRATCH, ANY, COUNTERS };
 
 struct Job {
   void* kernel;
@@ -175,6 +176,14 @@ void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc);
 uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what);
 void read_global(const void* p, uint32_t bytes, uint64_t pc);
 void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic);
+
+// ---- what blocks tell one another by tickets (tickets.cpp)
+
+void begin_tickets();
+uint32_t tickets_taken();  // by the block that runs
+// Does the running thread know by a ticket what a thread of another block did, which its block did
+// in `epoch` and having taken `taken` tickets?
+bool told(uint32_t block, uint32_t thread, uint32_t epoch, uint32_t taken);
 
 // ---- the grid of a cooperative kernel
 

@@ -19,18 +19,23 @@ struct OutShadow {  // of one byte of the output
   uint32_t block, epoch, warp_epoch, pc;  // block + 1; 0: not written
   uint16_t thread;
   bool atomic;
+  uint32_t taken;  // tickets of the block until then
 };
 
-static std::vector<OutShadow> out_shadow;
+static std::vector<std::vector<OutShadow>> out_shadows;  // by argument
 static uintptr_t module_begin, module_size;
 
 void begin_memory() {
   module_begin = reinterpret_cast<uintptr_t>(&__ehdr_start);
   module_size = static_cast<size_t>(&_end - &__ehdr_start);
-  out_shadow.clear();
+  out_shadows.clear(), out_shadows.resize(machine->job->buffers);
   for (uint32_t i = 0; i < machine->job->buffers; ++i) {
-    if (machine->job->buffer[i].writable) out_shadow.resize(machine->job->buffer[i].bytes);
+    const Buffer& buffer = machine->job->buffer[i];
+    if (buffer.writable == OUTPUT || buffer.writable == SCRATCH) {
+      out_shadows[i].resize(buffer.bytes);
+    }
   }
+  begin_tickets();
 }
 
 void begin_block_memory() {
@@ -41,7 +46,15 @@ void begin_block_memory() {
   machine->reader_pc.assign(machine->job->shared / 16 + 1, 0);
 }
 
-void end_memory() {
+static void end_counters(const Buffer& buffer) {
+  for (uint64_t i = 0; i < buffer.bytes; ++i) {
+    if (!buffer.data[i]) continue;
+    snprintf(machine->job->fault, sizeof machine->job->fault,
+             "counter %zu is not zero behind the run", static_cast<size_t>(i / 4));
+  }
+}
+
+static void end_output(const std::vector<OutShadow>& out_shadow) {
   size_t missing = 0, first = 0;
   for (size_t i = 0; i < out_shadow.size(); ++i) {
     if (!out_shadow[i].block && !missing++) first = i;
@@ -50,6 +63,14 @@ void end_memory() {
     snprintf(machine->job->fault, sizeof machine->job->fault,
              "%zu of %zu bytes of the output were not written, the first at %zu", missing,
              out_shadow.size(), first);
+  }
+}
+
+void end_memory() {
+  for (uint32_t i = 0; i < machine->job->buffers; ++i) {
+    const Buffer& buffer = machine->job->buffer[i];
+    if (buffer.writable == OUTPUT) end_output(out_shadows[i]);
+    if (buffer.writable == COUNTERS) end_counters(buffer);
   }
 }
 
@@ -175,26 +196,29 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
   const Fibre& self = *machine->running;
   const uint32_t warp_epoch = machine->warp[self.warp].epoch;
   const size_t at = static_cast<const uint8_t*>(p) - b.data;
+  const char* const what = b.writable == OUTPUT ? "the output" : "the scratch";
+  auto& out_shadow = out_shadows[&b - machine->job->buffer];
   for (size_t i = at; i < at + bytes; ++i) {
     OutShadow& s = out_shadow[i];
     if (!s.block && (!writes || atomic)) {
-      fault(pc, 0, "reads byte %zu of the output, which was never written", i);
+      fault(pc, 0, "reads byte %zu of %s, which was never written", i, what);
     }
     if (s.block && !(atomic && s.atomic)) {
-      if (s.block != machine->block + 1) {
-        fault(pc, s.pc, "race: %s byte %zu of the output that block %u wrote",
-              writes ? "writes" : "reads", i, s.block - 1);
+      const bool other = s.block != machine->block + 1;
+      if (other && !told(s.block - 1, s.thread, s.epoch, s.taken)) {
+        fault(pc, s.pc, "race: %s byte %zu of %s that block %u wrote", writes ? "writes" : "reads",
+              i, what, s.block - 1);
       }
-      const bool ordered = s.epoch != machine->epoch || s.thread == self.thread ||
+      const bool ordered = other || s.epoch != machine->epoch || s.thread == self.thread ||
                            (s.thread / WARP == self.warp && s.warp_epoch != warp_epoch);
       if (!ordered) {
-        fault(pc, s.pc, "race: %s byte %zu of the output that thread %u wrote, no barrier between",
-              writes ? "writes" : "reads", i, s.thread);
+        fault(pc, s.pc, "race: %s byte %zu of %s that thread %u wrote, no barrier between",
+              writes ? "writes" : "reads", i, what, s.thread);
       }
     }
     if (writes) {
       s = {machine->block + 1, machine->epoch, warp_epoch, static_cast<uint32_t>(pc),
-           static_cast<uint16_t>(self.thread), atomic};
+           static_cast<uint16_t>(self.thread), atomic, tickets_taken()};
     }
   }
 }
@@ -202,6 +226,7 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
 void read_global(const void* p, uint32_t bytes, uint64_t pc) {
   const Buffer& b = buffer_of(p, bytes, pc, "reads");
   if (machine->job->parameters) return read_grid(b, p, bytes, pc);
+  if (b.writable == COUNTERS) fault(pc, 0, "reads a counter, which is for tickets");
   if (b.writable) check_out(b, p, bytes, pc, false, false);
 }
 
@@ -209,6 +234,7 @@ void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
   const Buffer& b = buffer_of(p, bytes, pc, "writes");
   if (machine->job->parameters) return write_grid(b, p, bytes, pc);
   if (!b.writable) fault(pc, 0, "writes to argument %u, which is an input", b.number);
+  if (b.writable == COUNTERS) fault(pc, 0, "writes to a counter, which is for tickets");
   check_out(b, p, bytes, pc, true, atomic);
 }
 

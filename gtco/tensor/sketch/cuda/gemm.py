@@ -3,16 +3,18 @@
 
 ::
 
-    for tile[B_m, B_n] of C in batches x tiles:           # a block each (GTCO, Fig. 9)
-      for slice[B_k] of k:                                # copied stages - 1 ahead of their use
+    for tile[B_m, B_n] of C in batches x tiles:           # a block each (GTCO, Fig. 9), or several
+      for slice[B_k] of its part of k:                    # copied stages - 1 ahead of their use
         for step of W_k:                                  # its fragments one step ahead (Fig. 10)
           tile[W_m, W_n] += A[W_m, step] x B[step, W_n]   # the row's instruction, in registers
       epilogue(tile) -> output                            # lanes store neighbours
 
 The kernel is ``device/gtco/gemm.cuh``; what a stage reads and stores is printed as lambdas. k is
-split inside of a block alone: ``parts`` warps share a tile, each with its part W_k of every slice,
-added up in a fixed order. Blocks that share a tile would need atomics, whose sums differ from run
-to run, or a second launch.
+split in two ways, both added up in a fixed order, so that every run gives the same bits. In a
+block, ``parts`` warps share a warp's tile, each with its part W_k of every slice. Where tiles are
+fewer than multiprocessors, ``split`` blocks share a tile, each with a part of the slices; their
+sums meet in L2, and the block that comes last, which an atomic counter says, adds them up and does
+the epilogue.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from gtco.gpu import GpuTarget
 from gtco.tensor.analysis.chains import (
@@ -47,7 +49,7 @@ from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import Row, emitted_rows, group_rows
 from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
-from gtco.tensor.sketch.cuda.gemm_tiles import GROUP_DEPTH, GROUP_ROWS, Tiles
+from gtco.tensor.sketch.cuda.gemm_tiles import GROUP_DEPTH, GROUP_ROWS, Tiles, split_options
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -144,6 +146,8 @@ class CudaGemm:
                 assert isinstance(left, Mapping | tuple)
                 return Decision(name, role, tuple(left))
             left = left[chosen[name]] if isinstance(left, Mapping) else None
+        if "split" not in chosen:
+            return Decision("split", "parallel", split_options(self.tiles(chosen), self.target))
         if "group" not in chosen:
             return Decision("group", "grain", self.group_options(self.tiles(chosen)))
         return None
@@ -184,12 +188,12 @@ class CudaGemm:
         tiles = self.tiles(config.by_name)
         batch, m, n, outer, depth = tiles.extents
         (bm, bn, bk), (wm, wn) = tiles.block, tiles.warp
-        steps = float(tiles.blocks * tiles.slices)
+        steps = float(tiles.tiles * tiles.slices)
         item = ITEM_BYTES[self.operand]
         mapped = self.mapped(config.by_name)
-        epilogue = self.tail_vectors * batch * m * n
+        epilogue = self.tail_vectors * batch * m * n * self.lonely(tiles)
         prologue = sum(
-            each * tiles.blocks * size * tiles.slices * bk
+            each * tiles.tiles * size * tiles.slices * bk
             for each, size, reading in (
                 (self.head_vectors[0], bm, mapped.a(tiles.row)),
                 (self.head_vectors[1], bn, mapped.b(tiles.row)),
@@ -199,7 +203,8 @@ class CudaGemm:
         read, written = self.moved
         # what blocks ask of L2: rows and columns outside of the matrix are not read
         rows, columns = min(bm, m), min(bn, n)
-        asked = item * (rows + columns) * outer * depth * tiles.blocks
+        asked = item * (rows + columns) * outer * depth * tiles.tiles
+        asked += 2 * tiles.scratch
         if tiles.row.unit == "wgmma":  # of a group together
             read_rows = tiles.warps // 4 * (GROUP_ROWS + bn)
         else:
@@ -216,10 +221,17 @@ class CudaGemm:
             written=written,
             traffic=asked + written,
             flops=self.view.flops,
-            staged=steps * read_rows * bk * item + 8.0 * tiles.blocks * bm * bn,
-            steps=tiles.slices + tiles.parts - 1,
+            staged=steps * read_rows * bk * item + 8.0 * tiles.tiles * bm * bn,
+            steps=ceil(tiles.slices / tiles.split) + tiles.parts - 1,
             trusted=tiles.row.trusted,
+            joined=tiles.scratch / tiles.tiles,
         )
+
+    def lonely(self, tiles: Tiles) -> float:
+        """Where blocks share tiles, the last of a tile does the whole epilogue, one block on a
+        multiprocessor: how much longer that takes than if all blocks did a part of it.
+        """
+        return tiles.split / ceil(tiles.blocks / self.target.sms) if tiles.split > 1 else 1.0
 
     @cached_property
     def moved(self) -> tuple[float, float]:
@@ -275,16 +287,26 @@ class CudaGemm:
             self.call(tiles, int(chosen["group"]), stored),
             tiles.threads,
             self.about(mapped, tiles),
+            shares=tiles.split > 1,
         )
-        return CudaProgram(text, (tiles.blocks, 1, 1), tiles.threads, tiles.shared, packings)
+        return CudaProgram(
+            text,
+            (tiles.blocks, 1, 1),
+            tiles.threads,
+            tiles.shared,
+            packings,
+            tiles.scratch,
+            tiles.tiles if tiles.split > 1 else 0,
+        )
 
     def about(self, mapped: Mapped, tiles: Tiles) -> str:
         """For the comment above the kernel."""
         (m, n, k), warps = tiles.block, tiles.warps
+        split = f", {tiles.split} blocks share a tile" if tiles.split > 1 else ""
         shared = f", {tiles.parts} of which share a tile" if tiles.parts > 1 else ""
         return (
             f"{tiles.row.name} on {mapped.name}, blocks of {m}x{n}, slices of {k}, "
-            f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}"
+            f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}{split}"
         )
 
     def call(self, tiles: Tiles, group: int, stored: str) -> str:
@@ -300,12 +322,13 @@ class CudaGemm:
             f"using {name} = gtco::{name}<{', '.join(map(str, values))}>;  // {what}"
             for name, values, what in types
         ]
+        split = f", gtco::Split<{tiles.split}>{{scratch, counters}}" if tiles.split > 1 else ""
         plan = f"gtco::Plan<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"
         return "\n".join(
             [
                 *lines,
                 f"static_assert({plan}::SHARED == {tiles.shared});",
                 f"gtco::gemm<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {group}, "
-                f"{rows_first}>(block, a, b, {stored});",
+                f"{rows_first}>(block, a, b, {stored}{split});",
             ]
         )

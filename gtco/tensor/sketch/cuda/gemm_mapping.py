@@ -5,7 +5,7 @@ are stored, and the tiles that fit (the second step of GTCO's hierarchical mappi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -229,4 +229,5 @@ class Mapped:
         """The tiles of a config's choices."""
         m, n, k = sizes(chosen["block"])
         wm, wn, parts = sizes(chosen["warps"])
-        return self.tiles(row, (m, n, k), (wm, wn, parts), int(chosen["stages"]))
+        tiles = self.tiles(row, (m, n, k), (wm, wn, parts), int(chosen["stages"]))
+        return replace(tiles, split=int(chosen.get("split", 1)))

@@ -24,6 +24,10 @@ SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is all barriers, more is l
 WARP_EXTENTS = (16, 32, 64)  # of a warp's tile
 ENOUGH: tuple[int, ...] = (4, 8)  # warps of a block
 PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
+SPLITS = (1, 2, 3, 4, 6, 8)  # blocks that share a tile, each with a part of k
+LEAST_SLICES = 3  # of such a part: with fewer, filling the stages is all that a block does
+CROWD = 2  # blocks a multiprocessor, up to which tiles are split
+L2_SHARE = 0.25  # that split sums may take: they are read back from there
 # Multiply-adds an element that a block loads (DyGen, eq. 5): at least this, and where a tile of
 # TYPICAL leaves no multiprocessor idle at least that one's half.
 LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
@@ -36,7 +40,8 @@ GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
 class Tiles:
     """One kernel's numbers: ``row`` multiplies elements of ``operand`` in tiles of ``block``
     (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
-    parts), with ``stages`` slices in shared memory. ``transposed``: sums are stored along columns.
+    parts), with ``stages`` slices in shared memory. ``split`` blocks share a tile, each with a part
+    of k's slices. ``transposed``: sums are stored along columns.
     """
 
     row: Row
@@ -48,6 +53,7 @@ class Tiles:
     stages: int
     transposed: bool = False
     held: float = 0.0  # registers of the block that one step of k of the next slice waits in
+    split: int = 1
 
     @property
     def warps(self) -> int:
@@ -64,12 +70,21 @@ class Tiles:
         return ceil(self.extents[1] / self.block[0]), ceil(self.extents[2] / self.block[1])
 
     @property
-    def blocks(self) -> int:
+    def tiles(self) -> int:
         return self.extents[0] * self.counts[0] * self.counts[1]
 
     @property
+    def blocks(self) -> int:
+        return self.tiles * self.split
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of global memory in which the sums of split tiles meet."""
+        return self.blocks * self.block[0] * self.block[1] * 4 if self.split > 1 else 0
+
+    @property
     def slices(self) -> int:
-        """Of k, of all its runs."""
+        """Of k, of all its runs, in all blocks that share a tile."""
         return self.extents[3] * ceil(self.extents[4] / self.block[2])
 
     @property
@@ -207,3 +222,20 @@ def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
     wanted = range(4, least - 1, -1) if oldest(target) >= 80 else (2,)
     fitting = [s for s in wanted if replace(tiles, stages=s).fits(target)]
     return tuple([s for s in fitting if s <= max(tiles.slices, least)][:2])
+
+
+def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
+    """Blocks that share a tile, fewest first: more than one where one a tile would leave
+    multiprocessors idle.
+    """
+    if tiles.tiles >= target.sms:
+        return (1,)
+    split = [replace(tiles, split=s) for s in SPLITS if s > 1]
+    fitting = (
+        t.split
+        for t in split
+        if t.blocks <= CROWD * target.sms
+        and t.slices >= LEAST_SLICES * t.split
+        and t.scratch <= L2_SHARE * target.l2
+    )
+    return (1, *fitting)

@@ -280,6 +280,19 @@ __device__ __forceinline__ void store_4(void* global, uint32_t x, bool valid) {
 
 __device__ __forceinline__ void atomic_add(float* where, float value) { atomicAdd(where, value); }
 
+// Of `count` blocks that share something, one has done its part: how many said so before. A block's
+// first thread says it, with all that the block wrote before it last met, and knows what those
+// before it wrote, as its block does once it has met again. The last one sets the word back to zero,
+// for the kernel's next run.
+__device__ __forceinline__ uint32_t take_ticket(uint32_t* word, uint32_t count) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(word), "r"(count - 1)
+               : "memory");
+  return before;
+}
+
 // ---- all blocks of a cooperative kernel
 
 // A block's first thread comes to the barrier of all blocks, with all that the block wrote before it

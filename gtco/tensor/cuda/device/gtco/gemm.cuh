@@ -8,6 +8,9 @@
 //       ask for the fragments of the next step, behind the last one's barrier in the next slice
 //       sums += A B of this step
 //   parts are added up; sums -> shared memory -> store(b, m, n / RUN, sums)
+//
+// Where a tile is split, several blocks share it, each with a part of k's slices: their sums meet in
+// global memory, and the block that comes last adds them up and stores.
 #pragma once
 #include "gtco/mma.cuh"
 #include "gtco/vectors.cuh"
@@ -28,6 +31,19 @@ struct Block {
 template <int M_, int N_, int PARTS_ = 1>
 struct Warps {
   static constexpr int M = M_, N = N_, PARTS = PARTS_;
+};
+
+// Which part of a tile's k a block has: all of it,
+struct Whole {
+  static constexpr int COUNT = 1;
+};
+// or one of COUNT parts. `sums` has room for those of every block, `done` counts for each tile the
+// parts that are there: zeros before a run and behind it.
+template <int COUNT_>
+struct Split {
+  static constexpr int COUNT = COUNT_;
+  float* sums;
+  uint32_t* done;
 };
 
 // ---- operands: at(b, i, k) for row or column i
@@ -322,6 +338,14 @@ struct Handed {
     ((*to = sum, to += STEP), ...);
   }
 };
+template <int STEP>  // instead of what it has
+struct Taken {
+  const float* from;
+  template <class... Sums>
+  __device__ __forceinline__ void operator()(int, int, Sums&... sum) {
+    ((sum = *from, from += STEP), ...);
+  }
+};
 template <int STEP>  // and from there
 struct Added {
   const float* from;
@@ -349,11 +373,13 @@ struct Slab {
   }
 };
 
-// A whole stage, one block a tile of C, the `block`-th of Plan::BLOCKS. GROUP rows of tiles are walked together, columns
-// outermost, so that blocks which run at once share tiles of A and B in L2.
+// A whole stage, one block a part of a tile of C, the `block`-th of Plan::BLOCKS times PARTS. GROUP
+// rows of tiles are walked together, columns outermost, so that blocks which run at once share tiles
+// of A and B in L2.
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
-          bool ROWS_FIRST = false, class A, class B, class Store>
-__device__ __forceinline__ void gemm(int block, const A& a, const B& b, const Store& store) {
+          bool ROWS_FIRST = false, class A, class B, class Store, class Part = Whole>
+__device__ __forceinline__ void gemm(int block, const A& a, const B& b, const Store& store,
+                                     const Part& of_tile = {}) {
   using Numbers = Plan<T, Unit, Shape, Block, Warps, STAGES, ROWS_FIRST>;
   using TileA = Operand<T, A::along_k, Block::M, Block::K>;
   using TileB = Operand<T, B::along_k, Block::N, Block::K>;
@@ -367,6 +393,12 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
   unsigned char* shared = room;
   if constexpr (Unit::ASYNCHRONOUS) shared = Unit::aligned(room);
 
+  constexpr int BLOCKS = Part::COUNT, EACH = SLICES / BLOCKS, MORE = SLICES % BLOCKS;
+  static_assert(EACH > 0, "a slice for each block");
+  const int of_k = block % BLOCKS;  // which part of k; the first ones have a slice more
+  block /= BLOCKS;
+  const int slices = EACH + (of_k < MORE ? 1 : 0);
+
   const int batch = block / (Numbers::TILES_M * Numbers::TILES_N);
   const int tile = block % (Numbers::TILES_M * Numbers::TILES_N);
   const int group = tile / (GROUP * Numbers::TILES_N), inside = tile % (GROUP * Numbers::TILES_N);
@@ -377,6 +409,12 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
   Mover<T, TileA, Shape, Shape::M, Numbers::THREADS, A> mover_a{a, batch, m0, tile_m};
   Mover<T, TileB, Shape, Shape::N, Numbers::THREADS, B> mover_b{b, batch, n0, tile_n};
   Slice next{0, 0, 0};
+  if constexpr (BLOCKS > 1) {
+    constexpr int INSIDE = SLICES / Shape::OUTER;
+    next.number = of_k * EACH + (of_k < MORE ? of_k : MORE);
+    next.outer = next.number / INSIDE;
+    next.k = next.number % INSIDE * Block::K;
+  }
   const auto stage = [&](int slot) { return shared + slot * Numbers::STAGE; };
   const auto begin = [&](int slot) {
     mover_a.begin(stage(slot), next);
@@ -391,7 +429,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
   };
 #pragma unroll
   for (int s = 0; s < AHEAD; ++s) {
-    if (s < SLICES) {
+    if (s < slices) {
       begin(s);
       end(s);
     }
@@ -414,11 +452,11 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     share.fetch(stage(0), stage(0) + TileA::BYTES, m, n, k);
   }
 #pragma unroll 1
-  for (int s = 0; s < SLICES; ++s) {
+  for (int s = 0; s < slices; ++s) {
     if constexpr (!Unit::FETCHES) arrived();
     if constexpr (Unit::ASYNCHRONOUS)
       share.template begin<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m);
-    const bool more = s + AHEAD < SLICES;
+    const bool more = s + AHEAD < slices;
     if (more) begin(writing);
     copy_commit();
     if constexpr (Unit::FETCHES) {
@@ -428,7 +466,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
         if (step + 1 < STEPS) {
           share.fetch(stage(reading), stage(reading) + TileA::BYTES, m, n,
                       k + (step + 1) * Unit::STEP);
-        } else if (s + 1 < SLICES) {
+        } else if (s + 1 < slices) {
           if (AHEAD == 1) end(writing);
           arrived();
           reading = reading + 1 == STAGES ? 0 : reading + 1;
@@ -460,6 +498,24 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
       if (part == p) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
       sync<Numbers::THREADS>();
       if (part == 0) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
+    }
+  }
+  if constexpr (BLOCKS > 1) {
+    constexpr int STEP = Numbers::SHARE * 32;
+    float* const first = of_tile.sums + block * BLOCKS * (Block::M * Block::N) + own * 32 + lane();
+    if (part == 0)
+      share.each(0, Warps::M, Handed<STEP>{first + of_k * (Block::M * Block::N)});
+    sync<Numbers::THREADS>();  // all of the block's are there, and nobody needs the slices any more
+    uint32_t* const before = reinterpret_cast<uint32_t*>(shared);
+    if (threadIdx.x == 0) *before = take_ticket(of_tile.done + block, BLOCKS);
+    sync<Numbers::THREADS>();
+    if (*before != BLOCKS - 1) return;
+    // in their order, whichever block came last, so that the sum is the same each time
+    if (part == 0) {
+      share.each(0, Warps::M, Taken<STEP>{first});
+#pragma unroll 1
+      for (int p = 1; p < BLOCKS; ++p)
+        share.each(0, Warps::M, Added<STEP>{first + p * (Block::M * Block::N)});
     }
   }
   sync<Numbers::THREADS>();
