@@ -115,8 +115,10 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     assert isinstance(single, GpuKernel)
     inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
     assert any("CONSTANT" in name for name in inputs), "the test would not see them"
-    # The barrier of all blocks: a fence, one arrival, and L1 is not believed any more behind it.
-    assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1
+    # The barrier of all blocks: a fence, one arrival, and L1 is not believed any more behind it. As
+    # much for a product whose tiles blocks share.
+    shared = sum(bool(of.counters) for of in run.generated.kernels.values())  # type: ignore[attr-defined]
+    assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
     assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
     used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
     assert occupancy(used, target).blocks >= 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from gtco.codegen.cuda import gpu_code
+from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.runtime.module import load
@@ -33,6 +35,7 @@ from tests.cuda.emulate import DEVICE, Fault, emulate, faults_of, run_stage
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_candidates import bundled
 from tests.cuda.test_gemm import ROUNDED, N, T, chain, conv, dense, inputs, sketch_of, wide
+from tests.cuda.test_gemm_groups import HOPPER, ROW, by_groups
 from tests.cuda.whole import Emulating, emulated, outputs
 from tests.kernels import assert_close, fresh_seed, reference
 from tests.unit.test_models import TINY, seeded
@@ -98,6 +101,47 @@ def test_products(name: str, force: Force) -> None:
     found = [run_stage(sketch, config, arrays, seed=seed + n) for n in range(3)]
     assert_close(found[0], reference(stage, list(map(wide, arrays))), tolerance(stage))
     assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+GROUPS = {
+    "odd": (dense(70, 45, 328, "float16"), 3),
+    "rounded": (dense(129, 67, 200, "bfloat16", out="bfloat16"), 4),  # a slice each
+    "conv3x3": (conv(9, 16, 40, 3, "float16"), 2),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_products_of_warp_groups(
+    name: str, force: Force, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a config that is drawn: the products that are under way are those of a part of k."""
+    stage, blocks = GROUPS[name]
+    force(blocks)
+    seed = fresh_seed()
+    sketch = sketch_of(stage, HOPPER)
+    config = Random(seed).choice(by_groups(sketch, monkeypatch))
+    assert int(config["split"]) == blocks
+    arrays = inputs(stage, seed)
+    found = [run_stage(sketch, config, arrays, seed=seed + n) for n in range(3)]
+    assert_close(found[0], reference(stage, list(map(wide, arrays))), tolerance(stage))
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_machine_code_of_warp_groups(columns: int) -> None:
+    """The compiler has put no barriers between products, and spills nothing."""
+    target = gpu_target(HOPPER)
+    sketch = sketch_of(dense(197, 768, 3072, "float16"), target)
+    splitting = [c for c in configs(sketch, {"row": ROW.format(columns)}) if c["split"] != 1]
+    config = Random(columns).choice(splitting)
+    program = space.build(sketch, config, "product")
+    assert isinstance(program, CudaProgram) and program.counters
+    image = compile_cuda(program.source, "sm_90a")
+    assert not image.spills and not image.local and "serialized" not in image.log, image.log
+    assert image.registers * program.threads <= target.registers_sm
+    code = machine_code(image.cubin)["product"]
+    assert code.count("HGMMA") >= 4 and not code.spilled
+    assert sum(c for n, c in code.instructions.items() if n.startswith("ATOM")) == 1
 
 
 def tolerance(stage: Stage) -> float:
