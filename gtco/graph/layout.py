@@ -11,11 +11,16 @@ operators, concat, pad, slice, reductions, reshapes that keep its axes apart); t
 model's own: flatten(2).transpose(1, 2) behind a patch embedding cancels, and so does the
 transpose -> view -> convolution -> flatten -> transpose of a transformer's tokens. What remains is
 needed: at most the model's NCHW inputs and outputs, and operators that mix axes.
+
+Pooling and resizing are as fast in either layout. One beside a permutation that remained is tried
+in the other layout, and stays there where fewer elements are moved: one between NCHW tensors moves
+none, and what enlarges a map before an NCHW output is permuted before it, while it is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from math import prod
 
 from gtco.graph.graph import Graph
@@ -35,24 +40,53 @@ from gtco.tensor.stage import Dim, Operator, TensorType, make_attrs
 
 TO_NHWC: Axes = (0, 2, 3, 1)
 TO_NCHW: Axes = (0, 3, 1, 2)
-_SPATIAL = frozenset(
-    ["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "resize2d", "grid_sample"]
-)
+_NHWC_ALONE = frozenset(["conv2d", "conv_transpose2d", "grid_sample"])
+_EITHER = frozenset(["max_pool2d", "avg_pool2d", "resize2d"])
 
 # A way to have a tensor permuted: elements that must really be moved, and how to build it.
 Way = tuple[int, Callable[[], str]]
 
 
 def channels_last(graph: Graph) -> Graph:
-    """The same function with every spatial operator in NHWC and as little permuting as found.
+    """The same function with every convolution and sampling in NHWC and as little permuting as
+    found; pooling and resizing in whichever layout that takes.
 
     Weights stay OIHW (packing is the kernel's), inputs and outputs keep their names and shapes.
     Reshapes of reshapes become one. A graph without NCHW operators comes back unchanged in layout.
     """
-    pulled = _Pass(graph).convert().settle(sink=False)
-    sunk = _Pass(graph).convert().settle(sink=True)
-    # Sinking past an operator whose other readers need NCHW could move more than it saves.
-    return min(sunk, pulled, key=moved_elements)
+    everything = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE | _EITHER))
+    if moved_elements(everything) == 0 or not _beside_permutes(everything):
+        return everything
+    # A chain of poolings between NCHW tensors gains nothing until all of it stays.
+    needed = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE))
+    best = min(everything, needed, key=moved_elements)
+    for op in _beside_permutes(best):
+        here = best.producer(op.output)
+        if here is not None and here.kind == op.kind:  # none that was turned changed this one
+            best = min(best, _settled(partial(_turned, best, here)), key=moved_elements)
+    return best
+
+
+def _turned(graph: Graph, op: Operator) -> _Pass:
+    return _Pass(graph).turn(op)
+
+
+def _settled(begin: Callable[[], _Pass]) -> Graph:
+    """What ``begin`` makes, permutations pulled and sunk, or pulled alone, whichever moves less:
+    sinking past an operator whose other readers need NCHW could move more than it saves.
+    """
+    return min((begin().settle(sink) for sink in (True, False)), key=moved_elements)
+
+
+def _beside_permutes(graph: Graph) -> list[Operator]:
+    """The operators of either layout that a permutation remains before or behind."""
+    found = {op.output for op in permutes(graph)}
+    found |= {op.inputs[0] for op in permutes(graph)}
+    return [
+        op
+        for op in graph.operators.values()
+        if op.kind in _EITHER and not found.isdisjoint((op.inputs[0], op.output))
+    ]
 
 
 def moved_elements(graph: Graph) -> int:
@@ -86,31 +120,42 @@ class _Pass:
 
     # -- conversion --------------------------------------------------------------------------------
 
-    def convert(self) -> _Pass:
+    def convert(self, kinds: Collection[str]) -> _Pass:
+        """Every operator of these kinds in NHWC, between permutations."""
         graph = self.graph
         before: dict[str, str] = {}
         for op in list(graph.operators.values()):
-            if op.kind not in _SPATIAL or op["layout"] != "NCHW":
+            if op.kind not in kinds or op["layout"] != "NCHW":
                 continue
             x = op.inputs[0]
             if x not in before:
                 before[x] = graph.add("permute", [x], axes=TO_NHWC)
-            attrs = make_attrs(**(dict(op.attrs) | {"layout": "NHWC"}))
-            kind = TensorType(permuted(op.type.shape, TO_NHWC), op.type.dtype)
-            made = graph.put(
-                Operator(
-                    op.kind,
-                    (before[x], *op.inputs[1:]),
-                    graph.fresh(f"{op.output}_nhwc"),
-                    kind,
-                    attrs,
-                    op.name,
-                )
-            )
-            graph.put(_permute(op.output, op.type, made, TO_NCHW))
-            self.down.add(op.output)
+            self._replace(op, before[x], TO_NHWC, "NHWC")
         graph.prune()
         return self
+
+    def turn(self, op: Operator) -> _Pass:
+        """One operator in the other layout, between permutations."""
+        layout, axes = ("NCHW", TO_NCHW) if op["layout"] == "NHWC" else ("NHWC", TO_NHWC)
+        self._replace(op, self.graph.add("permute", [op.inputs[0]], axes=axes), axes, layout)
+        self.graph.prune()
+        return self
+
+    def _replace(self, op: Operator, source: str, axes: Axes, layout: str) -> None:
+        """``op`` reads ``source``, in ``layout``; a permutation behind it restores its output."""
+        graph = self.graph
+        made = graph.put(
+            Operator(
+                op.kind,
+                (source, *op.inputs[1:]),
+                graph.fresh(f"{op.output}_{layout.lower()}"),
+                TensorType(permuted(op.type.shape, axes), op.type.dtype),
+                make_attrs(**(dict(op.attrs) | {"layout": layout})),
+                op.name,
+            )
+        )
+        graph.put(_permute(op.output, op.type, made, invert(axes)))
+        self.down.add(op.output)
 
     # -- to a fixed point --------------------------------------------------------------------------
 

@@ -78,13 +78,15 @@ class Build:
 
 
 def same(graph: Graph) -> Graph:
-    """channels_last(graph), held to be valid, NHWC and numerically equal."""
+    """channels_last(graph), held to be valid, NHWC where it must be, and numerically equal."""
     before = graph.dump()
     made = channels_last(graph)
     assert graph.dump() == before, "the pass changed its argument"
     made.check()
     assert made.inputs == graph.inputs and made.outputs == graph.outputs
-    assert all(op.get("layout", "NHWC") == "NHWC" for op in made.operators.values())
+    either = ("max_pool2d", "avg_pool2d", "resize2d")
+    for op in made.operators.values():
+        assert op.kind in either or op.get("layout", "NHWC") == "NHWC"
     moving = {"identity", "permute", "reshape"}  # no arithmetic is done twice
     counts = [{k: n for k, n in g.histogram().items() if k not in moving} for g in (graph, made)]
     assert counts[0] == counts[1]
@@ -179,6 +181,48 @@ def test_layer_norm_over_channels_pad_roll_and_slice_let_it_pass() -> None:
     x = b("slice", x, shape=(1, 5, 4, 8), begin=(0, 1, 2, 0), strides=(1, 1, 2, 1))
     made = same(b.done(b.conv(b("softmax", x, axis=1), 4)))
     assert sizes(made) == [("conv2d", (0, 2, 3, 1)), ("output", (0, 3, 1, 2))]
+
+
+def layouts(graph: Graph) -> dict[str, str]:
+    """The layouts of pooling and resizing; one operator a kind."""
+    kinds = ("max_pool2d", "avg_pool2d", "resize2d")
+    return {op.kind: op["layout"] for op in graph.operators.values() if op.kind in kinds}
+
+
+def test_pooling_and_resizing_between_nchw_tensors_stay() -> None:
+    b = Build(2, 5, 8, 8)
+    made = same(b.done(b("relu", b.resize(b.pool(b.pool("x")), 2))))
+    assert not sizes(made)
+    assert set(layouts(made).values()) == {"NCHW"}
+
+
+def test_pooling_between_convolutions_is_channels_last() -> None:
+    b = Build(1, 3, 16, 16)
+    made = same(b.done(b("mean", b.conv(b.pool(b.conv("x", 8)), 4), axes=(2, 3), keepdims=False)))
+    assert sizes(made) == [("conv2d", (0, 2, 3, 1))]
+    assert layouts(made) == {"max_pool2d": "NHWC"}
+
+
+def test_what_enlarges_before_an_nchw_output_is_permuted_while_small() -> None:
+    b = Build(1, 3, 8, 8)
+    made = same(b.done(b.resize(b.conv("x", 8), 4)))
+    assert sizes(made) == [("conv2d", (0, 2, 3, 1)), ("resize2d", (0, 3, 1, 2))]
+    assert layouts(made) == {"resize2d": "NCHW"}
+
+
+def test_what_shrinks_before_an_nchw_output_is_permuted_while_small() -> None:
+    b = Build(1, 3, 8, 8)
+    made = same(b.done(b.pool(b.conv("x", 8))))
+    assert sizes(made) == [("conv2d", (0, 2, 3, 1)), ("output", (0, 3, 1, 2))]
+    assert layouts(made) == {"max_pool2d": "NHWC"}
+
+
+def test_the_image_is_pooled_before_it_is_permuted() -> None:
+    b = Build(1, 3, 8, 8)
+    x = b.conv(b.pool("x", "avg_pool2d"), 8)
+    made = same(b.done(b("mean", x, axes=(2, 3), keepdims=False)))
+    assert sizes(made) == [("conv2d", (0, 2, 3, 1))]
+    assert layouts(made) == {"avg_pool2d": "NCHW"}
 
 
 def test_an_operator_that_mixes_axes_keeps_its_permutation() -> None:

@@ -1,5 +1,5 @@
 """Sketch rule for pooling, with a readable prologue and a one-to-one epilogue; loops of
-:mod:`gtco.tensor.sketch.window`.
+:mod:`gtco.tensor.sketch.window`, or of :mod:`gtco.tensor.sketch.pool_rows` channels first.
 """
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 
 from tvm import tirx
 
 from gtco.target import Target
+from gtco.tensor import cost
 from gtco.tensor.analysis.chains import (
     Epilogue,
     anchor,
@@ -23,9 +24,9 @@ from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
-from gtco.tensor.sketch import window
+from gtco.tensor.sketch import pool_rows, window
 from gtco.tensor.sketch.program import program
-from gtco.tensor.sketch.streaming import in_vectors
+from gtco.tensor.sketch.streaming import grain, in_vectors, streaming_workload
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
@@ -60,22 +61,39 @@ class Pool:
         return geometry(self.op, shape_of(self.stage, self.op.inputs[0]), self.op["kernel"])
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        if self.channels_first:
+            work = max(self.geometry.source[2] * self.geometry.kernel[0], self.geometry.output[2])
+            return grain(chosen, pool_rows.units(self.geometry), work, self.target)
         return window.next_decision(self.geometry, self.target, chosen)
 
+    @property
+    def channels_first(self) -> bool:
+        """Do the channels come before rows and columns?"""
+        return self.geometry.layout == "NCHW"
+
     def workload(self, config: Config) -> Workload:
+        if self.channels_first:
+            tasks = ceil(pool_rows.units(self.geometry) / config["rows"])
+            others = [o for o in self.stage.operators if o not in (self.op, *self.tail.operators)]
+            again = cost.vectors(self.stage, others, self.target.lanes)
+            passes = pool_rows.passes(self.geometry, again)
+            return streaming_workload(self.stage, self.target, tasks, passes)
         return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
         include = bool(self.op.get("count_include_pad", False))
-        what: window.Taps = (
-            Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
-        )
+        what = Maximum() if self.op.kind == "max_pool2d" else Mean(self.geometry, include)
+        of = self.geometry, self.op.inputs[0], self.tail
+        loops: pool_rows.PoolRows | window.WindowLoops
+        if self.channels_first:
+            loops = pool_rows.PoolRows(*of, config["rows"])
+        else:
+            loops = window.WindowLoops(*of, config)
 
         def body(em: Emitter, args: KernelArguments) -> None:
             loops.emit(em, args, Reader(self.stage, em, args.inputs), what)
 
-        return program(symbol, self.stage, self.target, loops.tasks, body)
+        return program(symbol, self.stage, self.target, loops.tasks, body, loops.scratch)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.window import Geometry
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
+from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
 from gtco.tensor.space import Config, Decision, Layer, Option, Stream, Workload
@@ -120,8 +121,21 @@ def workload(
     return Workload("vector", vectors, (row, Layer(1, (), (), tasks)), flops)
 
 
+def kernel_rows(em: Emitter, g: Geometry, y: Expr) -> tuple[Expr, Expr]:
+    """The kh [start, start + extent) whose input row exists for output row ``y``."""
+    k, d, h = g.kernel[0], g.dilation[0], g.source[1]
+    top = em.index(y * g.strides[0] - g.padding[0])
+    if em.known(top >= 0) is True and em.known(top + (k - 1) * d < h) is True:
+        return 0, k
+    start = em.let_index(tirx.max(0, tirx.floordiv(d - 1 - top, d)), "kh0")
+    stop = em.let_index(tirx.min(k, tirx.floordiv(h - top + d - 1, d)), "kh1")
+    return start, em.let_index(tirx.max(stop - start, 0), "khs")
+
+
 class WindowLoops:
     """One config of one windowed stage, being emitted."""
+
+    scratch = Scratch(())
 
     def __init__(self, g: Geometry, source: str, tail: Epilogue, config: Config) -> None:
         self.g, self.source, self.tail = g, source, tail
@@ -135,7 +149,7 @@ class WindowLoops:
         chunks = ceil(g.output[3] / self.chunk)
         with tasks_of_rows(em, args, self.units, self.rows) as unit:
             n, chunk, y = unflatten(em, unit, (g.output[0], chunks, g.output[1]))
-            start, extent = self.kernel_rows(y)
+            start, extent = kernel_rows(em, g, y)
             if g.layout == "NCHW":
                 self.channel_first_row(n, chunk, y, start, extent)
                 return
@@ -148,17 +162,6 @@ class WindowLoops:
                 lambda: self.row(n, y, start, extent, chunk * self.chunk, self.chunk),
                 lambda: self.row(n, y, start, extent, (chunks - 1) * self.chunk, last),
             )
-
-    def kernel_rows(self, y: Expr) -> tuple[Expr, Expr]:
-        """The kh [start, start + extent) whose input row exists for output row ``y``."""
-        em, g = self.em, self.g
-        k, d, h = g.kernel[0], g.dilation[0], g.source[1]
-        top = em.index(y * g.strides[0] - g.padding[0])
-        if em.known(top >= 0) is True and em.known(top + (k - 1) * d < h) is True:
-            return 0, k
-        start = em.let_index(tirx.max(0, tirx.floordiv(d - 1 - top, d)), "kh0")
-        stop = em.let_index(tirx.min(k, tirx.floordiv(h - top + d - 1, d)), "kh1")
-        return start, em.let_index(tirx.max(stop - start, 0), "khs")
 
     # channels last --------------------------------------------------------------------------------
     def row(self, n: Expr, y: Expr, start: Expr, extent: Expr, c0: Expr, width: int) -> None:
