@@ -55,7 +55,8 @@ class Candidate:
 @dataclass(frozen=True)
 class _Room:
     """Bytes of the weights: the constants' ring at 0, then floats, then zeros. In the arena results
-    lie at 0, then ``scratch`` and ``counters`` of kernels whose blocks work together.
+    lie at 0, then the ``scratch`` of kernels whose blocks work together, then ``counters``, by
+    symbol bytes of each of these: what a faulty one leaves in its own, no other counts on.
     """
 
     ring: int
@@ -63,18 +64,26 @@ class _Room:
     zeros: int
     results: int
     scratch: int
-    counters: int
+    counters: Mapping[str, int]
+
+    @property
+    def counter_bytes(self) -> int:
+        return sum(self.counters.values())
 
     @property
     def arena(self) -> int:
-        return self.results + self.scratch + self.counters
+        return self.results + self.scratch + self.counter_bytes
 
     def between(self, candidate: Candidate) -> tuple[BufferRef, ...]:
         """The kernel's scratch and counters, where it has some."""
         if not candidate.kernel.counters:
             return ()
-        places = self.results, self.results + self.scratch
-        return tuple(BufferRef("arena", place) for place in places)
+        counters = self.results + self.scratch
+        for symbol, bytes_ in self.counters.items():
+            if symbol == candidate.kernel.symbol:
+                break
+            counters += bytes_
+        return BufferRef("arena", self.results), BufferRef("arena", counters)
 
 
 def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
@@ -104,7 +113,7 @@ def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
         outputs=tuple(checks.outputs),
         steps=(*_steps(groups, room), *compared),
         arena_bytes=room.arena,
-        counter_bytes=room.counters,
+        counter_bytes=room.counter_bytes,
         images=images_of((c.kernel for c in every), target),
         weights=[(0, normals), (normals.nbytes, zeros), *checks.constants],
         metadata={
@@ -325,5 +334,5 @@ def _room(candidates: Sequence[Candidate], constants: int, target: GpuTarget) ->
         most(False, None),
         max(round_up(c.stage.output.type.nbytes) for c in candidates),
         max(round_up(c.kernel.scratch) for c in candidates),
-        counter_bytes(c.kernel for c in candidates),
+        {c.kernel.symbol: counter_bytes([c.kernel]) for c in candidates},
     )

@@ -9,6 +9,7 @@ looked for in the machine code.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from gtco.codegen.cuda import gpu_code
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.search.gpu_policy import GpuPolicy
 from gtco.tensor import space
@@ -33,7 +35,7 @@ from gtco.tensor.stage import Stage
 from gtco.tuning.offline import measure
 from tests.cuda.emulate import DEVICE, Fault, emulate, faults_of, run_stage
 from tests.cuda.fake_driver import FakeDriver
-from tests.cuda.test_candidates import bundled
+from tests.cuda.test_candidates import Breaking, bundled
 from tests.cuda.test_gemm import ROUNDED, N, T, chain, conv, dense, inputs, sketch_of, wide
 from tests.cuda.test_gemm_groups import HOPPER, ROW, by_groups
 from tests.cuda.whole import Emulating, emulated, outputs
@@ -284,6 +286,26 @@ def test_candidates_for_a_gpu_elsewhere(
     assert found and all(r.outcome != "wrong" for r in found)
     assert not faults_of(workers.path.resolve())
     driver.check()
+
+
+def test_a_faulty_candidate_harms_no_other(
+    driver: FakeDriver, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two stages a candidate leaves out a block, and its tile's counter is never zero again."""
+    force(2)
+    monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))
+    workers = Breaking(tmp_path / "kernels.so")
+    path = bundled(tmp_path, workers)
+    broken = [workers.programs[f"gtco_{key}_{n}"][0] for key, n in workers.broken.items()]
+    assert len(broken) == 2 and any(program.counters for program in broken)
+    driver.reset(1, 8, 0, 1)
+    wrong = {(r.stage, r.config) for r in measure(path, rounds=2) if r.outcome == "wrong"}
+    steps = [s for s in read_metadata(path)["steps"] if s["rival"] is not None]
+    assert wrong == {
+        (s["key"], json.dumps(s["schedule"]))
+        for s in steps
+        if workers.broken.get(s["key"]) == s["rival"]
+    }
 
 
 def test_the_policy_splits_where_that_fills_the_gpu() -> None:
