@@ -40,17 +40,24 @@ class ResizedAxis:
     size: int
     out: int
 
+    @property
+    def step(self) -> float:
+        """How far apart in the input neighbouring output positions lie."""
+        if self.op["coordinates"] == "align_corners":
+            return (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
+        return self.size / self.out
+
     def position(self, i: Expr) -> Expr:
         """Where output position ``i`` lies among the input's, in float64."""
-        size, out, coordinates = self.size, self.out, self.op["coordinates"]
+        out, coordinates = self.out, self.op["coordinates"]
         x = tirx.Cast("float64", i) if not isinstance(i, int) else wide(i)
         if coordinates == "align_corners":
-            return x * wide((size - 1) / (out - 1)) if out > 1 else wide(0)
+            return x * wide(self.step) if out > 1 else wide(0)
         if coordinates == "asymmetric":
-            return x * wide(size / out)
+            return x * wide(self.step)
         if coordinates == "pytorch_half_pixel" and out == 1:
             return wide(0)
-        return (x + wide(0.5)) * wide(size / out) - wide(0.5)
+        return (x + wide(0.5)) * wide(self.step) - wide(0.5)
 
     def clipped(self, em: Emitter, i: Expr) -> Expr:
         """The index cut to the axis, bound with its range."""

@@ -106,7 +106,8 @@ class Resize:
         axis = self.axis(1)
         if self.last or not fits(axis.size, axis.out, self.target.lanes):
             return None
-        return Columns(axis, self.target.lanes)
+        given = any(self.op.inputs[0] == i.name for i in self.stage.inputs)
+        return Columns(axis, self.target.lanes, given and axis.size >= self.target.lanes)
 
     @property
     def units(self) -> int:
@@ -214,14 +215,28 @@ class ResizeLoops:
     def channel_row(self, n: Expr, c: Expr, y: Expr, ys: list[Tap]) -> None:
         em, sketch = self.em, self.sketch
         if sketch.columns is not None:
-            image = sketch.op.inputs[0]
-            sketch.columns.row(
-                em,
-                self.tables,
-                ys,
-                lambda at_y, x: self.reader.value(image, sketch.place(n, at_y, x, c)),
-                lambda x, value: self.finish(n, y, x, c, value),
-            )
+            image, columns = sketch.op.inputs[0], sketch.columns
+
+            def finish(x: Expr, value: Expr) -> None:
+                self.finish(n, y, x, c, value)
+
+            if columns.direct:
+                array = self.args.inputs[image]
+                columns.row_in_place(
+                    em,
+                    self.tables,
+                    ys,
+                    lambda at_y, x: em.load_vector(array, sketch.place(n, at_y, x, c)),
+                    finish,
+                )
+            else:
+                columns.row(
+                    em,
+                    self.tables,
+                    ys,
+                    lambda at_y, x: self.reader.value(image, sketch.place(n, at_y, x, c)),
+                    finish,
+                )
             return
         for begin, count, lanes in vector_runs(sketch.output[2], em.lanes):
             with em.loop(count, "block") as block, em.vector(lanes) as lane:

@@ -11,6 +11,18 @@
 
 Where an axis does not shrink, a vector of outputs reads within a vector of source columns: one load
 and one permutation do what a gather would, at a sixteenth of its loads.
+
+An image that is an input of the stage and no narrower than a vector needs no line::
+
+    table[tap, x] = source column of the tap, cut to the row
+    for vector of output columns, for tap:
+      base = table[tap, its first column], at most the last whole vector
+      near = the source rows' vectors from base on, blended  # one for all taps, where it has them
+      out += permute(near, table[tap, x] - base) * weight
+
+What is written to the line is read back as vectors that begin elsewhere, which waits for the stores
+before it: 64 maps of 56x56 to twice that, on 2 threads of a Zen 5, take 51 us bilinear and 33
+nearest with the line, 35 and 19 without.
 """
 
 from __future__ import annotations
@@ -20,7 +32,7 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.emit import Array, Emitter, Expr, lanes_of
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.spatial import TAPS, ResizedAxis
@@ -37,12 +49,39 @@ def fits(size: int, out: int, lanes: int) -> bool:
     return out >= size and out >= lanes and lanes in PERMUTE
 
 
+def permuted(em: Emitter, vector: Expr, order: Expr) -> Expr:
+    """The lanes of ``vector`` that ``order`` names."""
+    return tirx.call_llvm_pure_intrin(
+        f"float32x{em.lanes}", PERMUTE[em.lanes], vector, order
+    )
+
+
+def blended(terms: Sequence[tuple[Expr, Expr | None]]) -> Expr:
+    """The sum of values, or vectors, times their weights (None for 1)."""
+    total: Expr = None
+    for value, weight in terms:
+        if weight is not None:
+            lanes = lanes_of(value)
+            value = value * (tirx.Broadcast(weight, lanes) if lanes > 1 else weight)
+        total = value if total is None else total + value
+    return total
+
+
+def lane_by_lane(em: Emitter, vector: Expr, body: Callable[[Expr, Expr], None]) -> None:
+    """``body(lane, its value)`` in a vector loop, as readers and epilogues go."""
+    found = em.registers(em.lanes)
+    em.store_vector(found, [0], vector)
+    with em.vector(em.lanes) as lane:
+        body(lane, em.load(found, [lane]))
+
+
 @dataclass(frozen=True)
 class Columns:
     """The horizontal half of ``resize2d``: the axis of its columns."""
 
     axis: ResizedAxis
     lanes: int
+    direct: bool  # is the image read where it lies, without a line?
 
     @property
     def op(self) -> Operator:
@@ -59,6 +98,10 @@ class Columns:
     @property
     def scratch(self) -> Scratch:
         """The tables, and a line with what whole vectors read beyond it."""
+        if self.direct:
+            at = (Piece(f"at{t}", (self.axis.out,), "int32") for t in range(len(self.offsets)))
+            weights = (Piece(f"table{t}", (self.axis.out,)) for t in range(1, self.tables))
+            return Scratch((*at, *weights))
         tables = tuple(Piece(f"table{t}", (self.axis.out,)) for t in range(self.tables))
         return Scratch((*tables, Piece("line", (PADDING + self.axis.size + 2 + self.lanes,))))
 
@@ -70,8 +113,46 @@ class Columns:
                 first = self.axis.nearest(em, x)
             else:
                 first, weights = self.axis.located(em, x)
-            for t, value in enumerate([tirx.Cast("float32", first), *weights]):
+            if self.direct:
+                for t, offset in enumerate(self.offsets):
+                    em.store(held[f"at{t}"], [x], self.axis.clipped(em, first + offset))
+            else:
+                em.store(held["table0"], [x], tirx.Cast("float32", first))
+            for t, value in enumerate(weights, 1):
                 em.store(held[f"table{t}"], [x], value)
+
+    @property
+    def together(self) -> bool:
+        """Do all taps of neighbouring outputs lie within a vector of source columns?"""
+        apart = (self.lanes - 1) * self.axis.step + 1  # of their first taps, rounded up
+        return apart + len(self.offsets) - 1 <= self.lanes - 1
+
+    def row_in_place(
+        self,
+        em: Emitter,
+        held: Mapping[str, Array],
+        rows: Sequence[RowTap],
+        source: Callable[[Expr, Expr], Expr],
+        finish: Callable[[Expr, Expr], None],
+    ) -> None:
+        """One output row of an image that is read where it lies: ``source(y, x)`` is the vector
+        from column ``x`` on.
+        """
+        with em.loop(-(-self.axis.out // em.lanes), "block") as block:
+            x0 = em.let_index(tirx.min(block * em.lanes, self.axis.out - em.lanes), "x0")
+            base, near, total = None, None, None
+            for t in range(len(self.offsets)):
+                if t == 0 or not self.together:
+                    first = tirx.min(em.load(held[f"at{t}"], [x0]), self.axis.size - em.lanes)
+                    base = em.let(first, "base")
+                    em.bind(base, self.axis.size - em.lanes + 1)
+                    near = em.let(blended([(source(y, base), w) for y, w in rows]), "near")
+                order = em.load_vector(held[f"at{t}"], [x0]) - tirx.Broadcast(base, em.lanes)
+                term = permuted(em, near, order)
+                if self.tables > 1:
+                    term = term * em.load_vector(held[f"table{1 + t}"], [x0])
+                total = term if total is None else total + term
+            lane_by_lane(em, total, lambda lane, value: finish(x0 + lane, value))
 
     def row(
         self,
@@ -94,15 +175,11 @@ class Columns:
             order = em.let(columns - tirx.Broadcast(base, lanes), "order")
             total: Expr = None
             for t, offset in enumerate(self.offsets):
-                near = em.load_vector(line, [base + offset])
-                term = tirx.call_llvm_pure_intrin(f"float32x{lanes}", PERMUTE[lanes], near, order)
+                term = permuted(em, em.load_vector(line, [base + offset]), order)
                 if self.tables > 1:
                     term = term * em.load_vector(held[f"table{1 + t}"], [x0])
                 total = term if total is None else total + term
-            found = em.registers(lanes)
-            em.store_vector(found, [0], total)
-            with em.vector(lanes) as lane:
-                finish(x0 + lane, em.load(found, [lane]))
+            lane_by_lane(em, total, lambda lane, value: finish(x0 + lane, value))
 
     def blend(
         self,
@@ -115,12 +192,7 @@ class Columns:
         for begin, count, lanes in vector_runs(self.axis.size, em.lanes):
             with em.loop(count, "part") as part, em.vector(lanes) as lane:
                 x = begin + part * lanes + lane
-                total: Expr = None
-                for y, weight in rows:
-                    value = source(y, x)
-                    term = value if weight is None else value * weight
-                    total = term if total is None else total + term
-                em.store(line, [x], total)
+                em.store(line, [x], blended([(source(y, x), weight) for y, weight in rows]))
         first, last = em.let(em.load(line, [0])), em.let(em.load(line, [self.axis.size - 1]))
         for i in (-2, -1):
             em.store(line, [i], first)
