@@ -7,17 +7,33 @@ Not for the API: in a user's process another thread may import torch at that mom
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def import_tvm() -> None:
     """Import TVM, and torch with it only where torch is there already."""
-    if "torch" in sys.modules or "tvm_ffi" in sys.modules:
-        importlib.import_module("tvm")
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
+    with _no_collection():
+        if "torch" in sys.modules or "tvm_ffi" in sys.modules:
+            importlib.import_module("tvm")
+            return
+        sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
+        try:
+            importlib.import_module("tvm")
+        finally:
+            del sys.modules["torch"]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What an import makes is no garbage, and looking for some takes a sixth of its time."""
+    collecting = gc.isenabled()
+    gc.disable()
     try:
-        importlib.import_module("tvm")
+        yield
     finally:
-        del sys.modules["torch"]
+        if collecting:
+            gc.enable()

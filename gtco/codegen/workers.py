@@ -1,44 +1,33 @@
 """Building kernels in worker processes: all cores busy, and a crash of the compiler is an answer,
 not the end.
 
-Workers are fresh interpreters (:mod:`gtco.codegen.serve`), not forks: a fork after TVM has started
-threads may hang, and multiprocessing's own would run the user's script again. A job whose worker
-dies or overruns its time becomes a :class:`Failure`; the worker is replaced and the other jobs go
-on.
+Workers are forks of one fresh interpreter that has imported TVM (:mod:`gtco.codegen.fork_server`).
+Not of the caller's process: a fork where there are threads may hang, and multiprocessing's own
+servers would run the user's script again. A job whose worker dies or overruns its time becomes a
+:class:`Failure`; the worker is replaced and the other jobs go on.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
+from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
-ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
-COMMAND = (sys.executable, "-m", "gtco.codegen.serve")
-
-
-def environment() -> dict[str, str]:
-    """Of a Python process that is to find this package, which may be run from its source folder."""
-    root = str(Path(__file__).resolve().parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
 
 
 @dataclass
 class _Worker:
-    process: subprocess.Popen[bytes]
+    process: Spawned | Forked
     connection: Connection
     job: Job | ProgramJob | None = None
     started: float = 0.0
@@ -47,20 +36,22 @@ class _Worker:
 class Workers:
     """A few processes that build jobs; they start at once, to import TVM while the caller works.
 
-    Use as a context manager. ``timeout``: seconds of ``clock`` for one job.
+    Use as a context manager. ``timeout``: seconds of ``clock`` for one job. ``command``: what to
+    start in the place of gtco's own processes, each with the number of a socket behind it.
     """
 
     def __init__(
         self,
         count: int,
         *,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] = (),
         timeout: float = TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
         self.count, self.command, self.timeout = max(1, count), tuple(command), timeout
         self.workers: list[_Worker] = []
+        self.forks: Forks | None = None
         try:
             for _ in range(self.count):
                 self.workers.append(self._start())
@@ -74,10 +65,12 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.connection.close()
-            worker.process.kill()
+        if self.forks is not None:
+            self.forks.close()
         for worker in self.workers:
-            worker.process.wait()
-        self.workers = []
+            if isinstance(worker.process, Spawned):
+                worker.process.end()
+        self.workers, self.forks = [], None
 
     def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
         """Every job's answer, as it comes."""
@@ -95,14 +88,15 @@ class Workers:
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [*self.command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the parent's to handle, from the first moment
-            )
+            process = self._process(theirs)
         return _Worker(process, Connection(ours.detach()))
+
+    def _process(self, theirs: socket.socket) -> Spawned | Forked:
+        if self.command:
+            return Spawned(self.command, theirs)
+        if self.forks is None or not self.forks.alive:
+            self.forks = forks()
+        return self.forks.start(theirs)
 
     def _collect(self) -> Iterator[Kernel | Failure]:
         busy = [w for w in self.workers if w.job]
@@ -126,19 +120,16 @@ class Workers:
             answer = worker.connection.recv()
             assert isinstance(answer, Kernel | Failure)
             return answer
-        except (EOFError, OSError):
-            with suppress(subprocess.TimeoutExpired):  # how it ends by itself is what is told
-                worker.process.wait(ENDING)
-            self._drop(worker)
-            return Failure(
-                job.symbol, f"the compiler's process died ({_death(worker.process.returncode)})"
-            )
+        except (EOFError, OSError):  # how it ends by itself is what is told
+            code = self._drop(worker, ENDING)
+            return Failure(job.symbol, f"the compiler's process died ({_death(code)})")
 
-    def _drop(self, worker: _Worker) -> None:
+    def _drop(self, worker: _Worker, patience: float = 0.0) -> int:
+        """The exit code of a process that is of no more use, and is ended."""
         worker.connection.close()
-        worker.process.kill()
-        worker.process.wait()
+        code = worker.process.end(patience)
         self.workers.remove(worker)
+        return code
 
 
 def _death(code: int) -> str:

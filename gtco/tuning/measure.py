@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from gtco.codegen.build import Failure, Job, Kernel
-from gtco.codegen.workers import Workers, environment
+from gtco.codegen.processes import environment
+from gtco.codegen.workers import Workers
 from gtco.runtime.artifact import write_artifact
 from gtco.target import Machine, cpu_target
 from gtco.tensor.space import Pick

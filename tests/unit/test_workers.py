@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from gtco.codegen import processes
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.workers import Workers
 from gtco.gpu import gpu_target
@@ -142,3 +147,121 @@ def test_an_interruption_while_they_start_ends_those_that_are_there(
         Workers(2, command=worker(tmp_path, "time.sleep(600)"))
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+def processes_of(workers: Workers) -> tuple[psutil.Process, list[psutil.Process]]:
+    """The process that real workers are forked from, and them, once they have answered."""
+    assert workers.forks is not None
+    list(workers.build([job(f"s{n}") for n in range(4 * workers.count)]))
+    server = psutil.Process(workers.forks.process.pid)
+    return server, server.children()
+
+
+def ended(*those: psutil.Process) -> bool:
+    """Whether they end, be it that nobody has asked for their exit codes yet."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in those):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_real_workers_are_forks_of_one_process() -> None:
+    """One alone imports TVM; the one that dies is told of, and replaced."""
+    with Workers(3) as workers:
+        server, forked = processes_of(workers)
+        assert len(forked) == 3 and all(p.cmdline() == server.cmdline() for p in forked)
+        assert all(p.num_threads() == 1 for p in (server, *forked))
+        forked[1].send_signal(signal.SIGSEGV)
+        answers = list(workers.build([job(s) for s in "abcdef"]))
+        dead = [a for a in answers if isinstance(a, Failure)]
+        assert len(answers) == 6 and len(dead) <= 1
+        assert all("SIGSEGV" in a.reason for a in dead)
+        _, now = processes_of(workers)
+        assert len([p for p in now if p.status() != psutil.STATUS_ZOMBIE]) == 3
+    assert not any(p.is_running() for p in (server, *forked, *now))
+
+
+def test_a_real_worker_that_hangs_is_ended() -> None:
+    """It stops before it answers; an hour has passed when it is looked at."""
+    ticks = itertools.count(0, 3600)
+    with Workers(2) as workers:
+        _, forked = processes_of(workers)
+        for process in forked:
+            process.suspend()
+        workers.clock = lambda: float(next(ticks))
+        late = list(workers.build([job("a"), job("b")]))
+        assert all(isinstance(a, Failure) and "took over" in a.reason for a in late)
+        assert not any(p.is_running() for p in forked)
+        workers.clock = time.monotonic
+        assert all(isinstance(a, Kernel) for a in workers.build([job("c"), job("d")]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_the_process_they_are_forked_from(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, or stopped for good: those that it had end with it, and others come."""
+    monkeypatch.setattr(processes, "ENDING", 0.5)
+    with Workers(2) as workers:
+        server, forked = processes_of(workers)
+        server.send_signal(number)
+        for process in forked:
+            process.kill()
+        answers = list(workers.build([job(s) for s in "abcdef"]))
+        assert len(answers) == 6 and any(isinstance(a, Kernel) for a in answers)
+        assert all("process died" in a.reason for a in answers if isinstance(a, Failure))
+        assert workers.forks is not None and server.pid != workers.forks.process.pid
+    assert ended(server, *forked)
+
+
+def test_forks_end_with_the_process_that_uses_them(tmp_path: Path, root: Path) -> None:
+    """Even where it is killed, and they hang."""
+    script = (
+        "import sys, time\n"
+        "from tests.unit.test_workers import Workers, processes_of\n"
+        "server, forked = processes_of(workers := Workers(2))\n"
+        "for p in forked: p.suspend()\n"
+        "print(server.pid, *[p.pid for p in forked], flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    user = subprocess.Popen([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE)
+    assert user.stdout is not None
+    started = [psutil.Process(int(pid)) for pid in user.stdout.readline().split()]
+    assert len(started) == 3
+    user.kill()
+    user.communicate()
+    assert ended(*started)
+
+
+def test_workers_take_the_process_that_was_started_early() -> None:
+    with processes.early():
+        (first,) = processes._early
+        with Workers(1) as workers:
+            assert workers.forks is first and not processes._early
+            assert isinstance(next(workers.build([job("a")])), Kernel)
+        with Workers(1) as workers:
+            assert workers.forks is not first
+    assert not first.alive
+    with processes.early():
+        (unused,) = processes._early
+    assert not unused.alive and not processes._early
+
+
+def test_where_there_are_threads_workers_import_by_themselves(tmp_path: Path) -> None:
+    """A fork would be of one of them alone."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if 'gtco.codegen.fork_server' in sys.orig_argv:\n"
+        "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        with Workers(1) as workers:
+            (answer,) = workers.build([job("a")])
+            assert isinstance(answer, Kernel)
+            _, (spawned,) = processes_of(workers)
+            assert "gtco.codegen.serve" in spawned.cmdline()
+    finally:
+        sys.path.remove(str(tmp_path))
