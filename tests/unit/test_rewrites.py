@@ -180,6 +180,46 @@ def test_silu_and_what_only_looks_like_gelu() -> None:
     assert "gelu" not in canonicalize(half).histogram()
 
 
+def _one_and_exp(g: Graph, x: str) -> str:
+    return g.add("log", (g.add("add", (g.add("exp", (x,)), number(g, 1))),))
+
+
+def _spelled_softplus(g: Graph, x: str) -> str:
+    small = g.add("negative", (g.add("abs", (x,)),))
+    return g.add("add", (g.add("relu", (x,)), _one_and_exp(g, small)))
+
+
+def _spelled_elu(g: Graph, x: str, alpha: float, kind: str = "add") -> str:
+    below = g.add("relu", (g.add("subtract", (number(g, 1), g.add("exp", (x,)))),))
+    tail = g.add("multiply", (below, number(g, -alpha if kind == "add" else alpha)))
+    return g.add(kind, (g.add("relu", (x,)), tail))
+
+
+EXPONENTIAL: dict[str, Callable[[Graph, str], str]] = {
+    "softplus": _spelled_softplus,
+    "mish": lambda g, x: g.add("multiply", (x, g.add("tanh", (_one_and_exp(g, x),)))),
+    "mish of a softplus": lambda g, x: g.add(
+        "multiply", (g.add("tanh", (_spelled_softplus(g, x),)), x)
+    ),
+    "elu": lambda g, x: _spelled_elu(g, x, 0.7),
+    "elu by a subtraction": lambda g, x: _spelled_elu(g, x, 0.7, "subtract"),
+    "elu of a negative alpha": lambda g, x: _spelled_elu(g, x, -0.7),
+}
+
+
+@pytest.mark.parametrize("name", EXPONENTIAL)
+def test_exponential_activations(name: str) -> None:
+    same(build(EXPONENTIAL[name]), {name.split()[0]: 1})
+
+
+def test_what_only_looks_like_an_exponential_activation() -> None:
+    def shifted(g: Graph, x: str) -> str:
+        return g.add("multiply", (x, g.add("tanh", (_one_and_exp(g, g.add("abs", (x,))),))))
+
+    for body in (_one_and_exp, shifted):
+        assert not {"softplus", "mish", "elu"} & canonicalize(build(body)).histogram().keys()
+
+
 @pytest.mark.parametrize("shifted", [True, False])
 def test_softmax(shifted: bool) -> None:
     def body(g: Graph, x: str) -> str:

@@ -10,6 +10,7 @@ from gtco.graph.rewrites.activations import activations
 from gtco.graph.rewrites.attention import attention
 from gtco.graph.rewrites.common_subexpressions import common_subexpressions
 from gtco.graph.rewrites.conv_scale import conv_scale
+from gtco.graph.rewrites.exponential_activations import exponential_activations
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.layer_norm import layer_norm
 from gtco.graph.rewrites.merge_projections import merge_projections
@@ -39,6 +40,7 @@ PIPELINE: tuple[Rewrite, ...] = (
     common_subexpressions,
     layer_norm,
     activations,
+    exponential_activations,
     softmax,
     conv_scale,
     simplify_arithmetic,
