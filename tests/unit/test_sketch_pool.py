@@ -82,6 +82,9 @@ CASES = {
         padding=(1, 1, 1, 1),
         ceil_mode=True,
     ),
+    "stride 3": dict(channels=3, size=(9, 70), kernel=(3, 5), strides=(2, 3), padding=(1, 2, 1, 1)),
+    "long strides": dict(channels=3, size=(20, 90), kernel=(9, 10), strides=(8, 5)),
+    "wide": dict(channels=2, size=(5, 41), kernel=(3, 3), strides=(1, 1), padding=(1, 1, 1, 1)),
     "global": dict(channels=33, size=(7, 6), kernel=(7, 6), strides=(1, 1)),
 }
 
@@ -101,21 +104,43 @@ def test_mean(case: str, layout: str, include: bool) -> None:
     check(pooling("avg_pool2d", layout=layout, include=include, **CASES[case]), name)  # type: ignore[arg-type]
 
 
-def test_dilated_maximum() -> None:
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_dilated_maximum(layout: str) -> None:
     check(
-        pooling("max_pool2d", 16, (11, 12), (3, 3), (1, 2), (2, 2, 2, 2), dilation=(2, 2)),
+        pooling("max_pool2d", 16, (11, 42), (3, 3), (1, 2), (2, 2, 2, 2), layout, (2, 2)),
         "x86-64-v3",
     )
 
 
-def test_nan_wins() -> None:
-    machine = runnable("x86-64-v3")
-    stage = pooling("max_pool2d", 8, (6, 6), (3, 3), (3, 3))
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("strides", [(3, 3), (2, 2), (1, 1), (2, 7)], ids=str)
+def test_nan_wins_and_infinities_count(
+    strides: tuple[int, int], name: str, layout: str
+) -> None:
+    """At every place of a window, and beside other NaN and infinities."""
+    machine = runnable(name)
+    stage = pooling("max_pool2d", 8, (7, 40), (3, 3), strides, (1, 1, 1, 1), layout)
     sketch = pool.match(stage, machine)
     assert sketch is not None
     (x,) = random_inputs(stage, fresh_seed())
-    x[0, 0, 0, 0] = x[0, 1, 4, 3] = x[1, 5, 5, 7] = np.nan
-    assert_close(build(sketch, next(iter(configs(sketch))), machine)(x), reference(stage, [x]), 0)
+    special = np.random.default_rng(fresh_seed()).integers(0, 12, x.shape)
+    x[special == 0], x[special == 1], x[special == 2] = np.nan, np.inf, -np.inf
+    got = build(sketch, next(iter(configs(sketch))), machine)(x)
+    np.testing.assert_array_equal(got, reference(stage, [x]))
+
+
+def test_prologue_and_epilogue_channels_first() -> None:
+    """relu(x) pooled, times a factor a channel, stored channels last."""
+    stage = pooling("max_pool2d", 5, (8, 38), (3, 3), (2, 2), (1, 1, 1, 1), "NCHW")
+    n, c, h, w = (int(d) for d in stage.output.type.shape)
+    before = Operator("relu", ("t",), "x", TensorType((2, 5, 8, 38)))
+    after = [
+        Operator("multiply", ("y", "s"), "m", TensorType((n, c, h, w))),
+        Operator("permute", ("m",), "o", TensorType((n, h, w, c)), make_attrs(axes=(0, 2, 3, 1))),
+    ]
+    inputs = {"t": TensorType((2, 5, 8, 38)), "s": TensorType((5, 1, 1))}
+    check(make_stage([before, *stage.operators, *after], inputs, []), "x86-64-v3")
 
 
 def test_prologue_and_epilogue() -> None:

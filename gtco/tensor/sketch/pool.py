@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, inf, nan
 
 from tvm import tirx
 
@@ -22,7 +22,7 @@ from gtco.tensor.analysis.chains import (
 )
 from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.arithmetic import is_nan
-from gtco.tensor.emit import Emitter, Expr, KernelArguments
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, lanes_of
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import pool_rows, window
 from gtco.tensor.sketch.program import program
@@ -109,6 +109,22 @@ class Maximum:
         total = em.let(total, "top")
         return tirx.Select(is_nan(total), total, tirx.max(total, x))
 
+    def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
+        """A machine's maximum gives its second operand where either is NaN: the last value's stays,
+        and the others' are asked for, which LLVM does by a comparison for two of them.
+        """
+        first, *others = values
+        if not others:
+            return first
+        top, lost = first, is_nan(first)
+        for x in others[:-1]:
+            top = em.let(tirx.max(top, x), "top")
+            lost = tirx.Or(lost, is_nan(x))
+        top = em.let(tirx.max(top, others[-1]), "top")
+        nothing = tirx.const(nan, "float32")
+        lanes = lanes_of(top)
+        return tirx.Select(lost, tirx.Broadcast(nothing, lanes) if lanes > 1 else nothing, top)
+
     def scale(self, em: Emitter, y: Expr, x: Expr) -> None:
         return None
 
@@ -128,6 +144,9 @@ class Mean:
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr:
         return total + x
+
+    def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
+        return sum(values[1:], values[0])
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr:
         g = self.geometry

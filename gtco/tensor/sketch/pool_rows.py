@@ -13,6 +13,7 @@ The line has what the padding counts as at its ends, so that no column is at a b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Protocol
@@ -30,7 +31,7 @@ from gtco.tensor.transpose import pick
 
 WOVEN = 4  # the longest stride whose vectors are picked from whole ones
 ALIGN = 16  # floats of a cache line
-UNROLLED = 8  # rows of a window that are code of their own
+UNROLLED = 8  # rows or columns of a window that are folded at once
 
 
 def units(g: Geometry) -> int:
@@ -56,6 +57,10 @@ class Fold(Protocol):
         ...
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr: ...
+
+    def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
+        """What they combine to, in any order."""
+        ...
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr | None: ...
 
@@ -106,7 +111,6 @@ class PoolRows:
     ) -> None:
         """line[x] = fold of the window's rows at column x."""
         g = self.g
-        start, extent = kernel_rows(em, g, y)
         top = em.let_index(y * g.strides[0] - g.padding[0], "top")
 
         def value(kh: Expr, x: Expr) -> Expr:
@@ -117,12 +121,11 @@ class PoolRows:
             for begin, count, lanes in whole_runs(g.source[2], em.lanes):
                 with em.loop(count, "part") as part, em.vector(lanes) as lane:
                     x = begin + part * lanes + lane
-                    total = value(0, x)
-                    for kh in range(1, g.kernel[0]):
-                        total = fold.combine(em, total, value(kh, x), None)
-                    em.store(line, [x], total)
+                    rows = [value(kh, x) for kh in range(g.kernel[0])]
+                    em.store(line, [x], fold.all(em, rows))
 
         def some() -> None:
+            start, extent = kernel_rows(em, g, y)
             for begin, count, lanes in whole_runs(g.source[2], em.lanes):
                 with em.loop(count, "part") as part:
                     held = em.registers(lanes)
@@ -138,7 +141,8 @@ class PoolRows:
         if g.kernel[0] > UNROLLED:
             some()
         else:
-            em.branch(extent == g.kernel[0] if not isinstance(extent, int) else True, full, some)
+            bottom = top + (g.kernel[0] - 1) * g.dilation[0]
+            em.branch(tirx.all(top >= 0, bottom < g.source[1]), full, some)
 
     def along(
         self,
@@ -157,17 +161,21 @@ class PoolRows:
             with em.loop(count, "x") as block:
                 x0 = em.let_index(begin + block * lanes, "x0")
                 held = em.registers(lanes)
-                for kw in range(g.kernel[1]):
-                    first = x0 * g.strides[1] + (kw * g.dilation[1] - g.padding[1])
-                    x = em.let(self.tap(em, line, first, lanes))
-                    if kw:
-                        x = fold.combine(em, em.load_vector(held, [0], lanes), x, None)
-                    em.store_vector(held, [0], x, lanes)
+                for begun in range(0, g.kernel[1], UNROLLED):
+                    some = range(begun, min(begun + UNROLLED, g.kernel[1]))
+                    columns = [x0 * g.strides[1] + self.column(kw) for kw in some]
+                    taps = [em.let(self.tap(em, line, first, lanes)) for first in columns]
+                    before = [em.load_vector(held, [0], lanes)] if begun else []
+                    em.store_vector(held, [0], fold.all(em, [*before, *taps]), lanes)
                 with em.vector(lanes) as lane:
                     scale = fold.scale(em, y, x0 + lane)
                     value = em.load(held, [lane])
                     value = em.let(value if scale is None else value * scale)
                     reader.finish(self.tail, g.place(n, y, x0 + lane, c), value, args.output)
+
+    def column(self, kw: int) -> int:
+        """Where the first output column's tap lies."""
+        return kw * self.g.dilation[1] - self.g.padding[1]
 
     def tap(self, em: Emitter, line: Array, first: Expr, lanes: int) -> Expr:
         """``lanes`` elements of the line from ``first`` on, a stride apart."""
