@@ -287,6 +287,8 @@ class Compilation:
 
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
+        from gtco.search.recorded import RecordedPolicy
+
         result = generate(
             stages,
             policy.choose,
@@ -299,6 +301,9 @@ class Compilation:
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
+        if isinstance(policy, RecordedPolicy):
+            known = self.report.notes
+            known += [note for note in policy.passed_over.values() if note not in known]
         kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
         for kernel in result.kernels.values():
             if kernel.text:

@@ -12,8 +12,9 @@ promises as much.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from statistics import median
@@ -81,13 +82,16 @@ class RecordedPolicy:
     policy: Policy
     records: Records
     circumstances: str = ""
+    passed_over: dict[str, str] = field(default_factory=dict, repr=False)  # by stage, in words
     _prices: dict[str, float] = field(default_factory=dict, repr=False)
+    _known: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
     def refresh(self) -> None:
         """Read the records again: something was measured."""
         self.__dict__.pop("_all", None)
         self.__dict__.pop("calibration", None)
         self._prices.clear()
+        self._known.clear()
 
     @cached_property
     def _all(self) -> dict[str, list[Record]]:
@@ -117,8 +121,13 @@ class RecordedPolicy:
         if pick is None:
             return None
         if config is not None and config.sketch not in without:
-            if followed := priced(self.policy, space_of(stage, self.target), config):
+            space = space_of(stage, self.target)
+            if followed := priced(self.policy, space, config):
                 return followed
+            self.passed_over[stage.key] = (
+                f"what {self.records.path} says of {stage.label} ({stage.key}) is not followed: "
+                f"{space.check(config)}"
+            )
         if pick.config not in wrong:
             return pick
         space = space_of(stage, self.target)
@@ -127,8 +136,16 @@ class RecordedPolicy:
         return next((p for c in right if (p := priced(self.policy, space, c))), None)
 
     def known(self, stage: Stage) -> list[Record]:
-        """The stage's records under these circumstances."""
-        return self._all.get(stage.key, [])
+        """The stage's records under these circumstances, of configs as its space now has them."""
+        if stage.key not in self._all:
+            return []
+        if stage.key not in self._known:
+            space = space_of(stage, self.target)
+            self._known[stage.key] = [
+                replace(r, config=json.dumps(space.spelled_out(r.parsed).to_json()))
+                for r in self._all[stage.key]
+            ]
+        return self._known[stage.key]
 
     @property
     def measured(self) -> bool:

@@ -42,13 +42,15 @@ class Decision:
 
     ``kernels``, of a micro-kernel: for each option its row of the table of rates, and how many
     useful products one lane of one of its vector operations makes (what it multiplies beyond the
-    stage's columns is none).
+    stage's columns is none). ``unsaid``: the option of configs that were written before there was
+    this decision, which say nothing of it.
     """
 
     name: str
     role: Role
     options: tuple[Option, ...]
     kernels: tuple[tuple[str, float], ...] = ()
+    unsaid: Option | None = None
 
 
 @dataclass(frozen=True)
@@ -323,6 +325,21 @@ class Space:
         """Why the config is no point of the space; None where it is one."""
         found = self.sketch(config)
         return found if isinstance(found, Rejection) else None
+
+    def spelled_out(self, config: Config) -> Config:
+        """The config with the decisions that it leaves unsaid, where that is a point of the space;
+        else the config itself.
+        """
+        said = config.to_json()
+        chosen: dict[str, Option] = {}
+        if all(sketch.name != config.sketch for sketch in self.sketches):
+            return config
+        while decision := self.next_decision(chosen):
+            choice = said.get(decision.name, decision.unsaid)
+            if choice is None or not _is_option(choice, decision):
+                return config
+            chosen[decision.name] = choice
+        return Config.from_json(chosen) if said.keys() <= chosen.keys() else config
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         """The config's program, checked first."""

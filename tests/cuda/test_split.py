@@ -27,10 +27,13 @@ from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.search.gpu_policy import GpuPolicy
+from gtco.search.recorded import RecordedPolicy
+from gtco.search.records import Record, Records
 from gtco.tensor import space
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.cuda import gemm, gemm_tiles
-from gtco.tensor.space import configs
+from gtco.tensor.space import Config, Pick, configs
 from gtco.tensor.stage import Stage
 from gtco.tuning.offline import measure
 from tests.cuda.emulate import DEVICE, Fault, emulate, faults_of, run_stage
@@ -306,6 +309,36 @@ def test_a_faulty_candidate_harms_no_other(
         for s in steps
         if workers.broken.get(s["key"]) == s["rival"]
     }
+
+
+@pytest.mark.parametrize("outcome", ["kept", "wrong", "other"])
+def test_records_of_before(tmp_path: Path, outcome: str) -> None:
+    """They say nothing of splits, and mean a block a tile."""
+    policy = GpuPolicy(gpu_target("cuda:sm_80"))
+    stage = dense(197, 768, 3072, "float16")
+    best = policy.choose(stage)
+    assert best is not None
+    of_stage = space_of(stage, policy.target)
+    before = next(c for c in configs(best.sketch) if c["split"] == 1)
+    pick = Pick(best.sketch, before, policy.price(best.sketch, before))
+    kept = Record.of(stage, pick, "there", "kept" if outcome == "other" else outcome)  # type: ignore[arg-type]
+    said = {name: value for name, value in before.to_json().items() if name != "split"}
+    if outcome == "other":
+        said["block"] = "48x48x48"
+    assert of_stage.check(Config.from_json(said)) is not None
+    with Records(tmp_path / "records") as records:
+        records.add([replace(kept, config=json.dumps(said))])
+        recorded = RecordedPolicy(policy, records, "there")
+        chosen = recorded.choose(stage)
+        assert chosen is not None
+        if outcome == "kept":
+            assert chosen.config == before and not recorded.passed_over
+        elif outcome == "other":
+            assert chosen == best
+            (note,) = recorded.passed_over.values()
+            assert stage.key in note and "block='48x48x48' is none of the options" in note
+        else:
+            assert {r.parsed for r in recorded.known(stage)} == {before}
 
 
 def test_the_policy_splits_where_that_fills_the_gpu() -> None:

@@ -245,6 +245,50 @@ def test_what_a_record_may_say(written: dict[str, Any], reason: str) -> None:
         space.mutate(config, Random(0))
 
 
+@dataclass(frozen=True)
+class Late:
+    """Of its decisions the second came to be when there were records of the others."""
+
+    name = "late"
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        if "a" not in chosen:
+            return Decision("a", "block", (1, 2))
+        if "b" not in chosen:
+            return Decision("b", "parallel", (0, 3)[2 - int(chosen["a"]) :], unsaid=0)
+        if "c" not in chosen:
+            return Decision("c", "grain", (8, 1))
+        return None
+
+
+@pytest.mark.parametrize(
+    ("written", "spelled_out"),
+    [
+        ({"sketch": "late", "a": 2, "c": 1}, {"sketch": "late", "a": 2, "b": 0, "c": 1}),
+        ({"sketch": "late", "a": 2, "b": 3, "c": 1}, {"sketch": "late", "a": 2, "b": 3, "c": 1}),
+        ({"sketch": "late", "a": 1, "c": 1}, None),  # as it was done then is no option here
+        ({"sketch": "late", "a": 2}, None),
+        ({"sketch": "late", "c": 1}, None),
+        ({"sketch": "late", "a": 2, "c": 2}, None),
+        ({"sketch": "late", "a": 2, "c": 1, "d": 0}, None),
+        ({"sketch": "square", "a": 2, "c": 1}, None),
+        ({"sketch": ["late"], "a": 2, "c": 1}, None),
+        ({"a": 2, "c": 1}, None),
+    ],
+)
+def test_what_old_records_leave_unsaid(
+    written: dict[str, Any], spelled_out: dict[str, Any] | None
+) -> None:
+    """Is what was done when there was no such decision; what was no config stays none."""
+    space = Space(toy().stage, toy().target, (Triangle(), Late()))  # type: ignore[arg-type]
+    config = Config.from_json(json.loads(json.dumps(written)))
+    found = space.spelled_out(config)
+    if spelled_out is None:
+        assert found == config and space.check(found) is not None
+    else:
+        assert found == Config.from_json(spelled_out) and space.check(found) is None
+
+
 @given(st.integers(0, 1 << 30))
 def test_a_mutation_changes_one_decision(seed: int) -> None:
     """What is behind it is kept where it is an option still; a seed says all."""

@@ -147,7 +147,8 @@ class CudaGemm:
                 return Decision(name, role, tuple(left))
             left = left[chosen[name]] if isinstance(left, Mapping) else None
         if "split" not in chosen:
-            return Decision("split", "parallel", split_options(self.tiles(chosen), self.target))
+            options = split_options(self.tiles(chosen), self.target)
+            return Decision("split", "parallel", options, unsaid=1)
         if "group" not in chosen:
             return Decision("group", "grain", self.group_options(self.tiles(chosen)))
         return None
