@@ -46,6 +46,7 @@ PRICES = {
     **dict.fromkeys(_ONE, 1.0),
     "Div": DIVIDE,
     "tirx.sqrt": SQUARE_ROOT,
+    "ldexp": 3.0,  # its integers to floats, and vscalefps, which is two on Intel
 }
 
 

@@ -28,7 +28,7 @@ LN2_LOW = LN2 - LN2_HIGH
 ROUND = 1.5 * 2.0**23  # t + ROUND has the integer nearest to t in its low bits
 ROUND_BITS = 0x4B400000
 BIASED_ROUND = ROUND + 127  # the same with the exponent's bias: those bits << 23 are 2^n
-ONE_BITS = 127 << 23
+AVX512_LANES = 16  # vectors of so many are AVX-512's, which has an instruction for p 2^n
 
 # exp(r) on |r| <= ln(2)/2 as 1 + r + r^2 P(r): highest power first. Errors: 3.1e-9 and 1.0e-7
 # relative.
@@ -96,26 +96,28 @@ def exp(em: Emitter, x: Expr) -> Expr:
     1 of theirs).
     """
     x = em.let(clamp(x, -104.0, 89.0), "x")
-    r, shifted = _reduced(em, x)
-    # 2^n in two factors, for n runs from -150 to 128
-    n = em.let(
-        tirx.reinterpret(_with_lanes("int32", x), shifted) - constant(x, ROUND_BITS, "int32"), "n"
-    )
-    half = em.let(tirx.shift_right(n, constant(n, 1)), "h")
+    if em.lanes == AVX512_LANES:  # vscalefps; LLVM has many instructions in its place elsewhere
+        r, shifted = _reduced(em, x)
+        n = tirx.reinterpret(_with_lanes("int32", x), shifted) - constant(x, ROUND_BITS, "int32")
+        p = horner(r, EXP_6)
+        return em.let(tirx.call_llvm_pure_intrin(str(x.ty), "llvm.ldexp", p, n), "e")
+    # 2^n in two factors, for n runs from -150 to 128: half of 2 * 127 + n, and the rest of it
+    r, shifted = _reduced(em, x, ROUND + 2 * 127)
+    half = em.let(tirx.shift_right(shifted, constant(shifted, 1)), "h")
     value = horner(r, EXP_6) * _power_of_two(half)
-    return em.let(value * _power_of_two(n - half), "e")
+    return em.let(value * _power_of_two(shifted - half), "e")
 
 
 def exp_within(em: Emitter, x: Expr) -> Expr:
     """exp of ``x`` clamped to -87 <= x <= 88, where 2^n is one number; at most 1 ulp."""
     x = em.let(clamp(x, -87.0, 88.0), "x")
     r, shifted = _reduced(em, x, BIASED_ROUND)
-    power = from_bits(tirx.shift_left(shifted, constant(shifted, 23)))
-    return em.let(horner(r, EXP_6) * power, "e")
+    return em.let(horner(r, EXP_6) * _power_of_two(shifted), "e")
 
 
-def _power_of_two(n: Expr) -> Expr:
-    return from_bits(tirx.shift_left(n, constant(n, 23)) + constant(n, ONE_BITS))
+def _power_of_two(biased: Expr) -> Expr:
+    """2^n for n + 127 in the low bits of ``biased``; those beyond the ninth do not count."""
+    return from_bits(tirx.shift_left(biased, constant(biased, 23)))
 
 
 def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
@@ -125,7 +127,7 @@ def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
     x = em.let(x, "x")
     r, shifted = _reduced(em, x, BIASED_ROUND)
     # a product with 2^n, not a sum of exponents' bits: that would make numbers of some NaNs
-    value = horner(r, EXP_5) * from_bits(tirx.shift_left(shifted, constant(shifted, 23)))
+    value = horner(r, EXP_5) * _power_of_two(shifted)
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
 
 
@@ -229,8 +231,7 @@ def _one_and_exp_minus(em: Emitter, x: Expr) -> Expr:
     n = em.let(shifted - constant(x, BIASED_ROUND), "n")
     r = em.let(n * constant(x, -LN2_HIGH) - x, "r")
     r = em.let(n * constant(x, -LN2_LOW) + r, "r")
-    power = from_bits(tirx.shift_left(bits(shifted), constant(bits(shifted), 23)))
-    return horner(r, EXP_6) * power + constant(x, 1.0)
+    return horner(r, EXP_6) * _power_of_two(bits(shifted)) + constant(x, 1.0)
 
 
 def sigmoid(em: Emitter, x: Expr) -> Expr:
