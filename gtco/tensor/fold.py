@@ -51,7 +51,8 @@ def fold_rows(
     """``value(r, 0)`` to ``value(r, length - 1)`` combined, for ``rows`` rows side by side (1, 2 or
     4): a vector of as many lanes, of one row a scalar. ``ahead(j)`` comes before each vector.
 
-    The rows' chains hide each other's latency, and their lanes are folded together. The last
+    The rows' chains hide each other's latency, and their lanes are folded together. A row's chains
+    are one wide vector, which LLVM cuts: what computes ``value`` hides its latency too. The last
     ``apart`` positions, each of all rows, are vectors of their own: r is their lane. What whole
     vectors leave otherwise comes in one more of them, some of whose lanes are not combined: it
     begins so early that it ends with the row, so that ``value`` is asked twice for some positions,
@@ -75,11 +76,12 @@ def fold_rows(
         for r in range(rows):
             em.store_vector(odd, [r * lanes], em.splat(start))
 
-    def into(chain: int, begin: Expr, first: bool = False) -> None:
+    def into(chain: int, begin: Expr, first: bool = False, wide: int = 1) -> None:
         if ahead is not None:
-            ahead(begin)
+            for c in range(wide):
+                ahead(begin + c * lanes)
         for r in range(rows):
-            with em.vector(lanes) as lane:
+            with em.vector(wide * lanes) as lane:
                 at = [(r * chains + chain) * lanes + lane]
                 x = value(r, begin + lane)
                 em.store(acc, at, x if first else combine(em.load(acc, at), x))
@@ -100,14 +102,13 @@ def fold_rows(
 
     def row() -> None:
         if written_out:
-            for n in range(groups * chains):
-                into(n % chains, n * lanes, first=n < chains)
+            for n in range(groups):
+                into(0, n * chains * lanes, first=not n, wide=chains)
         else:
             with em.loop(groups, "group") as group:
-                for c in range(chains):
-                    into(c, (group * chains + c) * lanes)
-        for c in range(left):
-            into(c, (groups * chains + c) * lanes)
+                into(0, group * chains * lanes, wide=chains)
+        if left:
+            into(0, groups * chains * lanes, wide=left)
         if odd is not None:
             rest_into(odd)
 

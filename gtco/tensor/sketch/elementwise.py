@@ -53,6 +53,8 @@ from gtco.tensor.sketch.streaming import (
     unflatten,
     vector_runs,
     vectorizable,
+    vectors_at_once,
+    wide_runs,
 )
 from gtco.tensor.sketch.transposing import Tiling, emit_tiles, tiling
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
@@ -231,7 +233,8 @@ class ElementwiseLoops:
                 em.bind(reader.at, grid.length)
                 position, ahead = split_flat(ahead + reader.at, grid.inner), 0
             index = [*outer, *position][: len(output.type.shape)]
-            for begin, count, lanes in vector_runs(grid.length, em.lanes):
+            side = vectors_at_once(self.stage, em.lanes)
+            for begin, count, lanes in wide_runs(grid.length, em.lanes, side):
                 with em.loop(count, "block") as block, em.vector(lanes) as reader.lane:
                     within = begin + block * lanes
                     reader.first = ahead + within

@@ -22,6 +22,10 @@ from gtco.tensor.stage import Operator, Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
 UNROLLED = 16  # vectors of a row that are code of their own: a head of 128 has 16 of AVX2's
+# A chain of so many vector instructions to a value is as long as what a CPU looks ahead, which then
+# has too few chains to choose from: vectors are computed so many at a time. Calls of the C library
+# (beyond the most) gain nothing, and are code.
+LONG_CHAIN, LONGEST_CHAIN, SIDE = 8.0, 100.0, 4
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
 
 
@@ -99,6 +103,15 @@ def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
     whole, rest = divmod(length, lanes)
     runs = [(0, whole, lanes)] if whole else []
     return [*runs, (whole * lanes, 1, rest)] if rest else runs
+
+
+def wide_runs(length: int, lanes: int, side: int) -> list[tuple[int, int, int]]:
+    """Like :func:`vector_runs`, with vectors ``side`` times as wide first: LLVM makes each of their
+    instructions ``side`` neighbours, none of which waits for another.
+    """
+    wide = length // (side * lanes) * side * lanes
+    runs = [(0, wide // (side * lanes), side * lanes)] if wide else []
+    return [*runs, *((wide + b, n, v) for b, n, v in vector_runs(length - wide, lanes))]
 
 
 def whole_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
@@ -227,6 +240,12 @@ def stage_vectors(stage: Stage, lanes: int) -> float:
         each = cost.vectors(stage, (op,), lanes) if pattern(op.kind) == ELEMENTWISE else 0.5
         total += each * op.type.size / lanes
     return total + stage.output.type.size / lanes
+
+
+def vectors_at_once(stage: Stage, lanes: int) -> int:
+    """How many vectors of the output a loop should compute side by side."""
+    each = stage_vectors(stage, lanes) * lanes / max(stage.output.type.size, 1)
+    return SIDE if LONG_CHAIN <= each <= LONGEST_CHAIN else 1
 
 
 def streaming_workload(
