@@ -25,6 +25,8 @@ from gtco.errors import BuildError, OptionError, VerificationError
 from gtco.gpu import GpuTarget
 from gtco.options import CompileOptions, Tune, c_compiler
 from gtco.runtime.artifact import publish_alone
+from gtco.runtime.c_objects import CPU_SOURCES, made_early
+from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging
 from gtco.search.records import Records
@@ -202,7 +204,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     effort = effort_of(options.tune, machine)
     # what is missing is said before the work is done
     check_machine(options, machine)
-    c_compiler()
+    compiler = c_compiler()
     for compilation in compilations:
         check_output(compilation.output)
         if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
@@ -215,6 +217,8 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
         elif effort is not None and effort.fusion:
             records = stack.enter_context(Records(":memory:"))
         folders = [stack.enter_context(staging(c.output)) for c in compilations]
+        sources = GPU_SOURCES if isinstance(machine, GpuTarget) else CPU_SOURCES
+        stack.enter_context(made_early(sources, folders[0], compiler))
         with Workers(options.workers or builders(machine)) as workers:
             for compilation in compilations:
                 compilation.prepare(machine, records, workers)

@@ -23,6 +23,8 @@ import numpy as np
 
 from gtco.errors import BuildError, ShapeError
 from gtco.options import c_compiler
+from gtco.runtime import c_objects
+from gtco.runtime.c_objects import CPU_SOURCES, write_objects
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.gpu_table import (
@@ -41,24 +43,17 @@ from gtco.toolchain import run_compiler
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c
 MAX_STEPS, MAX_TASKS = 0xFFFD, 2**31 - 1  # what fits in the pool's word, csrc/thread_pool.c
-SOURCES = ("api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c").split()
 EXPORTS = (
     "gtco_open gtco_close gtco_num_inputs gtco_num_outputs gtco_input gtco_output gtco_run "
     "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_launch_mode "
     "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
-# Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked. An artifact
-# needs libc and libm alone (for GPUs libdl, where that is no part of libc), no executable stack and
-# no symbol of another library by accident.
-COMPILE_FLAGS = (
-    "-std=gnu11 -O2 -march=x86-64 -mtune=generic -fPIC -fvisibility=hidden -pthread"
-).split()
+# An artifact needs libc and libm alone (for GPUs libdl, where that is no part of libc), no
+# executable stack and no symbol of another library by accident.
 LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
     "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
 ).split()
-# The C runtime's objects by compiler and sources: they are the same for every model of a process.
-_RUNTIME: dict[tuple[str, tuple[str, ...]], list[bytes]] = {}
 
 
 @dataclass(frozen=True)
@@ -243,7 +238,7 @@ def _build(
             weights_inside=inside,
             identity=identity,
         )
-        sources, library = SOURCES, "-lm"
+        sources, library = CPU_SOURCES, "-lm"
         for number, code in enumerate(artifact.kernels.values()):
             objects.append(f"kernels_{number}.o")
             (folder / objects[-1]).write_bytes(code)
@@ -257,11 +252,11 @@ def _build(
     run_compiler([compiler, "-c", "data.s", "-o", "data.o"], folder)
     if inside:
         weights_file.unlink()  # before the linker copies them once more
-    objects += _runtime(sources, folder, compiler)
+    objects += write_objects(sources, folder, compiler)
     run_compiler(
         [
             compiler,
-            *COMPILE_FLAGS,
+            *c_objects.COMPILE_FLAGS,
             f"-I{CSRC}",
             *LINK_FLAGS,
             "plan.c",
@@ -279,19 +274,6 @@ def _build(
         header_source(artifact.name or stem, file_name, artifact.inputs, artifact.outputs)
     )
     return identity
-
-
-def _runtime(sources: Sequence[str], folder: Path, compiler: str) -> list[str]:
-    """Writes the C runtime's objects to the folder, and returns their names."""
-    key = (shutil.which(compiler) or compiler, tuple(sources))
-    names = [Path(source).with_suffix(".o").name for source in sources]
-    if key not in _RUNTIME:
-        files = [str(CSRC / source) for source in sources]
-        run_compiler([compiler, *COMPILE_FLAGS, f"-I{CSRC}", "-c", *files], folder)
-        _RUNTIME[key] = [(folder / name).read_bytes() for name in names]
-    for name, code in zip(names, _RUNTIME[key], strict=True):
-        (folder / name).write_bytes(code)
-    return names
 
 
 def _write_weights(artifact: Artifact | GpuArtifact, file: BinaryIO, header: int) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 
 from gtco.options import c_compiler
 from gtco.runtime import artifact as artifact_module
+from gtco.runtime import c_objects
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.table import CSRC
 from tests.cuda.fake_driver import (
@@ -44,7 +45,8 @@ def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) 
     """What went wrong, and "done" where nothing did. ``folder``: of the program; ``runtime``: the
     sources that the library is built from."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact_module, "COMPILE_FLAGS", (*artifact_module.COMPILE_FLAGS, *flags))
+        patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
+        patch.setattr(c_objects, "CSRC", runtime)
         patch.setattr(artifact_module, "CSRC", runtime)
         kernels = folder / "kernels.so"
         write_artifact(small_gpu_artifact(kernels, persistent=persistent_kernel(kernels)), library)

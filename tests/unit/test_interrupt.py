@@ -51,10 +51,12 @@ elif phase == "build":
 elif phase == "tune":
     from gtco.tuning import measure
     measure.run = wait
-elif phase == "gcc":  # with a child of its own, as gcc has cc1 and ld
+elif phase in ("gcc", "link"):  # with a child of its own, as gcc has cc1 and ld
     script = marker + ".sh"
+    other = '*" -c "*) exec gcc "$@";; ' if phase == "link" else ""
     with open(script, "w") as file:
-        file.write(f"#!/bin/sh\\ntouch $TMPDIR/temporary {marker}\\nsleep 300\\n")
+        file.write(f'#!/bin/sh\\ncase "$*" in {other}esac\\n')
+        file.write(f"touch $TMPDIR/temporary {marker}\\nsleep 300\\n")
     os.chmod(script, 0o755)
     os.environ["CC"] = script
 elif phase == "verify":
@@ -63,7 +65,7 @@ elif phase == "verify":
 from gtco.cli import main
 raise SystemExit(main(["compile", *command]))
 """
-PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "verify")
+PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "link", "verify")
 
 
 def left(folder: Path) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gtco.options import c_compiler
-from gtco.runtime import artifact as artifact_module
+from gtco.runtime import c_objects
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.table import CSRC
 from tests.unit.test_runtime_models import KERNELS, small_artifact
@@ -34,7 +34,7 @@ def stress(folder: Path, watched: str, *arguments: str) -> subprocess.CompletedP
     build = [c_compiler(), *flags, "-O1", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"]
     subprocess.run(build, cwd=folder, check=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact_module, "COMPILE_FLAGS", (*artifact_module.COMPILE_FLAGS, *flags))
+        patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         code = (folder / "kernels.o").read_bytes()
         library = write_artifact(small_artifact(code), folder / "small.so")
     driver = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(DRIVER), "-o", "stress", "-ldl"]

@@ -1,0 +1,68 @@
+"""The C runtime's objects, compiled once a process: they are the same for every model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gtco.errors import BuildError
+from gtco.runtime.table import CSRC
+from gtco.toolchain import Compiling
+
+CPU_SOURCES = "api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c".split()
+# Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked.
+COMPILE_FLAGS = (
+    "-std=gnu11 -O2 -march=x86-64 -mtune=generic -fPIC -fvisibility=hidden -pthread"
+).split()
+
+_made: dict[tuple[str, ...], list[bytes]] = {}  # by compiler, flags and sources
+_begun: dict[tuple[str, ...], tuple[Compiling, Path]] = {}
+
+
+def write_objects(sources: Sequence[str], folder: Path, compiler: str) -> list[str]:
+    """Writes the objects to the folder, and returns their names. Raises as
+    :func:`gtco.toolchain.run_compiler`.
+    """
+    key = _key(sources, compiler)
+    names = [Path(source).with_suffix(".o").name for source in sources]
+    if key not in _made and (begun := _begun.pop(key, None)):
+        with suppress(BuildError, OSError):  # what went wrong will again, and is said then
+            begun[0].finish()
+            _made[key] = [(begun[1] / name).read_bytes() for name in names]
+    if key not in _made:
+        _compile(sources, folder, compiler).finish()
+        _made[key] = [(folder / name).read_bytes() for name in names]
+    for name, code in zip(names, _made[key], strict=True):
+        (folder / name).write_bytes(code)
+    return names
+
+
+@contextmanager
+def made_early(sources: Sequence[str], folder: Path, compiler: str) -> Iterator[None]:
+    """In this context the C compiler makes the objects, in a folder in ``folder``, while the
+    caller does something else. It does not outlast it."""
+    key = _key(sources, compiler)
+    mine: tuple[Compiling, Path] | None = None
+    if key not in _made and key not in _begun:
+        place = folder / "runtime"
+        with suppress(OSError):
+            place.mkdir()
+            mine = _begun[key] = _compile(sources, place, compiler), place
+    try:
+        yield
+    finally:
+        if mine is not None:
+            if _begun.get(key) is mine:
+                del _begun[key]
+            mine[0].stop()
+
+
+def _key(sources: Sequence[str], compiler: str) -> tuple[str, ...]:
+    return (shutil.which(compiler) or compiler, *COMPILE_FLAGS, str(CSRC), *sources)
+
+
+def _compile(sources: Sequence[str], folder: Path, compiler: str) -> Compiling:
+    files = [str(CSRC / source) for source in sources]
+    return Compiling([compiler, *COMPILE_FLAGS, f"-I{CSRC}", "-c", *files], folder)
