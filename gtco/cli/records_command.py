@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,9 @@ from gtco.errors import RecordError
 from gtco.search.records import STANDING, Record, Records, from_lines, to_lines
 from gtco.tensor.stage import Stage
 
+A_FILE = "a file of records, as --records of gtco compile and gtco tune makes"
+ADDED_TO = "a file of records, made where there is none"
+
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -24,15 +26,21 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
     show = actions.add_parser("show", help="what stood, by stage and circumstances")
-    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
     export = actions.add_parser("export", help="a line of JSON for each record, on standard output")
-    export.add_argument("file", type=Path, metavar="FILE")
+    export.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
     fill = actions.add_parser("import", help="add the lines of exports to FILE")
-    fill.add_argument("file", type=Path, metavar="FILE")
-    fill.add_argument("sources", type=Path, nargs="+", metavar="EXPORT.jsonl")
+    fill.add_argument("file", type=Path, metavar="FILE", help=ADDED_TO)
+    fill.add_argument(
+        "sources",
+        type=Path,
+        nargs="+",
+        metavar="EXPORT.jsonl",
+        help="what gtco records export or gtco measure wrote",
+    )
     merge = actions.add_parser("merge", help="add the records of other files to FILE")
-    merge.add_argument("file", type=Path, metavar="FILE")
-    merge.add_argument("sources", type=Path, nargs="+", metavar="OTHER")
+    merge.add_argument("file", type=Path, metavar="FILE", help=ADDED_TO)
+    merge.add_argument("sources", type=Path, nargs="+", metavar="OTHER", help=A_FILE)
     return parser
 
 
@@ -62,8 +70,13 @@ def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
             return records.all(), list(records.stages().values())
     try:
         return from_lines(source.read_text(), str(source)), []
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{source} could not be read: {error}") from error
+    except OSError as error:
+        raise RecordError(f"{source} could not be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"{source} is no text: give what gtco records export or gtco measure wrote; files of "
+            "records go together by gtco records merge"
+        ) from error
 
 
 def show(file: Path, records: list[Record]) -> None:
@@ -74,7 +87,7 @@ def show(file: Path, records: list[Record]) -> None:
     console.print(f"{file}: {len(records)} records", markup=False)
     for known in dict.fromkeys(record.circumstances for record in records):
         here = [record for record in records if record.circumstances == known]
-        table = Table(title=escape(text(json.loads(known))), title_justify="left")
+        table = Table(title=escape(text(here[0].known)), title_justify="left")
         for heading in ("stage", "key", "stands", "us", "tried", "came of it"):
             table.add_column(heading)
         for stage in dict.fromkeys(record.stage for record in here):
@@ -85,7 +98,7 @@ def show(file: Path, records: list[Record]) -> None:
             table.add_row(
                 escape(rows[0].label),
                 stage,
-                escape(text(json.loads(stands.config))) if stands else "-",
+                escape(text(stands.parsed.to_json())) if stands else "-",
                 microseconds,
                 str(len({row.config for row in rows})),
                 ", ".join(f"{n} {outcome}" for outcome, n in counts.items()),

@@ -96,7 +96,18 @@ class Record:
 
     @property
     def parsed(self) -> Config:
-        return Config.from_json(json.loads(self.config))
+        """Raises :class:`RecordError` where the text is no config."""
+        try:
+            config = Config.from_json(_object(self.config))
+            hash(config)  # not of lists
+        except TypeError as error:
+            raise RecordError(f"a record's config is none: {self.config[:200]!r}") from error
+        return config
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Its circumstances; raises :class:`RecordError` where the text is no object."""
+        return _object(self.circumstances)
 
 
 def circumstances(machine: Machine) -> str:
@@ -133,7 +144,7 @@ def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> tuple[str, st
     """
     found = {}
     for known in records.circumstances():
-        gpu = json.loads(known).get("gpu")
+        gpu = _object(known).get("gpu")
         if gpu is not None and known == gpu_circumstances(metadata, gpu):
             found[gpu] = known
     if len(found) > 1:
@@ -157,6 +168,9 @@ class Records:
         self.path = Path(path)
         if not create and not self.path.exists():
             raise RecordError(f"there is no file of records {self.path}")
+        if str(path) != ":memory:" and (self.path.is_dir() or not self.path.parent.is_dir()):
+            wrong = "is a folder" if self.path.is_dir() else "is in a folder that does not exist"
+            raise RecordError(f"the records {self.path} could not be opened: the path {wrong}")
         with self._errors("opened"):
             self._base = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
             try:
@@ -250,7 +264,14 @@ class Records:
     def _select(self, where: str, *values: str) -> list[Record]:
         query = f"SELECT {', '.join(COLUMNS)} FROM records {where} ORDER BY id"
         with self._errors("read"):
-            return [Record(*row) for row in self._base.execute(query, values)]
+            rows = list(self._base.execute(query, values))
+        try:
+            return [_checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+        except (ValueError, OverflowError) as error:
+            raise RecordError(
+                f"{self.path} is damaged: a row of it is no record ({error}). Merge what is sound "
+                "of older copies or exports into a new file"
+            ) from error
 
     def _number(self, pragma: str) -> int:
         return int(self._base.execute(f"PRAGMA {pragma}").fetchone()[0])
@@ -310,7 +331,7 @@ def from_lines(text: str, name: str) -> list[Record]:
         if line.strip():
             try:
                 found.append(_record(json.loads(line)))
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            except (ValueError, OverflowError, RecursionError, RecordError) as error:
                 raise RecordError(f"{name}, line {number}, is no record: {error}") from error
     return found
 
@@ -319,15 +340,36 @@ def _record(data: Mapping[str, Any]) -> Record:
     names = [field.name for field in fields(Record)]
     if not isinstance(data, dict) or set(data) != set(names):
         raise ValueError(f"it needs {', '.join(names)}, and nothing else")
+    record = _checked(data)
+    if not isinstance(record.parsed.sketch, str) or not record.parsed.sketch:
+        raise ValueError("a config names its sketch")
+    _object(record.circumstances)
+    return record
+
+
+def _checked(data: Mapping[str, Any]) -> Record:
+    """The record of these columns, or ValueError: texts are UTF-8, numbers not negative or NaN."""
+    found: dict[str, Any] = {}
     for name, kind in COLUMNS.items():
         value = data[name]
-        wanted: tuple[type, ...] = (str,) if kind.startswith("TEXT") else (int, float, type(None))
-        if type(value) not in wanted:
+        if kind.startswith("TEXT"):
+            right = isinstance(value, str) and value.encode() is not None
+        elif right := value is None or (type(value) in (int, float) and value >= 0):
+            value = None if value is None else float(value)
+        if not right:
             raise ValueError(f"{name} cannot be {value!r}")
-    if data["outcome"] not in get_args(Outcome):
-        raise ValueError(f"outcome cannot be {data['outcome']!r}")
-    record = Record(**data)
-    config, known = json.loads(data["config"]), json.loads(data["circumstances"])
-    if not isinstance(config, dict) or not isinstance(known, dict) or "sketch" not in config:
-        raise ValueError("config and circumstances are JSON objects, and a config names its sketch")
-    return record
+        found[name] = value
+    if found["outcome"] not in get_args(Outcome):
+        raise ValueError(f"outcome cannot be {found['outcome']!r}")
+    return Record(**found)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """What a text of a record says, which is a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"a record's {text[:200]!r} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"a record's {text[:200]!r} is no JSON object")
+    return value

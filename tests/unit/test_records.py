@@ -94,6 +94,13 @@ def test_text_and_back(tmp_path: Path) -> None:
         lambda d: d | {"outcome": "won"},
         lambda d: d | {"seconds": "fast"},
         lambda d: d | {"seconds": True},
+        lambda d: d | {"seconds": -1.0},
+        lambda d: d | {"seconds": float("nan")},
+        lambda d: d | {"predicted": -1},
+        lambda d: d | {"ratio": 10**400},
+        lambda d: d | {"label": "\ud800"},
+        lambda d: d | {"config": '{"sketch": 5}'},
+        lambda d: d | {"config": '{"sketch": "gemm", "tile": [6, 4]}'},
         lambda d: d | {"predicted": []},
         lambda d: d | {"stage": None},
         lambda d: d | {"config": "{}"},
@@ -155,6 +162,32 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RecordError), Records(path) as records:
         records.all()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("seconds", -1.0),
+        ("seconds", "fast"),
+        ("outcome", "won"),
+        ("label", b"\xff"),
+        ("config", "{"),
+        ("config", "[1]"),
+    ],
+)
+def test_a_row_that_is_no_record_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, value: object
+) -> None:
+    path = tmp_path / "a"
+    with Records(path) as records:
+        records.add(some(3))
+    with sqlite3.connect(path) as base:
+        base.execute(f"UPDATE records SET {column} = ? WHERE id = 2", (value,))
+    with pytest.raises(RecordError), Records(path) as records:
+        standing([record for record in records.all() if record.parsed])
+    assert main(["records", "show", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "record" in said and "internal failure" not in said
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
