@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from gtco.errors import ArtifactError, BuildError, InputError, OptionError
+from gtco.options import MOST_THREADS, check_whole
 from gtco.runtime.device_tensors import (
     Borrowed,
     device_of,
@@ -25,7 +26,7 @@ from gtco.runtime.device_tensors import (
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.tensors import aligned_empty, like, to_numpy
+from gtco.runtime.tensors import aligned_empty, as_stored, like, to_numpy
 
 
 def load(
@@ -50,6 +51,7 @@ def load(
 
 
 LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
+MOST_DEVICES = 1 << 16  # more than there are, and an int of C
 HELD_RUNS = 8  # under way in callers' streams, whose tensors a model holds; one more waits for them
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
@@ -115,8 +117,9 @@ class Model:
     ) -> None:
         if launches not in LAUNCHES:
             raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
-        if device is not None and not hasattr(device, "__index__"):
-            raise OptionError(f"device is {device!r}; give the number of a GPU, 0 for the first")
+        check_whole("threads", threads, 0, MOST_THREADS)
+        if device is not None:
+            check_whole("device", device, 0, MOST_DEVICES)
         self.path = path.absolute()
         library, handle = _open(self.path, threads, device, launches)
         self._library, self._handle = library, handle
@@ -143,7 +146,7 @@ class Model:
         steps: list[dict[str, Any]] = self.metadata["steps"]
         return steps
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on inputs by position or by name.
 
         Takes numpy arrays or anything with ``__dlpack__`` (torch tensors included) of exactly the
@@ -292,7 +295,7 @@ class Model:
                 f"missing input {', '.join(repr(name) for name in missing)}; expected "
                 f"{', '.join(map(str, self.inputs))}"
             )
-        return [values[name] for name in names]
+        return [as_stored(values[name]) for name in names]
 
     def _execute(
         self,

@@ -24,6 +24,14 @@ def aligned_empty(spec: TensorSpec) -> np.ndarray:
     return data.reshape([int(d) for d in spec.shape])
 
 
+def as_stored(value: Any) -> Any:
+    """A torch tensor that stands for the negative of its memory (as the imaginary part of a
+    conjugate does) as one that is its memory: DLPack knows nothing of that, and would give it
+    with the wrong sign. Anything else as it is.
+    """
+    return value.resolve_neg() if _is_torch(value) and value.is_neg() else value
+
+
 def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:
     """The value as a C-contiguous array of the input's dtype and shape; no copy where it already is
     one.
@@ -32,10 +40,9 @@ def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:
     """
     array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value)
     if str(array.dtype) != spec.dtype:
-        fix = f"x.to(torch.{spec.dtype})" if _is_torch(value) else f'x.astype("{spec.dtype}")'
         raise InputError(
             f"input '{spec.name}' has dtype {array.dtype}, expected {spec.dtype}; convert it with "
-            f"{fix}"
+            f'x.astype("{spec.dtype}")'
         )
     if array.shape != spec.shape:
         raise InputError(
@@ -51,6 +58,11 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
         raise InputError(
             f"input '{spec.name}' is a {type(value).__name__}, expected a numpy array or a tensor "
             f'with DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
+        )
+    if _is_torch(value) and str(value.dtype) != f"torch.{spec.dtype}":  # numpy may not know it
+        raise InputError(
+            f"input '{spec.name}' has dtype {str(value.dtype)[6:]}, expected {spec.dtype}; convert "
+            f"it with x.to(torch.{spec.dtype})"
         )
     try:
         if spec.dtype == "bfloat16" and _is_torch(value) and not value.requires_grad:

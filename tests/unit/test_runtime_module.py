@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gtco.errors import ArtifactError, InputError
+from gtco.errors import ArtifactError, InputError, OptionError
 from gtco.runtime.artifact import write_artifact
-from gtco.runtime.library import read_metadata
+from gtco.runtime.library import Library, read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from gtco.runtime.tensors import like, to_numpy
@@ -139,8 +139,21 @@ def test_torch_in_torch_out(small: Path) -> None:
             InputError, match=r"dtype float64, expected float32.*x\.to\(torch\.float32\)"
         ):
             model(torch.from_numpy(x).double(), mask)
-        with pytest.raises(InputError, match=r"'x' .*cannot be read"):
+        with pytest.raises(InputError, match=r"dtype bfloat16, .*x\.to\(torch\.float32\)"):
             model(torch.from_numpy(x).bfloat16(), mask)
+        with pytest.raises(InputError, match=r"'x' .*cannot be read"):
+            model(torch.from_numpy(x).to("meta"), mask)
+
+
+def test_a_tensor_that_stands_for_the_negative_of_its_memory(small: Path) -> None:
+    """DLPack knows nothing of torch's negative bit, which ``z.conj().imag`` has."""
+    torch = pytest.importorskip("torch")
+    x, mask = example_inputs()
+    given = torch.complex(torch.zeros(x.shape), -torch.from_numpy(x)).conj().imag
+    assert given.is_neg() and np.array_equal(given.numpy(force=True), x)
+    with load(small) as model:
+        results = model(given, torch.from_numpy(mask))
+        check(tuple(result.numpy() for result in results), x, mask)
 
 
 def test_torchs_bfloat16_in_and_out() -> None:
@@ -409,8 +422,11 @@ def test_number_of_threads(kernels: bytes, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ArtifactError, match=f"GTCO_NUM_THREADS is '{bad}'"):
             load(path)
     monkeypatch.delenv("GTCO_NUM_THREADS")
+    for wrong in (-1, 1025, 2**32 + 1, "2", 1.5, None):  # the third is 1 to C
+        with pytest.raises(OptionError, match=r"threads=.* a whole number from 0 to 1024"):
+            load(path, wrong)  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match="num_threads is -1"):
-        load(path, -1)
+        Library(path).open(-1, 0, 0)
 
 
 def test_default_threads_follow_the_affinity_mask(small: Path) -> None:
