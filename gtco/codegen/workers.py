@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
+from gtco.cores import allowed_cores
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
@@ -34,7 +35,8 @@ class _Worker:
 
 
 class Workers:
-    """A few processes that build jobs; they start at once, to import TVM while the caller works.
+    """Up to ``count`` processes that build jobs. Those that the cores can run start at once, to
+    import TVM while the caller works, the others where there are jobs for them.
 
     Use as a context manager. ``timeout``: seconds of ``clock`` for one job. ``command``: what to
     start in the place of gtco's own processes, each with the number of a socket behind it.
@@ -53,7 +55,7 @@ class Workers:
         self.workers: list[_Worker] = []
         self.forks: Forks | None = None
         try:
-            for _ in range(self.count):
+            for _ in range(min(self.count, allowed_cores())):
                 self.workers.append(self._start())
         except BaseException:  # a signal among them: nobody else knows of those that are there
             self.__exit__()
@@ -76,7 +78,8 @@ class Workers:
         """Every job's answer, as it comes."""
         waiting = deque(jobs)
         while waiting or any(w.job for w in self.workers):
-            while waiting and len(self.workers) < self.count:
+            busy = sum(w.job is not None for w in self.workers)
+            while len(self.workers) < min(self.count, busy + len(waiting)):
                 self.workers.append(self._start())
             for worker in self.workers:
                 if waiting and worker.job is None:

@@ -142,6 +142,7 @@ def test_an_interruption_while_they_start_ends_those_that_are_there(
         pids.append((found := start(workers)).process.pid)
         return found
 
+    monkeypatch.setattr("gtco.codegen.workers.allowed_cores", lambda: 2)
     monkeypatch.setattr(Workers, "_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Workers(2, command=worker(tmp_path, "time.sleep(600)"))
@@ -265,3 +266,21 @@ def test_where_there_are_threads_workers_import_by_themselves(tmp_path: Path) ->
             assert "gtco.codegen.serve" in spawned.cmdline()
     finally:
         sys.path.remove(str(tmp_path))
+
+
+def test_no_more_start_than_there_are_jobs_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = Workers._start, []
+
+    def counted(workers: Workers) -> Any:
+        started.append(1)
+        return start(workers)
+
+    monkeypatch.setattr(Workers, "_start", counted)
+    monkeypatch.setattr("gtco.codegen.workers.allowed_cores", lambda: 2)
+    with Workers(1000, command=worker(tmp_path, ANSWER)) as workers:
+        assert len(started) == 2
+        assert len(list(workers.build([job(f"k{n}") for n in range(5)]))) == 5
+        assert len(list(workers.build([job("last")]))) == 1
+    assert len(started) == 5
