@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.suite import available_threads, console, header
-from gtco.cli.arguments import positive
+from gtco.cli.arguments import new_file, positive
 
 Row = TypeVar("Row")
 
@@ -28,7 +28,7 @@ def parser(
     )
     found.add_argument("--models", default=",".join(models), help="by comma")
     found.add_argument("--threads", type=positive, default=available_threads())
-    found.add_argument(file, type=Path, metavar="FILE")
+    found.add_argument(file, type=new_file, metavar="FILE")
     found.add_argument("--folder", type=Path, default=Path("build/bench"))
     return found
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import gtco
 from bench.peers import openvino_settings
 from bench.single import Stages, fastest, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
+from gtco.cli.arguments import new_file
 from gtco.options import PRECISIONS
 from gtco.search.profile import measure_peak
 
@@ -195,13 +195,15 @@ def run(case: Conv | Product, threads: int, precision: str) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench convolutions", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="of gtco, OpenVINO and the peak"
     )
     parser.add_argument("--threads", type=int, default=available_threads())
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args(argv)
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
     header(console(), args.threads)

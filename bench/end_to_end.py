@@ -30,7 +30,7 @@ from bench.suite import (
     write_json,
 )
 from bench.workload import check_peers
-from gtco.cli.arguments import positive
+from gtco.cli.arguments import new_file, positive
 from gtco.errors import OptionError
 from gtco.options import EFFORTS, PRECISIONS
 
@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--rounds", type=positive, default=7)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=new_file, metavar="FILE")
     parser.add_argument(
         "--folder",
         type=Path,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -20,7 +19,7 @@ import onnx
 from bench.convolutions import gtco_stages, openvino_seconds, with_constants
 from bench.single import model
 from bench.suite import available_threads, console, header, write_report
-from gtco.cli.arguments import positive
+from gtco.cli.arguments import new_file, positive
 from gtco.errors import OptionError
 from gtco.options import PRECISIONS
 from gtco.search.profile import measure_peak
@@ -92,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         "--precision", default=",".join(PRECISIONS), help="by comma; default: %(default)s"
     )
     parser.add_argument("--threads", type=positive, default=available_threads())
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=new_file)
     args = parser.parse_args(argv)
     precisions = args.precision.split(",")
     if unknown := [p for p in precisions if p not in PRECISIONS]:

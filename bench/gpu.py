@@ -203,7 +203,7 @@ def _gpu() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bench gpu", description="models for GPUs beside their peers"
+        prog="python -m bench gpu", description="models for GPUs beside their peers"
     )
     commands = parser.add_subparsers(dest="do", required=True)
     ready = commands.add_parser("prepare", help="export and compile; needs no GPU")

@@ -30,7 +30,7 @@ from bench.limits import Limits
 from bench.memory_cases import CASES
 from bench.single import Stages, model, onnxruntime_seconds, profiled
 from bench.suite import available_threads, console, header, write_report
-from gtco.cli.arguments import positive
+from gtco.cli.arguments import new_file, positive
 from gtco.cli.run_command import make_inputs
 from gtco.compiler import compile_to_file
 from gtco.errors import GtcoError
@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--rounds", type=positive, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=new_file, metavar="FILE")
     parser.add_argument(
         "--folder", type=Path, default=Path("build/bench/memory"), help="libraries are kept here"
     )

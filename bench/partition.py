@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from bench import machine
 from bench.suite import available_threads, console, header
+from gtco.cli.arguments import new_file
 from gtco.errors import GtcoError
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import load_onnx
@@ -286,5 +287,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", default="detr-resnet50-e6", help="a DETR of the models package")
     parser.add_argument("--target", default="native", help="whose analytic policy prices stages")
-    parser.add_argument("--json", metavar="FILE", help="write everything there")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write everything there")
     return parser

@@ -42,7 +42,10 @@ def main(argv: Sequence[str]) -> int:
             print(text)
         else:
             replace(options.readme, text)
-    except (OSError, ValueError, KeyError) as error:
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except (ValueError, KeyError) as error:
         print(f"error: {options.json}: {error!r}", file=sys.stderr)
         return 1
     return 0

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from gtco.cli.arguments import new_file
 from gtco.options import c_compiler
 from gtco.runtime.artifact import Artifact, write_artifact
 from gtco.runtime.module import Model, load
@@ -75,11 +76,13 @@ def measure_python(model: Model, runs: int) -> tuple[float, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench runtime_overhead", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--tasks", type=int, default=24)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=new_file)
     options = parser.parse_args(arguments)
     report: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
