@@ -35,6 +35,14 @@ def is_onnx(model: Any) -> bool:
 
 def check_machine(options: CompileOptions, machine: Machine) -> None:
     """Do the options go with the machine, and can code be made for it here?"""
+    on_gpu = isinstance(machine, GpuTarget)
+    if options.records is not None and options.tune == "off" and not options.records.exists():
+        measures = f"a compile for '{machine.name}'" if on_gpu else "with tune='off' a compile"
+        make = "candidates, gtco measure and gtco records import make" if on_gpu else "tune makes"
+        raise OptionError(
+            f"records={str(options.records)!r}: there is no such file, and {measures} measures "
+            f"nothing to put there; gtco {make} one"
+        )
     if not isinstance(machine, GpuTarget):
         if options.precision not in PRECISIONS:
             raise OptionError(
@@ -56,12 +64,6 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
         raise OptionError(
             f"threads={options.threads}: '{machine.name}' is a GPU, whose kernels take the threads "
             "that they are picked for; leave it out"
-        )
-    if options.records is not None and not options.records.exists():
-        raise OptionError(
-            f"records={str(options.records)!r}: there is no such file, and a compile for "
-            f"'{machine.name}' measures nothing to put there; gtco candidates, gtco measure and "
-            "gtco records import make one"
         )
     if options.verify:
         try:
@@ -85,14 +87,16 @@ def effort_of(wanted: str | Tune, machine: Machine) -> Tune | None:
         raise OptionError(
             f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
         )
+    asked = f"tune={wanted}" if isinstance(wanted, str) else "tuning"
     if isinstance(machine, GpuTarget):
         raise OptionError(
-            f"tune={wanted}: '{machine.name}' is a GPU, where nothing is measured: a model of "
-            "the machine picks the kernels. Leave it off"
+            f"{asked}: '{machine.name}' is a GPU, where nothing is measured: a model of the "
+            "machine picks the kernels. Leave it off; gtco candidates makes what gtco measure "
+            "times where the GPU is"
         )
     if machine.name != "native":
         raise OptionError(
-            f"tune={wanted}: candidates are timed on the machine that compiles, which target "
+            f"{asked}: candidates are timed on the machine that compiles, which target "
             f"'{machine.name}' need not be; tune where the library is to run, or leave it off"
         )
     return effort
@@ -101,6 +105,13 @@ def effort_of(wanted: str | Tune, machine: Machine) -> Tune | None:
 def check_output(path: Path) -> None:
     if path.suffix != ".so":
         raise OptionError(f"the output '{path}' must end in .so")
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Is there a folder for the file, and no folder in its place?"""
+    if path.is_dir():
+        raise OptionError(f"the output '{path}' is a folder: give the name of a file")
     if not path.parent.is_dir():
         raise OptionError(f"the folder '{path.parent}' does not exist")
 

@@ -45,7 +45,7 @@ class CompiledModel:
     model: Model
     report: CompileReport
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Arrays in (numpy, or anything with DLPack), arrays of the same kind out."""
         return self.model(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.checks import check_dump, check_machine, check_output, effort_of, is_onnx
+from gtco.checks import check_dump, check_machine, check_output, check_place, effort_of, is_onnx
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation, Progress, silent
@@ -23,7 +23,7 @@ from gtco.compiled import CompiledModel, CompileReport
 from gtco.cores import allowed_cores
 from gtco.errors import BuildError, OptionError, VerificationError
 from gtco.gpu import GpuTarget
-from gtco.options import CompileOptions, Tune, c_compiler
+from gtco.options import CompileOptions, Tune, c_compiler, path_of
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
@@ -101,7 +101,7 @@ def compile_to_files(
     """
     chosen = _options(options)
     compilations = [
-        Compilation(model, Path(output), inputs, chosen, progress or silent)
+        Compilation(model, path_of("output", output), inputs, chosen, progress or silent)
         for model, output, inputs in models
     ]
     outputs = [c.output.resolve() for c in compilations]
@@ -132,10 +132,12 @@ def candidates_to_file(
             f"candidates are for GPUs (--target cuda:...), and '{machine.name}' is a CPU: tune "
             "where the library is to run"
         )
+    path = path_of("output", output)
     effort_of(chosen.tune, machine)
     check_machine(chosen, machine)
     c_compiler()
-    run = Compilation(model, Path(output), example_inputs, chosen, progress or silent)
+    check_place(path)
+    run = Compilation(model, path, example_inputs, chosen, progress or silent)
     with Workers(chosen.workers or builders(machine)) as workers:
         run.partition(machine, None)
         with run.phase("generate") as say:
@@ -194,7 +196,7 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
         )
     for name in ("dump", "records"):
         if name in known:
-            known[name] = Path(known[name])
+            known[name] = path_of(name, known[name])
     return CompileOptions(**known)
 
 

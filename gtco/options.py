@@ -14,13 +14,38 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from gtco.errors import BuildError, OptionError
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
 LAUNCHES = ("graph", "persistent", "auto")
+MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises :class:`OptionError` where the option ``name`` is no whole number from ``least`` to
+    ``most``."""
+    whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)
+    if not whole:
+        wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise OptionError(f"{name}={value!r}: give a whole number {wanted}")
+
+
+def check_number(name: str, value: Any) -> None:
+    if not isinstance(value, Real):
+        raise OptionError(f"{name}={value!r}: give a number")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """What was given for the option ``name`` as a path."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise OptionError(f"{name}={value!r}: give a path") from None
 
 
 @dataclass(frozen=True)
@@ -43,11 +68,14 @@ class Tune:
     fusion: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("trials", "patience", "seconds"):
+            check_number(name, getattr(self, name))
         if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
             raise OptionError(
                 f"trials={self.trials}, seconds={self.seconds:g}, patience={self.patience}: tuning "
                 "needs one trial and some time; tune='off' measures nothing"
             )
+        check_number("latency", self.latency)
         if not 0 <= self.latency < inf:
             raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
 
@@ -83,8 +111,9 @@ class CompileOptions:
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
       machine, seconds in all; ``full`` goes on until none is better, 10 minutes at most; or a
       :class:`Tune`
-    - ``records``: file of measurements, made where there is none: what stood on this machine is
-      picked, and what ``tune`` measures is kept; for GPUs one of ``gtco measure``'s answers
+    - ``records``: file of measurements: what stood on this machine is picked, and what ``tune``
+      measures is kept, in a new file where there is none; for GPUs one of ``gtco measure``'s
+      answers
     """
 
     target: str = "native"
@@ -103,6 +132,20 @@ class CompileOptions:
     records: Path | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.target, str):
+            raise OptionError(f"target={self.target!r}: give a name, such as 'native'")
+        check_whole("threads", self.threads, 0, MOST_THREADS)
+        check_whole("workers", self.workers, 0)
+        check_number("simplify_timeout", self.simplify_timeout)
+        if not 0 < self.simplify_timeout < inf:
+            raise OptionError(
+                f"simplify_timeout={self.simplify_timeout:g}: give seconds above 0; simplify=False "
+                "leaves onnxsim out"
+            )
+        if not isinstance(self.shapes, Mapping):
+            raise OptionError(f"shapes={self.shapes!r}: give a dictionary, such as {{'batch': 1}}")
+        for name, size in self.shapes.items():
+            check_whole(f"shapes[{name!r}]", size, 1)
         if self.precision not in GPU_PRECISIONS:
             raise OptionError(
                 f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"

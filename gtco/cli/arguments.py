@@ -9,7 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.options import EFFORTS, GPU_PRECISIONS, LAUNCHES
+from gtco.errors import OptionError
+from gtco.options import EFFORTS, GPU_PRECISIONS, LAUNCHES, MOST_THREADS
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 def shape(text: str) -> tuple[str, int]:
     """``batch=4`` as ("batch", 4)."""
     name, _, value = text.partition("=")
-    if not name or not value.isdigit() or int(value) < 1:
+    if not name or not value.isdecimal() or int(value) < 1:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not NAME=SIZE with a size of 1 or more, such as batch=1"
         )
@@ -32,12 +33,25 @@ def input_file(text: str) -> tuple[str, Path]:
     return name, Path(file)
 
 
+def new_file(text: str) -> Path:
+    """Where something can be written, so that a long run does not end at a place that is none."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        wrong = f"'{path}' is a folder" if path.is_dir() else f"no folder '{path.parent}'"
+        raise argparse.ArgumentTypeError(f"{wrong}: give the name of a file in one that is there")
+    return path
+
+
 def positive(text: str) -> int:
     return _integer(text, 1)
 
 
 def zero_or_more(text: str) -> int:
     return _integer(text, 0)
+
+
+def threads(text: str) -> int:
+    return _integer(text, 0, MOST_THREADS)
 
 
 def minutes(text: str) -> float:
@@ -62,10 +76,18 @@ def _time(text: str, unit: float, name: str, example: float) -> float:
     return seconds
 
 
-def _integer(text: str, least: int) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of {least} or more")
+def _integer(text: str, least: int, most: int | None = None) -> int:
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {wanted}")
     return int(text)
+
+
+def beside(file: Path, suffix: str) -> Path:
+    """The default of what is made of ``file``."""
+    if not file.name:
+        raise OptionError(f"'{file}' is no file's name")
+    return file.with_suffix(suffix)
 
 
 def unique(pairs: Iterable[tuple[str, T]], option: str) -> dict[str, T]:
@@ -114,7 +136,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=zero_or_more,
+        type=threads,
         default=0,
         metavar="N",
         help="threads at run time, of CPUs (default 0: every core that the process may use)",
@@ -171,6 +193,20 @@ def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> 
         metavar="FILE",
         help="measurements: what stood on this machine is taken, what --tune measures is added",
     )
+
+
+def compile_options_given(options: argparse.Namespace) -> list[str]:
+    """Those of a compile that differ from their defaults, as they are written; not ``--threads``,
+    which is of a run as well.
+    """
+    defaults = argparse.ArgumentParser()
+    add_compile_options(defaults)
+    add_tuning(defaults)
+    return [
+        "--no-simplify" if name == "simplify" else f"--{name.replace('_', '-')}"
+        for name, default in vars(defaults.parse_args([])).items()
+        if name != "threads" and getattr(options, name) != default
+    ]
 
 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -35,7 +35,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help=f"default: {CPU_PEERS}; on a GPU torch,torch-compile,onnxruntime",
     )
     parser.add_argument(
-        "--rounds", type=arguments.positive, default=7, metavar="N", help="default: %(default)s"
+        "--rounds",
+        type=arguments.positive,
+        default=7,
+        metavar="N",
+        help="interleaved rounds of calls (default 7)",
     )
     parser.add_argument(
         "--precision",
@@ -50,13 +54,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads",
-        type=arguments.zero_or_more,
+        type=arguments.threads,
         default=0,
         metavar="N",
         help="of every system on the CPU (default 0: every core that the process may use)",
     )
     parser.add_argument(
-        "--shape", type=arguments.shape, action="append", default=[], metavar="NAME=SIZE"
+        "--shape",
+        type=arguments.shape,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the value of a symbolic dimension; may be repeated",
     )
     parser.add_argument(
         "--library",
@@ -65,7 +74,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the library of the one MODEL, compiled already (default: compile it now)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write machine, versions and every timed call"
+        "--json",
+        type=arguments.new_file,
+        metavar="FILE",
+        help="write machine, versions and every timed call",
     )
     return parser
 

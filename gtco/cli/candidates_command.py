@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     import_tvm()
     from gtco.compiler import candidates_to_file
 
-    output = options.output or options.model.with_suffix(".bundle")
+    output = options.output or arguments.beside(options.model, ".bundle")
     chosen = arguments.compile_options(
         argparse.Namespace(tune="off", records=None, **vars(options))
     )

@@ -59,7 +59,7 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     from gtco.codegen.processes import early
     from gtco.torchless import import_tvm
 
-    outputs = [options.output or model.with_suffix(".so") for model in models]
+    outputs = [options.output or arguments.beside(model, ".so") for model in models]
     if outputs[0].suffix != ".so":
         raise OptionError(f"--output {outputs[0]}: the library's name must end in .so")
     try:

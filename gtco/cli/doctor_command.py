@@ -36,7 +36,9 @@ OPTIONAL = {
     "onnxruntime": "gtco compile --verify and gtco bench",
     "torch": "compiling PyTorch models",
     "openvino": "gtco bench --peers openvino",
+    "xgboost-cpu": "gtco tune, to learn from what it measures",
 }
+SAME = {"xgboost-cpu": "xgboost"}  # another wheel of it
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
+        if name in SAME:
+            return _package(SAME[name], pin, fix, needed)
         return Check(name, "not installed", fix, needed)
     if pin and found != pin:
         return Check(

@@ -18,7 +18,7 @@ from rich.table import Table
 from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
-from gtco.errors import ArtifactError, GtcoError
+from gtco.errors import ArtifactError, GtcoError, OptionError
 from gtco.options import PRECISIONS
 
 if TYPE_CHECKING:
@@ -86,6 +86,11 @@ def main(options: argparse.Namespace) -> int:
                     progress=progress,
                 )
             seen = inspect(library, options.threads, options.profile)
+    elif given := arguments.compile_options_given(options):
+        raise OptionError(
+            f"{', '.join(given)}: that is of a compile, and '{options.model}' is taken for a "
+            "compiled library: leave it out, or give the MODEL.onnx"
+        )
     else:
         seen = inspect(options.model, options.threads, options.profile)
     if options.json:

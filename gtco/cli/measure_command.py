@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     from gtco.search.records import to_lines
     from gtco.tuning.offline import measure
 
-    output = options.output or options.bundle.with_suffix(".jsonl")
+    output = options.output or arguments.beside(options.bundle, ".jsonl")
     if not output.absolute().parent.is_dir():
         raise OptionError(f"the folder of --output {output} does not exist")
     found = measure(options.bundle, options.rounds, options.device)

@@ -18,6 +18,8 @@ from gtco.cli.console import stdout
 from gtco.dtypes import is_float, numpy_dtype
 from gtco.errors import BuildError, InputError
 
+NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # what an .npy and an .npz file begin with
+
 
 def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser("run", help="run a compiled model")
@@ -41,7 +43,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads",
-        type=arguments.zero_or_more,
+        type=arguments.threads,
         default=0,
         metavar="N",
         help="of a model for CPUs (default 0: as it was compiled)",
@@ -113,10 +115,23 @@ def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, n
 
 def read(file: Path) -> np.ndarray:
     try:
+        with file.open("rb") as source:
+            magic = source.read(len(NPY))
+        if not magic.startswith((NPY, ZIP)):
+            raise InputError(
+                f"cannot read {file}: it is not an .npy file; give one that numpy.save wrote"
+            )
         value = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror or error}") from None
+    except MemoryError:
+        raise InputError(f"cannot read {file}: its array is larger than memory") from None
+    except InputError:
+        raise
+    except Exception as error:  # numpy raises whatever its parsers do
         raise InputError(
-            f"cannot read {file}: {error}; give a file written by numpy.save"
+            f"cannot read {file}, which is damaged or holds objects ({error}); give a file of "
+            "numbers that numpy.save wrote"
         ) from None
     if not isinstance(value, np.ndarray):
         raise InputError(f"{file} holds several arrays (.npz); give one .npy file an input")

@@ -74,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
     else:
         budget = Tune(seconds=options.seconds, fusion=True)
     options.tune = replace(budget, latency=options.latency)
-    options.records = options.records or options.models[0].with_suffix(".records")
+    options.records = options.records or arguments.beside(options.models[0], ".records")
     try:
         return compile_models(options, options.models)
     except BaseException as error:
@@ -94,6 +94,7 @@ def show_spaces(options: argparse.Namespace) -> int:
     from gtco.compiler import space_sizes
 
     chosen = arguments.compile_options(argparse.Namespace(tune="off", **vars(options)))
+    chosen["records"] = None  # nothing of it depends on them
     for model in options.models:
         with Phases() as progress:
             found = space_sizes(model, progress=progress, **chosen)

@@ -168,7 +168,7 @@ class _Tuner:
         if self.results and wanting and not exhausted and not view.measured:
             least = min(self.cost(r, LEAST_CANDIDATES) for r in self.results.values())
             self.note_all(
-                f"tuning: nothing was measured: {self.effort.seconds:g} s do not suffice for one "
+                f"tuning: nothing was measured: {self.effort.seconds:.2g} s do not suffice for one "
                 f"stage, which takes about {least + START_SECONDS:.0f} s to build and to time; the "
                 "picks stand"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -134,6 +135,12 @@ def peak(monkeypatch):
         ["fly"],
         ["compile"],
         ["compile", "m.onnx", "--threads", "-1"],
+        ["compile", "m.onnx", "--threads", "1025"],
+        ["compile", "m.onnx", "--threads", "²"],
+        ["run", "m.so", "--threads", str(2**32 + 1)],
+        ["bench", "m", "--threads", "5000"],
+        ["bench", "m", "--json", "/no such folder/a.json"],  # said before the measuring
+        ["bench", "m", "--json", "/"],
         ["compile", "m.onnx", "--shape", "batch"],
         ["compile", "m.onnx", "--shape", "batch=0"],
         ["compile", "m.onnx", "--shape", "b=1", "--shape", "b=2"],
@@ -329,11 +336,21 @@ def test_random_inputs_follow_the_seed(model):
     assert not np.array_equal(first, other)
 
 
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00\xf6\x00" + header.ljust(245).encode() + b"\n"
+
+
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
         (None, "x", "cannot read"),
-        (b"not numpy", "x", "cannot read"),
+        (b"not numpy", "x", "is not an .npy file"),
+        (b"\x80\x04K\x05.", "x", "is not an .npy file"),  # a pickle
+        (b"PK\x03\x04" + b"junk" * 10, "x", "cannot read"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,2"), "x", "cannot read"),
+        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "x", "cannot read"),
+        (npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},)}}"), "x", "cannot"),
+        (npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**15},)}}"), "x", "cannot"),
         (None, "z", "has no input z; it has: x, ids"),
     ],
 )
@@ -342,7 +359,8 @@ def test_run_with_bad_inputs_exits_with_1(model, tmp_path, capsys, content, name
     if content:
         file.write_bytes(content)
     assert cli.main(["run", "m.so", "--input", f"{name}={file}"]) == 1
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and "internal failure" not in said and "unsafely" not in said
 
 
 def test_inspect_groups_equal_stages_and_measures(model, peak, capsys):
@@ -373,6 +391,36 @@ def test_inspect_without_measuring_runs_nothing(model, monkeypatch, capsys):
     assert cli.main(["inspect", "m.so", "--no-profile"]) == 0
     out = capsys.readouterr().out
     assert "matmul+add" in out and "threads all that a process may use" in out
+
+
+def test_inspect_refuses_what_a_compiled_library_cannot_follow(model, capsys):
+    flags = ["--target", "haswell", "--no-simplify", "--tune", "quick", "--records", "r"]
+    assert cli.main(["inspect", "m.so", *flags]) == 1
+    said = capsys.readouterr().err
+    assert "--target, --no-simplify, --tune, --records: that is of a compile" in said
+    assert not getattr(model, "seen", [])
+
+
+@pytest.mark.parametrize("command", ["compile", "tune", "candidates", "measure"])
+def test_an_empty_name_is_named(command, capsys):
+    assert cli.main([command, ""]) == 1
+    said = capsys.readouterr().err
+    assert "is no file's name" in said and "internal failure" not in said
+
+
+def explained(parser):
+    """Every parser below, with what it takes that has no help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, found in action.choices.items():
+                for path, option in explained(found):
+                    yield f"{name} {path}".strip(), option
+        elif action.help is None and action.option_strings:
+            yield "", action.option_strings[-1]
+
+
+def test_every_option_is_explained():
+    assert list(explained(cli.parser())) == []
 
 
 def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):

@@ -51,6 +51,22 @@ def test_missing_and_wrong_packages_say_how_to_get_them(monkeypatch, capsys):
     assert "pip install apache-tvm-ffi==0.1.14.post1" in out and "0.1.15, but gtco needs" in out
 
 
+@pytest.mark.parametrize("wheel", ["xgboost-cpu", "xgboost", None])
+def test_what_a_tuner_learns_with_is_named(monkeypatch, wheel):
+    def version(name):
+        if name == wheel:
+            return "3.2.0"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    (found,) = [c for c in doctor_command.package_checks() if "xgboost" in c.name]
+    assert not found.needed
+    if wheel:
+        assert found.ok and found.found == "3.2.0"
+    else:
+        assert "pip install xgboost-cpu (for gtco tune" in found.fix
+
+
 def test_no_c_compiler_and_no_optional_package(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert not doctor_command.compiler_check().ok and "gcc" in doctor_command.compiler_check().fix

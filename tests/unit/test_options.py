@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gtco.compiler import compile_to_file
 from gtco.errors import BuildError, OptionError
-from gtco.options import CompileOptions, c_compiler, cache_folder
+from gtco.options import CompileOptions, Tune, c_compiler, cache_folder
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -62,3 +64,50 @@ def test_unknown_option(tmp_path: Path) -> None:
 def test_impossible_output(tmp_path: Path, output: str) -> None:
     with pytest.raises(OptionError, match=r"must end in \.so|does not exist"):
         compile_to_file(b"", tmp_path / output)
+
+
+@pytest.mark.parametrize("output", ["folder.so", 5])
+def test_an_output_that_is_no_file(tmp_path: Path, output: str | int) -> None:
+    (tmp_path / "folder.so").mkdir()
+    place = tmp_path / output if isinstance(output, str) else output
+    with pytest.raises(OptionError, match=r"is a folder|give a path"):
+        compile_to_file(b"", place)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("threads", [-1, "2", 1.5, 1025, 10**12]),
+        ("workers", [-1, "2", 0.5]),
+        ("simplify_timeout", [0, -1.0, float("nan"), float("inf"), "9"]),
+        ("shapes", [["batch"], {"batch": "1"}, {"batch": 1.5}, {"batch": 0}, 5]),
+        ("target", [5, b"native"]),
+        ("precision", [16]),
+        ("tune", [5, "loads"]),
+        ("dump", [5]),
+        ("records", [5]),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(tmp_path: Path, name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(OptionError, match=name):
+            compile_to_file(b"", tmp_path / "m.so", **{name: value})
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    options = CompileOptions(threads=np.int64(2), shapes={"batch": np.int32(4)})  # type: ignore[arg-type]
+    assert options.threads == 2
+    assert Tune(trials=np.int64(3), seconds=np.float32(2.0)).trials == 3  # type: ignore[arg-type]
+
+
+def test_a_budget_of_the_wrong_kind_is_named() -> None:
+    for name in ("trials", "seconds", "patience", "latency"):
+        with pytest.raises(OptionError, match=name):
+            Tune(**{name: "a"})  # type: ignore[arg-type]
+
+
+def test_records_that_are_not_there_where_nothing_is_measured(tmp_path: Path) -> None:
+    missing = tmp_path / "mistyped.records"
+    with pytest.raises(OptionError, match="there is no such file, and with tune='off'"):
+        compile_to_file(b"", tmp_path / "m.so", records=missing)
+    assert not missing.exists()
