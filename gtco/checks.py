@@ -33,6 +33,23 @@ def is_onnx(model: Any) -> bool:
     )
 
 
+def source_of(model: Any) -> Any:
+    """The model, with every path as a ``Path`` and all bytes as ``bytes``."""
+    if isinstance(model, str | os.PathLike):
+        return Path(model)
+    return bytes(model) if isinstance(model, bytearray) else model
+
+
+def check_source(model: Any) -> None:
+    """Can a model that is a file be opened?"""
+    if isinstance(model, Path):
+        try:
+            model.open("rb").close()
+        except (OSError, ValueError) as error:  # no path has a zero byte
+            said = getattr(error, "strerror", None) or error
+            raise ModelError(f"cannot read {str(model)!r}: {said}") from error
+
+
 def check_machine(options: CompileOptions, machine: Machine) -> None:
     """Do the options go with the machine, and can code be made for it here?"""
     on_gpu = isinstance(machine, GpuTarget)

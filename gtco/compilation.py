@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.assembly import assemble, versions
-from gtco.checks import check_indices, check_sizes, is_onnx
+from gtco.checks import check_indices, check_sizes, is_onnx, source_of
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
@@ -52,7 +52,7 @@ class Compilation:
         options: CompileOptions,
         progress: Progress,
     ) -> None:
-        self.model, self.output, self.example_inputs = model, output, example_inputs
+        self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
         self.options, self.progress = options, progress
         self.report = CompileReport()
         self.policy: Policy  # these, once it is prepared

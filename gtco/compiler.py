@@ -15,7 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.checks import check_dump, check_machine, check_output, check_place, effort_of, is_onnx
+from gtco.checks import (
+    check_dump,
+    check_machine,
+    check_output,
+    check_place,
+    check_source,
+    effort_of,
+    is_onnx,
+)
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation, Progress, silent
@@ -208,6 +216,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     check_machine(options, machine)
     compiler = c_compiler()
     for compilation in compilations:
+        check_source(compilation.model)
         check_output(compilation.output)
         if options.verify and is_onnx(compilation.model) and find_spec("onnxruntime") is None:
             raise VerificationError("verifying needs ONNX Runtime: pip install onnxruntime")

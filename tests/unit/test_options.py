@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gtco.compiler import compile_to_file
-from gtco.errors import BuildError, OptionError
+from gtco.compiler import compile_to_file, compile_to_files
+from gtco.errors import BuildError, ModelError, OptionError
 from gtco.options import CompileOptions, Tune, c_compiler, cache_folder
+from tests.unit.test_frontend import linear
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,3 +112,34 @@ def test_records_that_are_not_there_where_nothing_is_measured(tmp_path: Path) ->
     with pytest.raises(OptionError, match="there is no such file, and with tune='off'"):
         compile_to_file(b"", tmp_path / "m.so", records=missing)
     assert not missing.exists()
+
+
+def test_models_that_are_not_there_are_said_before_anything_is_made(tmp_path: Path) -> None:
+    there, absent = tmp_path / "there.onnx", tmp_path / "absent.onnx"
+    there.write_bytes(b"nothing")
+    models = [(there, tmp_path / "a.so", None), (str(absent), tmp_path / "b.so", None)]
+    with pytest.raises(ModelError, match=r"cannot read .*absent\.onnx"):
+        compile_to_files(models, tune="quick", records=tmp_path / "r")
+    with pytest.raises(ModelError, match="cannot read"):
+        compile_to_file("a\0b", tmp_path / "a.so")
+    assert list(tmp_path.iterdir()) == [there]
+
+
+class Named:
+    """A path of another kind than pathlib's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def test_paths_and_bytes_of_any_kind_are_models(tmp_path: Path) -> None:
+    proto = linear()
+    proto.ir_version = 10  # what ONNX Runtime reads
+    data = proto.SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data)
+    for source in (Named(tmp_path / "m.onnx"), bytearray(data)):
+        report = compile_to_file(source, tmp_path / "m.so", verify=True)
+        assert report.verification.passed

@@ -208,6 +208,7 @@ def test_other_dtypes_and_scalars(tmp_path: Path, dtype: str) -> None:
     ("args", "kwargs", "message"),
     [
         ((), {}, "missing input 'x', 'mask'"),
+        ((), {"self": "x"}, "no input 'self'; the inputs are x, mask"),
         (("x",), {}, "missing input 'mask'"),
         (("x", "mask", "mask"), {}, "got 3 inputs, expected 2: x, mask"),
         (("x", "mask"), {"masq": "mask"}, "no input 'masq'; the inputs are x, mask"),
