@@ -95,6 +95,19 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
     nvrtc.library()
 
 
+def check_loadable(machine: Machine) -> None:
+    """Can what is compiled for the machine be opened here?"""
+    if isinstance(machine, GpuTarget):
+        try:
+            gpu_name(0)
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"compile_model opens what it makes, and no GPU is here for '{machine.name}' "
+                f"({error}): gtco.compile_to_file(model, 'model.so', ...) compiles without one, "
+                "and gtco.load('model.so') opens it where the GPU is"
+            ) from error
+
+
 def effort_of(wanted: str | Tune, machine: Machine) -> Tune | None:
     """What is to be measured; None where nothing is."""
     if wanted == "off":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.checks import (
     check_dump,
+    check_loadable,
     check_machine,
     check_output,
     check_place,
@@ -65,6 +66,7 @@ def compile_model(
     dimensions may be symbolic. Raises a :class:`gtco.errors.GtcoError` that says what is wrong and
     what to do.
     """
+    check_loadable(target(_options(options).target))
     try:
         folder = Path(tempfile.mkdtemp(prefix="gtco-"))
     except OSError as error:
