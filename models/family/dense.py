@@ -161,6 +161,32 @@ MODELS: dict[str, HuggingFace] = {
         },
         shapes=((1, 3, 518, 518),),
     ),
+    # Shares of two softplus, a softmax over up to 1730: what those lose of their digits shows here.
+    "zoedepth": HuggingFace(
+        "ZoeDepthForDepthEstimation",
+        "ZoeDepthConfig",
+        {
+            "neck_hidden_sizes": [48, 96, 192, 384],
+            "fusion_hidden_size": 64,
+            "bottleneck_features": 64,
+        },
+        ("predicted_depth",),
+        nested={
+            "backbone_config": (
+                "BeitConfig",
+                {
+                    **SMALL,
+                    "num_hidden_layers": 4,
+                    "image_size": 384,
+                    "use_relative_position_bias": True,
+                    "reshape_hidden_states": False,
+                    "out_indices": [1, 2, 3, 4],
+                    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+                },
+            )
+        },
+        shapes=((1, 3, 384, 384),),
+    ),
     "glpn": HuggingFace(
         "GLPNForDepthEstimation",
         "GLPNConfig",
