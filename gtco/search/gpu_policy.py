@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,15 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
     return Occupancy(rooms[limit], limit)
 
 
+class Priced(NamedTuple):
+    """A config of which launch: may it be picked unmeasured, do its blocks add up their sums?"""
+
+    seconds: float
+    config: Config
+    trusted: bool
+    joined: bool
+
+
 class GpuPolicy(PricingPolicy):
     """Picks the config of least predicted time for a stage on one GPU, of those that may be
     picked unmeasured (``Launch.trusted``), or of all that are there where ``untrusted`` says so.
@@ -95,10 +104,10 @@ class GpuPolicy(PricingPolicy):
         what is done beside the loops, so of these the first one's best are all that is compared.
         """
         found = self._compared(sketch)
-        return [config for _, config, _ in found], np.array([seconds for seconds, _, _ in found])
+        return [one.config for one in found], np.array([one.seconds for one in found])
 
-    def _compared(self, sketch: Sketch) -> list[tuple[float, Config, bool]]:
-        """(seconds, config, may it be picked unmeasured?), of least predicted time first."""
+    def _compared(self, sketch: Sketch) -> list[Priced]:
+        """Of least predicted time first."""
         signature = getattr(sketch, "signature", None)
         known = self._ranked.get(signature) if signature is not None else None
         constants, found = constant_bytes(sketch.stage), []
@@ -106,28 +115,38 @@ class GpuPolicy(PricingPolicy):
             launch: Any = sketch.workload(config)
             seconds = self.seconds(launch, constants)
             if seconds < inf:
-                found.append((seconds, config, self.untrusted or launch.trusted))
-        found.sort(key=lambda one: one[0])
+                trusted = self.untrusted or launch.trusted
+                found.append(Priced(seconds, config, trusted, launch.joined > 0))
+        found.sort(key=lambda one: one.seconds)
         if signature is not None and known is None:
-            kinds = ([c for _, c, trusted in found if trusted is kind] for kind in (True, False))
-            self._ranked[signature] = tuple(c for kind in kinds for c in kind[:RANKED])
+            kinds: dict[object, list[Config]] = {}
+            for one in found:
+                kinds.setdefault((one.trusted, one.joined), []).append(one.config)
+            self._ranked[signature] = tuple(c for kind in kinds.values() for c in kind[:RANKED])
         return found
 
     def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
         """The ``n`` trusted configs of least predicted time, best first."""
-        trusted = (one for one in self._compared(sketch) if one[2])
-        return [Pick(sketch, config, seconds) for seconds, config, _ in islice(trusted, n)]
+        trusted = (one for one in self._compared(sketch) if one.trusted)
+        return [Pick(sketch, one.config, one.seconds) for one in islice(trusted, n)]
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
         """What is worth measuring: the ``n`` configs of :meth:`picks`, of which the best that are
-        not trusted take the last places, a quarter of them and one at least beside the first.
+        not trusted take the last places, a quarter of them and one at least beside the first. And
+        where blocks are to share tiles in all others, or in none, the best of which that is not so
+        takes the place before them: readings are to say whether it pays.
         """
         found = super().propose(stage, n)
         sketches = space_of(stage, self.target).sketches
-        others = [one[:2] for x in sketches for one in self._compared(x) if not one[2]]
-        others.sort(key=lambda one: one[0])
-        taken = [config for _, config in others[: min(max(n // 4, 1), n - 1)]]
-        return found[: n - len(taken)] + taken
+        every = sorted((one for x in sketches for one in self._compared(x)), key=lambda x: x[0])
+        others = [one.config for one in every if not one.trusted]
+        taken = others[: min(max(n // 4, 1), n - 1)]
+        found = found[: n - len(taken)]
+        joined = {one.config: one.joined for one in every if one.trusted}
+        if len(found) > 1 and len({joined[config] for config in found}) == 1:
+            rivals = (c for c, joins in joined.items() if joins is not joined[found[0]])
+            found[-1] = next(rivals, found[-1])
+        return found + taken
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """Seconds that no stage with this operator is predicted to take less than: its launch, and

@@ -291,6 +291,21 @@ def test_candidates_for_a_gpu_elsewhere(
     driver.check()
 
 
+def test_both_ways_are_measured() -> None:
+    """Where all that is promising splits, the best that does not is measured beside it."""
+    policy, stage = GpuPolicy(gpu_target("cuda:sm_80")), dense(197, 768, 3072, "float16")
+    pick = policy.choose(stage)
+    assert pick is not None and policy.propose(stage, 1) == [pick.config]
+    unsplit = (c for c in policy.compared(pick.sketch)[0] if c["split"] == 1)
+    best = next(unsplit)
+    for n in (2, 6):
+        proposed = policy.propose(stage, n)
+        assert proposed[0] == pick.config and proposed[-1] == best and len(set(proposed)) == n
+        assert all(config["split"] != 1 for config in proposed[:-1])
+        prices = [policy.price(pick.sketch, config) for config in proposed]
+        assert prices == sorted(prices)
+
+
 def test_a_faulty_candidate_harms_no_other(
     driver: FakeDriver, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
 ) -> None:
