@@ -63,17 +63,6 @@ def pick(em: Emitter, array: Array, first: Expr, step: int, lanes: int) -> Expr:
     return _choose(em, vectors, [(v, k * step - starts[v]) for k, v in enumerate(where)])
 
 
-def pick_shared(
-    em: Emitter, array: Array, first: Expr, step: int, lanes: int, offset: int
-) -> Expr:
-    """Like :func:`pick` from ``first + offset`` on, ``offset`` < ``step``, out of the ``step``
-    vectors from ``first`` on: the same loads for every offset. All that they hold must exist.
-    """
-    first = em.let_index(first, "first")
-    vectors = [em.let(array.buffer[em.ramp(first + k * lanes, lanes)], "s") for k in range(step)]
-    return _choose(em, vectors, [divmod(offset + k * step, lanes) for k in range(lanes)])
-
-
 def _choose(em: Emitter, vectors: Sequence[Expr], wanted: Sequence[tuple[int, int]]) -> Expr:
     """The vector of the ``wanted`` (vector, lane)."""
     n = len(wanted)

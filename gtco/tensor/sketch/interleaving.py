@@ -39,7 +39,7 @@ from gtco.tensor.sketch.streaming import (
     whole_block,
 )
 from gtco.tensor.stage import Stage
-from gtco.tensor.transpose import pick, pick_shared, weave
+from gtco.tensor.transpose import pick, weave
 
 REACH = 8  # the longest step, and most phases: more shuffles than that are no better than gathering
 CHUNK = 1024  # positions of a task's chunk, at least
@@ -114,9 +114,6 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
     return None
 
 
-Stepped = tuple[str, int, Expr]  # a load by steps: tensor, step, where position 0 lies
-
-
 @dataclass
 class SteppedReader(Reader):
     """Reads at positions ``first + lane`` of a phase, or of any even row. The index maps are
@@ -177,10 +174,9 @@ def _block(
     reader.at, reader.first = tirx.Var("at", "int32"), i
     em.bind(reader.at, grid.extent)
     vectors = []
-    indices = [grid.index(rest, reader.at, phase) for phase in range(grid.phases)]
-    shared = _shared([load for index in indices for load in _stepped(reader, index)], em)
-    for phase, index in enumerate(indices):
-        reader.picked = _picked(reader, index, lanes, shared) if grid.steps[phase] else []
+    for phase in range(grid.phases):
+        index = grid.index(rest, reader.at, phase)
+        reader.picked = _picked(reader, index, lanes) if grid.steps[phase] else []
         values = em.registers(lanes, output.type.dtype)
         with em.vector(lanes) as reader.lane:
             em.store(values, [reader.lane], reader.value(output.output, index))
@@ -194,49 +190,20 @@ def _block(
         em.store_vector(whole, [flat + k * lanes], vector, lanes)
 
 
-def _stepped(reader: SteppedReader, index: list[Expr]) -> list[Stepped]:
-    """The loads by steps for the output's ``index``."""
-    probe = Probe(reader.stage, reader.emitter)
-    probe.follow(reader.stage.output.output, index)
-    loads = [(name, *step_of(flat, reader.at)) for name, flat in probe.loads]
-    return [load for load in loads if load[1] > 1]
-
-
-def _shared(loads: Sequence[Stepped], em: Emitter) -> list[Stepped]:
-    """The first of the loads, of all phases, that read every position between them: whole vectors
-    from there on serve each.
-    """
-    return [
-        (name, step, origin)
-        for name, step, origin in loads
-        if all(
-            any(
-                (other, by) == (name, step) and _is_zero(em.index(start - origin - offset))
-                for other, by, start in loads
-            )
-            for offset in range(step)
-        )
-    ]
-
-
 def _picked(
-    reader: SteppedReader, index: list[Expr], lanes: int, shared: Sequence[Stepped]
+    reader: SteppedReader, index: list[Expr], lanes: int
 ) -> list[tuple[str, int, Expr, Array]]:
     """The loads by steps for ``lanes`` positions of the output's ``index``."""
     em = reader.emitter
+    probe = Probe(reader.stage, em)
+    probe.follow(reader.stage.output.output, index)
     found = []
-    for name, step, origin in _stepped(reader, index):
-        array = reader.inputs[name]
-        values = em.registers(lanes, array.dtype)
-        vector = None
-        for other, by, begin in shared:
-            offset = em.index(origin - begin)
-            if (other, by) == (name, step) and isinstance(offset, int) and 0 <= offset < step:
-                first = begin + reader.first * step
-                vector = pick_shared(em, array, first, step, lanes, offset)
-                break
-        if vector is None:
+    for name, flat in probe.loads:
+        step, origin = step_of(flat, reader.at)
+        if step > 1:
+            array = reader.inputs[name]
+            values = em.registers(lanes, array.dtype)
             vector = pick(em, array, origin + reader.first * step, step, lanes)
-        em.store_vector(values, [0], vector, lanes)
-        found.append((name, step, origin, values))
+            em.store_vector(values, [0], vector, lanes)
+            found.append((name, step, origin, values))
     return found
