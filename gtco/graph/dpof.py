@@ -30,8 +30,9 @@ with one sink (wide trees of element-wise operators, the rotary embeddings in fr
 attention). Where there are more than ``max_candidates``, as many are weighed at most, found by
 descent: from the best of the greedy stages, an operator is taken in (with its readers, and with or
 without the stage it had been given so far) or left out (with what it reads) while that lessens the
-total. Every such cut is named in ``Partition.notes``. The bounds count stages, not seconds, so the
-same model always gives the same partition.
+total. Once a search has priced ``MOST_PRICED`` stages, ``HURRIED`` of a sink are too many. Every
+such cut is named in ``Partition.notes``. The bounds count stages, not seconds, so the same model
+always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
 a sink by the key of its *cone*, the operators that could ever share a stage with it. Many are not
@@ -55,6 +56,11 @@ from gtco.graph.graph import Graph
 from gtco.graph.patterns import extend_path, fusable
 from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
+
+# Stages priced in one search, beyond which HURRIED of a sink are enough. A price takes about a
+# millisecond.
+MOST_PRICED = 5000
+HURRIED = 128
 
 Cost = Callable[[Stage], float]
 # An operator and its tensors' types -> seconds that no stage with it takes less than.
@@ -95,6 +101,7 @@ class Search:
         max_candidates: int,
     ):
         self.graph, self.pricer, self.possible = graph, pricer, possible
+        self.priced_before = len(pricer.memo)
         self.max_operators, self.max_candidates = max_operators, max_candidates
         self.ops = list(graph.operators.values())
         position = {op.output: n for n, op in enumerate(self.ops)}
@@ -192,7 +199,7 @@ class Search:
                 lambda members: price(members) + rest(members)[0],
                 self.possible,
                 self.max_operators,
-                self.max_candidates,
+                self._most(),
             )
             self.cones[whole.key] = local.stages()
             for cut in sorted(local.cuts):
@@ -210,6 +217,11 @@ class Search:
             if total < best:  # of equal times the fewest stages, of those the first found
                 best, chosen = total, members
         return best[:2], tuple(cone[m] for m in chosen)
+
+    def _most(self) -> int:
+        """Stages of the next kind of sink that may be weighed."""
+        hurried = len(self.pricer.memo) - self.priced_before >= MOST_PRICED
+        return min(HURRIED, self.max_candidates) if hurried else self.max_candidates
 
     def _rest(self, cone: Sequence[int]) -> Callable[[Members], tuple[float, int]]:
         """Time and number of the stages that hang directly below a stage of a cone."""

@@ -240,6 +240,20 @@ def test_too_many_stages_are_reported() -> None:
     assert not exact.notes
 
 
+def test_a_search_that_has_priced_much_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = wide(9)
+
+    def cost(stage: Stage) -> float:
+        return 10.0 + len(stage.operators)
+
+    patient = partition(graph, cost)
+    monkeypatch.setattr("gtco.graph.dpof.MOST_PRICED", 100)
+    monkeypatch.setattr("gtco.graph.dpof.HURRIED", 20)
+    found = partition(graph, cost)
+    assert not patient.notes and any("more than 20 stages" in note for note in found.notes)
+    assert found.priced < patient.priced / 2 and found.seconds == patient.seconds
+
+
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(0, 1 << 20))
 def test_a_descent_gives_a_partition_no_worse_than_none(graph: Graph, seed: int) -> None:
