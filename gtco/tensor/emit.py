@@ -224,10 +224,10 @@ class Emitter(Scope):
         T.buffer_store(array.buffer, value, [self.ramp(array.flat(index), lanes)])
 
     def splat(self, value: Expr, lanes: int | None = None) -> Expr:
-        return tirx.Broadcast(
-            tirx.const(value, "float32") if isinstance(value, int | float) else value,
-            lanes or self.lanes,
-        )
+        """``value`` in every lane; of one lane as it is, which TVM has no vectors of."""
+        value = tirx.const(value, "float32") if isinstance(value, int | float) else value
+        lanes = lanes or self.lanes
+        return value if lanes == 1 else tirx.Broadcast(value, lanes)
 
     def reduce_vector(
         self,

@@ -104,7 +104,7 @@ def fold_rows(
         if written_out:
             for n in range(groups):
                 into(0, n * chains * lanes, first=not n, wide=chains)
-        else:
+        elif groups:
             with em.loop(groups, "group") as group:
                 into(0, group * chains * lanes, wide=chains)
         if left:

@@ -226,6 +226,9 @@ def test_torch_gets_torch_back(
         def record_stream(self, stream: int) -> None:
             used_on.append((self, stream))
 
+        def is_neg(self) -> bool:
+            return False
+
         def __dlpack__(self, *, stream: Any = None) -> Any:
             if current[-1] != self.ordinal:
                 raise BufferError("Can't export tensors on a different CUDA device index.")

@@ -73,6 +73,16 @@ def test_reductions(kind: str, axes: tuple[int, ...], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("last", [1, 3, 4, 8, 9, 16, 17])
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_rows_of_short_pieces(kind: str, last: int, name: str) -> None:
+    """Over the first and the last axis: a row's pieces are shorter than a vector, or a little
+    longer."""
+    made = op(kind, "x", "y", (1, 6, 1), axes=(0, 2), keepdims=True)
+    check(stage([made], x=(16, 6, last)), name, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [((3, 7, 53), 1), ((5, 197), -1), ((9, 3), -1), ((4, 6, 1), 1), ((6, 1, 5), 1), ((2, 4099), 1)],
