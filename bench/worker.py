@@ -18,10 +18,8 @@ from the system being timed.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -30,6 +28,8 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 import numpy as np
+
+from gtco.codegen.processes import die_with_parent
 
 Arrays = Mapping[str, np.ndarray]
 Job = Mapping[str, Any]
@@ -48,13 +48,12 @@ class System:
 
 Opener = Callable[[Job], System]
 CLOCK = time.perf_counter
-PR_SET_PDEATHSIG = 1
 
 
 def serve(openers: Mapping[str, Opener]) -> None:
     """Answer requests until the input closes; a job's ``system`` says which opener loads it."""
     replies = _private_stdout()
-    _die_with_parent()
+    die_with_parent()  # else a killed harness would leave stopped processes behind
     system: System | None = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -120,16 +119,6 @@ def _private_stdout() -> TextIO:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return replies
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process with the harness, else a killed harness would leave stopped
-    processes behind.
-    """
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass  # not Linux: the harness still kills its workers when it ends in order
 
 
 if __name__ == "__main__":

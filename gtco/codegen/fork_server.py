@@ -12,7 +12,6 @@ import TVM by themselves.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -25,7 +24,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-PR_SET_PDEATHSIG = 1
+from gtco.codegen.processes import die_with_parent
+from gtco.garbage import uncollected
+
 NOT_STARTED = 0  # in the place of a process's number
 
 
@@ -88,7 +89,7 @@ class ForkServer:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.control.close()
             # A worker that hangs could not be ended without the process that it is a child of.
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent()
             serve(Connection(file))
             code = 0
         except BaseException:
@@ -114,11 +115,10 @@ def _ended(pid: int, patience: float) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()
-    from gtco.codegen.serve import serve
+    with uncollected():
+        from gtco.codegen.serve import serve
 
-    gc.freeze()  # what was imported is no garbage, and a worker that looked at it would copy it
-    gc.enable()
+        gc.freeze()  # what was imported is no garbage, and a worker that looked at it would copy it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on the socket says when to end
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
     try:

@@ -4,6 +4,7 @@ started, and ended with an exit code. Imports no TVM, so that one may start befo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ENDING = 5.0  # seconds that a process may take to end once it has closed its socket
 FORK_SERVER = (sys.executable, "-m", "gtco.codegen.fork_server")
+PR_SET_PDEATHSIG = 1
 
 _early: list[Forks] = []  # of this process, until Workers take it
 
@@ -23,6 +25,12 @@ def environment() -> dict[str, str]:
     """Of a Python process that is to find this package, which may be run from its source folder."""
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends, however that ends."""
+    with suppress(OSError, AttributeError):  # elsewhere the parent has to end in order
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Spawned:

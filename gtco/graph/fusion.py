@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gtco.errors import UnsupportedError
+from gtco.garbage import uncollected
 from gtco.graph.dpof import Cost, Floor, Possible, Pricer, Search
 from gtco.graph.duplicate import copied_in_vain, duplicate_movement
 from gtco.graph.graph import Graph
@@ -133,7 +132,7 @@ def fuse(
     attention whose parts cost at most ``promising`` of it, alone, is taken apart, and stays so
     where the whole graph costs less for it.
     """
-    with _uncollected():
+    with uncollected():  # else half of the search's time: it makes values by the million
         pricer = Pricer(cost)
         best = _fuse(graph, pricer, floor, possible)
         rounds = [best[1]]
@@ -178,7 +177,7 @@ def rivals(
     prices = {s.key: c for s, c in zip(best.stages, best.costs, strict=True)}
     fused = {s.key: s for s in best.stages if len(s.operators) > 1 and has_anchor(s)}
     heaviest = sorted(fused, key=lambda key: -weights[key] * prices[key])[:most]
-    with _uncollected():
+    with uncollected():
         pricer = Pricer(cost)
         for alone, attentions in kinds_of_attention(graph):
             if _apart(alone, pricer, floor, possible)[0] <= CLOSE:
@@ -223,17 +222,3 @@ def _together(best: Partition, rounds: Sequence[Partition]) -> Partition:
     """The best of several rounds, with the counters and times of all of them."""
     names = ("states", "transitions", "priced", "elapsed", "cost_elapsed")
     return replace(best, **{name: sum(getattr(each, name) for each in rounds) for name in names})
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection. The search makes values by the million and no cycles of them;
-    collections, which walk all of TVM and the model to find nothing, were half of its time.
-    """
-    wanted = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if wanted:
-            gc.enable()

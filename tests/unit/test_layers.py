@@ -42,6 +42,7 @@ LEVELS = {
     "toolchain": 1,
     "errors": 1,
     "dtypes": 1,
+    "garbage": 1,
     "nested": 1,
     "onnx_functions": 1,
     "torchless": 1,
