@@ -76,13 +76,13 @@ def fold_rows(
         for r in range(rows):
             em.store_vector(odd, [r * lanes], em.splat(start))
 
-    def into(chain: int, begin: Expr, first: bool = False, wide: int = 1) -> None:
+    def into(begin: Expr, first: bool = False, wide: int = 1) -> None:
         if ahead is not None:
             for c in range(wide):
                 ahead(begin + c * lanes)
         for r in range(rows):
             with em.vector(wide * lanes) as lane:
-                at = [(r * chains + chain) * lanes + lane]
+                at = [r * chains * lanes + lane]
                 x = value(r, begin + lane)
                 em.store(acc, at, x if first else combine(em.load(acc, at), x))
 
@@ -103,12 +103,12 @@ def fold_rows(
     def row() -> None:
         if written_out:
             for n in range(groups):
-                into(0, n * chains * lanes, first=not n, wide=chains)
+                into(n * chains * lanes, first=not n, wide=chains)
         elif groups:
             with em.loop(groups, "group") as group:
-                into(0, group * chains * lanes, wide=chains)
+                into(group * chains * lanes, wide=chains)
         if left:
-            into(0, groups * chains * lanes, wide=left)
+            into(groups * chains * lanes, wide=left)
         if odd is not None:
             rest_into(odd)
 

@@ -121,9 +121,7 @@ class Maximum:
             top = em.let(tirx.max(top, x), "top")
             lost = tirx.Or(lost, is_nan(x))
         top = em.let(tirx.max(top, others[-1]), "top")
-        nothing = tirx.const(nan, "float32")
-        lanes = lanes_of(top)
-        return tirx.Select(lost, tirx.Broadcast(nothing, lanes) if lanes > 1 else nothing, top)
+        return tirx.Select(lost, em.splat(nan, lanes_of(top)), top)
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> None:
         return None

@@ -26,7 +26,7 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.streaming import tasks_of_rows, unflatten, whole_runs
-from gtco.tensor.sketch.window import kernel_rows
+from gtco.tensor.sketch.window import Taps, kernel_rows
 from gtco.tensor.transpose import pick
 
 WOVEN = 4  # the longest stride whose vectors are picked from whole ones
@@ -48,21 +48,12 @@ def passes(g: Geometry, before: float) -> float:
     return units(g) * (down + along) / max(prod(g.source), prod(g.output))
 
 
-class Fold(Protocol):
-    """What a window makes of its elements, in any order."""
-
-    @property
-    def start(self) -> float:
-        """What the padding counts as."""
-        ...
-
-    def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr: ...
+class Fold(Taps, Protocol):
+    """What a window makes of its elements, in any order; the padding counts as ``start``."""
 
     def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
         """What they combine to, in any order."""
         ...
-
-    def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr | None: ...
 
 
 @dataclass(frozen=True)

@@ -217,26 +217,17 @@ class ResizeLoops:
         if sketch.columns is not None:
             image, columns = sketch.op.inputs[0], sketch.columns
 
+            def source(at_y: Expr, x: Expr) -> Expr:
+                at = sketch.place(n, at_y, x, c)
+                if columns.direct:
+                    return em.load_vector(self.args.inputs[image], at)
+                return self.reader.value(image, at)
+
             def finish(x: Expr, value: Expr) -> None:
                 self.finish(n, y, x, c, value)
 
-            if columns.direct:
-                array = self.args.inputs[image]
-                columns.row_in_place(
-                    em,
-                    self.tables,
-                    ys,
-                    lambda at_y, x: em.load_vector(array, sketch.place(n, at_y, x, c)),
-                    finish,
-                )
-            else:
-                columns.row(
-                    em,
-                    self.tables,
-                    ys,
-                    lambda at_y, x: self.reader.value(image, sketch.place(n, at_y, x, c)),
-                    finish,
-                )
+            row = columns.row_in_place if columns.direct else columns.row
+            row(em, self.tables, ys, source, finish)
             return
         for begin, count, lanes in vector_runs(sketch.output[2], em.lanes):
             with em.loop(count, "block") as block, em.vector(lanes) as lane:

@@ -27,7 +27,7 @@ nearest with the line, 35 and 19 without.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -56,13 +56,12 @@ def permuted(em: Emitter, vector: Expr, order: Expr) -> Expr:
     )
 
 
-def blended(terms: Sequence[tuple[Expr, Expr | None]]) -> Expr:
+def blended(em: Emitter, terms: Sequence[tuple[Expr, Expr | None]]) -> Expr:
     """The sum of values, or vectors, times their weights (None for 1)."""
     total: Expr = None
     for value, weight in terms:
         if weight is not None:
-            lanes = lanes_of(value)
-            value = value * (tirx.Broadcast(weight, lanes) if lanes > 1 else weight)
+            value = value * em.splat(weight, lanes_of(value))
         total = value if total is None else total + value
     return total
 
@@ -140,19 +139,27 @@ class Columns:
         """
         with em.loop(-(-self.axis.out // em.lanes), "block") as block:
             x0 = em.let_index(tirx.min(block * em.lanes, self.axis.out - em.lanes), "x0")
-            base, near, total = None, None, None
-            for t in range(len(self.offsets)):
-                if t == 0 or not self.together:
-                    first = tirx.min(em.load(held[f"at{t}"], [x0]), self.axis.size - em.lanes)
-                    base = em.let(first, "base")
-                    em.bind(base, self.axis.size - em.lanes + 1)
-                    near = em.let(blended([(source(y, base), w) for y, w in rows]), "near")
-                order = em.load_vector(held[f"at{t}"], [x0]) - tirx.Broadcast(base, em.lanes)
-                term = permuted(em, near, order)
-                if self.tables > 1:
-                    term = term * em.load_vector(held[f"table{1 + t}"], [x0])
-                total = term if total is None else total + term
-            lane_by_lane(em, total, lambda lane, value: finish(x0 + lane, value))
+            taps = self.taps_in_place(em, held, rows, source, x0)
+            self.store(em, held, x0, taps, finish)
+
+    def taps_in_place(
+        self,
+        em: Emitter,
+        held: Mapping[str, Array],
+        rows: Sequence[RowTap],
+        source: Callable[[Expr, Expr], Expr],
+        x0: Expr,
+    ) -> Iterator[Expr]:
+        """The source columns of the vector of outputs from ``x0`` on, a vector a tap."""
+        base, near = None, None
+        for t in range(len(self.offsets)):
+            if t == 0 or not self.together:
+                first = tirx.min(em.load(held[f"at{t}"], [x0]), self.axis.size - em.lanes)
+                base = em.let(first, "base")
+                em.bind(base, self.axis.size - em.lanes + 1)
+                near = em.let(blended(em, [(source(y, base), w) for y, w in rows]), "near")
+            order = em.load_vector(held[f"at{t}"], [x0]) - tirx.Broadcast(base, em.lanes)
+            yield permuted(em, near, order)
 
     def row(
         self,
@@ -173,13 +180,26 @@ class Columns:
             em.bind(base, self.axis.size + 1, -1)
             columns = tirx.Cast(f"int32x{lanes}", em.load_vector(first, [x0]))
             order = em.let(columns - tirx.Broadcast(base, lanes), "order")
-            total: Expr = None
-            for t, offset in enumerate(self.offsets):
-                term = permuted(em, em.load_vector(line, [base + offset]), order)
-                if self.tables > 1:
-                    term = term * em.load_vector(held[f"table{1 + t}"], [x0])
-                total = term if total is None else total + term
-            lane_by_lane(em, total, lambda lane, value: finish(x0 + lane, value))
+            near = (em.load_vector(line, [base + offset]) for offset in self.offsets)
+            self.store(em, held, x0, (permuted(em, vector, order) for vector in near), finish)
+
+    def store(
+        self,
+        em: Emitter,
+        held: Mapping[str, Array],
+        x0: Expr,
+        taps: Iterable[Expr],
+        finish: Callable[[Expr, Expr], None],
+    ) -> None:
+        """The vector of outputs from ``x0`` on: the taps' sum by their weights, where they have
+        some.
+        """
+        total: Expr = None
+        for t, term in enumerate(taps, 1):
+            if self.tables > 1:
+                term = term * em.load_vector(held[f"table{t}"], [x0])
+            total = term if total is None else total + term
+        lane_by_lane(em, total, lambda lane, value: finish(x0 + lane, value))
 
     def blend(
         self,
@@ -192,7 +212,7 @@ class Columns:
         for begin, count, lanes in vector_runs(self.axis.size, em.lanes):
             with em.loop(count, "part") as part, em.vector(lanes) as lane:
                 x = begin + part * lanes + lane
-                em.store(line, [x], blended([(source(y, x), weight) for y, weight in rows]))
+                em.store(line, [x], blended(em, [(source(y, x), weight) for y, weight in rows]))
         first, last = em.let(em.load(line, [0])), em.let(em.load(line, [self.axis.size - 1]))
         for i in (-2, -1):
             em.store(line, [i], first)
