@@ -13,11 +13,10 @@ import pytest
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.cuda.tensor_core import ROWS
+from gtco.tensor.cuda.tensor_core import EMITTED_COLUMNS, ROWS
 from tests.cuda.emulate import Fault, emulate
 from tests.kernels import fresh_seed
 
-COLUMNS = (32, 64, 96, 128, 192, 256)
 THREADS = 128
 # A of 64 rows and B of N columns, 64 steps of k each, through shared memory
 KERNEL = """#include "gtco/tile.cuh"
@@ -92,7 +91,7 @@ def run(made: CudaProgram, arrays: Sequence[np.ndarray]) -> np.ndarray:
     return row.c.fragment.collect(out[:THREADS], (1, 64, n))[0]
 
 
-@pytest.mark.parametrize("n", COLUMNS)
+@pytest.mark.parametrize("n", EMITTED_COLUMNS)
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_products(n: int, dtype: str) -> None:
     """Of operands in shared memory, four instructions behind one another, as the row means."""
@@ -185,7 +184,7 @@ def test_wrong_results(what: dict[str, str]) -> None:
 def test_machine_code(dtype: str) -> None:
     """Every text is one instruction, and the compiler has put no barriers between them."""
     texts, names = [], {}
-    for n in COLUMNS:
+    for n in EMITTED_COLUMNS:
         for way in (FROM_SHARED, FROM_REGISTERS):
             names[f"product_{n}_{len(texts)}"] = n
             text = program(n, dtype, multiply=way).source.replace("product(", f"{[*names][-1]}(")

@@ -20,7 +20,7 @@ constexpr int SWIZZLED_BYTES = 128;  // of a row along k: 64 elements of 16 bits
 constexpr int SWIZZLED_ROWS = 8;     // that are exchanged together
 constexpr int SWIZZLED = SWIZZLED_ROWS * SWIZZLED_BYTES;  // what tiles begin at multiples of
 
-// Columns that instructions are written for; EMITTED of gtco/tensor/cuda/tensor_core.py.
+// Columns that instructions are written for; EMITTED_COLUMNS of gtco/tensor/cuda/tensor_core.py.
 constexpr bool emitted(int n) {
   return n == 32 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256;
 }
