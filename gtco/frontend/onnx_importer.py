@@ -351,6 +351,16 @@ def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     return builder.emit(relax.op.where(hot, on, off))
 
 
+def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Element-wise also where the slope varies along one axis: TVM's operator for that is opaque to
+    everything behind the importer, and was compiled alone, by the fallback."""
+    x, slope = inputs
+    if len(_shape(slope)) > len(_shape(x)):
+        return None  # no PRelu; TVM's says so
+    below = builder.emit(relax.op.less(x, relax.const(0, x.ty.dtype.dtype)))
+    return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
+
+
 OVERRIDES: dict[str, Override] = {
     "LayerNormalization": _layer_normalization,
     "Dropout": _dropout,
@@ -373,4 +383,5 @@ OVERRIDES: dict[str, Override] = {
     "Pow": _pow,
     "EyeLike": _eye_like,
     "OneHot": _one_hot,
+    "PRelu": _prelu,
 }

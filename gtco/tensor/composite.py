@@ -58,15 +58,6 @@ def leaky_relu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     return tirx.Select(x >= constant(x, 0), x, x * constant(x, op["alpha"]))
 
 
-def hardsigmoid(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
-    line = x * constant(x, op["alpha"]) + constant(x, op["beta"])
-    return vector_math.clamp(line, 0.0, 1.0)
-
-
-def hardswish(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
-    return x * vector_math.clamp(x + constant(x, 3), 0.0, 6.0) * constant(x, 1 / 6)
-
-
 def asinh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     """log(a + sqrt(a^2 + 1)), without its cancellation near 0."""
     zero, one = constant(x, 0), constant(x, 1)

@@ -193,13 +193,6 @@ def _unary_rows() -> list[Elementwise]:
             _vector(vector.mish, composite.double_mish),
         ),
         row(
-            "softsign",
-            "f",
-            lambda x: x / (1 + np.abs(x)),
-            _bound(lambda em, op, x, dtype: x / (constant(x, 1) + absolute(em, x, dtype))),
-        ),
-        row("hardswish", "f", lambda x: x * np.clip(x + 3, 0, 6) / 6, _bound(composite.hardswish)),
-        row(
             "relu",
             NUMBERS,
             lambda x: np.maximum(x, 0),
@@ -266,15 +259,6 @@ def _unary_rows() -> list[Elementwise]:
             _bound(composite.elu),
             attrs=("alpha",),
             text="x if x > 0 else alpha * (exp(x) - 1)",
-        ),
-        Elementwise(
-            "hardsigmoid",
-            1,
-            "f",
-            lambda op, x: np.clip(_half_of(op, "alpha", x) * x + _half_of(op, "beta", x), 0, 1),
-            _bound(composite.hardsigmoid),
-            attrs=("alpha", "beta"),
-            text="clip(alpha * x + beta, 0, 1)",
         ),
     ]
 

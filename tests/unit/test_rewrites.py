@@ -212,6 +212,11 @@ def test_exponential_activations(name: str) -> None:
     same(build(EXPONENTIAL[name]), {name.split()[0]: 1})
 
 
+def test_log_of_a_sigmoid() -> None:
+    wanted = {"negative": 2, "softplus": 1}
+    same(build(lambda g, x: g.add("log", (g.add("sigmoid", (x,)),))), wanted)
+
+
 def test_what_only_looks_like_an_exponential_activation() -> None:
     def shifted(g: Graph, x: str) -> str:
         return g.add("multiply", (x, g.add("tanh", (_one_and_exp(g, g.add("abs", (x,))),))))

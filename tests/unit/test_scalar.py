@@ -24,9 +24,8 @@ ATTRIBUTES = {
     "clip": {"min": -0.5, "max": 1.25},
     "leaky_relu": {"alpha": 0.1},
     "elu": {"alpha": 0.7},
-    "hardsigmoid": {"alpha": 0.2, "beta": 0.5},
 }
-GATES = ("gelu", "gelu_tanh", "mish", "hardswish")
+GATES = ("gelu", "gelu_tanh", "mish")
 POSITIVE = ("log", "sqrt", "rsqrt", "power")
 
 

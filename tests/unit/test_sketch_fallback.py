@@ -68,7 +68,6 @@ UNARY_ATTRS = {
     "clip": {"min": -0.5, "max": 0.7},
     "leaky_relu": {"alpha": 0.1},
     "elu": {"alpha": 0.8},
-    "hardsigmoid": {"alpha": 0.2, "beta": 0.5},
 }
 @pytest.mark.parametrize("kind", ELEMENTWISE_OPERATORS)
 def test_elementwise(kind: str) -> None:

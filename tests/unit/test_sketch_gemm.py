@@ -218,7 +218,6 @@ def test_element_wise_operators_in_front_of_a_convolution(layout: str) -> None:
     making, and none is evaluated: a division would divide by the 0 that a probe reads."""
     machine = runnable("x86-64-v3")
     attrs = {"clip": {"min": -1.0, "max": 1.0}, "leaky_relu": {"alpha": 0.1}, "elu": {"alpha": 1.0}}
-    attrs["hardsigmoid"] = {"alpha": 0.2, "beta": 0.5}
     floats = [
         kind
         for kind, info in OPERATORS.items()

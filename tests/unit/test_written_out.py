@@ -355,3 +355,25 @@ def test_an_operator_with_constant_inputs_is_written_out():
         for m in (model, written)
     ]
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "y = Swish(x)",
+        "y = MeanVarianceNormalization(x)",
+        "r = Relu(x) y = com.example.twice(r)",
+    ],
+)
+def test_attributes_left_to_their_defaults(operator: str) -> None:
+    """ONNX's inliner leaves them out of the definition, which is none then."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 24, "com.example": 1]>
+        g (float[2,3,4,5] x) => (float[2,3,4,5] y) {{ {operator} }}
+        <domain: "com.example", opset_import: ["": 24]>
+        twice (x) => (y) {{ h = Swish(x) y = Swish(h) }}"""
+    )
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (got,) = lower(load_onnx(model)).evaluate({"x": x}).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

@@ -1,11 +1,14 @@
-"""Softplus, Mish and ELU become one operator, however they were written out.
+"""Softplus, Mish, ELU and log(sigmoid) are computed by one operator, however they were written out.
 
 before: relu(x) + log(1 + exp(-|x|))                                      after: softplus(x)
 before: x * tanh(softplus(x)), or x * tanh(log(1 + exp(x)))               after: mish(x)
 before: relu(x) - alpha * relu(1 - exp(x))                                after: elu(x, alpha)
+before: log(sigmoid(x))                                                   after: -softplus(-x)
 
-TVM's importer writes them so. 1 + exp(x) and 1 - exp(x) keep none of the digits of an exp(x) near 0
-or of an x near 0: softplus(-15) had one digit, which a quotient of two of them shows whole.
+TVM's importer writes them so, and PyTorch's exporter the last one. 1 + exp(x) and 1 - exp(x) keep
+none of the digits of an exp(x) near 0 or of an x near 0: softplus(-15) had one digit, which a
+quotient of two of them shows whole. The sigmoid of 17 is 1, whose logarithm is 0, and that of -90
+is 0.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from gtco.tensor.stage import Operator
 
 def exponential_activations(graph: Graph) -> Graph:
     """Outermost first: a Mish holds a softplus."""
-    return apply_rule(graph, {"add", "subtract", "multiply"}, _rule, backwards=True)
+    return apply_rule(graph, {"add", "subtract", "multiply", "log"}, _rule, backwards=True)
 
 
 def _rule(graph: Graph, op: Operator) -> str | None:
+    if op.kind == "log":
+        return _log_sigmoid(graph, op)
     if op.kind == "multiply":
         return _mish(graph, op)
     first, second = op.inputs
@@ -30,6 +35,14 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     if x is not None:
         return graph.add("softplus", (x,), op.type, name=op.name)
     return _elu(graph, op, first, second, 1.0) or _elu(graph, op, second, first, 1.0)
+
+
+def _log_sigmoid(graph: Graph, op: Operator) -> str | None:
+    gate = made_by(graph, op.inputs[0], "sigmoid")
+    if gate is None:
+        return None
+    grown = graph.add("softplus", (graph.add("negative", gate.inputs),))
+    return graph.add("negative", (grown,), op.type, name=op.name)
 
 
 def _mish(graph: Graph, op: Operator) -> str | None:
