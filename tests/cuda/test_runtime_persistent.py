@@ -71,6 +71,21 @@ def test_tensors_of_the_device_in_place(driver: FakeDriver, whole: Path) -> None
     driver.check()
 
 
+def test_memory_that_is_gone_before_the_launch(driver: FakeDriver, whole: Path) -> None:
+    """The launch fails, as on a GPU, and this process goes on."""
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, _ = tensors(driver)
+    with load(whole) as model:
+        model(*inputs, out=outputs, stream=stream)
+        driver.free(outputs[0].pointer)
+        driver.sync(stream, 0)
+        with pytest.raises(ArtifactError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            model(*example_inputs())
+    faults = driver.faults().decode()
+    driver.reset(2, 8, 0, 1)  # as it was found
+    assert re.search(r"whole: pointer 0x\w+ \(1 bytes\) is freed", faults)
+
+
 def test_becomes_part_of_a_captured_graph(driver: FakeDriver, whole: Path) -> None:
     stream = driver.stream(0, NON_BLOCKING)
     inputs, outputs, _ = tensors(driver)

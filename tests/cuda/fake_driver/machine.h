@@ -393,10 +393,16 @@ bool in_use(uintptr_t start, size_t bytes, const void* module) {
 
 Operation launch_of(Context* context, const Launch& launch);
 
-// The model's one kernel: its parameters lie where they were copied to, and its pointers are its own affair.
+// The model's one kernel: its parameters lie where they were copied to. Those of the device's memory are live, and what
+// they lead to is the kernel's own affair.
 void execute_cooperative(Context* context, const Launch& l) {
   if (!l.function->module->alive) { fault(l.function->name + " runs after its module was unloaded"); return; }
-  if (kernel_fault > 0 && --kernel_fault == 0) { context->broken = ILLEGAL_ADDRESS; return; }
+  bool good = true;
+  for (auto& copy : l.copies)
+    for (uint64_t p : copy)
+      if (in_device_range(p)) good &= valid(p, 1, context->device, l.function->name);
+  if (kernel_fault > 0 && --kernel_fault == 0) good = false;
+  if (!good) { context->broken = ILLEGAL_ADDRESS; return; }
   auto copies = l.copies;
   std::vector<void*> arguments;
   for (auto& copy : copies) arguments.push_back(copy.data());
