@@ -243,6 +243,20 @@ def sound(results: Sequence[Result]) -> bool:
     )
 
 
+def failed_peers(result: Result, peers: Sequence[str]) -> list[str]:
+    """The peers among these systems that no setting of gave a time, or whose outputs disagree, each
+    with the reason.
+    """
+    seen = [m for m in result.comparison.measurements if m.system in peers]
+    timed = {peer_of(m.system) for m in seen if m.rounds}
+    reasons = {
+        m.system: m.disagrees or m.error or "no reason was given"
+        for m in seen
+        if m.disagrees or peer_of(m.system) not in timed
+    }
+    return [f"{name} with {result.workload.name} ({why})" for name, why in reasons.items()]
+
+
 def header(console: Console, threads: int) -> None:
     about = machine.describe(threads)
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from rich.console import Console
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
-from gtco.errors import OptionError
+from gtco.errors import GtcoError, OptionError
 from gtco.options import GPU_PRECISIONS, PRECISIONS
 
-Runner = tuple[Callable[[str, Path], Any], int, dict[str, str]]
+# what benchmarks one model in a folder beside peers, the peers, the threads, what the report says
+Runner = tuple[Callable[[str, Sequence[str], Path], Any], Sequence[str], int, dict[str, str]]
 CPU_PEERS = "onnxruntime,openvino,torch,torch-compile"
 
 
@@ -32,7 +33,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--peers",
         metavar="A,B,...",
-        help=f"default: {CPU_PEERS}; on a GPU torch,torch-compile,onnxruntime",
+        help=f"default: {CPU_PEERS}; on a GPU torch,torch-compile,onnxruntime; of an .onnx file "
+        "those that read it. The command fails where one of them cannot run",
     )
     parser.add_argument(
         "--rounds",
@@ -98,19 +100,44 @@ def main(options: argparse.Namespace) -> int:
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
     console = stdout()
-    run, threads, about = (_on_gpu if on_gpu else _on_cpu)(options, console)
+    run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options, console)
     results: list[suite.Result] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:
         for model in options.models:
-            results.append(run(model, Path(folder)))
+            able = _able(peers, model)
+            results.append(run(model, able, Path(folder)))
+            failed += suite.failed_peers(results[-1], able)
             suite.show(results[-1], console)
             if options.json:
                 suite.write_json(options.json, results, threads, options.rounds, about)
+    if failed:
+        raise GtcoError(
+            f"these peers were not compared: {'; '.join(failed)}. Mend what keeps them, or name "
+            "the others with --peers"
+        )
     return 0 if suite.sound(results) else 1
 
 
+def _able(peers: Sequence[str], model: str) -> list[str]:
+    """The peers that can run this model: some need its source, which an .onnx file has not."""
+    from bench.peers import NEEDS_MODEL, peer_of
+
+    read = Path(model).suffix == ".onnx"
+    return [peer for peer in peers if not (read and peer_of(peer) in NEEDS_MODEL)]
+
+
+def _refuse_unable(options: argparse.Namespace, peers: Sequence[str]) -> None:
+    """Peers that were asked for by name must be able to run every model."""
+    from bench.workload import TORCH_NEEDS_SOURCE
+
+    for model in options.models:
+        unable = sorted({*peers} - {*_able(peers, model)})
+        if unable and options.peers is not None:
+            raise OptionError(f"{', '.join(unable)} cannot run {model}: {TORCH_NEEDS_SOURCE}")
+
+
 def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
-    """What benchmarks one model in a folder, the threads, and what else the report says."""
     from bench import suite, workload
 
     precision = options.precision or "fp32"
@@ -118,10 +145,11 @@ def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
         raise OptionError(f"--precision {precision} is for GPUs: --target cuda")
     shapes = arguments.unique(options.shape, "--shape")
     peers = workload.check_peers(CPU_PEERS if options.peers is None else options.peers)
+    _refuse_unable(options, peers)
     threads = options.threads or suite.available_threads()
     suite.header(console, threads)
 
-    def run(model: str, folder: Path) -> Any:
+    def run(model: str, peers: Sequence[str], folder: Path) -> Any:
         return suite.run_model(
             model,
             peers,
@@ -134,7 +162,7 @@ def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
             precision,
         )
 
-    return run, threads, {}
+    return run, peers, threads, {}
 
 
 def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
@@ -144,12 +172,13 @@ def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
         raise OptionError("--threads is of CPUs, and the target is a GPU")
     shapes = arguments.unique(options.shape, "--shape")
     peers = gpu_suite.peers_of(gpu_suite.PEERS if options.peers is None else options.peers)
+    _refuse_unable(options, peers)
     found = gpu_suite.gpu_here()
     target = gpu_suite.target(options.target, found)
     suite.header(console, suite.available_threads())
     console.print(f"{found}, --target {target}", markup=False, highlight=False)
 
-    def run(model: str, folder: Path) -> Any:
+    def run(model: str, peers: Sequence[str], folder: Path) -> Any:
         return gpu_suite.run_model(
             model,
             peers,
@@ -162,4 +191,4 @@ def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
             target,
         )
 
-    return run, suite.available_threads(), {"gpu": str(found), "target": target}
+    return run, peers, suite.available_threads(), {"gpu": str(found), "target": target}

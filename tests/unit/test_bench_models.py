@@ -232,6 +232,12 @@ def test_a_failing_or_wrong_gtco_is_not_sound(workload):
     assert not suite.sound([result(workload, error="crashed")])
 
 
+def test_peers_that_were_not_compared_are_named_with_their_reasons(workload):
+    assert suite.failed_peers(result(workload), ["onnxruntime"]) == []
+    failed = suite.failed_peers(result(workload), ["onnxruntime", "torch"])
+    assert failed == [f"torch with {workload.name} (no source)"]
+
+
 def test_a_peer_counts_in_its_best_setting(workload):
     measurements = (
         Measurement("gtco", "0.1", ((0.010,),)),
