@@ -20,7 +20,6 @@ import numpy as np
 from gtco.gpu import GpuTarget
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
 from gtco.tensor.cuda.program import Launch
-from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType
 
@@ -131,22 +130,20 @@ class GpuPolicy(PricingPolicy):
         return [Pick(sketch, one.config, one.seconds) for one in islice(trusted, n)]
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
-        """What is worth measuring: the ``n`` configs of :meth:`picks`, of which the best that are
+        """What is worth measuring: the ``n`` configs of :meth:`best`, of which the best that are
         not trusted take the last places, a quarter of them and one at least beside the first. And
         where blocks are to share tiles in all others, or in none, the best of which that is not so
         takes the place before them: readings are to say whether it pays.
         """
-        found = super().propose(stage, n)
-        sketches = space_of(stage, self.target).sketches
-        every = sorted((one for x in sketches for one in self._compared(x)), key=lambda x: x[0])
-        others = [one.config for one in every if not one.trusted]
+        every = self._of_sketches(stage, self._compared)
+        trusted = [one for one in every if one.trusted]
+        others = [one for one in every if not one.trusted]
         taken = others[: min(max(n // 4, 1), n - 1)]
-        found = found[: n - len(taken)]
-        joined = {one.config: one.joined for one in every if one.trusted}
-        if len(found) > 1 and len({joined[config] for config in found}) == 1:
-            rivals = (c for c, joins in joined.items() if joins is not joined[found[0]])
+        found = trusted[: n - len(taken)]
+        if len(found) > 1 and len({one.joined for one in found}) == 1:
+            rivals = (one for one in trusted if one.joined is not found[0].joined)
             found[-1] = next(rivals, found[-1])
-        return found + taken
+        return [one.config for one in found + taken]
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """Seconds that no stage with this operator is predicted to take less than: its launch, and

@@ -28,6 +28,12 @@ class Policy(Protocol):
         """
         ...
 
+    def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
+        """Up to ``n`` picks, the most promising first: what :meth:`choose` takes, and would take if
+        those before were out of the question too.
+        """
+        ...
+
     def predict(self, stage: Stage) -> float:
         """Seconds of the stage as one kernel, which DPOF adds up; infinity where none can do it."""
         ...
@@ -53,7 +59,9 @@ class Policy(Protocol):
         ...
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
-        """Up to ``n`` different configs of the stage, the most promising first."""
+        """Up to ``n`` different configs of the stage that are worth measuring, the most promising
+        first; some may be such as are not picked before that.
+        """
         ...
 
     def price(self, sketch: Sketch, config: Config) -> float:

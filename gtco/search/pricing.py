@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf, prod
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,17 @@ from gtco.tensor.space import Config, Pick, Sketch, check
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 CERTAIN = 0.9  # share of the least time for products that a floor may count on
+
+
+class _Priced(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def config(self) -> Config: ...
+
+
+P = TypeVar("P", bound=_Priced)
 
 
 def products(op: Operator, types: Mapping[str, TensorType]) -> float:
@@ -61,7 +73,7 @@ class PricingPolicy(ABC):
         """
         key = stage.key
         if key not in self._stages:
-            self._stages[key] = self._best(stage, 1)
+            self._stages[key] = tuple(self._of_sketches(stage, self.picks))
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
     @property
@@ -69,15 +81,20 @@ class PricingPolicy(ABC):
         """Nothing but tables of rates is."""
         return False
 
+    def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
+        """The ``n`` picks of least predicted time, best first, whichever sketch they are of."""
+        found = self._of_sketches(stage, lambda sketch: self.picks(sketch, n))
+        return [pick for pick in found if pick.sketch.name not in without][:n]
+
     def propose(self, stage: Stage, n: int) -> list[Config]:
         """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
-        return [pick.config for pick in self._best(stage, n)[:n]]
+        return [pick.config for pick in self.best(stage, n)]
 
-    def _best(self, stage: Stage, n: int) -> tuple[Pick, ...]:
-        """The ``n`` best of each sketch, best first. A sketch that raises is passed over, and
-        noted.
+    def _of_sketches(self, stage: Stage, priced: Callable[[Sketch], Sequence[P]]) -> list[P]:
+        """What ``priced`` gives of each sketch, of least predicted time first. A sketch that raises
+        is passed over, and noted.
         """
-        found: list[Pick] = []
+        found: list[P] = []
 
         def failed(rule: str, error: Exception) -> None:
             what = f"sketch '{rule}' failed: {describe(error)}"
@@ -85,15 +102,15 @@ class PricingPolicy(ABC):
 
         for sketch in space_of(stage, self.target, failed).sketches:
             try:
-                picks = self.picks(sketch, n)
-                for pick in picks:
-                    if not pick.seconds >= 0:
-                        raise ValueError(f"{pick.seconds} predicted for {pick.config.to_json()}")
+                of_sketch = priced(sketch)
+                for one in of_sketch:
+                    if not one.seconds >= 0:
+                        raise ValueError(f"{one.seconds} predicted for {one.config.to_json()}")
             except Exception as error:
                 failed(sketch.name, error)
             else:
-                found += picks
-        return tuple(sorted(found, key=lambda pick: pick.seconds))
+                found += of_sketch
+        return sorted(found, key=lambda one: one.seconds)
 
     @property
     def failures(self) -> list[str]:

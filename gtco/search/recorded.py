@@ -130,10 +130,11 @@ class RecordedPolicy:
             )
         if pick.config not in wrong:
             return pick
-        space = space_of(stage, self.target)
-        promising = self.policy.propose(stage, len(wrong) + 1)
-        right = (c for c in promising if c not in wrong and c.sketch not in without)
-        return next((p for c in right if (p := priced(self.policy, space, c))), None)
+        promising = self.best(stage, len(wrong) + 1, without)
+        return next((other for other in promising if other.config not in wrong), None)
+
+    def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
+        return self.policy.best(stage, n, without)
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances, of configs as its space now has them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,8 @@ from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.gpu import gpu_target
 from gtco.search.gpu_policy import GpuPolicy, occupancy
+from gtco.search.recorded import RecordedPolicy
+from gtco.search.records import Record, Records
 from gtco.tensor.cuda.persistent import persistent_program
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.tensor_core import EMITTED_COLUMNS
@@ -142,6 +145,20 @@ def test_they_are_measured_before_they_are_picked() -> None:
     assert other is not None and str(other.config["row"]).startswith("wgmma")
     assert other.seconds < pick.seconds
     assert other.seconds == policy.price(other.sketch, other.config)
+
+
+def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -> None:
+    """Nor does what is proposed because it is done otherwise: the next best does."""
+    stage, policy = LARGE["feed_forward"], GpuPolicy(gpu_target(HOPPER))
+    found = policy.best(stage, 4)
+    assert found[0] == policy.choose(stage)
+    assert all(str(pick.config["row"]).startswith("mma") for pick in found)
+    with Records(tmp_path / "records") as records:
+        recorded = RecordedPolicy(policy, records, "there")
+        for wrong, right in pairwise(found):
+            records.add([Record.of(stage, wrong, "there", "wrong")])
+            recorded.refresh()
+            assert recorded.choose(stage) == right
 
 
 @pytest.mark.parametrize("launches", ["graph", "persistent"])
