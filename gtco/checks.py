@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtco.errors import ArtifactError, ModelError, OptionError, ShapeError
 from gtco.gpu import GpuTarget
-from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune
+from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune, check_place
 from gtco.runtime.driver import gpu_name
 from gtco.target import Machine
 
@@ -136,14 +136,6 @@ def check_output(path: Path) -> None:
     if path.suffix != ".so":
         raise OptionError(f"the output '{path}' must end in .so")
     check_place(path)
-
-
-def check_place(path: Path) -> None:
-    """Is there a folder for the file, and no folder in its place?"""
-    if path.is_dir():
-        raise OptionError(f"the output '{path}' is a folder: give the name of a file")
-    if not path.parent.is_dir():
-        raise OptionError(f"the folder '{path.parent}' does not exist")
 
 
 def check_sizes(graph: Graph) -> None:

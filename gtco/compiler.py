@@ -20,7 +20,6 @@ from gtco.checks import (
     check_loadable,
     check_machine,
     check_output,
-    check_place,
     check_source,
     effort_of,
     is_onnx,
@@ -32,7 +31,7 @@ from gtco.compiled import CompiledModel, CompileReport
 from gtco.cores import allowed_cores
 from gtco.errors import BuildError, OptionError, VerificationError
 from gtco.gpu import GpuTarget
-from gtco.options import CompileOptions, Tune, c_compiler, path_of
+from gtco.options import CompileOptions, Tune, c_compiler, check_place, path_of
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES

@@ -26,13 +26,18 @@ LAUNCHES = ("graph", "persistent", "auto")
 MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
 
 
+def whole_number(least: int, most: int | None = None) -> str:
+    """What is wanted, in words."""
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+    return f"a whole number {wanted}"
+
+
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
     """Raises :class:`OptionError` where the option ``name`` is no whole number from ``least`` to
     ``most``."""
     whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)
     if not whole:
-        wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise OptionError(f"{name}={value!r}: give a whole number {wanted}")
+        raise OptionError(f"{name}={value!r}: give {whole_number(least, most)}")
 
 
 def check_number(name: str, value: Any) -> None:
@@ -46,6 +51,14 @@ def path_of(name: str, value: Any) -> Path:
         return Path(value)
     except TypeError:
         raise OptionError(f"{name}={value!r}: give a path") from None
+
+
+def check_place(path: Path) -> None:
+    """Is there a folder for the file, and no folder in its place? Asked before the work is done."""
+    if path.is_dir():
+        raise OptionError(f"the output '{path}' is a folder: give the name of a file")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder '{path.parent}' does not exist")
 
 
 @dataclass(frozen=True)

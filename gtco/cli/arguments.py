@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gtco.errors import OptionError
-from gtco.options import EFFORTS, GPU_PRECISIONS, LAUNCHES, MOST_THREADS
+from gtco.options import (
+    EFFORTS,
+    GPU_PRECISIONS,
+    LAUNCHES,
+    MOST_THREADS,
+    check_place,
+    whole_number,
+)
 
 T = TypeVar("T")
 
@@ -36,9 +43,10 @@ def input_file(text: str) -> tuple[str, Path]:
 def new_file(text: str) -> Path:
     """Where something can be written, so that a long run does not end at a place that is none."""
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        wrong = f"'{path}' is a folder" if path.is_dir() else f"no folder '{path.parent}'"
-        raise argparse.ArgumentTypeError(f"{wrong}: give the name of a file in one that is there")
+    try:
+        check_place(path)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return path
 
 
@@ -78,8 +86,7 @@ def _time(text: str, unit: float, name: str, example: float) -> float:
 
 def _integer(text: str, least: int, most: int | None = None) -> int:
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
-        wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {wanted}")
+        raise argparse.ArgumentTypeError(f"'{text}' is not {whole_number(least, most)}")
     return int(text)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from gtco.cli import arguments
 from gtco.cli.console import stdout
 from gtco.errors import OptionError
+from gtco.options import check_place
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -42,8 +43,7 @@ def main(options: argparse.Namespace) -> int:
     from gtco.tuning.offline import measure
 
     output = options.output or arguments.beside(options.bundle, ".jsonl")
-    if not output.absolute().parent.is_dir():
-        raise OptionError(f"the folder of --output {output} does not exist")
+    check_place(output)
     found = measure(options.bundle, options.rounds, options.device)
     try:
         output.write_text(to_lines(found))

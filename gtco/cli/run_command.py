@@ -116,23 +116,21 @@ def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, n
 def read(file: Path) -> np.ndarray:
     try:
         with file.open("rb") as source:
-            magic = source.read(len(NPY))
-        if not magic.startswith((NPY, ZIP)):
-            raise InputError(
-                f"cannot read {file}: it is not an .npy file; give one that numpy.save wrote"
-            )
-        value = np.load(file, allow_pickle=False)
+            known = source.read(len(NPY)).startswith((NPY, ZIP))
+        value = np.load(file, allow_pickle=False) if known else None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     except MemoryError:
         raise InputError(f"cannot read {file}: its array is larger than memory") from None
-    except InputError:
-        raise
     except Exception as error:  # numpy raises whatever its parsers do
         raise InputError(
             f"cannot read {file}, which is damaged or holds objects ({error}); give a file of "
             "numbers that numpy.save wrote"
         ) from None
+    if value is None:
+        raise InputError(
+            f"cannot read {file}: it is not an .npy file; give one that numpy.save wrote"
+        )
     if not isinstance(value, np.ndarray):
         raise InputError(f"{file} holds several arrays (.npz); give one .npy file an input")
     return value

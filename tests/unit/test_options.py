@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import stat
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gtco.cli import main
+from gtco.cli.arguments import new_file
 from gtco.compiler import compile_to_file, compile_to_files
 from gtco.errors import BuildError, ModelError, OptionError
 from gtco.options import CompileOptions, Tune, c_compiler, cache_folder
@@ -73,6 +76,18 @@ def test_an_output_that_is_no_file(tmp_path: Path, output: str | int) -> None:
     place = tmp_path / output if isinstance(output, str) else output
     with pytest.raises(OptionError, match=r"is a folder|give a path"):
         compile_to_file(b"", place)  # type: ignore[arg-type]
+
+
+def test_every_file_that_is_written_has_a_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before anything is measured."""
+    assert new_file(str(tmp_path / "m.json")) == tmp_path / "m.json"
+    for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "no" / "m", "does not exist")):
+        with pytest.raises(ArgumentTypeError, match=wrong):
+            new_file(str(place))
+        assert main(["measure", "m.bundle", "--output", str(place)]) == 1
+        assert wrong in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
