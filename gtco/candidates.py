@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from math import ceil
 from typing import Any
 
@@ -74,15 +76,17 @@ class _Room:
     def arena(self) -> int:
         return self.results + self.scratch + self.counter_bytes
 
+    @cached_property
+    def _counters_at(self) -> Mapping[str, int]:
+        """Where in the arena each symbol's counters lie."""
+        places = accumulate(self.counters.values(), initial=self.results + self.scratch)
+        return dict(zip(self.counters, places, strict=False))  # and where they end
+
     def between(self, candidate: Candidate) -> tuple[BufferRef, ...]:
         """The kernel's scratch and counters, where it has some."""
         if not candidate.kernel.counters:
             return ()
-        counters = self.results + self.scratch
-        for symbol, bytes_ in self.counters.items():
-            if symbol == candidate.kernel.symbol:
-                break
-            counters += bytes_
+        counters = self._counters_at[candidate.kernel.symbol]
         return BufferRef("arena", self.results), BufferRef("arena", counters)
 
 

@@ -60,6 +60,20 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
     return split
 
 
+@pytest.fixture
+def force_small(force: Force, monkeypatch: pytest.MonkeyPatch) -> Force:
+    """As ``force``, of small models too, whose k are no more than 64."""
+    monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))
+    return force
+
+
+def measured(driver: FakeDriver, workers: Emulating) -> tuple[Path, list[Record]]:
+    """Candidates that these workers built, and what is found of them on a GPU elsewhere."""
+    path = bundled(workers.path.parent, workers)
+    driver.reset(1, 8, 0, 1)
+    return path, measure(path, rounds=2)
+
+
 STAGES = {  # with how many blocks share a tile
     "odd": (dense(13, 37, 145, "float16"), 2),
     "rounded": (dense(13, 37, 200, "bfloat16", out="bfloat16"), 3),
@@ -244,14 +258,11 @@ def test_machine_code(arch: str, dtype: str) -> None:
     assert any(n.startswith("CCTL.IVALL") for n in code.instructions), "what L1 has is out of date"
 
 
-def test_a_whole_model(
-    driver: FakeDriver, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_model(driver: FakeDriver, tmp_path: Path, force_small: Force) -> None:
     """All of its products split: run after run the same bits, as a graph and as the persistent
     kernel, on the scratch and the counters that the runs before left behind.
     """
-    force(3)
-    monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))  # the model's k are no more than 64
+    force_small(3)
     create, (_, *shape) = TINY["vit"]
     torch.manual_seed(0)
     model, x = seeded(create()), torch.randn(1, *shape)
@@ -276,16 +287,13 @@ def test_a_whole_model(
 
 
 def test_candidates_for_a_gpu_elsewhere(
-    driver: FakeDriver, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
+    driver: FakeDriver, tmp_path: Path, force_small: Force
 ) -> None:
     """They share scratch and counters, and agree."""
-    force(2)
-    monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))
+    force_small(2)
     workers = Emulating(tmp_path / "kernels.so")
-    path = bundled(tmp_path, workers)
+    _, found = measured(driver, workers)
     assert any(program.counters for program, _ in workers.programs.values())
-    driver.reset(1, 8, 0, 1)
-    found = measure(path, rounds=2)
     assert found and all(r.outcome != "wrong" for r in found)
     assert not faults_of(workers.path.resolve())
     driver.check()
@@ -307,17 +315,15 @@ def test_both_ways_are_measured() -> None:
 
 
 def test_a_faulty_candidate_harms_no_other(
-    driver: FakeDriver, tmp_path: Path, force: Force, monkeypatch: pytest.MonkeyPatch
+    driver: FakeDriver, tmp_path: Path, force_small: Force
 ) -> None:
     """Of two stages a candidate leaves out a block, and its tile's counter is never zero again."""
-    force(2)
-    monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))
+    force_small(2)
     workers = Breaking(tmp_path / "kernels.so")
-    path = bundled(tmp_path, workers)
+    path, found = measured(driver, workers)
     broken = [workers.programs[f"gtco_{key}_{n}"][0] for key, n in workers.broken.items()]
     assert len(broken) == 2 and any(program.counters for program in broken)
-    driver.reset(1, 8, 0, 1)
-    wrong = {(r.stage, r.config) for r in measure(path, rounds=2) if r.outcome == "wrong"}
+    wrong = {(r.stage, r.config) for r in found if r.outcome == "wrong"}
     steps = [s for s in read_metadata(path)["steps"] if s["rival"] is not None]
     assert wrong == {
         (s["key"], json.dumps(s["schedule"]))
