@@ -3,13 +3,12 @@
 Channels-first LayerNorm is one: its row is a pixel, whose channels lie an image apart::
 
     for task in outer index x chunks of columns:   # parallel; a column is a row of the operator
-      for r in the row: kept[r, column] = x[r, column]; total[column] += that
-      mean[column]
-      for r in the row: squared[column] += (kept[r, column] - mean[column])^2
+      for r in the row: kept[r, column] = x[r, column]; that added to the column's moments
       for r in the row: output[epilogue's index] = epilogue(f(kept[r, column]))
 
 The image is read once. What is kept of it lies side by side: in the image itself, elements of a
-column are a power of two apart, often, and would share a few sets of every cache.
+column are a power of two apart, often, and would share a few sets of every cache. Where registers
+hold no moments of columns enough, the mean is taken first, and distances from it in another pass.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add
 from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.sketch.column_moments import column_moments
 from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.interleaving import SteppedReader, step_of
 from gtco.tensor.sketch.program import program
@@ -45,8 +45,10 @@ LINE = 16  # floats of a cache line
 # Cache lines of a row's piece: so many where what is kept of them stays in L1, else so many, for in
 # L2 the passes over them cost more, and longer runs of the image are worth more. Measured on Zen 5,
 # 2 threads: 96 channels of 56x56 pixels 33 us by 2 or 4 lines, 49 by 8 and 16; 256 channels of
-# 64x64 pixels, 16 KB apart, 401 us by 2 lines, 293 by 4, 191 by 8, 178 by 16, 210 by 32.
+# 64x64 pixels, 16 KB apart, 401 us by 2 lines, 293 by 4, 191 by 8, 178 by 16, 210 by 32. With
+# moments in one pass, whose registers hold no more than 8 lines: see docs/benchmarks.md.
 NARROW, WIDE = 4, 16
+MOMENTS = 4  # registers of a vector of columns: distance's origin, sum, squares, and some room
 
 
 def match(stage: Stage, target: Target) -> Across | None:
@@ -100,7 +102,16 @@ class Across:
         """Columns of a task."""
         kept = 4 * NARROW * LINE * self.shape[-1]  # bytes
         fits = 4 * kept <= 3 * self.target.memory[0].capacity
-        return min(self.shape[-2], (NARROW if fits else WIDE) * LINE)
+        lines = NARROW if fits else WIDE
+        if self.op.kind == "layer_norm":
+            held = self.target.registers // MOMENTS * self.target.lanes // LINE  # lines
+            lines = min(lines, held) if fits or 2 * held >= WIDE else WIDE
+        return min(self.shape[-2], lines * LINE)
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Do registers hold the moments of a task's columns?"""
+        return self.width <= self.target.registers // MOMENTS * self.target.lanes
 
     @property
     def chunks(self) -> int:
@@ -170,7 +181,16 @@ class _Loops:
             return total
 
         centred = op.kind == "layer_norm"
-        mean = average(chunk.fold(keep, add, 0.0)) if centred else None
+        mean: Array | None = None
+        scale: Array | None = None
+        if centred and self.sketch.in_one_pass:
+
+            def read(r: Expr, begin: int, lane: Expr) -> Expr:
+                return keep(chunk.at(r, begin, lane), begin, lane)
+
+            mean, scale = column_moments(chunk, length, read)
+        elif centred:
+            mean = average(chunk.fold(keep, add, 0.0))
 
         def distance(index: list[Expr], begin: int, lane: Expr) -> Expr:
             x = em.load(self.kept, [index[-2], begin + lane])
@@ -180,7 +200,8 @@ class _Loops:
             d = distance(index, begin, lane) if centred else keep(index, begin, lane)
             return d * d
 
-        scale = average(chunk.fold(square, add, 0.0))
+        if scale is None:
+            scale = average(chunk.fold(square, add, 0.0))
 
         def invert(begin: int, lane: Expr) -> None:
             variance = em.load(scale, [begin + lane])

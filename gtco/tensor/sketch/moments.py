@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil, prod
 
 from tvm import tirx
@@ -31,6 +31,7 @@ from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
+from gtco.tensor.sketch.column_moments import column_moments
 from gtco.tensor.sketch.columns import CHUNK, ColumnChunk
 from gtco.tensor.sketch.interleaving import SteppedReader
 from gtco.tensor.sketch.program import program
@@ -45,10 +46,6 @@ from gtco.tensor.sketch.streaming import (
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
-# Rows of a block. A sum of squared distances from one of the rows, less what the mean's distance
-# from it makes, loses at most a factor of their number in accuracy, and only where that row is
-# far from all others.
-ROWS = 64
 BLOCK = 64  # channels of a merging task, at least, where there are so many
 
 
@@ -99,10 +96,6 @@ class Moments:
     def units(self) -> int:
         return prod(self.shape[:-2]) * self.chunks
 
-    @property
-    def block(self) -> int:
-        return min(self.shape[-2], ROWS)
-
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         return grain(chosen, self.units, self.shape[-2] * self.chunk, self.target)
 
@@ -139,9 +132,6 @@ class Moments:
         width: int,
     ) -> None:
         chunk = ColumnChunk(em, self.shape, [len(self.shape) - 2], [*outer, 0, 0], first, width)
-        # all but the output is about the first row: a mean far from zero costs no digits
-        origin, mean, squares = (em.registers(width) for _ in range(3))
-        shift, total, squared = (em.registers(width) for _ in range(3))
 
         def read(r: Expr, begin: int, lane: Expr) -> Expr:
             index = chunk.at(r, begin, lane)
@@ -149,62 +139,12 @@ class Moments:
                 index[-1], reader.first, reader.lane = reader.at, first + begin, lane
             return reader.value(self.op.inputs[0], index)
 
-        def start(begin: int, lane: Expr) -> None:
-            em.store(origin, [begin + lane], read(0, begin, lane))
-            for held in (mean, squares):
-                em.store(held, [begin + lane], tirx.const(0.0, "float32"))
-
-        def merge(first: Expr, count: int, share: Expr, weight: Expr) -> None:
-            """``count`` rows from ``first`` on, ``share`` of all so far; ``weight`` of the squared
-            distance of the means (Chan, Golub and LeVeque, 1983).
-            """
-
-            def begin_block(begin: int, lane: Expr) -> None:
-                em.store(shift, [begin + lane], read(first, begin, lane))
-                for held in (total, squared):
-                    em.store(held, [begin + lane], tirx.const(0.0, "float32"))
-
-            def one(r: Expr, begin: int, lane: Expr) -> None:
-                at = [begin + lane]
-                d = em.let(read(r, begin, lane) - em.load(shift, at), "d")
-                em.store(total, at, em.load(total, at) + d)
-                em.store(squared, at, em.load(squared, at) + d * d)
-
-            def end_block(begin: int, lane: Expr) -> None:
-                at = [begin + lane]
-                sum_ = em.load(total, at)
-                own = em.let(sum_ * tirx.const(1.0 / count, "float32"), "m")  # about the shift
-                inside = em.load(squared, at) - sum_ * own
-                middle = em.load(shift, at) - em.load(origin, at) + own
-                distance = em.let(middle - em.load(mean, at), "d")
-                apart = distance * distance * weight
-                em.store(squares, at, em.load(squares, at) + inside + apart)
-                em.store(mean, at, em.load(mean, at) + distance * share)
-
-            chunk.each(begin_block)
-            if count > 1:
-                with em.loop(count - 1, "r") as r:
-                    chunk.each(partial(one, first + 1 + r))
-            chunk.each(end_block)
-
-        rows, block = self.shape[-2], self.block
-        chunk.each(start)
-        with em.loop(rows // block, "block") as n:
-            number = tirx.Cast("float32", n) if not isinstance(n, int) else tirx.const(n, "float32")
-            share = em.let(tirx.const(1.0, "float32") / (number + tirx.const(1.0, "float32")))
-            whole = tirx.const(block, "float32")
-            merge(n * block, block, share, em.let(whole - whole * share))
-        rest = rows % block
-        if rest:
-            shares = rest / rows, rest * (rows - rest) / rows
-            merge(rows - rest, rest, *(tirx.const(s, "float32") for s in shares))
+        mean, variance = column_moments(chunk, self.shape[-2], read)
 
         def finish(begin: int, lane: Expr) -> None:
-            at = [begin + lane]
-            middle = em.load(origin, at) + em.load(mean, at)
-            em.store(args.output, [*outer, 0, first + begin + lane], middle)
-            variance = em.load(squares, at) * tirx.const(1.0 / rows, "float32")
-            em.store(args.output, [*outer, 1, first + begin + lane], variance)
+            for k, held in enumerate((mean, variance)):
+                at = [*outer, k, first + begin + lane]
+                em.store(args.output, at, em.load(held, [begin + lane]))
 
         chunk.each(finish)
 

@@ -1,0 +1,90 @@
+"""Mean and variance of columns side by side, each element read once: blocks of rows about their
+first one, merged exactly (Chan, Golub and LeVeque, 1983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+
+from tvm import tirx
+
+from gtco.tensor.emit import Array, Expr
+from gtco.tensor.sketch.columns import ColumnChunk
+
+# Rows of a block. A sum of squared distances from one of the rows, less what the mean's distance
+# from it makes, loses at most a factor of their number in accuracy, and only where that row is
+# far from all others.
+ROWS = 64
+
+Read = Callable[[Expr, int, Expr], Expr]  # of (row, first column of the run, lane)
+
+
+def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Array]:
+    """Mean and variance of ``read(0 ...)`` to ``read(rows - 1 ...)`` for every column of the chunk;
+    what ``read`` emits runs once for every element, for the first ones of a block once more.
+    """
+    em, width = chunk.em, chunk.width
+    blocks = ceil(rows / ROWS)
+    block = ceil(rows / blocks)
+    # all but the result is about the first row: a mean far from zero costs no digits
+    origin, mean, squares = (em.registers(width) for _ in range(3))
+    shift, total, squared = (em.registers(width) for _ in range(3))
+
+    def start(begin: int, lane: Expr) -> None:
+        em.store(origin, [begin + lane], read(0, begin, lane))
+        for held in (mean, squares):
+            em.store(held, [begin + lane], tirx.const(0.0, "float32"))
+
+    def merge(first: Expr, count: int, share: Expr, weight: Expr) -> None:
+        """``count`` rows from ``first`` on, ``share`` of all so far; ``weight`` of the squared
+        distance of the means.
+        """
+
+        def begin_block(begin: int, lane: Expr) -> None:
+            em.store(shift, [begin + lane], read(first, begin, lane))
+            for held in (total, squared):
+                em.store(held, [begin + lane], tirx.const(0.0, "float32"))
+
+        def one(r: Expr, begin: int, lane: Expr) -> None:
+            at = [begin + lane]
+            d = em.let(read(r, begin, lane) - em.load(shift, at), "d")
+            em.store(total, at, em.load(total, at) + d)
+            em.store(squared, at, em.load(squared, at) + d * d)
+
+        def end_block(begin: int, lane: Expr) -> None:
+            at = [begin + lane]
+            sum_ = em.load(total, at)
+            own = em.let(sum_ * tirx.const(1.0 / count, "float32"), "m")  # about the shift
+            inside = em.load(squared, at) - sum_ * own
+            middle = em.load(shift, at) - em.load(origin, at) + own
+            distance = em.let(middle - em.load(mean, at), "d")
+            apart = distance * distance * weight
+            em.store(squares, at, em.load(squares, at) + inside + apart)
+            em.store(mean, at, em.load(mean, at) + distance * share)
+
+        chunk.each(begin_block)
+        if count > 1:
+            with em.loop(count - 1, "r") as r:
+                chunk.each(partial(one, first + 1 + r))
+        chunk.each(end_block)
+
+    chunk.each(start)
+    with em.loop(rows // block, "block") as n:
+        number = tirx.Cast("float32", n) if not isinstance(n, int) else tirx.const(n, "float32")
+        share = em.let(tirx.const(1.0, "float32") / (number + tirx.const(1.0, "float32")))
+        whole = tirx.const(block, "float32")
+        merge(n * block, block, share, em.let(whole - whole * share))
+    rest = rows % block
+    if rest:
+        shares = rest / rows, rest * (rows - rest) / rows
+        merge(rows - rest, rest, *(tirx.const(s, "float32") for s in shares))
+
+    def finish(begin: int, lane: Expr) -> None:
+        at = [begin + lane]
+        em.store(mean, at, em.load(origin, at) + em.load(mean, at))
+        em.store(squares, at, em.load(squares, at) * tirx.const(1.0 / rows, "float32"))
+
+    chunk.each(finish)
+    return mean, squares
