@@ -335,3 +335,32 @@ def test_rows_of_any_length(data: st.DataObject) -> None:
     config = data.draw(st.sampled_from(list(configs(sketch))))
     got = build(sketch, config, machine)(*arrays, unaligned=True)
     assert_close(got, reference(made, arrays), 2e-5)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("length", [4096, 3136, 5003, 4161])
+def test_long_rows_keep_their_digits(length: int, name: str) -> None:
+    """Moments in one pass, as columns about some of their elements, and what is left of the row: a
+    mean far from zero, first or last elements far from all others, rows of one value, and NaN and
+    infinities, which stay in their row.
+    """
+    shape = (5, length)
+    made = stage(
+        [op("layer_norm", "x g b", "y", shape, epsilon=1e-5)], x=shape, g=(length,), b=(length,)
+    )
+    machine = runnable(name)
+    sketch = rows.match(made, machine)
+    assert sketch is not None and sketch.side == 1
+    x, g, b = random_inputs(made, fresh_seed())
+    first, last, odd = x.copy(), x.copy(), x.copy()
+    first[:, :70] *= np.float32(1e3)
+    last[:, -1] = 1e4
+    odd[0, length // 2], odd[3, -1], odd[4, 0] = np.nan, np.inf, -np.inf
+    for built in some_kernels(sketch, machine):
+        assert_close(built(x + np.float32(1e3), g, b), reference(made, [x + 1000, g, b]), 1e-3)
+        for value in (x, first, last):
+            assert_close(built(value, g, b), reference(made, [value, g, b]), 5e-5)
+        even = built(np.full_like(x, 3.7), g, b)
+        assert np.abs(even - b).max() <= 5e-4
+        got = built(odd, g, b)
+        assert np.isnan(got[[0, 3, 4]]).all() and np.isfinite(got[1:3]).all()

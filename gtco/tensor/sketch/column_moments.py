@@ -1,5 +1,5 @@
-"""Mean and variance of columns side by side, each element read once: blocks of rows about their
-first one, merged exactly (Chan, Golub and LeVeque, 1983).
+"""Mean and variance of columns side by side, and of a long row, each element read once: blocks of
+rows about their first one, merged exactly (Chan, Golub and LeVeque, 1983).
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from math import ceil
 
 from tvm import tirx
 
-from gtco.tensor.emit import Array, Expr
+from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.fold import ACCUMULATORS, add, fold
 from gtco.tensor.sketch.columns import ColumnChunk
 
 # Rows of a block. A sum of squared distances from one of the rows, less what the mean's distance
 # from it makes, loses at most a factor of their number in accuracy, and only where that row is
 # far from all others.
 ROWS = 64
+WIDTH = ACCUMULATORS  # vectors that a row is wide where it is taken as columns
+LEAST = 8  # elements of such a column
 
 Read = Callable[[Expr, int, Expr], Expr]  # of (row, first column of the run, lane)
 
@@ -88,3 +91,40 @@ def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Ar
 
     chunk.each(finish)
     return mean, squares
+
+
+def row_moments(em: Emitter, length: int, read: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+    """Mean and variance of ``read(0)`` to ``read(length - 1)``: of columns that are some vectors
+    wide, merged, and of what is left of the row, about their mean.
+    """
+    width = WIDTH * em.lanes
+    rows, rest = divmod(length, width)
+    chunk = ColumnChunk(em, (rows, width), [0], [0, 0], 0, width)
+    means, variances = column_moments(chunk, rows, lambda r, b, lane: read(r * width + b + lane))
+    share = tirx.const(1.0 / width, "float32")
+    mean = em.let(fold(em, width, lambda j: em.load(means, [j]), add, 0.0) * share, "mean")
+
+    def spread(j: Expr) -> Expr:
+        d = em.let(em.load(means, [j]) - mean, "d")
+        return em.load(variances, [j]) + d * d
+
+    variance = em.let(fold(em, width, spread, add, 0.0) * share, "variance")
+    if not rest:
+        return mean, variance
+
+    def distance(j: Expr) -> Expr:
+        return em.let(read(rows * width + j) - mean, "d")
+
+    def square(j: Expr) -> Expr:
+        d = distance(j)
+        return d * d
+
+    moved = em.let(fold(em, rest, distance, add, 0.0) * tirx.const(1.0 / length, "float32"), "m")
+    squares = fold(em, rest, square, add, 0.0) * tirx.const(1.0 / length, "float32")
+    whole = variance * tirx.const(rows * width / length, "float32")
+    return em.let(mean + moved, "mean"), em.let(whole + squares - moved * moved, "variance")
+
+
+def long_enough(length: int, lanes: int) -> bool:
+    """Is merging columns little beside what a row's second pass costs?"""
+    return length >= LEAST * WIDTH * lanes

@@ -16,6 +16,7 @@ from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import Combine, Over, add, fold_rows
 from gtco.tensor.reader import Reader
+from gtco.tensor.sketch.column_moments import long_enough, row_moments
 from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.streaming import (
     tasks_of_panels,
@@ -252,21 +253,26 @@ class RowsLoops:
         x = self.held()
         centred = op.kind == "layer_norm"
         means, scales = self.statistic(), self.statistic()
-        if centred:
+        at_once = centred and self.side == 1 and long_enough(length, em.lanes)
+        if centred and not at_once:
             with self.each_group():
                 total = self.fold(x, add, 0.0)
                 self.note(means, total * constant(total, 1.0 / length))
         with self.each_group():
+            if at_once:
+                middle, variance = row_moments(em, length, lambda j: x(0, j))
+                self.note(means, middle)
             mean = self.noted(means)
 
             def square(r: Expr, j: Expr) -> Expr:
                 d = em.let(x(r, j) - mean(r) if centred else x(r, j), "d")
                 return d * d
 
-            squares = self.fold(square, add, 0.0)
-            variance = squares * constant(squares, 1.0 / length)
-            deviation = tirx.sqrt(variance + constant(squares, float(op["epsilon"])))
-            self.note(scales, constant(squares, 1.0) / deviation)
+            if not at_once:
+                squares = self.fold(square, add, 0.0)
+                variance = squares * constant(squares, 1.0 / length)
+            deviation = tirx.sqrt(variance + constant(variance, float(op["epsilon"])))
+            self.note(scales, constant(variance, 1.0) / deviation)
         affine: list[Expr] = []
 
         def value(r: Expr, j: Expr) -> Expr:
