@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ def load_pytorch(
             f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it "
             "yourself with torch.onnx.export and give gtco the file"
         ) from error
+    _name_dimensions(skeleton.graph, _dimension_names(program))
     return import_skeleton(
         skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
     )
@@ -262,6 +264,35 @@ def _strip(model: Any) -> tuple[Any, dict[str, numpy.ndarray]]:
         value.const_value = None
         model.graph.inputs.append(value)
     return onnx_ir.to_proto(model), weights
+
+
+def _dimension_names(program: Any) -> dict[str, str]:
+    """What to call the symbols of the inputs' dynamic dimensions (``s77``): the user's own names
+    (``Dim("batch")``), else the first input and axis (``x.0``). A program that was saved has lost
+    the names.
+    """
+    found: dict[str, str] = {}
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in program.graph_signature.user_inputs:
+            continue
+        for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            symbol = getattr(getattr(size, "node", None), "expr", None)
+            if symbol is None or not symbol.is_Symbol or str(symbol) in found:
+                continue
+            sources = getattr(size.node.shape_env, "var_to_sources", {}).get(symbol, ())
+            given = getattr(size.node.shape_env, "source_name_to_debug_name", {})
+            named = [given[source.name] for source in sources if source.name in given]
+            free = named and named[0] not in found.values()
+            found[str(symbol)] = named[0] if free else f"{node.name}.{axis}"
+    return found
+
+
+def _name_dimensions(graph: Any, names: Mapping[str, str]) -> None:
+    """Put these names where the graph's tensors have symbols, also in expressions (``2*s77``)."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(r"\w+", lambda m: names.get(m[0], m[0]), dim.dim_param)
 
 
 def _first_line(error: BaseException) -> str:

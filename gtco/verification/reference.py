@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -83,15 +84,25 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
     try:
         if not isinstance(source, str | bytes):
             source = _serialized(source, stack)
+        folder = None if isinstance(source, bytes) else str(Path(source).resolve().parent)
         opened = source, None
-        usual = session(levels.ORT_ENABLE_ALL, source)
-        inlined = _inlined(source)
+        try:
+            usual = session(levels.ORT_ENABLE_ALL, *opened)
+        except Exception as error:
+            newest = re.search(r"max supported IR version: (\d+)", str(error))
+            if newest is None:
+                raise
+            opened = _of_ir_version(source, int(newest[1])), folder
+            usual = session(levels.ORT_ENABLE_ALL, *opened)
+        inlined = _inlined(opened[0])
     except Exception as error:
         raise VerificationError(
-            f"ONNX Runtime cannot open the model, so it cannot be verified: {error}"
+            f"ONNX Runtime {ort.__version__} cannot open the model, so it cannot be verified: "
+            f"{str(error).strip().rstrip('.')}. Export it for an opset that this version has "
+            "(onnx.version_converter converts some), install a newer onnxruntime, or compile "
+            "without verifying"
         ) from error
     if _has_attention(inlined):
-        folder = None if isinstance(source, bytes) else str(Path(source).resolve().parent)
         try:
             written = _attention_written_out(inlined), folder
             usual, opened = session(levels.ORT_ENABLE_ALL, *written), written
@@ -107,16 +118,29 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
 
 def _inlined(source: str | bytes) -> Any:
     """The ModelProto, its local functions written out; external data stays where it is."""
-    import onnx
     import onnx.inliner
 
+    model = _read(source)
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _read(source: str | bytes) -> Any:
+    import onnx
+
     if isinstance(source, bytes):
-        model = onnx.ModelProto.FromString(source)
-    else:
-        model = onnx.load(source, load_external_data=False)
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    return model
+        return onnx.ModelProto.FromString(source)
+    return onnx.load(source, load_external_data=False)
+
+
+def _of_ir_version(source: str | bytes, version: int) -> bytes:
+    """The model, external data left where it is, as of an older version of the format.
+
+    Since version 8 versions differ by the element types and annotations they have (onnx.proto
+    lists them): what uses one that is new is refused as before, and nothing changes its meaning.
+    """
+    model = _read(source)
+    model.ir_version = min(model.ir_version, version)
+    return bytes(model.SerializeToString())
 
 
 def _has_attention(model: Any) -> bool:

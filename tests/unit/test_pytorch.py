@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,9 +249,36 @@ def test_an_exported_programs_dynamic_dimensions_take_shapes() -> None:
     program = torch.export.export(module, (X,), dynamic_shapes=dynamic)
     with pytest.raises(ShapeError, match="symbolic dimensions without a value") as caught:
         load_pytorch(program)
-    name = str(caught.value).split("'")[1]
-    compiled = gtco.compile_model(program, shapes={name: 3}, verify=True, workers=1)
+    assert "'batch' (x axis 0)" in str(caught.value) and "--shape batch=1" in str(caught.value)
+    for name in ("batch", "x.0"):
+        assert load_pytorch(program, shapes={name: 3}).inputs["x"].shape == (3, 4)
+    compiled = gtco.compile_model(program, shapes={"batch": 3}, verify=True, workers=1)
     assert compiled.inputs[0].shape == (3, 4) and compiled.report.verification.passed
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_dynamic_dimensions_of_several_inputs(named: bool, tmp_path: Path) -> None:
+    """By the user's names, which a file does not keep: then by the first input and axis."""
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+            return x.sum(1, keepdim=True) + more["mask"]
+
+    batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
+    dynamic = ({0: batch, 1: tokens}, {"mask": {0: batch}})
+    given = (torch.ones(3, 5, 6), {"mask": torch.ones(3, 1, 6)})
+    program = torch.export.export(Both(), given, dynamic_shapes=dynamic)
+    wanted = ["batch", "tokens"]
+    if not named:
+        torch.export.save(program, tmp_path / "both.pt2")
+        program = torch.export.load(tmp_path / "both.pt2")
+        wanted = ["x.0", "x.1"]
+    with pytest.raises(ShapeError) as caught:
+        load_pytorch(program)
+    found = str(caught.value)
+    assert f"'{wanted[0]}' (x axis 0, more_mask axis 0); '{wanted[1]}' (x axis 1)." in found
+    inputs = load_pytorch(program, shapes=dict(zip(wanted, (2, 7), strict=True))).inputs
+    assert [t.shape for t in inputs.values()] == [(2, 7, 6), (2, 1, 6)]
 
 
 def test_simplify_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ catches and what it lets pass.
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -230,6 +231,33 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
         verify(Fake(softmax), 3)
     with pytest.raises(VerificationError, match="ONNX Runtime cannot open"):
         verify(Fake(softmax), tmp_path / "absent.onnx")
+
+
+@pytest.mark.parametrize("form", ["proto", "path"])
+def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
+    """The number alone is no reason not to verify; an opset that it lacks is."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 99, opset_import: ["": 23]>
+        g (float[1,1,5,4] q, float[1,1,7,4] k) => (float[1,1,5,4] y) { y = Attention(q, k, v) }"""
+    )
+    v = np.random.default_rng(0).standard_normal((1, 1, 7, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(v, "v"))
+    source = model
+    if form == "path":
+        source = tmp_path / "m.onnx"
+        onnx.save(
+            model, source, save_as_external_data=True, location="m.data", size_threshold=0
+        )  # fmt: skip
+    feeds = {name: np.zeros((1, 1, n, 4), np.float32) for name, n in (("q", 5), ("k", 7))}
+    with ExitStack() as stack:
+        reference = open_reference(source, stack, ["q", "k"])
+        for run in (reference.run, reference.otherwise):
+            wanted = np.broadcast_to(v.mean(2, keepdims=True), (1, 1, 5, 4))
+            np.testing.assert_allclose(run(feeds)[0], wanted, rtol=1e-5)
+    model.opset_import[0].version = 99
+    advice = r"ONNX Runtime \d.*opset 99.*Export it for an opset that this version has"
+    with pytest.raises(VerificationError, match=re.compile(advice, re.S | re.I)):
+        verify(Fake(softmax), model)
 
 
 @pytest.mark.parametrize("form", ["proto", "path"])
