@@ -68,6 +68,7 @@ def fma_tile(
     step: Callable[[Expr], None] = lambda k: None,
     passes: int = 1,
     runs: Expr = 1,
+    block: int | None = None,
 ) -> None:
     """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself where ``load`` gives it.
 
@@ -75,7 +76,10 @@ def fma_tile(
     and read C by vectors. With ``load``, C counts from zero where ``first`` holds. ``step(k)``
     emits what else an iteration does, as a prefetch. ``passes`` runs over k more than once, which
     only a measurement wants. With ``runs``, k is that many loops of ``depth`` steps, one behind the
-    other: ``along`` and ``step`` may divide what they are given by ``depth``.
+    other: ``along`` and ``step`` may divide what they are given by ``depth``. With ``block``, so
+    many iterations are a loop inside of another, for LLVM's register allocator, which takes a loop
+    for as much used as it is deep: it would put the sums of a shallower one into memory, to keep
+    the constants of another loop in registers.
     """
     lanes, width = tile.lanes, tile.kind.step
     acc = em.registers(tile.rows * tile.columns)
@@ -103,13 +107,26 @@ def fma_tile(
         _helpers(tile),
         em.loop(passes, "pass"),
         em.loop(runs, "run") as run,
-        em.loop(steps, "k") as position,
+        _iterations(em, steps, block) as position,
     ):
         k = em.index(run * depth + position * width)
         step(k)
         _STEPS[tile.kind.name](_Step(em, tile, acc, a, b, k, em.index(run * steps + position)))
     for i, j, at in cells:
         store(i, j, em.load_vector(acc, [at]))
+
+
+@contextmanager
+def _iterations(em: Emitter, steps: Expr, block: int | None) -> Iterator[Expr]:
+    """A loop over ``steps``, or two: of blocks, and of the ``block`` steps in each."""
+    if block is None or (isinstance(steps, int) and steps <= block):
+        with em.loop(steps, "k") as k:
+            yield k
+        return
+    with em.loop(em.index((steps + (block - 1)) // block), "block") as which:
+        inside = em.let_index(tirx.min(block, steps - which * block), "steps")
+        with em.loop(inside, "k") as k:
+            yield em.index(which * block + k)
 
 
 @contextmanager

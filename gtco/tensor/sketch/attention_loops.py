@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # image of one colour, each addition may be off the same way, and exp makes an absolute error of a
 # large score a relative one of its weight.
 CHAIN = 256
+# Iterations of a product in the innermost of its loops, which are as deep as softmax's with it.
+BLOCK = 16
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
@@ -267,6 +269,7 @@ class AttentionLoops:
                     lambda i, j, vector, first=first: store(  # type: ignore[misc]
                         i, first * lanes + j, vector
                     ),
+                    block=BLOCK,
                 )
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
