@@ -167,6 +167,13 @@ class Stage:
     def constants(self) -> frozenset[str]:
         return frozenset(i.name for i in self.inputs if i.constant)
 
+    @cached_property
+    def found(self) -> dict[tuple[object, ...], Any]:
+        """What was found out about the stage that would be asked for again, by the question; no
+        part of its value.
+        """
+        return {}
+
     def consumers(self, tensor: str) -> tuple[Operator, ...]:
         return tuple(op for op in self.operators if tensor in op.inputs)
 

@@ -13,11 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tvm import tirx
 
+from gtco.tensor import cost
 from gtco.tensor.analysis.axes import Segment, gathers, phase_steps, regular, segments, turned
-from gtco.tensor.analysis.indices import axis_groups
+from gtco.tensor.analysis.indices import axis_groups, flatten
 from gtco.tensor.analysis.reduction import Reduction
 from gtco.tensor.analysis.scope import Scope
 from gtco.tensor.analysis.window import Geometry
+from gtco.tensor.sketch.streaming import divisor_below, stage_vectors
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
 T = TensorType
@@ -106,6 +108,55 @@ def test_a_reduction_says_where_its_elements_go(shape: list[int], data: st.DataO
     assert view.count == x.size // max(wanted.size, 1)
     rows = prod(view.kept) * (1 if view.by_rows else shape[-1])
     assert rows == wanted.size
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["number", "variable"])), max_size=5))
+def test_a_flat_position_is_the_sum_of_every_index_times_its_stride(axes: list[tuple[int, str]]):
+    scope = Scope()
+    shape = [extent for extent, _ in axes]
+    index: list[Any] = scope.variables(shape)
+    for n, (extent, kind) in enumerate(axes):
+        if kind == "number":
+            index[n] = extent - 1
+    wanted: Any = sum((i * prod(shape[n + 1 :]) for n, i in enumerate(index)), 0)
+    assert scope.index(flatten(index, shape) - wanted) == 0
+
+
+@given(st.integers(1, 5000), st.integers(1, 200))
+def test_the_largest_divisor_up_to_a_bound(n: int, most: int):
+    best = max(d for d in range(1, most + 1) if n % d == 0)
+    assert divisor_below(n, most) == (best if 4 * best >= most else n)
+
+
+def summed(inputs: int) -> Stage:
+    shape = (4, 3, 8)
+    types = {f"x{n}": T(shape) for n in range(inputs)}
+    sums = ["x0", *(f"y{n}" for n in range(1, inputs))]
+    ops = [Operator("add", (sums[n - 1], f"x{n}"), sums[n], T(shape)) for n in range(1, inputs)]
+    return make_stage(ops, types, [])
+
+
+def test_inputs_that_lie_alike_are_followed_at_the_price_of_one(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    simplify = Scope.index
+    monkeypatch.setattr(Scope, "index", lambda scope, x: asked.append(x) or simplify(scope, x))
+
+    def simplified(inputs: int) -> int:
+        asked.clear()
+        assert regular(summed(inputs), 1)
+        return len(asked)
+
+    assert simplified(12) == simplified(2) > 0
+
+
+def test_the_vectors_of_a_stage_are_counted_once(monkeypatch: pytest.MonkeyPatch):
+    stage, counted = summed(4), []
+    count = cost.vectors
+    monkeypatch.setattr(cost, "vectors", lambda *given: counted.append(given) or count(*given))
+    first = stage_vectors(stage, 16)
+    assert first > 0 and len(counted) == len(stage.operators)
+    assert stage_vectors(stage, 16) == first and len(counted) == len(stage.operators)
+    assert stage_vectors(stage, 8) > first  # half as wide, a vector of its own
 
 
 def test_a_row_is_as_long_as_its_loads_are_even():

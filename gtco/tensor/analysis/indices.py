@@ -25,7 +25,12 @@ def flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The flat position of an index, row-major."""
     flat: Expr = 0
     for extent, i in zip(shape, index, strict=True):
-        flat = flat * extent + i
+        # TIR folds a factor of 1 and a 0 too, but asks first what each is: most of the time here
+        flat = flat if extent == 1 else flat * extent
+        if isinstance(flat, int) and flat == 0:
+            flat = i
+        elif not (isinstance(i, int) and i == 0):
+            flat = flat + i
     return flat
 
 

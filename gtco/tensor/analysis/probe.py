@@ -22,6 +22,19 @@ class _Uneven(Exception):
 
 
 @dataclass
+class _Place:
+    """What was found at one index, in simplest form, that others ask for again: which tensors were
+    followed there (None: that is not kept), and by shape of a tensor where it lies flat and at
+    which index broadcasting reads it.
+    """
+
+    index: list[Expr]
+    seen: set[str] | None
+    flat: dict[tuple[int, ...], Expr] = field(default_factory=dict)
+    broadcast: dict[tuple[int, ...], _Place] = field(default_factory=dict)
+
+
+@dataclass
 class Probe:
     """Records where each load of a stage lies, flat, and each condition that a range does not
     decide, of the tensors that are followed.
@@ -32,8 +45,8 @@ class Probe:
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
-    # what was followed already; holds the expressions, so that none gets another's id
-    _seen: dict[tuple[object, ...], list[Expr]] = field(default_factory=dict)
+    # by the ids of an index's expressions; holds these, so that none gets another's id
+    _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
     _asked: tuple[Expr, int] | None = None  # the variable that loads run evenly along, and its most
 
@@ -52,35 +65,49 @@ class Probe:
 
     def follow(self, tensor: str, index: Sequence[Expr]) -> None:
         """Everything that ``tensor`` reads at an index."""
-        self._follow(tensor, [self.scope.index(i) for i in index])
+        self._follow(tensor, self._place([self.scope.index(i) for i in index]))
 
-    def _follow(self, tensor: str, index: list[Expr]) -> None:
-        """Through ``tensor`` at an index in simplest form. A tensor that several operators read at
-        one symbolic index is followed once.
+    def _place(self, index: list[Expr]) -> _Place:
+        """What is known at an index in simplest form. Nothing is kept of one of numbers alone: it
+        costs little, and every reader of it counts.
         """
-        if set(map(type, index)) - {int}:
-            key = (tensor, *map(id, index))
-            if key in self._seen:
+        if all(type(i) is int for i in index):
+            return _Place(index, None)
+        return self._places.setdefault(tuple(map(id, index)), _Place(index, set()))
+
+    def _follow(self, tensor: str, place: _Place) -> None:
+        """Through ``tensor`` at a place. A tensor that several operators read at one symbolic index
+        is followed once.
+        """
+        if place.seen is not None:
+            if tensor in place.seen:
                 return
-            self._seen[key] = index
+            place.seen.add(tensor)
         op = self.stage.producers.get(tensor)
         if op is None:
-            self._load(tensor, index)
+            self._load(tensor, place)
         elif pattern(op.kind) == ELEMENTWISE:
             for x in op.inputs:
                 shape = shape_of(self.stage, x)
-                same = shape == op.type.shape and 1 not in shape
-                self._follow(x, index if same else broadcast_index(index, shape))
+                if shape == op.type.shape and 1 not in shape:
+                    self._follow(x, place)
+                    continue
+                if shape not in place.broadcast:
+                    place.broadcast[shape] = self._place(broadcast_index(place.index, shape))
+                self._follow(x, place.broadcast[shape])
         else:
-            self._moved(op, index)
+            self._moved(op, place.index)
 
-    def _load(self, tensor: str, index: Sequence[Expr]) -> None:
-        flat = self.scope.index(flatten(index, shape_of(self.stage, tensor)))
-        if self._asked is not None:
-            step = _stride(flat, self._asked[0])
-            if step is None or not 0 <= step <= self._asked[1]:
-                raise _Uneven
-        self.loads.append((tensor, flat))
+    def _load(self, tensor: str, place: _Place) -> None:
+        shape = shape_of(self.stage, tensor)
+        if shape not in place.flat:
+            flat = self.scope.index(flatten(place.index, shape))
+            if self._asked is not None:
+                step = _stride(flat, self._asked[0])
+                if step is None or not 0 <= step <= self._asked[1]:
+                    raise _Uneven
+            place.flat[shape] = flat
+        self.loads.append((tensor, place.flat[shape]))
 
     def _decides(self, condition: Expr) -> None:
         if self._asked is not None and depends_on(condition, self._asked[0]):
@@ -139,7 +166,7 @@ class Probe:
                 if x not in where:
                     self.follow(x, broadcast_index(where[op.output], shape_of(self.stage, x)))
         output = tail.stage.output.output
-        self._load(output, where[output])
+        self._load(output, self._place(list(where[output])))
 
     def strides(self, var: Expr) -> list[int | None]:
         """For each load, how far the next value of ``var`` lies in memory; None where that differs

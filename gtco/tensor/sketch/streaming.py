@@ -92,7 +92,7 @@ def divisor_below(n: int, most: int) -> int:
     """The largest divisor of ``n`` up to ``most``; ``n`` itself where that would be under a quarter
     of ``most``.
     """
-    best = max(d for d in range(1, most + 1) if n % d == 0)
+    best = next(d for d in range(most, 0, -1) if n % d == 0)
     return best if best * 4 >= most else n
 
 
@@ -233,13 +233,19 @@ def whole_block(
 
 def stage_vectors(stage: Stage, lanes: int) -> float:
     """Vector instructions that the stage's element-wise operators take, with the store and the
-    loads of what comes to a value; the first one's load is the caller's.
+    loads of what comes to a value; the first one's load is the caller's. Counted once a stage: the
+    price of every config asks.
     """
+    known: float | None = stage.found.get((stage_vectors, lanes))
+    if known is not None:
+        return known
     total = 0.0
     for op in stage.operators:
         each = cost.vectors(stage, (op,), lanes) if pattern(op.kind) == ELEMENTWISE else 0.5
         total += each * op.type.size / lanes
-    return total + stage.output.type.size / lanes
+    total += stage.output.type.size / lanes
+    stage.found[stage_vectors, lanes] = total
+    return total
 
 
 def vectors_at_once(stage: Stage, lanes: int) -> int:
