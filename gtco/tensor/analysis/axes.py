@@ -164,6 +164,31 @@ def phase_steps(
     return tuple(s for s in probe.strides(i) if s is not None and s > 1)
 
 
+# axes that inputs do not have ---------------------------------------------------------------------
+@dataclass(frozen=True)
+class Standing:
+    """Inputs of ``nbytes`` are the same along the output's axes ``first`` to ``stop``, and are read
+    anew for each step there.
+    """
+
+    first: int
+    stop: int
+    nbytes: float
+
+
+def standing(stage: Stage, cut: int) -> Standing | None:
+    """The axes before ``cut`` along which the most bytes are read again; None where none are."""
+    axes = _Axes(stage)
+    best, most = None, 0.0
+    for first in range(cut):
+        for stop in range(first + 1, cut + 1):
+            nbytes = axes.same(first, stop)
+            again = (prod(axes.shape[first:stop]) - 1) * prod(axes.shape[:first]) * nbytes
+            if again > most:
+                best, most = Standing(first, stop, nbytes), again
+    return best
+
+
 # turned axes --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Turned:
@@ -247,6 +272,19 @@ class _Axes:
                 return None
             reach *= self.shape[n]
         return found
+
+    def same(self, first: int, stop: int) -> float:
+        """Bytes of the inputs that stand still along these axes, at one place of those before."""
+        still: dict[str, float] = {}
+        moving = {""}  # the constant of a padding
+        for n, name in enumerate(self.loads):
+            if any(self.steps[a][n] != 0 for a in range(first, stop)):
+                moving.add(name)
+            else:
+                places = prod(self.shape[a] for a in range(first) if self.steps[a][n] != 0)
+                if name:
+                    still[name] = self.stage.types[name].nbytes / places
+        return sum(nbytes for name, nbytes in still.items() if name not in moving)
 
     def apart(self, cut: int) -> list[int]:
         """The loads that are no vectors along a row."""

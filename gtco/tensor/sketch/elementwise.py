@@ -15,7 +15,7 @@ loops; where neighbours come from a few places in turn, :mod:`gtco.tensor.sketch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, prod
 
@@ -42,6 +42,7 @@ from gtco.tensor.sketch.interleaving import (
     emit_interleaved,
     interleaving,
 )
+from gtco.tensor.sketch.lockstep import Lockstep, lockstep
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import (
     GATHER,
@@ -72,25 +73,32 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """``outer`` axes counted by rows, the ``inner`` axes of one row cut into ``pieces`` of
+    """``rows`` along the outer axes, the ``inner`` axes of one row cut into ``pieces`` of
     ``length`` positions. ``regular``: one segment covers a piece; ``unbroken``: and one the row.
     """
 
-    outer: tuple[int, ...]
+    rows: Lockstep
     inner: tuple[int, ...]
     pieces: int
     regular: bool
     unbroken: bool = False
 
     @property
+    def outer(self) -> tuple[int, ...]:
+        return self.rows.outer
+
+    @property
     def length(self) -> int:
         return prod(self.inner) // self.pieces
 
-    work = length  # elements of one unit
+    @property
+    def work(self) -> int:
+        """Elements of one unit: a piece of the rows side by side."""
+        return self.length * self.rows.side
 
     @property
     def units(self) -> int:
-        return prod(self.outer) * self.pieces
+        return prod(self.rows.counted) * self.pieces
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,10 @@ class Elementwise:
         turned = tiling(self.stage, self.target.lanes)
         if turned is not None or not (self.gathers or self.grid.length < self.target.lanes):
             return turned
-        return interleaving(self.stage, self.target.lanes)
+        woven = interleaving(self.stage, self.target.lanes)
+        if woven is None:
+            return None
+        return replace(woven, rows=lockstep(self.stage, self.target, woven.rows.outer))
 
     @cached_property
     def grid(self) -> Grid:
@@ -130,12 +141,13 @@ class Elementwise:
         if cut is None:
             piece = longest_piece(self.stage, self.target.lanes)
             pieces = shape[-1] // piece if piece else 1
-            return Grid(shape[:-1], shape[-1:], pieces, not shape or piece is not None)
+            rows = lockstep(self.stage, self.target, shape[:-1])
+            return Grid(rows, shape[-1:], pieces, not shape or piece is not None)
         outer, inner = shape[:cut], shape[cut:]
-        rows, length = prod(outer), prod(inner)
-        few = rows < 8 * self.target.cores and length > TASK_ELEMENTS
+        rows, length = lockstep(self.stage, self.target, outer), prod(inner)
+        few = prod(rows.counted) < 8 * self.target.cores and length > TASK_ELEMENTS
         piece = divisor_below(length, TASK_ELEMENTS) if few else length
-        return Grid(outer, inner, length // piece, True, True)
+        return Grid(rows, inner, length // piece, True, True)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -209,11 +221,12 @@ class ElementwiseLoops:
             if grid.pieces > 1:
                 piece = em.let_index(unit % grid.pieces, "piece")
                 unit = em.let_index(unit // grid.pieces, "row")
-            outer = unflatten(em, unit, grid.outer)
-            for segment in self.segments:
-                with em.loop(segment.repeat, "k") as k:
-                    start = piece * grid.length + segment.begin + k * segment.length
-                    self.run(outer, em.index(start), segment)
+            rows = [*grid.rows.rows(em, unflatten(em, unit, grid.rows.counted))]
+            for outer in rows:
+                for segment in self.segments:
+                    with em.loop(segment.repeat, "k") as k:
+                        start = piece * grid.length + segment.begin + k * segment.length
+                        self.run(outer, em.index(start), segment)
 
     def even(self, em: Emitter, args: KernelArguments) -> None:
         """Rows that every load runs evenly through: its index map is followed once a row, along one
@@ -224,7 +237,8 @@ class ElementwiseLoops:
         reader = SteppedReader(self.stage, em, args.inputs)
         whole = Array(args.output.buffer, (output.type.size,), output.type.dtype)
         with tasks_of_rows(em, args, grid.units, self.rows) as unit:
-            *outer, piece = unflatten(em, unit, (*grid.outer, grid.pieces))
+            *group, piece = unflatten(em, unit, (*grid.rows.counted, grid.pieces))
+            rows = [*grid.rows.rows(em, group)]
             reader.at, ahead = tirx.Var("at", "int32"), piece * grid.length
             if grid.unbroken:  # followed along the whole row, as it was probed
                 em.bind(reader.at, prod(grid.inner))
@@ -232,15 +246,24 @@ class ElementwiseLoops:
             else:
                 em.bind(reader.at, grid.length)
                 position, ahead = split_flat(ahead + reader.at, grid.inner), 0
-            index = [*outer, *position][: len(output.type.shape)]
             side = vectors_at_once(self.stage, em.lanes)
             for begin, count, lanes in wide_runs(grid.length, em.lanes, side):
-                with em.loop(count, "block") as block, em.vector(lanes) as reader.lane:
+                with em.loop(count, "block") as block:
                     within = begin + block * lanes
                     reader.first = ahead + within
-                    value = reader.value(output.output, index)
-                    at = unit * grid.length + within + reader.lane
-                    em.store(whole, [at], value)
+                    for outer in rows:
+                        index = [*outer, *position][: len(output.type.shape)]
+                        row = unit if len(rows) == 1 else self.unit(outer, piece)
+                        with em.vector(lanes) as reader.lane:
+                            value = reader.value(output.output, index)
+                            em.store(whole, [row * grid.length + within + reader.lane], value)
+
+    def unit(self, outer: list[Expr], piece: Expr) -> Expr:
+        """The number of a row's piece among all in the output's order."""
+        number: Expr = 0
+        for extent, i in zip(self.grid.outer, outer, strict=True):
+            number = number * extent + i
+        return number * self.grid.pieces + piece
 
     def run(self, outer: list[Expr], start: Expr, segment: Segment) -> None:
         em = self.em

@@ -30,6 +30,7 @@ from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.reader import Reader
+from gtco.tensor.sketch.lockstep import Lockstep
 from gtco.tensor.sketch.streaming import (
     blocks_of,
     chunk_span,
@@ -47,13 +48,18 @@ CHUNK = 1024  # positions of a task's chunk, at least
 
 @dataclass(frozen=True)
 class Interleaving:
-    """Rows are the axes of the output's ``shape`` from ``cut`` on; ``steps`` are those of the loads
-    of each phase that are no vectors.
+    """A row is the axes of the output's ``shape`` behind those that count the ``rows``; ``steps``
+    are those of the loads of each phase that are no vectors.
     """
 
     shape: tuple[int, ...]
-    cut: int
+    rows: Lockstep
     steps: tuple[tuple[int, ...], ...]
+
+    @property
+    def cut(self) -> int:
+        """The first axis of a row."""
+        return len(self.rows.outer)
 
     @property
     def phases(self) -> int:
@@ -66,8 +72,8 @@ class Interleaving:
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """What units count: the axes before the row, then its chunks."""
-        return (*self.shape[: self.cut], chunks_of(self.extent, CHUNK))
+        """What units count: the rows side by side, then the chunks of a row."""
+        return (*self.rows.counted, chunks_of(self.extent, CHUNK))
 
     @property
     def units(self) -> int:
@@ -110,7 +116,7 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
                     break
                 steps.append(found)
             if len(steps) == phases:
-                return Interleaving(shape, cut, tuple(steps))
+                return Interleaving(shape, Lockstep(shape[:cut]), tuple(steps))
     return None
 
 
@@ -153,11 +159,13 @@ def emit_interleaved(
     reader = SteppedReader(stage, em, args.inputs)
     lanes = min(em.lanes, grid.extent)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
-        *rest, chunk = unflatten(em, unit, grid.outer)
+        *group, chunk = unflatten(em, unit, grid.outer)
+        rows = [*grid.rows.rows(em, group)]
         span = chunk_span(em, chunk, grid.extent, CHUNK)
         with em.range(0, blocks_of(span, lanes), "block") as block:
             i = whole_block(em, block, span, lanes, grid.extent)
-            _block(em, args, reader, grid, rest, i, lanes)
+            for row in rows:
+                _block(em, args, reader, grid, row, i, lanes)
 
 
 def _block(
