@@ -12,6 +12,8 @@ Over other axes (``columns``; vectors run along the last axis, which is kept)::
 
     for task in outer index x chunks of columns:  # parallel
       for each reduced position: accumulators[column] = combine(accumulators, x)
+
+Where the extremes of columns lie, :mod:`gtco.tensor.sketch.places` finds.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gtco.tensor.analysis.chains import (
 from gtco.tensor.analysis.reduction import NORMALISATIONS, PLACES, REDUCTIONS, Reduction
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK
+from gtco.tensor.sketch.lockstep import Lockstep
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.rows_loops import RowsLoops
 from gtco.tensor.sketch.streaming import GATHER, grain, in_vectors, streaming_workload
@@ -91,13 +94,30 @@ class Rows:
         return self.view.piece(self.target.lanes, self.moved)
 
     @property
+    def _vectors(self) -> int:
+        """Vectors of columns side by side: places keep two numbers of each column in registers."""
+        return self.target.registers // 4 if self.op.kind in PLACES else CHUNK
+
+    @property
     def chunk(self) -> int:
         """Columns of a task, by columns."""
-        return min(self.view.shape[-1], CHUNK * self.target.lanes)
+        return min(self.view.shape[-1], self._vectors * self.target.lanes)
+
+    @cached_property
+    def beside(self) -> Lockstep:
+        """What counts the rows of columns; places take so many neighbouring ones together that
+        the registers are full: longer runs of each image that is read.
+        """
+        kept = self.view.kept
+        if self.view.by_rows or self.op.kind not in PLACES:
+            return Lockstep(kept)
+        most = max(1, self._vectors // ceil(self.view.shape[-1] / self.target.lanes))
+        side = max(n for n in range(1, most + 1) if kept[-2] % n == 0)
+        return Lockstep(kept, len(kept) - 2, len(kept) - 1, side)
 
     @property
     def units(self) -> int:
-        rows = prod(self.view.kept)
+        rows = prod(self.beside.counted)
         return rows if self.view.by_rows else rows * ceil(self.view.shape[-1] / self.chunk)
 
     @cached_property

@@ -18,6 +18,7 @@ from gtco.tensor.fold import Combine, Over, add, fold_rows
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.column_moments import long_enough, row_moments
 from gtco.tensor.sketch.columns import ColumnChunk
+from gtco.tensor.sketch.places import places
 from gtco.tensor.sketch.streaming import (
     tasks_of_panels,
     tasks_of_rows,
@@ -333,17 +334,40 @@ class RowsLoops:
         width, last = sketch.chunk, self.view.shape[-1]
         chunks = ceil(last / width)
         chunk = em.let_index(unit % chunks, "chunk") if chunks > 1 else 0
-        outer = unflatten(
-            em, em.let_index(unit // chunks, "outer") if chunks > 1 else unit, self.view.kept
-        )
+        group = em.let_index(unit // chunks, "outer") if chunks > 1 else unit
+        rows = [*sketch.beside.rows(em, unflatten(em, group, sketch.beside.counted))]
+
+        def one(first: Expr, width: int) -> None:
+            if sketch.op.kind in PLACES:
+                self.places(rows, first, width)
+            else:
+                (outer,) = rows
+                self.chunk(list(outer), first, width)
+
         if last % width == 0:
-            self.chunk(outer, chunk * width, width)
+            one(chunk * width, width)
             return
         em.branch(
             chunk < chunks - 1 if chunks > 1 else False,
-            lambda: self.chunk(list(outer), chunk * width, width),
-            lambda: self.chunk(list(outer), (chunks - 1) * width, last % width),
+            lambda: one(chunk * width, width),
+            lambda: one((chunks - 1) * width, last % width),
         )
+
+    def places(self, rows: list[list[Expr]], first: Expr, width: int) -> None:
+        """Where the extremes of ``width`` neighbouring columns lie, in several rows."""
+        em, view, op = self.em, self.view, self.sketch.op
+        groups = [ColumnChunk(em, view.shape, view.axes, row, first, width) for row in rows]
+
+        def read(index: list[Expr]) -> Expr:
+            return self.reader.value(op.inputs[0], index)
+
+        found = places(em, groups, view.count, read, op.kind == "argmax")
+        for row, group, place in zip(rows, groups, found, strict=True):
+            group.each(
+                lambda begin, lane, row=row, place=place: self.finish(  # type: ignore[misc]
+                    [*row[:-1], first + begin + lane], em.load(place, [begin + lane])
+                )
+            )
 
     def chunk(self, outer: list[Expr], first: Expr, width: int) -> None:
         """``width`` neighbouring columns from ``first``, reduced side by side."""
@@ -354,17 +378,8 @@ class RowsLoops:
         def read(index: list[Expr], begin: int, lane: Expr) -> Expr:
             return self.reader.value(sketch.op.inputs[0], index)
 
-        if kind in (*REDUCTIONS, *PLACES):
-            acc = columns.fold(read, *_combination(em, kind.removeprefix("arg")))
-            if kind in PLACES:
-                (axis,) = self.view.axes
-                top = acc
-
-                def place(index: list[Expr], begin: int, lane: Expr) -> Expr:
-                    x = em.let(read(index, begin, lane))
-                    return _place(x, em.load(top, [begin + lane]), index[axis])
-
-                acc = columns.fold(place, _minimum, inf)
+        if kind in REDUCTIONS:
+            acc = columns.fold(read, *_combination(em, kind))
             columns.each(
                 lambda begin, lane: self.finish(
                     [*outer[:-1], first + begin + lane], em.load(acc, [begin + lane])
