@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gtco.target import target
 from gtco.tensor.sketch import rows
-from gtco.tensor.space import configs
+from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
     assert_close,
@@ -364,3 +364,21 @@ def test_long_rows_keep_their_digits(length: int, name: str) -> None:
         assert np.abs(even - b).max() <= 5e-4
         got = built(odd, g, b)
         assert np.isnan(got[[0, 3, 4]]).all() and np.isfinite(got[1:3]).all()
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("edge", [56, 57, 75])
+def test_long_rows_of_an_image_are_read_in_vectors(edge: int, name: str) -> None:
+    """InstanceNorm: a row is an image by a reshape, whose quotients and rests must cancel."""
+    image, shape = (2, 3, edge, edge), (2, 3, edge * edge)
+    made = stage(
+        [op("reshape", "x", "r", shape), op("layer_norm", "r g b", "y", shape, epsilon=1e-5)],
+        x=image, g=shape[2:], b=shape[2:],
+    )  # fmt: skip
+    machine = runnable(name)
+    sketch = rows.match(made, machine)
+    assert sketch is not None and sketch.side == 1 and not sketch.gathers
+    program = sketch.build(next(iter(configs(sketch))), "kernel")
+    assert isinstance(program, Program)
+    assert "truncmod" not in program.function.script()
+    check(made, name)

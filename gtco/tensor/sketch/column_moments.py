@@ -100,7 +100,12 @@ def row_moments(em: Emitter, length: int, read: Callable[[Expr], Expr]) -> tuple
     width = WIDTH * em.lanes
     rows, rest = divmod(length, width)
     chunk = ColumnChunk(em, (rows, width), [0], [0, 0], 0, width)
-    means, variances = column_moments(chunk, rows, lambda r, b, lane: read(r * width + b + lane))
+
+    def element(r: Expr, begin: int, lane: Expr) -> Expr:
+        # one name: what a sum's quotient and rest make is not always found to be that sum again
+        return read(em.let_index(r * width + begin, "at") + lane)
+
+    means, variances = column_moments(chunk, rows, element)
     share = tirx.const(1.0 / width, "float32")
     mean = em.let(fold(em, width, lambda j: em.load(means, [j]), add, 0.0) * share, "mean")
 
