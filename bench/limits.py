@@ -3,7 +3,9 @@
 
 Bytes: reading alone and scaling (as much read as written) of working sets from what L1 holds to
 what only DRAM does, each thread its own share, again and again. Vector instructions: chains of FMAs
-in registers; divisions apart, from L1.
+in registers; divisions apart, from L1. Normalisation and softmax of rows of 256 as a whole, for the
+same working sets: their passes wait for memory or for the vector units in turn, and an exponential
+is bound by some of a core's ports and by its length, which a count of instructions does not see.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from gtco.options import c_compiler
 from gtco.search.profile import measure_peak
 from gtco.target import detect
 
-READ, SCALE, DIVIDE = range(3)  # the kinds of streams.c
+READ, SCALE, DIVIDE, NORMALISE, SOFTMAX = range(5)  # the kinds of streams.c
+BLOCK = 4096  # bytes of the rows that streams.c takes at once
 SIZES = tuple(1 << n for n in range(15, 28))  # bytes of a working set: 32 KB to 128 MB
 SECONDS, ROUNDS = 10e-3, 6  # of one reading, of which the best counts
 IN_L1 = 4096  # bytes of the operands of divisions
@@ -35,14 +38,17 @@ WIDE = "-mprefer-vector-width=512"  # ignored by the compilers that lack it
 
 @dataclass(frozen=True)
 class Limits:
-    """``read`` and ``scale``: bytes a second of all threads together, by working set
-    (:data:`SIZES`); ``instructions`` and ``divisions``: float32 vectors of ``lanes`` a second.
+    """``read``, ``scale``, ``normalise`` and ``softmax``: bytes a second, read and written, of all
+    threads together, by working set (:data:`SIZES`); ``instructions`` and ``divisions``: float32
+    vectors of ``lanes`` a second.
     """
 
     threads: int
     lanes: int
     read: tuple[float, ...]
     scale: tuple[float, ...]
+    normalise: tuple[float, ...]
+    softmax: tuple[float, ...]
     instructions: float
     divisions: float
 
@@ -53,6 +59,10 @@ class Limits:
         total = read + written
         r = 1 / _between(self.read, total)
         return read * r + written * max(2 / _between(self.scale, total) - r, r / 4)
+
+    def rows(self, kind: str, nbytes: int) -> float:
+        """Seconds to ``normalise`` or ``softmax`` rows, as many bytes read as written."""
+        return nbytes / _between(getattr(self, kind), nbytes)
 
     def arithmetic(self, instructions: float, divisions: float) -> float:
         """Seconds of so many vector instructions and, at the same time, divisions."""
@@ -83,9 +93,18 @@ def measure(threads: int) -> Limits:
         rate = _streams(Path(folder), threads)
         read = tuple(n * rate(READ, n) for n in SIZES)
         scale = tuple(n * rate(SCALE, n // 2) for n in SIZES)
+        normalise, softmax = (
+            tuple(_of_rows(rate, kind, n, threads) for n in SIZES) for kind in (NORMALISE, SOFTMAX)
+        )
         divisions = IN_L1 * threads / 4 / lanes * rate(DIVIDE, IN_L1 * threads)
     instructions = measure_peak(threads) / (2 * lanes)
-    return Limits(threads, lanes, read, scale, instructions, divisions)
+    return Limits(threads, lanes, read, scale, normalise, softmax, instructions, divisions)
+
+
+def _of_rows(rate: Callable[[int, int], float], kind: int, nbytes: int, threads: int) -> float:
+    """Bytes a second of whole blocks of rows, about half of ``nbytes`` read and half written."""
+    read = max(1, nbytes // 2 // threads // BLOCK) * BLOCK * threads
+    return 2 * read * rate(kind, read)
 
 
 def _streams(folder: Path, threads: int) -> Callable[[int, int], float]:
