@@ -143,6 +143,13 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
 def _check(model: onnx.ModelProto) -> None:
     if not model.graph.output:
         raise ModelError("the model has no outputs: there is nothing to compile")
+    names = [value.name for value in model.graph.output]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ModelError(
+            f"the model lists outputs more than once: {', '.join(map(repr, twice))}. Outputs are "
+            "told apart by their names: remove the repetition, or give the second out by an "
+            "Identity of another name"
+        )
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:

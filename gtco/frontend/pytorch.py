@@ -82,6 +82,7 @@ def load_pytorch(
                 optimize=True,
                 output_names=names,
             )
+        _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
     except ImportError as error:
         raise ModelError(f"exporting needs {error.name}: pip install 'gtco[torch]'") from error
@@ -247,6 +248,23 @@ def _tensor(value: Any) -> Any:
         raise ModelError(
             f"an array of {value.dtype} in example_inputs is no tensor: {error}"
         ) from error
+
+
+def _restore_input_names(model: Any, names: Sequence[Any]) -> None:
+    """``x`` for an input that the exporter calls ``x_orig``, as it does where an input is an output
+    too and gives that the name; the output becomes ``x_out``."""
+    taken = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    for value in model.graph.inputs:
+        name = value.name.removesuffix("_orig")
+        if name == value.name or name not in names or value.name in names:
+            continue
+        for output in model.graph.outputs:
+            if output.name == name:
+                output.name = f"{name}_out"
+                while output.name in taken:
+                    output.name += "_out"
+                taken.add(output.name)
+        value.name = name
 
 
 def _strip(model: Any) -> tuple[Any, dict[str, numpy.ndarray]]:

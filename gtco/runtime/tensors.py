@@ -38,6 +38,8 @@ def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:
 
     Raises :class:`InputError`, which names the input, what was expected and what came.
     """
+    if isinstance(value, np.generic):  # numpy's own form of a tensor without axes
+        value = np.asarray(value)
     array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value)
     if str(array.dtype) != spec.dtype:
         raise InputError(

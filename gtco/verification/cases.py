@@ -59,7 +59,8 @@ def cases(
     kept = {name: np.ones_like(base[name]) for name, m in masks.items() if m != "additive"}
 
     def changed(change: Callable[[Array], Array]) -> dict[str, Array]:
-        new = {name: change(base[name]).astype(base[name].dtype) for name in values}
+        # numpy makes a bare number of a product of tensors without axes
+        new = {name: np.asarray(change(base[name]), base[name].dtype) for name in values}
         return base | kept | new
 
     result = {"random": base}

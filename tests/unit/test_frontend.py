@@ -263,3 +263,12 @@ def test_more_than_two_gigabytes_of_weights_take_no_memory(tmp_path: Path) -> No
     assert graph.histogram() == {"matmul": 2}
     assert sum(value.nbytes for value in graph.constants.values()) > 2 << 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
+
+
+def test_an_output_listed_twice_is_refused():
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[3] x) => (float[3] y, float[3] y) { y = Relu(x) }"""
+    )
+    with pytest.raises(ModelError, match=r"outputs more than once: 'y'.*Identity of another name"):
+        load_onnx(model)

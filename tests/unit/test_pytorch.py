@@ -256,6 +256,34 @@ def test_an_exported_programs_dynamic_dimensions_take_shapes() -> None:
     assert compiled.inputs[0].shape == (3, 4) and compiled.report.verification.passed
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_an_input_that_is_an_output_keeps_its_name(keyed: bool) -> None:
+    class Passed(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return {"same": x, "more": x + 1} if keyed else (x, x + 1)
+
+    module = Passed()
+    compiled = gtco.compile_model(module, {"x": X}, verify=True, workers=1)
+    assert [spec.name for spec in compiled.inputs] == ["x"]
+    assert compiled.outputs[0].name == ("same" if keyed else "x_out")
+    same, more = compiled(X.numpy())
+    np.testing.assert_array_equal(same, X)
+    np.testing.assert_array_equal(more, X + 1)
+
+
+def test_inputs_without_axes() -> None:
+    """Verified too, and given as numpy's bare numbers."""
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+    compiled = gtco.compile_model(Product(), (torch.tensor(3.0), torch.tensor(2.0)), verify=True)
+    assert compiled.report.verification.passed
+    y = compiled(np.float32(2), np.asarray(np.float32(1.5)))
+    assert y.shape == () and y == 3
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_dynamic_dimensions_of_several_inputs(named: bool, tmp_path: Path) -> None:
     """By the user's names, which a file does not keep: then by the first input and axis."""
