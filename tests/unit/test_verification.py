@@ -229,7 +229,7 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
         verify(Fake(softmax), broken)
     with pytest.raises(VerificationError, match="cannot verify against a int"):
         verify(Fake(softmax), 3)
-    with pytest.raises(VerificationError, match="ONNX Runtime cannot open"):
+    with pytest.raises(VerificationError, match=r"ONNX Runtime \S+ cannot open"):
         verify(Fake(softmax), tmp_path / "absent.onnx")
 
 
