@@ -140,6 +140,33 @@ def test_mask_at_run_time(low: float, place: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e30, -1e9, -1e4])
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_bias_as_low_as_the_mask_hides_nothing_itself(low: float, constant: bool) -> None:
+    """Scores that are as low by what is added to them still differ, where sums can tell."""
+    graph = Graph(("x", "m"), (), {"x": TensorType((2, 5, 8)), "m": TensorType((2, 5, 1), "bool")})
+    values = RNG.choice(np.float32([0, 0.5, low]), (2, 5, 5)).astype(np.float32)
+    values[0, 1], values[1, 2] = low, 0.0
+    if constant:
+        bias = graph.add_constant(values, "bias")
+    else:
+        graph.inputs, bias = (*graph.inputs, "b"), "b"
+        graph.types["b"] = TensorType((2, 5, 5))
+    scores = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
+    masked = graph.add("where", ("m", graph.add("add", (scores, bias)), number(graph, low)))
+    graph.add("matmul", (graph.add("softmax", (masked,), axis=2), "x"), output="y")
+    graph.outputs = ("y",)
+    after = canonicalize(graph.check())
+    assert ("attention" in after.histogram()) == (low <= -1e30)
+    inputs = {
+        "x": RNG.standard_normal((2, 5, 8)).astype(np.float32),
+        "m": np.arange(10).reshape(2, 5, 1) % 4 != 0,
+        "b": values,
+    }
+    wanted, got = (g.evaluate({n: inputs[n] for n in g.inputs})["y"] for g in (graph, after))
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_swin_mask_through_reshapes(batch: int) -> None:
     """Scores [batch * 3 windows, 2 heads, 4, 4] plus a mask per window, as Swin adds it."""

@@ -149,12 +149,24 @@ def _product(
     if op.kind == "add":
         for x, term in (op.inputs, op.inputs[::-1]):
             if graph.types[x] == op.type and _reaches_product(graph, x):
+                if not _apart(graph, term, scores):
+                    return None
                 moved = _outwards(graph, term, op.type.shape, scores.path)
                 return _product(
                     graph, x, replace(scores, terms=(*scores.terms, (moved, scores.scale))), shape
                 )
         return None
     return _masked(graph, op, scores, shape) if op.kind == "where" else None
+
+
+def _apart(graph: Graph, term: str, scores: _Scores) -> bool:
+    """Whether a score with ``term`` added cannot be taken for a hidden one, which is known by its
+    bias alone: a sum with what is as low as ``hidden`` may differ from it, unless that absorbs.
+    """
+    if scores.hidden is None or scores.hidden <= _ABSORBS:
+        return True
+    value = graph.constants.get(term)
+    return value is not None and bool((value * scores.scale > scores.hidden / 8).all())
 
 
 def _reaches_product(graph: Graph, tensor: str) -> bool:
