@@ -1,5 +1,5 @@
 """Mean and variance of columns side by side, and of a long row, each element read once: blocks of
-rows about their first one, merged exactly (Chan, Golub and LeVeque, 1983).
+rows about a value between two of them, merged exactly (Chan, Golub and LeVeque, 1983).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.fold import ACCUMULATORS, add, fold
 from gtco.tensor.sketch.columns import ColumnChunk
 
-# Rows of a block. A sum of squared distances from one of the rows, less what the mean's distance
-# from it makes, loses at most a factor of their number in accuracy, and only where that row is
-# far from all others.
+# Rows of a block. A sum of squared distances from a value, less what the mean's distance from it
+# makes, loses at most a factor of their number in accuracy, and only where that value is far from
+# all of them. One row far from the others moves the middle of two half as far: a quarter of that.
 ROWS = 64
 WIDTH = ACCUMULATORS  # vectors that a row is wide where it is taken as columns
 LEAST = 8  # elements of such a column
@@ -26,7 +26,7 @@ Read = Callable[[Expr, int, Expr], Expr]  # of (row, first column of the run, la
 
 def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Array]:
     """Mean and variance of ``read(0 ...)`` to ``read(rows - 1 ...)`` for every column of the chunk;
-    what ``read`` emits runs once for every element, for the first ones of a block once more.
+    what ``read`` emits runs once for every element, for two of a block's rows once more.
     """
     em, width = chunk.em, chunk.width
     blocks = ceil(rows / ROWS)
@@ -46,11 +46,14 @@ def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Ar
         """
 
         def begin_block(begin: int, lane: Expr) -> None:
-            em.store(shift, [begin + lane], read(first, begin, lane))
-            for held in (total, squared):
+            for held in (shift, total, squared):
                 em.store(held, [begin + lane], tirx.const(0.0, "float32"))
 
-        def one(r: Expr, begin: int, lane: Expr) -> None:
+        def add_half(r: Expr, begin: int, lane: Expr) -> None:
+            x = read(r, begin, lane) * tirx.const(0.5, "float32")
+            em.store(shift, [begin + lane], em.load(shift, [begin + lane]) + x)
+
+        def add_row(r: Expr, begin: int, lane: Expr) -> None:
             at = [begin + lane]
             d = em.let(read(r, begin, lane) - em.load(shift, at), "d")
             em.store(total, at, em.load(total, at) + d)
@@ -68,9 +71,10 @@ def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Ar
             em.store(mean, at, em.load(mean, at) + distance * share)
 
         chunk.each(begin_block)
-        if count > 1:
-            with em.loop(count - 1, "r") as r:
-                chunk.each(partial(one, first + 1 + r))
+        with em.loop(2, "r") as r:
+            chunk.each(partial(add_half, first + r * (count // 2)))
+        with em.loop(count, "r") as r:
+            chunk.each(partial(add_row, first + r))
         chunk.each(end_block)
 
     chunk.each(start)
