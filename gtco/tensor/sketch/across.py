@@ -46,7 +46,7 @@ LINE = 16  # floats of a cache line
 # L2 the passes over them cost more, and longer runs of the image are worth more. Measured on Zen 5,
 # 2 threads: 96 channels of 56x56 pixels 33 us by 2 or 4 lines, 49 by 8 and 16; 256 channels of
 # 64x64 pixels, 16 KB apart, 401 us by 2 lines, 293 by 4, 191 by 8, 178 by 16, 210 by 32. With
-# moments in one pass, whose registers hold no more than 8 lines: see docs/benchmarks.md.
+# moments in one pass, whose registers hold no more than 8 lines: see docs/memory-bound.md.
 NARROW, WIDE = 4, 16
 MOMENTS = 4  # registers of a vector of columns: distance's origin, sum, squares, and some room
 
