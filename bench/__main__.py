@@ -9,7 +9,7 @@ from gtco.errors import GtcoError
 
 BENCHMARKS = {
     "end_to_end": "every system on whole models, interleaved (the README's table)",
-    "readme": "the README's table, from what end_to_end wrote",
+    "readme": "the README's table and that of best peers, from what end_to_end wrote",
     "check_models": "the whole family: does it compile, is it right, how fast, by which kernels",
     "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
     "memory_bound": "normalisation, softmax, gates and movement beside the machine's limits",

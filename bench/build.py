@@ -13,20 +13,63 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.process import child_environment
+from gtco.errors import GtcoError, RecordError
+from gtco.options import EFFORTS, Tune
 
 SAMPLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """What a build measures: ``effort`` is what ``--tune`` takes, ``seconds`` the time it is given
+    where that is not the effort's own. 0: nothing is measured, and what stands in the records is
+    compiled. ``records`` is the file that measurements are kept in and gone on from.
+    """
+
+    effort: str = "off"
+    seconds: float | None = None
+    records: Path | None = None
+
+    @property
+    def ledger(self) -> Path | None:
+        """Beside the records: the seconds that builds have measured for them."""
+        return self.records and self.records.with_suffix(".seconds")
+
+    def earlier(self) -> float | None:
+        """Those of earlier builds; None where others made the records, and nobody knows."""
+        if self.records is None or self.ledger is None or not self.records.exists():
+            return 0.0
+        try:
+            return float(self.ledger.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def add(
+        self, earlier: float | None, seconds: float, phases: Sequence[Any] | None
+    ) -> float | None:
+        """``earlier``, and what a build of so many seconds measured, which the ledger then has. Of
+        one that failed and has no ``phases`` all of its time counts: more than it measured, never
+        less.
+        """
+        if earlier is None or self.effort == "off" or self.seconds == 0:
+            return earlier
+        total = earlier + (seconds if phases is None else dict(phases).get("tune", 0.0))
+        if self.ledger is not None:
+            self.ledger.write_text(f"{total}\n")
+        return total
+
+
+@dataclass(frozen=True)
 class Build:
     """A finished compile: wall seconds of the whole process, peak bytes of it and its workers, and
-    the report's numbers.
+    the report's numbers. ``measured_seconds`` is the time that was spent on measuring, by earlier
+    builds that left their records too; None where that is not known.
     """
 
     library: str
@@ -37,6 +80,7 @@ class Build:
     stages: int = 0
     notes: tuple[str, ...] = ()
     error: str | None = None
+    measured_seconds: float | None = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,12 +93,14 @@ def build(
     shapes: Mapping[str, int] | None = None,
     precision: str = "fp32",
     timeout: float = 1800.0,
-    tune: str = "off",
+    tuning: Tuning = Tuning(),
     target: str = "native",
 ) -> Build:
-    """Compile ``model`` (.onnx) to ``library``. Never raises for a failed compile: ``error`` says
-    why.
+    """Compile ``model`` (.onnx) to ``library``, in ``timeout`` seconds beside those that ``tuning``
+    has. Never raises for a failed compile: ``error`` says why.
     """
+    timeout += tuning.seconds or 0.0
+    earlier = tuning.earlier()
     with tempfile.TemporaryDirectory(prefix="gtco-build-") as folder:
         job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
         job.write_text(
@@ -65,7 +111,9 @@ def build(
                     "threads": threads,
                     "shapes": dict(shapes or {}),
                     "precision": precision,
-                    "tune": tune,
+                    "tune": tuning.effort,
+                    "seconds": tuning.seconds,
+                    "records": str(tuning.records) if tuning.records else None,
                     "target": target,
                     "answer": str(answer),
                 }
@@ -81,8 +129,10 @@ def build(
                 env=child_environment(),
             )
             watch = MemoryWatch(process.pid)
+            found: dict[str, Any] | None = None
             try:
                 code = process.wait(timeout)
+                found = json.loads(answer.read_text()) if answer.exists() else None
             except subprocess.TimeoutExpired:
                 code = None
             finally:
@@ -90,9 +140,11 @@ def build(
                     process.kill()
                     process.wait()
                 peak = watch.stop()
-            seconds = time.perf_counter() - start
-            if code is not None and answer.exists():
-                return Build(str(library), seconds, peak, **_tuples(json.loads(answer.read_text())))
+                seconds = time.perf_counter() - start
+                measured = tuning.add(earlier, seconds, (found or {}).get("phases"))
+            if found is not None:
+                made = Build(str(library), seconds, peak, measured_seconds=measured)
+                return replace(made, **_tuples(found))
             log.seek(0)
             tail = log.read().decode(errors="replace").strip().splitlines()
         reason = (
@@ -100,7 +152,7 @@ def build(
             if code is None
             else (tail[-1] if tail else f"exit code {code}")
         )
-        return Build(str(library), seconds, peak, error=reason)
+        return Build(str(library), seconds, peak, error=reason, measured_seconds=measured)
 
 
 class MemoryWatch:
@@ -157,12 +209,32 @@ def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def effort(job: Mapping[str, Any]) -> str | Tune:
+    """What the job's compile is to measure. Raises :class:`RecordError` where that is nothing and
+    the job's records have nothing of this machine either: what they make would be untuned.
+    """
+    from gtco.search.records import Records, circumstances
+    from gtco.target import target
+
+    if job["seconds"] is None:
+        return str(job["tune"])
+    if job["seconds"]:
+        return replace(EFFORTS[job["tune"]], seconds=job["seconds"])
+    here = circumstances(replace(target(job["target"]), cores=job["threads"]))
+    with Records(job["records"], create=False) as records:
+        if not records.under(here):
+            raise RecordError(
+                f"{records.path} has nothing that was measured on this machine with these versions "
+                f"and {job['threads']} threads: give some minutes"
+            )
+    return "off"
+
+
 def main(argv: list[str]) -> int:
     from gtco.torchless import import_tvm
 
     import_tvm()  # as the command line does
     from gtco.compiler import compile_to_file
-    from gtco.errors import GtcoError
 
     job = json.loads(Path(argv[0]).read_text())
     try:
@@ -172,7 +244,8 @@ def main(argv: list[str]) -> int:
             threads=job["threads"],
             shapes=job["shapes"] or None,
             precision=job["precision"],
-            tune=job["tune"],
+            tune=effort(job),
+            records=job["records"],
             target=job["target"],
         )
     except GtcoError as error:

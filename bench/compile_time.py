@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.build import build
+from bench.build import Tuning, build
 from bench.by_model import every_model, parser
 from bench.harness import OPEN_TIMEOUT, WORKER
 from bench.process import Worker, WorkerError
@@ -72,7 +72,7 @@ def measure(source: str, options: argparse.Namespace) -> list[Row]:
     rows = []
     for effort in options.efforts.split(","):
         library = options.folder / f"{work.name}-{effort}.so"
-        made = build(work.onnx, library, options.threads, tune=effort)
+        made = build(work.onnx, library, options.threads, tuning=Tuning(effort))
         system = "gtco" if effort == "off" else f"gtco --tune {effort}"
         if made.error:
             rows.append(Row(work.name, system, error=made.error))

@@ -2,10 +2,13 @@
 
 ``python -m bench end_to_end [--suite wide | --models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
 [--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]
-[--efforts quick,full]``
+[--efforts quick,full [--minutes 30] [--records FOLDER]]``
 
-gtco is timed untuned, which all ratios are to, and tuned with each of the efforts. A peer's name
-stands for all of its settings (``bench/peers.py``), of which the best counts.
+gtco is timed untuned and tuned with each of the efforts. A peer's name stands for all of its
+settings (``bench/peers.py``), of which the best counts. ``--minutes`` is what each model is tuned
+for by the effort ``full``. Its measurements are kept in the folder of ``--records``, and a later
+run goes on from them: the minutes add up, and with ``--minutes 0`` the tuned library is made of
+what was measured before.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench import ahead
+from bench.build import Tuning
 from bench.peers import SETTINGS, peer_of
 from bench.suite import (
     Result,
@@ -46,9 +52,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     output = console()
     peers = check_peers(options.peers)
-    efforts = [effort for effort in options.efforts.split(",") if effort]
-    if unknown := [effort for effort in efforts if effort not in EFFORTS]:
-        raise OptionError(f"unknown effort {', '.join(unknown)}: choose from {', '.join(EFFORTS)}")
+    tunings = tunings_of(options)
     results: list[Result] = []
     header(output, options.threads)
     named = options.models.split(",") if options.models else SUITES[options.suite]
@@ -63,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
                 None,
                 output,
                 precision=options.precision,
-                efforts=efforts,
+                tunings=tunings,
             )
         )
         show(results[-1], output)
@@ -73,69 +77,95 @@ def main(argv: Sequence[str]) -> int:
     return 0 if sound(results) else 1
 
 
+def tunings_of(options: argparse.Namespace) -> list[Tuning]:
+    """What each model is compiled once more with."""
+    efforts = [effort for effort in options.efforts.split(",") if effort]
+    if unknown := [effort for effort in efforts if effort not in EFFORTS]:
+        raise OptionError(f"unknown effort {', '.join(unknown)}: choose from {', '.join(EFFORTS)}")
+    given = options.minutes is not None or options.records is not None
+    if given and "full" not in efforts:
+        raise OptionError("--minutes and --records are of the effort full: --efforts quick,full")
+    if options.minutes == 0 and options.records is None:
+        raise OptionError("--minutes 0 measures nothing: give the --records of earlier runs")
+    if options.records is not None:
+        try:
+            options.records.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"--records {options.records}: {error.strerror}") from None
+    full = Tuning("full", options.minutes, options.records)
+    return [full if effort == "full" else Tuning(effort) for effort in efforts]
+
+
 def summary(results: Sequence[Result], systems: Sequence[str], console: Console) -> None:
-    """One row a model: time, share of the peak, the best of each peer's settings over gtco's time,
-    compile time and memory; then the mean of each peer, and the models gtco is least ahead on.
+    """One row a model: times, share of the peak, the best of each peer's settings over gtco's time,
+    compile time and memory; then, untuned and tuned, the mean of each peer and of the best one of
+    each model, and the models gtco is least ahead on.
     """
+    rows = [result.to_json() for result in results]
     peers = tuple(dict.fromkeys(peer_of(system) for system in systems))
+    ways, efforts = ahead.ways(rows), ahead.efforts(rows)
+    titles = {way: ahead.title(rows, way) for way in ways}
     table = Table(title="gtco beside its peers (peer's time / gtco's)", title_justify="left")
     table.add_column("model")
-    efforts = list(dict.fromkeys(effort for result in results for effort in result.tuned))
     for heading in (
-        *("gtco ms", *(f"{effort} ms" for effort in efforts), "% of peak", *peers, "best peer"),
+        *("gtco ms", *(f"{titles[way]} ms" for way in ways[1:]), "% of peak", *peers),
+        *(f"best peer / {titles[way]}" for way in ways),
         *("compile s", *(f"{effort} s" for effort in efforts), "compile GB"),
     ):
         table.add_column(heading, justify="right")
-    closest: list[tuple[float, str, str]] = []
-    for result in results:
-        ours, build = result.comparison["gtco"], result.workload.build
-        share = result.share_of_peak(ours)
-        found = [best for peer in peers if (best := result.best(peer))]
-        least = min(found, key=lambda best: best[1], default=None)
-        if least:
-            closest.append((least[1], result.workload.name, least[0]))
-        ratios = [result.best(peer) for peer in peers]
+    for row in rows:
+        share, compiled = ahead.system(row, "gtco").get("share_of_peak"), row["compile"]
+        tuned = [row["tuned"].get(effort) for effort in efforts]
         table.add_row(
-            result.workload.name,
-            f"{ours.median * 1e3:.2f}" if ours.rounds else "failed",
-            *(
-                f"{tuned.median * 1e3:.2f}" if tuned.rounds else "failed"
-                for tuned in (result.comparison[f"gtco:{effort}"] for effort in efforts)
-            ),
+            row["model"],
+            *(ahead.milliseconds(row, way) for way in ways),
             f"{share:.1%}" if share else "-",
-            *(f"{best[1]:.2f}" if best else "-" for best in ratios),
-            f"{least[1]:.2f} {least[0]}" if least else "-",
-            f"{build.seconds:.1f}",
-            *(f"{result.tuned[effort].seconds:.1f}" for effort in efforts),
-            f"{build.peak_memory_bytes / 1e9:.2f}",
+            *(_ratio(ahead.best(row, [peer])) for peer in peers),
+            *(_ratio(ahead.best(row, peers, way), named=True) for way in ways),
+            f"{compiled['seconds']:.1f}",
+            *(f"{made['seconds']:.1f}" if made else "-" for made in tuned),
+            f"{compiled['peak_memory_bytes'] / 1e9:.2f}",
         )
     console.print(table)
-    for peer in peers:
-        console.print(f"geometric mean of {peer} / gtco: {mean(results, peer)}", highlight=False)
-    for effort in efforts:
+    for way in ways:
+        for peer in peers:
+            console.print(
+                f"geometric mean of {peer} / {way}: {_mean_of_five(rows, peer, way)}",
+                highlight=False,
+            )
         console.print(
-            f"geometric mean of gtco / gtco:{effort}: {gain(results, effort)}", highlight=False
+            f"geometric mean of each model's best peer / {way}: {ahead.mean(rows, peers, way)}",
+            highlight=False,
         )
-    worst = "; ".join(f"{name} {ratio:.2f} ({peer})" for ratio, name, peer in sorted(closest)[:3])
-    console.print(f"least ahead: {worst or 'not known'}", highlight=False)
+        told = (
+            f"{name} {best[0]:.2f} ({best[1]})" for best, name in ahead.least(rows, peers, way)[:3]
+        )
+        console.print(f"least ahead, {way}: {'; '.join(told) or 'not known'}", highlight=False)
+    for way in ways[1:]:
+        console.print(f"geometric mean of gtco / {way}: {_gain(rows, way)}", highlight=False)
 
 
-def gain(results: Sequence[Result], effort: str) -> str:
+def _ratio(best: ahead.Best | None, named: bool = False) -> str:
+    if best is None:
+        return "-"
+    return f"{best[0]:.2f} {best[1]}" if named else f"{best[0]:.2f}"
+
+
+def _gain(rows: Sequence[ahead.Row], way: str) -> str:
     """What tuning makes of the time, over the models that ran both ways."""
-    ratios = [ratio for r in results if (ratio := r.ratio(f"gtco:{effort}"))]
-    if not ratios:
+    gains = ahead.gains(rows, way).values()
+    if not gains:
         return "not known"
-    return f"{1 / statistics.geometric_mean(ratios):.3f} over {len(ratios)} models"
+    return f"{statistics.geometric_mean(gains):.3f} over {len(gains)} models"
 
 
-def mean(results: Sequence[Result], peer: str) -> str:
+def _mean_of_five(rows: Sequence[ahead.Row], peer: str, way: str) -> str:
     """Of the ratios of :data:`FIVE`, in words where one of them is missing."""
-    found = {r.workload.name: r for r in results}
-    missing = [name for name in FIVE if name not in found or not found[name].best(peer)]
-    if missing:
+    found = ahead.ratios(rows, [peer], way)
+    if missing := [name for name in FIVE if name not in found]:
         return f"not known without {', '.join(missing)}"
-    ratios = [best[1] for name in FIVE if (best := found[name].best(peer))]
-    return f"{statistics.geometric_mean(ratios):.3f} over {', '.join(FIVE)}"
+    ratio = statistics.geometric_mean(found[name][0] for name in FIVE)
+    return f"{ratio:.3f} over {', '.join(FIVE)}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,6 +195,19 @@ def _parser() -> argparse.ArgumentParser:
         default="quick",
         help=f"compile and time once more with each of {', '.join(EFFORTS)}; may be empty",
     )
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        metavar="M",
+        help="how long full tunes each model (default 10); 0 measures nothing, for --records",
+    )
+    parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="FOLDER",
+        help="what full measures is kept here, a file for each model and precision, and gone on "
+        "from",
+    )
     parser.add_argument("--threads", type=positive, default=available_threads())
     parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--json", type=new_file, metavar="FILE")
@@ -175,3 +218,14 @@ def _parser() -> argparse.ArgumentParser:
         help="exports and libraries are kept here",
     )
     return parser
+
+
+def _minutes(text: str) -> float:
+    """A time of zero or more, in seconds."""
+    try:
+        seconds = 60 * float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of minutes, such as 30")
+    return seconds

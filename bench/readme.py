@@ -1,9 +1,11 @@
-"""The README's table, written from one run of ``end_to_end``.
+"""The README's table, written from one run of ``end_to_end``, and those of docs/benchmarks.md.
 
 ``python -m bench readme build/bench/end_to_end.json [README.md]``
+``python -m bench readme --table peers build/bench/wide.json [docs/benchmarks.md]``
 
-Every number of the section between the ``results`` marks comes from that one file, so that no
-column is of another run and no row is left out. Without a README the section is printed.
+Every number of a section comes from that one file, so that no column is of another run and no row
+is left out. The README's is between the ``results`` marks; that of the best peers has marks for
+each precision, ``peers fp32`` and ``peers bf16``. Without a file to write to it is printed.
 """
 
 from __future__ import annotations
@@ -13,35 +15,44 @@ import json
 import statistics
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import ahead
+from bench.ahead import Row
 from bench.end_to_end import FIVE
 from bench.peers import SETTINGS, peer_of
 
-BEGIN, END = "<!-- results -->", "<!-- /results -->"
 TITLES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
     "torch": "torch",
     "torch-compile": "torch.compile",
 }
-Row = Mapping[str, Any]
+NAMES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch"}
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench readme", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("json", type=Path, help="what end_to_end --json wrote")
-    parser.add_argument("readme", type=Path, nargs="?", help="rewritten between its marks")
+    parser.add_argument("file", type=Path, nargs="?", help="rewritten between its marks")
+    parser.add_argument(
+        "--table",
+        choices=("results", "peers"),
+        default="results",
+        help="the README's (default), or the best peer of each model",
+    )
     options = parser.parse_args(argv)
     try:
-        text = section(json.loads(options.json.read_text()))
-        if options.readme is None:
+        run = json.loads(options.json.read_text())
+        text = section(run) if options.table == "results" else best_peers(run)
+        if options.file is None:
             print(text)
         else:
-            replace(options.readme, text)
+            known = "" if options.table == "results" else f" {precision_of(run)}"
+            replace(options.file, text, options.table + known)
     except OSError as error:
         print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
@@ -51,134 +62,188 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def replace(readme: Path, text: str) -> None:
-    """Put ``text`` between the marks of ``readme``; ValueError where it has none."""
-    before, begin, rest = readme.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replace(file: Path, text: str, name: str = "results") -> None:
+    """Put ``text`` between the marks of that name in ``file``; ValueError where it has none."""
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, begin, rest = file.read_text().partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{readme} has no {BEGIN} ... {END}")
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        raise ValueError(f"{file} has no {first} ... {last}")
+    file.write_text(f"{before}{first}\n{text}\n{last}{after}")
+
+
+def precision_of(run: Mapping[str, Any]) -> str:
+    """What all models of a run were compiled for; ValueError where they differ."""
+    found = {model.get("precision", "fp32") for model in run["models"]}
+    if len(found) != 1:
+        raise ValueError(f"a table is of one precision, and this run has {sorted(found)}")
+    return str(found.pop())
 
 
 def section(run: Mapping[str, Any]) -> str:
     """Machine and versions, one row a model, the means, and the rows gtco is least ahead on."""
     models: list[Row] = run["models"]
-    if any(model.get("precision", "fp32") != "fp32" for model in models):
+    if precision_of(run) != "fp32":
         raise ValueError("the README's table is of fp32 alone")
-    peers = [p for p in SETTINGS if any(_best(model, p) for model in models)]
-    lines = [_about(run, peers), ""]
-    efforts = list(dict.fromkeys(effort for model in models for effort in model.get("tuned", {})))
+    peers = [p for p in SETTINGS if any(ahead.best(model, [p]) for model in models)]
+    ways, efforts = ahead.ways(models), ahead.efforts(models)
+    timed = [effort for effort in efforts if effort != "full"]  # full takes what it is given
     heads = [
-        *("model", "gtco ms", *(f"{effort} ms" for effort in efforts), "% of peak"),
+        *("model", "gtco ms", *(f"{ahead.title(models, way)} ms" for way in ways[1:]), "% of peak"),
         *(TITLES[p] for p in peers),
-        *("compile s", *(f"{effort} s" for effort in efforts), "compile peak GB"),
+        *("compile s", *(f"{effort} s" for effort in timed), "compile peak GB"),
     ]
-    lines.append(f"| {' | '.join(heads)} |")
-    lines.append("|" + "---|" * len(heads))
+    lines = [_about(run, peers), "", *_head(heads)]
     for model in models:
-        ours = _system(model, "gtco")
-        share, build = ours.get("share_of_peak"), model["compile"]
+        share, build = ahead.system(model, "gtco").get("share_of_peak"), model["compile"]
         cells = [
             model["model"],
-            *(_milliseconds(model, name) for name in ("gtco", *(f"gtco:{e}" for e in efforts))),
+            *(ahead.milliseconds(model, way) for way in ways),
             f"{share:.0%}".rstrip("%") if share else "-",
-            *(f"{best[0]:.2f}" if (best := _best(model, p)) else "-" for p in peers),
+            *(_ratio(ahead.best(model, [peer])) for peer in peers),
             f"{build['seconds']:.1f}",
-            *(f"{model['tuned'][effort]['seconds']:.1f}" for effort in efforts),
+            *(f"{model['tuned'][effort]['seconds']:.1f}" for effort in timed),
             f"{build['peak_memory_bytes'] / 1e9:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", _means(models, peers), *(_gain(models, effort) for effort in efforts)]
-    lines.append(_worst(models, peers))
-    peaks = [m["peak_flops_per_second"] / 1e9 for m in models if m["peak_flops_per_second"]]
-    if peaks:
-        lines.append(
-            f"The peak, read beside each model, ranged from {min(peaks):.0f} to {max(peaks):.0f} "
-            "GFLOP/s: the machine is shared, and ratios within a row are what counts."
-        )
-    largest = max(_system(m, "gtco").get("difference") or 0.0 for m in models)
-    lines.append(f"gtco's outputs agree with ONNX Runtime's to {largest:.0e} of their magnitude.")
-    return "\n".join(lines)
+    told = [_means(models, peers), *_against_best(models, peers)]
+    told += [*(_gain(models, way) for way in ways[1:]), *_conditions(models)]
+    return "\n".join([*lines, "", _filled(" ".join(told))])
 
 
-def _about(run: Mapping[str, Any], peers: Sequence[str]) -> str:
-    about = run["machine"]
-    names = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "torch": "torch"}
-    versions = [f"{names[n]} {v}" for n, v in about["versions"].items() if n in names and v]
+def best_peers(run: Mapping[str, Any]) -> str:
+    """Machine and versions; one row a model: gtco's times, the best peer and its time, and how far
+    gtco is ahead of it, untuned and tuned; the means and the least of these columns.
+    """
+    models: list[Row] = run["models"]
+    peers = [p for p in SETTINGS if any(ahead.best(model, [p]) for model in models)]
+    ways = ahead.ways(models)
+    titles = [ahead.title(models, way) for way in ways]
+    heads = ["model", *(f"{title} ms" for title in titles), "best peer", "its ms", *titles]
+    lines = [_about(run, peers, wide=True), "", *_head(heads)]
+    for model in models:
+        found = next((best for way in ways if (best := ahead.best(model, peers, way))), None)
+        cells = [
+            model["model"],
+            *(ahead.milliseconds(model, way) for way in ways),
+            found[1] if found else "-",
+            ahead.milliseconds(model, found[1]) if found else "-",
+            *(_ratio(ahead.best(model, peers, way)) for way in ways),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    told = [*_against_best(models, peers), *(_gain(models, way) for way in ways[1:])]
+    return "\n".join([*lines, "", _filled(" ".join([*told, *_conditions(models)]))])
+
+
+def _head(cells: Sequence[str]) -> tuple[str, str]:
+    return f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)
+
+
+def _ratio(best: ahead.Best | None) -> str:
+    return f"{best[0]:.2f}" if best else "-"
+
+
+def _about(run: Mapping[str, Any], peers: Sequence[str], wide: bool = False) -> str:
+    """The command, the machine, the versions, and what a ratio is."""
+    about, precision, efforts = run["machine"], precision_of(run), ahead.efforts(run["models"])
+    asked = [
+        *(["--suite wide"] if wide else []),
+        f"--peers {','.join(peers)}",
+        *([f"--precision {precision}"] if precision != "fp32" else []),
+        *([f"--efforts {','.join(efforts)}"] if "full" in efforts else []),
+    ]
+    versions = [f"{NAMES[n]} {v}" for n, v in about["versions"].items() if n in NAMES and v]
+    if precision != "fp32" and "onnxruntime" in peers:
+        versions.append("ONNX Runtime has no bf16 on a CPU and ran in fp32")
     settings = "; ".join(
         f"{TITLES[peer]}: {', '.join(s.partition(':')[2] or 'default' for s in systems)}"
         for peer, systems in SETTINGS.items()
         if peer in peers and len(systems) > 1
     )
-    return textwrap.fill(
-        f"`python -m bench end_to_end --peers {','.join(peers)}` on {about['cores']} cores of an "
-        f"{about['cpu']}, "
-        f"{about['threads']} threads, batch 1, fp32, {about['date'][:10]}, all of it one run. "
-        f"{', '.join(versions)}. A peer's column is its time over gtco's, untuned: above 1 gtco is "
-        f"faster; "
-        f"each peer is timed in all of its settings ({settings}) and the best counts.",
-        width=118,
-        break_on_hyphens=False,
+    what = (
+        "The last columns are the time of the model's best peer over gtco's"
+        if wide
+        else "A peer's column is its time over gtco's, untuned"
     )
+    if settings:
+        counts = f"; each peer is timed in all of its settings ({settings}) and the best counts"
+    return _filled(
+        f"`python -m bench end_to_end {' '.join(asked)}` on {about['cores']} cores of an "
+        f"{about['cpu']}, {about['threads']} threads, {'' if wide else 'batch 1, '}{precision}, "
+        f"{about['date'][:10]}, all of it one run. {', '.join(versions)}. {what}: above 1 gtco is "
+        f"faster{counts if settings else ''}."
+    )
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, width=118, break_on_hyphens=False, break_long_words=False)
 
 
 def _means(models: Sequence[Row], peers: Sequence[str]) -> str:
-    found = {m["model"]: m for m in models}
+    """Of the five models that the mean is over, for each peer by itself."""
+    names = f"Geometric mean over {', '.join(FIVE)}: "
     told = []
-    for peer in peers:
-        ratios = [best[0] for n in FIVE if n in found and (best := _best(found[n], peer))]
-        if len(ratios) == len(FIVE):
-            told.append(f"{statistics.geometric_mean(ratios):.2f} over {TITLES[peer]}")
-    names = ", ".join(FIVE)
-    return f"Geometric mean over {names}: {', '.join(told) or 'not known, a row is missing'}."
+    for way in ahead.ways(models):
+        over = []
+        for peer in peers:
+            found = ahead.ratios(models, [peer], way)
+            if all(name in found for name in FIVE):
+                ratio = statistics.geometric_mean(found[name][0] for name in FIVE)
+                over.append(f"{ratio:.2f} over {TITLES[peer]}")
+        told.append(f"{_way(models, way)}{', '.join(over) or 'not known, a row is missing'}")
+    return f"{names}{'; '.join(told)}."
 
 
-def _gain(models: Sequence[Row], effort: str) -> str:
-    """What tuning makes of the time, in the mean and of the worst row, and beside the best peer."""
-    ratios = {
-        m["model"]: 1 / s["ratio_to_gtco"]
-        for m in models
-        for s in m["systems"]
-        if s["system"] == f"gtco:{effort}" and s.get("ratio_to_gtco")
-    }
-    if not ratios:
-        return f"Tuned ({effort}): no model ran."
-    least = min(ratios, key=lambda name: ratios[name])
-    mean = statistics.geometric_mean(ratios.values())
-    return (
-        f"Tuned ({effort}): {mean:.3f} times as fast as untuned in the geometric mean of "
-        f"{len(ratios)} models, least {least} {ratios[least]:.3f}."
+def _against_best(models: Sequence[Row], peers: Sequence[str]) -> list[str]:
+    """Beside the best peer of each model: the geometric mean, and the three rows gtco is least
+    ahead on.
+    """
+    ways = ahead.ways(models)
+    means = "; ".join(f"{_way(models, way)}{ahead.mean(models, peers, way)}" for way in ways)
+    least = "; ".join(
+        _way(models, way)
+        + ", ".join(
+            f"{name} {ratio:.2f} ({TITLES[peer_of(peer)]})"
+            for (ratio, peer), name in ahead.least(models, peers, way)[:3]
+        )
+        for way in ways
     )
-
-
-def _milliseconds(model: Row, system: str) -> str:
-    found = _system(model, system)
-    return f"{found['median_s'] * 1e3:.2f}" if "median_s" in found else "failed"
-
-
-def _worst(models: Sequence[Row], peers: Sequence[str]) -> str:
-    """The three rows with the least ratio to the best of all peers."""
-    least = sorted(
-        (*min(found), model["model"])
-        for model in models
-        if (found := [best for peer in peers if (best := _best(model, peer))])
-    )
-    told = [f"{title} {ratio:.2f} ({TITLES[peer_of(system)]})" for ratio, system, title in least]
-    return f"Least ahead of the best peer: {', '.join(told[:3])}."
-
-
-def _best(model: Row, peer: str) -> tuple[float, str] | None:
-    """The least ratio among the settings of a peer, and which it was."""
-    ratios = [
-        (s["ratio_to_gtco"], s["system"])
-        for s in model["systems"]
-        if peer_of(s["system"]) == peer and s.get("ratio_to_gtco")
+    return [
+        f"Geometric mean over the best peer of each model: {means}.",
+        f"Least ahead of the best peer: {least}.",
     ]
-    return min(ratios, default=None)
 
 
-def _system(model: Row, name: str) -> Row:
-    return next(s for s in model["systems"] if s["system"] == name)
+def _way(models: Sequence[Row], way: str) -> str:
+    """What figures of this way begin with; nothing where there is only one."""
+    return f"{ahead.title(models, way)} " if len(ahead.ways(models)) > 1 else ""
+
+
+def _gain(models: Sequence[Row], way: str) -> str:
+    """What tuning makes of the time, in the mean and of the worst row."""
+    title, gains = ahead.title(models, way), ahead.gains(models, way)
+    title = title if title.startswith("tuned") else f"tuned ({title})"
+    if not gains:
+        return f"{title.capitalize()}: no model ran."
+    least = min(gains, key=lambda name: gains[name])
+    mean = statistics.geometric_mean(gains.values())
+    return (
+        f"{title.capitalize()}: {mean:.3f} times as fast as untuned in the geometric mean of "
+        f"{len(gains)} models, least {least} {gains[least]:.3f}."
+    )
+
+
+def _conditions(models: Sequence[Row]) -> Iterator[str]:
+    """What the machine was at, and how far the outputs agree."""
+    peaks = [m["peak_flops_per_second"] / 1e9 for m in models if m["peak_flops_per_second"]]
+    if peaks:
+        yield (
+            f"The peak, read beside each model, ranged from {min(peaks):.0f} to {max(peaks):.0f} "
+            "GFLOP/s: the machine is shared, and ratios within a row are what counts."
+        )
+    ours = [ahead.system(model, way) for model in models for way in ahead.ways(models)]
+    largest = max(system.get("difference") or 0.0 for system in ours)
+    yield f"gtco's outputs agree with ONNX Runtime's to {largest:.0e} of their magnitude."
 
 
 if __name__ == "__main__":

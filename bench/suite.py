@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from bench.build import Build, build
+from bench.build import Build, Tuning, build
 from bench.harness import Candidate, Comparison, Measurement, compare
 from bench.peers import peer_of
 from bench.workload import Workload, candidates, prepare
@@ -44,18 +44,6 @@ class Result:
         if ours is None or theirs is None or not ours.rounds or not theirs.rounds:
             return None
         return theirs.median / ours.median
-
-    def best(self, peer: str) -> tuple[str, float] | None:
-        """The fastest of a peer's settings and its time over gtco's; None where none was timed."""
-        ratios = [
-            (ratio, m.system)
-            for m in self.comparison.measurements
-            if peer_of(m.system) == peer and (ratio := self.ratio(m.system)) is not None
-        ]
-        if not ratios:
-            return None
-        ratio, system = min(ratios)
-        return system, ratio
 
     def share_of_peak(self, system: Measurement) -> float | None:
         if not system.rounds or not self.workload.flops or not self.comparison.peak:
@@ -105,10 +93,11 @@ def run_model(
     console: Console,
     library: Path | None = None,
     precision: str = "fp32",
-    efforts: Sequence[str] = (),
+    tunings: Sequence[Tuning] = (),
 ) -> Result:
-    """Prepare and compare one model; progress goes to ``console``. With each of the ``efforts`` it
-    is compiled once more, tuned, and timed beside the others as ``gtco:EFFORT``.
+    """Prepare and compare one model; progress goes to ``console``. With each of the ``tunings``,
+    whose records are the folder of a file for each model and precision, it is compiled once more
+    and timed beside the others as ``gtco:EFFORT``.
     """
     with console.status(f"{source}: prepare") as status:
         workload = prepare(
@@ -122,10 +111,14 @@ def run_model(
         )
         chosen, skipped = candidates(workload, peers, threads)
         tuned: dict[str, Build] = {}
-        for effort in efforts:
+        for tuning in tunings:
+            effort = tuning.effort
             status.update(f"{source}: compile, tune {effort}")
             path = folder / f"{workload.name}.{precision}.{effort}.so"
-            made = build(workload.onnx, path, threads, shapes, precision, tune=effort)
+            if tuning.records is not None:
+                file = tuning.records / f"{workload.name}.{precision}.records"
+                tuning = replace(tuning, records=file)
+            made = build(workload.onnx, path, threads, shapes, precision, tuning=tuning)
             tuned[effort] = made
             if made.error:
                 skipped[f"gtco:{effort}"] = made.error
@@ -141,7 +134,7 @@ def run_model(
             progress=lambda text: status.update(f"{source}: {text}"),
         )
     missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
-    order = ("gtco", *(f"gtco:{effort}" for effort in efforts), *peers)
+    order = ("gtco", *(f"gtco:{tuning.effort}" for tuning in tunings), *peers)
     ordered = sorted((*comparison.measurements, *missing), key=lambda m: order.index(m.system))
     found = Comparison(tuple(ordered), comparison.peaks, comparison.peak_error)
     return Result(workload, found, tuned)
