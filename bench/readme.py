@@ -126,7 +126,7 @@ def best_peers(run: Mapping[str, Any]) -> str:
         cells = [
             model["model"],
             *(ahead.milliseconds(model, way) for way in ways),
-            found[1] if found else "-",
+            _named(found[1]) if found else "-",
             ahead.milliseconds(model, found[1]) if found else "-",
             *(_ratio(ahead.best(model, peers, way)) for way in ways),
         ]
@@ -137,6 +137,12 @@ def best_peers(run: Mapping[str, Any]) -> str:
 
 def _head(cells: Sequence[str]) -> tuple[str, str]:
     return f"| {' | '.join(cells)} |", "|" + "---|" * len(cells)
+
+
+def _named(system: str) -> str:
+    """``ONNX Runtime (optimizer)`` of ``onnxruntime:optimizer``."""
+    setting = system.partition(":")[2]
+    return TITLES[peer_of(system)] + (f" ({setting})" if setting else "")
 
 
 def _ratio(best: ahead.Best | None) -> str:
@@ -152,7 +158,9 @@ def _about(run: Mapping[str, Any], peers: Sequence[str], wide: bool = False) -> 
         *([f"--precision {precision}"] if precision != "fp32" else []),
         *([f"--efforts {','.join(efforts)}"] if "full" in efforts else []),
     ]
-    versions = [f"{NAMES[n]} {v}" for n, v in about["versions"].items() if n in NAMES and v]
+    ran = {peer.partition("-")[0] for peer in peers}  # torch of torch-compile
+    known = about["versions"].items()
+    versions = [f"{NAMES[n]} {v}" for n, v in known if n in NAMES and n in ran and v]
     if precision != "fp32" and "onnxruntime" in peers:
         versions.append("ONNX Runtime has no bf16 on a CPU and ran in fp32")
     settings = "; ".join(

@@ -153,9 +153,8 @@ def test_the_best_peers_of_a_run_go_between_their_marks(precision: str, tmp_path
         "| model | untuned ms | quick ms | tuned (30 min) ms | best peer | its ms | untuned "
         "| quick | tuned (30 min) |"
     ) in rows
-    assert (
-        "| vit-ti-16 | 10.00 | 8.00 | 5.00 | onnxruntime:optimizer | 20.00 | 2.00 | 2.50 | 4.00 |"
-    ) in rows
+    row = ("vit-ti-16", "10.00", "8.00", "5.00", "ONNX Runtime (optimizer)", "20.00")
+    assert f"| {' | '.join(row)} | 2.00 | 2.50 | 4.00 |" in rows
     said = " ".join(rows)
     assert "--suite wide" in said and "tuned (30 min) 2.828 over 2 models" in said
     assert (f"--precision {precision}" in said) == (precision == "bf16")
