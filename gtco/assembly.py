@@ -98,13 +98,16 @@ def step_of(
 
 
 def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
-    """The kernels' machine code by architecture and symbol."""
+    """The kernels' machine code by architecture and symbol, and behind it what PTX they have."""
     found: dict[str, dict[str, bytes]] = {arch: {} for arch in target.images}
+    ptx: dict[str, dict[str, bytes]] = {}
     for kernel in kernels:
         assert isinstance(kernel, GpuKernel)
         for arch, image in kernel.images.items():
             found[arch][kernel.symbol] = image.cubin
-    return found
+            if image.ptx:
+                ptx.setdefault(arch.replace("sm_", "compute_"), {})[kernel.symbol] = image.ptx
+    return found | ptx
 
 
 def describe(stage: Stage, choice: Pick) -> dict[str, Any]:

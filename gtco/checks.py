@@ -71,6 +71,11 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
                 f"launches={options.launches} is for GPUs (--target cuda:...), and "
                 f"'{machine.name}' is a CPU: leave it out"
             )
+        if not options.ptx:
+            raise OptionError(
+                f"ptx=False is for GPUs (--target cuda:...), and '{machine.name}' is a CPU: leave "
+                "it out"
+            )
         if options.untrusted:
             raise OptionError(
                 f"untrusted=True is for GPUs (--target cuda:...), and '{machine.name}' is a CPU: "

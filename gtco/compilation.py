@@ -295,6 +295,7 @@ class Compilation:
             policy.target,
             workers,
             text=self.options.dump is not None,
+            ptx=self.options.ptx,
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
         )

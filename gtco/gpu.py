@@ -11,6 +11,9 @@ from typing import Any
 from gtco.errors import OptionError
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made for, the oldest first
+# The one whose PTX a GPU newer than all of them is given: a block of it takes 99 KiB of shared
+# memory at most, and sm_120 has no more than that for one.
+NEWER = "sm_89"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,14 @@ class GpuTarget:
         programs may use: 80 of sm_80 and of sm_90a with sm_80, 90 of sm_90a alone.
         """
         return min(generation_of(image) for image in self.images or (self.arch,))
+
+    @property
+    def portable(self) -> str:
+        """The newest architecture with an image whose PTX newer GPUs run, "" where there is none:
+        what is made for sm_90a is for that alone.
+        """
+        able = [image for image in self.images if not image.endswith("a")]
+        return max(able, key=generation_of, default="")
 
     @property
     def cores(self) -> int:
@@ -157,9 +168,12 @@ def gpu_target(name: str) -> GpuTarget:
 def target_of(name: str, major: int, minor: int) -> str:
     """The target for a GPU that the driver calls ``name``, such as NVIDIA GeForce RTX 4090, and
     whose compute capability is this: ``cuda:rtx4090``, and where the GPU is not known its
-    architecture. Raises :class:`OptionError` where no image runs on it.
+    architecture; for one that is newer than all of them :data:`NEWER`. Raises :class:`OptionError`
+    where neither an image nor PTX runs on it.
     """
     capability = 10 * major + minor
+    if capability > max(map(generation_of, ARCHITECTURES)):
+        return f"cuda:{NEWER}"
     same = [
         arch
         for arch in ARCHITECTURES
@@ -198,5 +212,5 @@ def _known(asked: str, name: str) -> GpuTarget:
         elif int(number) in (86, 87):
             why = "; GPUs of sm_86 and sm_87 run images of sm_80"
         elif int(number) > 90:
-            why = "; no images are made for what is newer than sm_90a (Hopper)"
+            why = f"; GPUs newer than sm_90a (Hopper) run the PTX of {NEWER}"
     raise OptionError(f"{wrong} in target '{name}'{why}. Known: {known}")

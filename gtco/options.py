@@ -111,6 +111,8 @@ class CompileOptions:
     - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with a kernel a stage;
       ``persistent``, one kernel that goes through all stages (the library has the graph's too); or
       ``auto``, what is predicted to be faster
+    - ``ptx``: of GPUs, have the kernels' PTX for one of the architectures beside the machine code:
+      what a newer GPU's driver compiles when it opens the library
     - ``untrusted``: pick kernels for GPUs also among those that are to be measured before they are
       picked, as products of warp groups (wgmma) are
     - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
@@ -132,6 +134,7 @@ class CompileOptions:
     target: str = "native"
     precision: str = "fp32"
     launches: str = "graph"
+    ptx: bool = True
     untrusted: bool = False
     threads: int = 0
     shapes: Mapping[str, int] = field(default_factory=dict)

@@ -136,6 +136,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "whole model, or what is predicted to be faster",
     )
     parser.add_argument(
+        "--no-ptx",
+        dest="ptx",
+        action="store_false",
+        help="of GPUs: leave out the code that GPUs newer than the target run, about 1 MB",
+    )
+    parser.add_argument(
         "--untrusted",
         action="store_true",
         help="of GPUs: pick also kernels that are to be measured first (wgmma, of sm_90a), which "
@@ -210,7 +216,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
     add_compile_options(defaults)
     add_tuning(defaults)
     return [
-        "--no-simplify" if name == "simplify" else f"--{name.replace('_', '-')}"
+        f"--no-{name}" if default is True else f"--{name.replace('_', '-')}"
         for name, default in vars(defaults.parse_args([])).items()
         if name != "threads" and getattr(options, name) != default
     ]
@@ -219,8 +225,8 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
     """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names = (
-        "target precision launches untrusted threads simplify simplify_timeout workers strict tune "
-        "records"
+        "target precision launches ptx untrusted threads simplify simplify_timeout workers strict "
+        "tune records"
     ).split()
     shapes = unique(options.shape, "--shape") or None
     return {"shapes": shapes} | {name: getattr(options, name) for name in names}

@@ -20,18 +20,23 @@ from gtco.tensor.stage import Stage
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to build. ``text``: give the lowered TIR or the CUDA C++ too, for a dump."""
+    """A kernel to build. ``text``: give the lowered TIR or the CUDA C++ too, for a dump. ``ptx``:
+    of a kernel for GPUs, PTX beside its machine code.
+    """
 
     symbol: str
     stage: Stage
     config: Config
     target: Machine
     text: bool = False
+    ptx: bool = False
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """A kernel for GPUs to compile whose program is there: that of a whole model."""
+    """A kernel for GPUs to compile whose program is there: that of a whole model, which has no PTX:
+    a driver would take as long to compile it as we do.
+    """
 
     symbol: str
     program: CudaProgram
@@ -77,7 +82,7 @@ class GpuKernel(Kernel):
 
     @property
     def nbytes(self) -> int:
-        return sum(len(image.cubin) for image in self.images.values())
+        return sum(len(image.cubin) + len(image.ptx) for image in self.images.values())
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def gpu_kernel(
     job: Job | ProgramJob, program: CudaProgram, target: GpuTarget
 ) -> GpuKernel | Failure:
     """The job's program compiled for every architecture of the target."""
-    images = gpu_code(program, target)
+    images = gpu_code(program, target, isinstance(job, Job) and job.ptx)
     if isinstance(images, Rejection):
         return Failure(job.symbol, images.detail, images.reason)
     return GpuKernel(

@@ -16,35 +16,38 @@ THREADS = 1024  # the most of one block
 GRANULE = 8  # registers of a thread are given out in eights
 
 
-def gpu_code(program: CudaProgram, target: GpuTarget) -> dict[str, Image] | Rejection:
-    """The program's image for each architecture, or why one of them could not launch it. What the
-    compiler refuses is a :class:`gtco.errors.BuildError`.
+def gpu_code(
+    program: CudaProgram, target: GpuTarget, ptx: bool = False
+) -> dict[str, Image] | Rejection:
+    """The program's image for each architecture, or why one of them could not launch it. Where
+    ``ptx``, that of ``target.portable`` has its PTX. What the compiler refuses is a
+    :class:`gtco.errors.BuildError`.
     """
     if wrong := _unlaunchable(program, target):
         return wrong
     images = {}
     for arch in target.images:
-        image = _compiled(program, arch)
+        image = _compiled(program, arch, ptx and arch == target.portable)
         if wrong := _unfit(program, arch, image):
             return wrong
         images[arch] = image
     return images
 
 
-def _compiled(program: CudaProgram, arch: str) -> Image:
+def _compiled(program: CudaProgram, arch: str, ptx: bool) -> Image:
     """The program's image, without spills where that is possible. Told of its threads alone the
     compiler now and then spills a few bytes for a round number of registers; told that three
     quarters as many blocks on a multiprocessor are enough, it takes those that it needs. (Where a
     kernel has launch bounds, ``--maxrregcount`` gives it no more.)
     """
-    image = compile_cuda(program.source, arch)
+    image = compile_cuda(program.source, arch, ptx)
     bounds = f"__launch_bounds__({program.threads}"
     if not image.spills or f"{bounds})" not in program.source:
         return image
     gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
     blocks = min(gpu.registers_sm // _registers(image), gpu.threads_sm) // program.threads
     fewer = f"{bounds}, {max(1, blocks * 3 // 4)})"
-    roomy = compile_cuda(program.source.replace(f"{bounds})", fewer), arch)
+    roomy = compile_cuda(program.source.replace(f"{bounds})", fewer), arch, ptx)
     return min(image, roomy, key=lambda i: i.spills)
 
 

@@ -40,6 +40,7 @@ def generate(
     workers: Workers,
     *,
     text: bool = False,
+    ptx: bool = False,
     strict: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Generated:
@@ -53,7 +54,7 @@ def generate(
     result = Generated(list(stages))
     tried: dict[str, set[str]] = {}
     while todo := {s.key: s for s in result.stages if s.key not in result.kernels}:
-        hopeless = _attempt(todo, tried, choose, target, workers, text, progress, result)
+        hopeless = _attempt(todo, tried, choose, target, workers, text, ptx, progress, result)
         if strict and result.notes:
             reasons = "\n  ".join(result.notes)
             raise InternalError(
@@ -86,6 +87,7 @@ def _attempt(
     target: Machine,
     workers: Workers,
     text: bool,
+    ptx: bool,
     progress: Callable[[int, int], None],
     result: Generated,
 ) -> dict[str, str]:
@@ -105,7 +107,7 @@ def _attempt(
             continue
         without.add(choice.config.sketch)
         result.choices[key] = choice
-        jobs.append(Job(f"gtco_{key}", stage.canonical, choice.config, target, text))
+        jobs.append(Job(f"gtco_{key}", stage.canonical, choice.config, target, text, ptx))
     for done, answer in enumerate(workers.build(jobs), 1):
         key = answer.symbol.removeprefix("gtco_")
         if isinstance(answer, Failure):

@@ -1,5 +1,5 @@
-"""CUDA C++ -> machine code by NVRTC, of the pip packages that the extra ``cuda`` names: neither a
-toolkit nor a GPU is needed, nor any header of the vendor's.
+"""CUDA C++ -> machine code and PTX by NVRTC, of the pip packages that the extra ``cuda`` names:
+neither a toolkit nor a GPU is needed, nor any header of the vendor's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ OPTIONS = (
 )
 _USED = re.compile(r"Used (\d+) registers")
 _STATIC = re.compile(r"(\d+) bytes smem")
+_COMMENT = re.compile(rb"^[ \t]*//.*\n|^[ \t]*\n|^\t+", re.MULTILINE)
 _LOCAL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -33,7 +34,8 @@ class Image:
 
     ``cubin`` is an ELF file; ``registers`` of a thread; ``shared`` static shared memory of a block,
     ``local`` memory that a thread keeps beside its registers and ``spills``, the stores and loads
-    that registers were too few for, in bytes; ``log`` is what the compiler said.
+    that registers were too few for, in bytes; ``log`` is what the compiler said. ``ptx``: what the
+    machine code was made of, where that was asked for, which drivers compile for newer GPUs.
     """
 
     cubin: bytes
@@ -42,10 +44,12 @@ class Image:
     shared: int
     local: int
     spills: int
+    ptx: bytes = b""
 
 
-def compile_cuda(source: str, arch: str) -> Image:
-    """The machine code of a translation unit with one kernel; ``arch`` such as ``sm_80``.
+def compile_cuda(source: str, arch: str, ptx: bool = False) -> Image:
+    """The machine code of a translation unit with one kernel, and where ``ptx`` that beside it;
+    ``arch`` such as ``sm_80``.
 
     Raises :class:`BuildError` where NVRTC is missing, and with the compiler's first errors where it
     refuses the source.
@@ -60,6 +64,10 @@ def compile_cuda(source: str, arch: str) -> Image:
             raise BuildError(f"NVRTC refuses the kernel for {arch}: {_errors(log) or status.name}")
         cubin = bytes(_asked(nvrtc, "nvrtcGetCUBINSize", program))
         _asked(nvrtc, "nvrtcGetCUBIN", program, cubin)
+        text = b""
+        if ptx:
+            text = bytes(_asked(nvrtc, "nvrtcGetPTXSize", program))
+            _asked(nvrtc, "nvrtcGetPTX", program, text)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     used, static = _USED.search(log), _STATIC.search(log)
@@ -71,7 +79,13 @@ def compile_cuda(source: str, arch: str) -> Image:
         int(static.group(1)) if static else 0,
         max((frame for frame, _, _ in local), default=0),
         sum(stores + loads for _, stores, loads in local),
+        bare(text),
     )
+
+
+def bare(ptx: bytes) -> bytes:
+    """PTX without lines of comment, indentation, and the zero at its end."""
+    return _COMMENT.sub(b"", ptx.rstrip(b"\0"))
 
 
 @cache

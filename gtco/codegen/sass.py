@@ -19,7 +19,11 @@ from pathlib import Path
 
 from gtco.errors import BuildError
 
-PACKAGES = {"cuobjdump": "nvidia-cuda-cuobjdump", "nvdisasm": "nvidia-cuda-nvdisasm"}
+PACKAGES = {
+    "cuobjdump": "nvidia-cuda-cuobjdump",
+    "nvdisasm": "nvidia-cuda-nvdisasm",
+    "ptxas": "nvidia-cuda-nvcc",
+}
 _USED = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _KERNEL = re.compile(r"^\.text\.(\S+):$")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)")
@@ -82,13 +86,13 @@ def machine_code(cubin: bytes) -> dict[str, MachineCode]:
 
 
 def _run(name: str, *arguments: str) -> str:
-    done = subprocess.run([_tool(name), *arguments], capture_output=True, text=True)
+    done = subprocess.run([tool(name), *arguments], capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"{name} cannot read the image: {done.stderr.strip()[:300]}")
     return done.stdout
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
     """The path of a tool of CUDA 13's packages, or of one on the path."""
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or () if found else ():
@@ -96,4 +100,4 @@ def _tool(name: str) -> str:
             return str(path)
     if on_path := shutil.which(name):
         return on_path
-    raise BuildError(f"reading machine code of a GPU needs {name}: pip install {PACKAGES[name]}")
+    raise BuildError(f"this needs {name} of CUDA: pip install {PACKAGES[name]}")

@@ -15,7 +15,8 @@ import numpy as np
 
 from gtco.runtime.plan import BufferRef, TensorSpec
 
-# Architecture ("sm_80") -> symbol of a kernel -> cubin, an ELF file that defines it.
+# Architecture -> symbol of a kernel -> what defines it: of "sm_80" a cubin, an ELF file; of
+# "compute_80" PTX, which the driver compiles for a newer GPU.
 Images = Mapping[str, Mapping[str, bytes]]
 
 
@@ -61,9 +62,10 @@ class PersistentKernel:
 class GpuArtifact:
     """A model for GPUs, ready to be written; fields as those of
     :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
-    of the architectures that were asked for. ``persistent``: the kernel that does all of them,
-    where one was made. ``counter_bytes``: the last so many bytes of the arena are what blocks count
-    in, zeros before the first run, which every step leaves as zeros.
+    of the architectures that were asked for, behind them PTX. ``persistent``: the kernel that does
+    all of them, where one was made, with an image for each architecture and no PTX.
+    ``counter_bytes``: the last so many bytes of the arena are what blocks count in, zeros before
+    the first run, which every step leaves as zeros.
     """
 
     name: str

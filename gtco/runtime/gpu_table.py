@@ -22,7 +22,7 @@ GPU_SOURCES = (
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
 # Of a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
 MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
-_ARCHITECTURE = re.compile(r"sm_(\d+)(\d)(a?)")
+_ARCHITECTURE = re.compile(r"(?:sm_(\d+)(\d)(a?))|(?:compute_(\d+)(\d))")
 
 
 def check_launches(artifact: GpuArtifact) -> None:
@@ -65,7 +65,7 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
     """Raises where the tables cannot say what the kernel is to do."""
     tensors = len(artifact.inputs) + len(artifact.outputs)
     wrong = ""
-    if missing := [name for name in artifact.images if name not in kernel.images]:
+    if missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
         wrong = f"has no image for {', '.join(missing)}"
     elif tensors > MAX_TENSORS:
         wrong = f"takes {MAX_TENSORS} inputs and outputs at most, and the model has {tensors}"
@@ -98,28 +98,32 @@ def kernels(artifact: GpuArtifact) -> list[str]:
 
 
 def image_sizes(artifact: GpuArtifact) -> dict[str, int]:
-    """Bytes of machine code by architecture, the persistent kernel's among them."""
+    """Bytes of machine code and of PTX by architecture, the persistent kernel's among them."""
     sizes = dict.fromkeys(artifact.images, 0)
     for name, _, _, cubin in _cubins(artifact):
         sizes[name] += len(cubin)
     return sizes
 
 
+def is_ptx(architecture: str) -> bool:
+    return architecture.startswith("compute_")
+
+
 def _cubins(artifact: GpuArtifact) -> Iterator[tuple[str, str, int, bytes]]:
     """(architecture, kernel, offset, cubin) of what :func:`write_images` writes: of each
-    architecture the steps' kernels, then the persistent one.
+    architecture the steps' kernels, then, but for PTX, the persistent one.
     """
     at, one = 0, artifact.persistent
     for name, image in artifact.images.items():
         found = [(kernel, image[kernel]) for kernel in kernels(artifact)]
-        found += [(one.symbol, one.images[name])] if one else []
+        found += [(one.symbol, one.images[name])] if one and not is_ptx(name) else []
         for kernel, cubin in found:
             yield name, kernel, at, cubin
-            at = round_up(at + len(cubin) + 1)  # a zero ends each, as that of a PTX text
+            at = round_up(at + len(cubin) + 1)  # a zero ends each, as PTX must
 
 
 def write_images(artifact: GpuArtifact, path: Path) -> None:
-    """All cubins in one file, at multiples of 64 bytes."""
+    """All cubins and PTX in one file, at multiples of 64 bytes."""
     with path.open("wb") as file:
         for _, _, at, cubin in _cubins(artifact):
             file.seek(at)
@@ -159,19 +163,21 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
         cubins[name].append(f"  {{{at}, {len(cubin)}}}, /* {comment_text(kernel)} */")
     persistent, address = [], "NULL"
     if artifact.persistent:  # its cubin is the last of each image
-        own = [rows.pop() for rows in cubins.values()]
+        none = "  {0, 0}, /* no PTX */"
+        own = [none if is_ptx(name) else rows.pop() for name, rows in cubins.items()]
         persistent, address = _persistent(artifact, artifact.persistent, own), "&persistent"
     images, tables = [], []
     for number, (name, rows) in enumerate(cubins.items()):
         found = _ARCHITECTURE.fullmatch(name)
         assert found
-        exact = int(bool(found[3]))
+        major, minor = found[1] or found[4], found[2] or found[5]
+        kind = "PTX" if is_ptx(name) else "EXACT" if found[3] else "FAMILY"
         tables += [
             f"static const gtco_cubin cubins_{number}[] = {{",
             *(rows or ["  {0, 0},"]),
             "};",
         ]
-        images.append(f'  {{"{name}", {found[1]}, {found[2]}, {exact}, cubins_{number}}},')
+        images.append(f'  {{"{name}", {major}, {minor}, GTCO_CODE_{kind}, cubins_{number}}},')
     definitions = [
         '#include "cuda_plan.h"',
         "",

@@ -89,9 +89,9 @@ def test_options_that_do_not_go_together(
 def test_a_gpu_that_no_image_runs_on(
     driver: FakeDriver, small_onnx: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver.device(0, 12, 0, 1 << 20)
+    driver.device(0, 7, 0, 1 << 20)
     assert main(["bench", str(small_onnx), "--target", "cuda"]) == 1
-    assert "no images are made for Fake GPU 0 (sm_120)" in capsys.readouterr().err
+    assert "no images are made for Fake GPU 0 (sm_70)" in capsys.readouterr().err
 
 
 def test_gtco_beside_peers_that_are_not_there(
@@ -154,7 +154,8 @@ def test_onnxruntime_bound_to_its_device_in_float16(small_onnx: Path, tmp_path: 
         ("NVIDIA A10", 8, 6, "cuda:sm_80"),
         ("Tesla T4", 7, 5, "cuda:sm_75"),
         ("Tesla V100", 7, 0, None),
-        ("NVIDIA B200", 10, 0, None),
+        ("NVIDIA B200", 10, 0, "cuda:sm_89"),
+        ("NVIDIA GeForce RTX 5090", 12, 0, "cuda:sm_89"),
     ],
 )
 def test_the_target_of_a_gpu(name: str, major: int, minor: int, expected: str | None) -> None:

@@ -33,6 +33,8 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
     library = tmp_path / "vit.so"
     command = ["compile", str(vit), "-o", str(library), "--target", EVERY, "--precision", "fp16"]
     assert cli.main([*command, "--strict", "--dump", str(tmp_path / "dump")]) == 0
+    sizes = read_metadata(library)["images"]
+    assert list(sizes) == [*ARCHITECTURES, "compute_89"] and min(sizes.values()) > 0
     assert "note:" not in capsys.readouterr().out
     steps = read_metadata(library)["steps"]
     assert {step["schedule"]["sketch"] for step in steps} >= {"gemm", "attention", "rows"}
@@ -53,6 +55,19 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
     seen = json.loads(capsys.readouterr().out)
     assert seen["metadata"]["target"]["images"] == list(ARCHITECTURES)
     assert seen["metadata"]["precision"] == "fp16"
+
+
+def test_ptx_may_be_left_out(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    library = tmp_path / "vit.so"
+    command = ["compile", str(vit), "-o", str(library), "--precision", "fp16"]
+    for target, more, images in (
+        ("sm_80", (), ["sm_80", "compute_80"]),
+        ("sm_80", ("--no-ptx",), ["sm_80"]),
+        ("sm_90a", (), ["sm_90a"]),
+    ):
+        assert cli.main([*command, "--target", f"cuda:{target}", *more]) == 0
+        assert list(read_metadata(library)["images"]) == images
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(

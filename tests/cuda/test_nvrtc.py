@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
 
-from gtco.codegen import nvrtc
+from gtco.codegen import nvrtc, sass
 from gtco.codegen.cuda import gpu_code, listing
 from gtco.errors import BuildError
 from gtco.gpu import ARCHITECTURES, gpu_target
@@ -119,6 +120,25 @@ def test_a_program_has_an_image_for_each_architecture():
     text = listing(program(), images)
     assert "// 4 x 1 x 1 blocks of 128 threads with 512 bytes" in text and text.endswith(SCALE)
     assert "// sm_90a:" in text and "0 bytes spilled" in text
+
+
+def test_one_of_the_images_has_ptx_where_it_is_asked_for(tmp_path):
+    target = gpu_target("cuda:sm_75,sm_90a,sm_80")
+    images = gpu_code(program(), target, ptx=True)
+    assert not isinstance(images, Rejection)
+    assert [arch for arch, image in images.items() if image.ptx] == ["sm_80"]
+    text = images["sm_80"].ptx.decode()
+    assert text.startswith(".version 9.0\n.target sm_80\n") and ".entry scale(" in text
+    assert not {line[:1] for line in text.splitlines()} & {"", "\t", "/"}  # a third of it
+    without = gpu_code(program(), target)
+    assert not isinstance(without, Rejection) and not any(i.ptx for i in without.values())
+    # what a driver of such a GPU does
+    (tmp_path / "scale.ptx").write_text(text)
+    for newer in ("sm_100", "sm_120"):
+        out = tmp_path / f"{newer}.cubin"
+        command = [sass.tool("ptxas"), f"-arch={newer}", tmp_path / "scale.ptx", "-o", out]
+        subprocess.run(command, check=True)
+        assert sass.machine_code(out.read_bytes())["scale"].count("STG") > 0
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,15 @@ def test_weights_beside_the_library(driver: FakeDriver, gpu_kernels: Path, tmp_p
         (7, 5, ("sm_80", "sm_90a"), None),
         (9, 1, ("sm_80", "sm_90a"), None),
         (10, 0, ("sm_80", "sm_90a"), None),
+        # PTX where no machine code fits, and the newest of it
+        (8, 6, ("sm_80", "compute_80"), "sm_80"),
+        (9, 0, ("sm_80", "sm_90a", "compute_80"), "sm_90a"),
+        (9, 0, ("sm_80", "compute_80"), "compute_80"),
+        (10, 0, ("sm_80", "sm_90a", "compute_80"), "compute_80"),
+        (12, 0, ("compute_75", "compute_80", "sm_90a"), "compute_80"),
+        (8, 0, ("sm_75", "compute_75"), "compute_75"),
+        (8, 6, ("sm_89", "compute_89"), None),
+        (7, 5, ("sm_80", "compute_80"), None),
     ],
 )
 def test_picks_the_image_of_the_device(
@@ -133,7 +142,7 @@ def test_picks_the_image_of_the_device(
     driver.device(0, major, minor, 1 << 20)
     if loads is None:
         gpu = rf"this GPU \(Fake GPU 0, sm_{major}{minor}\)"
-        text = f"machine code for {', '.join(images)}, which {gpu}"
+        text = f"code for {', '.join(images)}, which {gpu}"
         with pytest.raises(ArtifactError, match=text):
             load(path)
     else:
@@ -154,8 +163,8 @@ def test_picks_the_image_of_the_device(
         (8, 7, "--target cuda:sm_80"),
         (8, 9, "--target cuda:sm_89"),
         (9, 0, "--target cuda:sm_90a"),
-        (10, 0, r"makes none for GPUs newer than sm_90a"),
-        (12, 0, r"makes none for GPUs newer than sm_90a"),
+        (10, 0, "sm_90a alone and --no-ptx leave out: compile it with --target cuda:sm_89"),
+        (12, 0, "--target cuda:sm_89"),
     ],
 )
 def test_no_image_names_a_target_that_there_is(

@@ -22,6 +22,7 @@ from tests.cuda.fake_driver import (
     NON_BLOCKING,
     OUT_OF_MEMORY,
     FakeDriver,
+    ptx,
     small_gpu_artifact,
 )
 from tests.unit.test_runtime_models import check, example_inputs
@@ -33,8 +34,54 @@ def test_a_driver_that_cannot_read_the_image(
     damaged = {"sm_80": dict.fromkeys(("scale_rows", "mask_relu", "total"), b"\x7fELF of CUDA 99")}
     path = write_artifact(small_gpu_artifact(gpu_kernels, images=damaged), tmp_path / "m.so")
     driver.version(12040)
-    text = r"cuModuleLoadData failed with CUDA_ERROR_INVALID_IMAGE"
+    text = r"cuModuleLoadDataEx failed with CUDA_ERROR_INVALID_IMAGE"
     with pytest.raises(ArtifactError, match=rf"driver serves CUDA 12\.4.*{text}"):
+        load(path)
+    driver.check()
+
+
+def test_ptx_that_the_driver_does_not_compile(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    """Its compiler's own words are in the error; so are both versions where the PTX is newer."""
+    names = ("scale_rows", "mask_relu", "total")
+
+    def library(*written: str) -> Path:
+        images = {
+            "sm_80": dict.fromkeys(names, b"damaged"),
+            "compute_80": dict.fromkeys(names, ptx("compute_80", *written)),
+        }
+        return write_artifact(small_gpu_artifact(gpu_kernels, images=images), tmp_path / "m.so")
+
+    driver.device(0, 12, 0, 1 << 20)
+    path = library("Entry function 'scale_rows' uses too much shared data")
+    said = "the driver says: ptxas fatal   : Entry function 'scale_rows' uses too much shared data"
+    called = r"ptxas fatal   : Ptx assembly aborted.* failed with CUDA_ERROR_INVALID_PTX \(218, "
+    with pytest.raises(ArtifactError, match=f"kernel scale_rows.*compute_80.*{said} {called}"):
+        load(path)
+    path = library(str(gpu_kernels), "9.1")
+    text = r"PTX is of version 9\.1, .*serves CUDA 13\.0, .*CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+    with pytest.raises(ArtifactError, match=text):
+        load(path)
+    driver.version(13010)
+    with load(path) as model:
+        check(model(*example_inputs()), *example_inputs())
+    driver.check()
+
+
+def test_a_newer_gpu_with_less_shared_memory_than_the_ptx_takes(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    """sm_80 has 163 KiB for a block, and sm_120 has 99."""
+    base = small_gpu_artifact(gpu_kernels)
+    steps = (replace(base.steps[0], shared=120 << 10), *base.steps[1:])
+    names = ("scale_rows", "mask_relu", "total")
+    images = {"compute_80": dict.fromkeys(names, ptx("compute_80", str(gpu_kernels)))}
+    artifact = replace(base, steps=steps, images=images)
+    path = write_artifact(artifact, tmp_path / "m.so")
+    driver.device(0, 12, 0, 1 << 20)
+    text = r"122880 bytes of shared memory for kernel scale_rows.*--target cuda:sm_80,sm_89"
+    with pytest.raises(ArtifactError, match=text):
         load(path)
     driver.check()
 

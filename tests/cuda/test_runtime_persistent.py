@@ -25,6 +25,7 @@ from tests.cuda.device_tensor import TOTAL, Tensor, Y, check_replays, tensors
 from tests.cuda.fake_driver import (
     NON_BLOCKING,
     FakeDriver,
+    image,
     persistent_kernel,
     small_gpu_artifact,
 )
@@ -141,6 +142,27 @@ def test_a_gpu_with_too_little_shared_memory_for_it_takes_the_graph(
     with load(path) as model:
         assert "takes 122880 bytes of shared memory, more than this GPU" in model.launches
         check(model(*inputs), *inputs)
+    driver.check()
+
+
+def test_a_gpu_that_runs_ptx_takes_the_graph(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    """A driver would take half a minute for the kernel of a large model."""
+    base = small_gpu_artifact(gpu_kernels, persistent=persistent_kernel(gpu_kernels))
+    ptx = dict.fromkeys(("scale_rows", "mask_relu", "total"), image("compute_80", gpu_kernels))
+    artifact = replace(base, images={**base.images, "compute_80": ptx})
+    path = write_artifact(artifact, tmp_path / "m.so")
+    assert read_metadata(path)["images"]["compute_80"] == sum(map(len, ptx.values()))
+    inputs = example_inputs()
+    driver.device(1, 10, 0, 1 << 20)
+    with load(path) as old, load(path, device=1) as new:
+        assert old.launches.startswith("persistent: ")
+        assert new.launches.startswith("graph: 3 kernels; the persistent kernel has no PTX, and")
+        check(old(*inputs), *inputs)
+        check(new(*inputs), *inputs)
+    with pytest.raises(ArtifactError, match=r"asked for.*has no PTX.*Fake GPU 1"):
+        load(path, device=1, launches="persistent")
     driver.check()
 
 

@@ -44,6 +44,19 @@ def test_programs_for_several_architectures_take_what_all_have():
     assert gpu_target("cuda:sm_80,sm_80,a100").images == ("sm_80",)
 
 
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("cuda:sm_80,sm_90a", "sm_80"),
+        ("cuda:sm_90a,sm_89,sm_75", "sm_89"),
+        ("cuda:2080ti", "sm_75"),
+        ("cuda:h100", ""),
+    ],
+)
+def test_what_newer_gpus_run_the_code_of(name: str, arch: str) -> None:
+    assert gpu_target(name).portable == arch
+
+
 @pytest.mark.parametrize("name", [*GPUS, "cuda:sm_80,sm_90a"])
 def test_targets_go_to_json_and_back(name):
     machine = gpu_target(name)
@@ -55,7 +68,7 @@ def test_targets_go_to_json_and_back(name):
     [
         ("cuda:sm_70", "'sm_70'.*CUDA 13 ended what is older than sm_75"),
         ("cuda:V100", "'V100'.*of sm_70, and CUDA 13 ended"),
-        ("cuda:sm_100", "no images are made for what is newer than sm_90a"),
+        ("cuda:sm_100", r"GPUs newer than sm_90a \(Hopper\) run the PTX of sm_89"),
         ("cuda:sm_80,sm_60", "'sm_60'.*CUDA 13"),
         ("cuda:sm_90", "'sm_90'.*sm_90a"),
         ("cuda:sm_86", "'sm_86'.*run images of sm_80"),

@@ -144,5 +144,7 @@ def test_cpus_have_no_launches() -> None:
         check_machine(CompileOptions(launches="auto"), target("x86-64-v3"))
     with pytest.raises(OptionError, match=r"untrusted=True is for GPUs.*'x86-64-v3' is a CPU"):
         check_machine(CompileOptions(untrusted=True), target("x86-64-v3"))
+    with pytest.raises(OptionError, match=r"ptx=False is for GPUs.*'x86-64-v3' is a CPU"):
+        check_machine(CompileOptions(ptx=False), target("x86-64-v3"))
     with pytest.raises(OptionError, match="unknown launches 'fast': choose from graph"):
         CompileOptions(launches="fast")

@@ -39,8 +39,13 @@ enum {
   CUDA_ERROR_NOT_INITIALIZED = 3,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_INVALID_PTX = 218,
+  CUDA_ERROR_JIT_COMPILER_NOT_FOUND = 221,
   CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
+  CUDA_ERROR_JIT_COMPILATION_DISABLED = 223,
 
+  CU_JIT_ERROR_LOG_BUFFER = 5,
+  CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6,
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
   CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH = 95,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
@@ -86,7 +91,8 @@ enum {
   FUNCTION(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
   FUNCTION(cuPointerGetAttributes, cuPointerGetAttributes,                                                            \
            (unsigned count, int* attributes, void** values, CUdeviceptr pointer))                                     \
-  FUNCTION(cuModuleLoadData, cuModuleLoadData, (CUmodule * module, const void* image))                                \
+  FUNCTION(cuModuleLoadDataEx, cuModuleLoadDataEx,                                                                    \
+           (CUmodule * module, const void* image, unsigned count, int* options, void** values))                      \
   FUNCTION(cuModuleUnload, cuModuleUnload, (CUmodule module))                                                         \
   FUNCTION(cuModuleGetFunction, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char* name))      \
   FUNCTION(cuFuncSetAttribute, cuFuncSetAttribute, (CUfunction function, int attribute, int value))                   \

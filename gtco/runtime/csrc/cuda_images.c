@@ -6,16 +6,32 @@
 
 #include "error.h"
 
+#define LOG_BYTES 240             /* of the driver's compiler, what a message has room for */
 #define SHARED_UNASKED (48 << 10) /* a launch may have so much dynamic shared memory without being asked for */
 
 static const gtco_cuda_plan* const plan = &gtco_the_cuda_plan;
+
+static int runs(const gtco_image* image, int major, int minor) {
+  switch (image->code) {
+    case GTCO_CODE_FAMILY: return image->major == major && image->minor <= minor;
+    case GTCO_CODE_EXACT: return image->major == major && image->minor == minor;
+    default: return image->major < major || (image->major == major && image->minor <= minor);
+  }
+}
+
+/* Of two that run: machine code before PTX, the newer before the older, and what is for this very device. */
+static int better(const gtco_image* image, const gtco_image* other) {
+  const int ptx = image->code == GTCO_CODE_PTX;
+  if (ptx != (other->code == GTCO_CODE_PTX)) return !ptx;
+  if (image->major != other->major) return image->major > other->major;
+  return image->minor > other->minor || (image->minor == other->minor && image->code == GTCO_CODE_EXACT);
+}
 
 const gtco_image* gtco_pick_image(const gtco_cuda_plan* from, int major, int minor) {
   const gtco_image* best = NULL;
   for (int i = 0; i < from->num_images; ++i) {
     const gtco_image* image = &from->images[i];
-    if (image->major != major || (image->exact ? image->minor != minor : image->minor > minor)) continue;
-    if (!best || image->minor > best->minor || (image->minor == best->minor && image->exact)) best = image;
+    if (runs(image, major, minor) && (!best || better(image, best))) best = image;
   }
   return best;
 }
@@ -26,7 +42,8 @@ static const char* advice(int major, int minor) {
   if (major == 8) return minor < 9 ? "compile it with --target cuda:sm_80" : "compile it with --target cuda:sm_89";
   if (major == 7 && minor >= 5) return "compile it with --target cuda:sm_75";
   if (major < 8) return "CUDA 13 ended GPUs older than sm_75 (Turing): run the model on another one";
-  return "this version of gtco makes none for GPUs newer than sm_90a (Hopper): run the model on another one";
+  return "GPUs newer than sm_90a (Hopper) run PTX, which sm_90a alone and --no-ptx leave out: compile it with --target "
+         "cuda:sm_89 for them";
 }
 
 static gtco_status no_image(int major, int minor, const char* name, char* message) {
@@ -37,36 +54,73 @@ static gtco_status no_image(int major, int minor, const char* name, char* messag
     if (n > 0) used += (size_t)n;
   }
   return gtco_fail(message, GTCO_ERROR_IMAGE,
-                   "model '%s' has machine code for %s, which this GPU (%s, sm_%d%d) does not run; %s",
+                   "model '%s' has code for %s, which this GPU (%s, sm_%d%d) does not run; %s",
                    gtco_the_plan.name, known, name, major, minor, advice(major, minor));
+}
+
+/* Why the driver takes the image of a kernel not. `log`: what its compiler said. */
+static gtco_status not_loaded(CUresult result, const gtco_image* image, const char* name, const gtco_cubin* cubin,
+                              const char* log, const char* device, char* message) {
+  const int driver = gtco_driver_version();
+  gtco_status status;
+  if (image->code != GTCO_CODE_PTX) {
+    status = gtco_driver_fail(
+        message, result, "cuModuleLoadDataEx",
+        "loading kernel %s (%s) on %s; the driver serves CUDA %d.%d, and one older than what compiled the model cannot "
+        "read its machine code: update it then",
+        name, image->name, device, driver / 1000, driver % 1000 / 10);
+  } else if (result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
+    const char* version = (const char*)gtco_the_images + cubin->offset + strlen(".version "); /* so PTX begins */
+    status = gtco_driver_fail(
+        message, result, "cuModuleLoadDataEx",
+        "compiling kernel %s (%s) for %s; its PTX is of version %.*s, and the driver, which serves CUDA %d.%d, knows none so "
+        "new: update it",
+        name, image->name, device, (int)strcspn(version, "\n"), version, driver / 1000, driver % 1000 / 10);
+  } else {
+    status = gtco_driver_fail(message, result, "cuModuleLoadDataEx", "compiling kernel %s (%s) for %s; the driver says: %s",
+                              name, image->name, device, log[0] ? log : "nothing");
+  }
+  switch (result) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED: return GTCO_ERROR_IMAGE;
+    default: return status;
+  }
+}
+
+/* The image in a module; what is PTX the driver compiles. */
+static gtco_status load_module(const gtco_image* image, const char* name, const gtco_cubin* cubin, const char* device,
+                               CUmodule* module, char* message) {
+  char log[LOG_BYTES] = "";
+  int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  void* values[] = {log, (void*)(uintptr_t)(sizeof log - 1)}; /* the size by value, and what was written comes back in it */
+  CUresult result = gtco_cuda()->cuModuleLoadDataEx(module, gtco_the_images + cubin->offset, 2, options, values);
+  if (result == CUDA_SUCCESS) return GTCO_OK;
+  *module = NULL;
+  log[sizeof log - 1] = '\0';
+  for (size_t i = strlen(log); i-- > 0;)
+    if (log[i] == '\n') log[i] = log[i + 1] ? ' ' : '\0';
+  return not_loaded(result, image, name, cubin, log, device, message);
 }
 
 /* One kernel of `image`: its module and function, and whether the device gives its blocks their shared memory. */
 static gtco_status load_one(const gtco_image* image, const char* name, const gtco_cubin* cubin, uint32_t shared,
                             const char* device, CUmodule* module, CUfunction* function, int* fits, char* message) {
-  CUresult result = gtco_cuda()->cuModuleLoadData(module, gtco_the_images + cubin->offset);
   *fits = 1;
-  if (result != CUDA_SUCCESS) {
-    *module = NULL;
-    const int version = gtco_driver_version();
-    gtco_status status = gtco_driver_fail(
-        message, result, "cuModuleLoadData",
-        "loading kernel %s (%s) on %s; the driver serves CUDA %d.%d, and one older than what compiled the model cannot "
-        "read its machine code: update it then",
-        name, image->name, device, version / 1000, version % 1000 / 10);
-    const int unread = result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU ||
-                       result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-    return unread ? GTCO_ERROR_IMAGE : status;
-  }
+  gtco_status status = load_module(image, name, cubin, device, module, message);
+  if (status != GTCO_OK) return status;
   GTCO_CUDA_TRY(message, cuModuleGetFunction, (function, *module, name), "looking for kernel %s in its image for %s", name,
                 image->name);
   if (shared <= SHARED_UNASKED) return GTCO_OK;
-  result = gtco_cuda()->cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+  CUresult result = gtco_cuda()->cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
   if (result == CUDA_SUCCESS) return GTCO_OK;
   *fits = result != CUDA_ERROR_INVALID_VALUE;
   return gtco_driver_fail(message, result, "cuFuncSetAttribute",
-                          "asking %s for %u bytes of shared memory for kernel %s; a later minor version may give a block "
-                          "less than %s does: compile for both then (--target cuda:sm_80,sm_89)",
+                          "asking %s for %u bytes of shared memory for kernel %s; a later version may give a block less "
+                          "than %s does: compile for both then (--target cuda:sm_80,sm_89)",
                           device, shared, name, image->name);
 }
 
@@ -78,12 +132,14 @@ static gtco_status load_function(int number, const char* device, gtco_kernels* k
   return fits ? status : GTCO_ERROR_IMAGE;
 }
 
-/* Where it needs more shared memory than there is, the model goes without it. */
+/* Where it needs more shared memory than there is, and where the GPU runs PTX, the model goes without it. */
 static gtco_status load_persistent(const char* device, gtco_kernels* kernels, char* message) {
   const gtco_persistent* kernel = plan->persistent;
+  const gtco_cubin* cubin = &kernel->cubins[kernels->image - plan->images];
   int fits;
-  gtco_status status = load_one(kernels->image, kernel->name, &kernel->cubins[kernels->image - plan->images],
-                                kernel->shared, device, &kernels->persistent_module, &kernels->persistent, &fits, message);
+  if (!cubin->bytes) return GTCO_OK;
+  gtco_status status = load_one(kernels->image, kernel->name, cubin, kernel->shared, device, &kernels->persistent_module,
+                                &kernels->persistent, &fits, message);
   if (fits) return status;
   kernels->persistent = NULL;
   message[0] = '\0';

@@ -10,14 +10,15 @@ typedef struct {
   CUmodule* modules;     /* one a function of the plan */
   CUfunction* functions; /* the plan's, in its order */
   CUmodule persistent_module;
-  CUfunction persistent; /* NULL where the library has none, or the device too little shared memory for it */
+  CUfunction persistent; /* NULL where the library has none, or the device too little shared memory or PTX for it */
 } gtco_kernels;
 
-/* The image that a device of compute capability major.minor runs: sm_90a on 9.0 alone, sm_80 also on 8.6 and 8.9; NULL
- * where there is none. */
+/* The image that a device of compute capability major.minor runs: sm_90a on 9.0 alone, sm_80 also on 8.6 and 8.9, and
+ * where none of these does the newest PTX that is not newer than the device; NULL where there is none. */
 const gtco_image* gtco_pick_image(const gtco_cuda_plan* plan, int major, int minor);
 
-/* Loads the kernels of the image for this device into the current context. On failure nothing stays loaded. `name`: the
+/* Loads the kernels of the image for this device into the current context: what is PTX the driver compiles, the first time
+ * on this machine, and keeps (in ~/.nv/ComputeCache). On failure nothing stays loaded. `name`: the
  * device's. */
 gtco_status gtco_kernels_load(int major, int minor, const char* name, gtco_kernels* kernels, char* message);
 

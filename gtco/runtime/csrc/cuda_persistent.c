@@ -26,6 +26,10 @@ static gtco_status room(const gtco_device* device, unsigned* blocks, char* why, 
     snprintf(why, GTCO_REASON_BYTES, "the library was compiled without the persistent kernel");
     return GTCO_OK;
   }
+  if (device->kernels.image->code == GTCO_CODE_PTX) {
+    snprintf(why, GTCO_REASON_BYTES, "the persistent kernel has no PTX, and this GPU runs none of the library's machine code");
+    return GTCO_OK;
+  }
   if (!device->kernels.persistent) { /* what it needs is more than the device gives */
     snprintf(why, GTCO_REASON_BYTES, "the persistent kernel takes %u bytes of shared memory, more than this GPU gives a block",
              kernel->shared);

@@ -24,11 +24,17 @@ typedef struct {
   int64_t offset, bytes; /* in gtco_the_images */
 } gtco_cubin;
 
+enum {
+  GTCO_CODE_FAMILY, /* sm_80: runs on 8.0 and on a later minor version */
+  GTCO_CODE_EXACT,  /* sm_90a: runs on 9.0 alone */
+  GTCO_CODE_PTX     /* compute_80: the driver compiles it for 8.0 and all that is newer */
+};
+
 /* The kernels for one architecture. */
 typedef struct {
   const char* name; /* "sm_80" */
   int32_t major, minor;
-  int32_t exact;            /* sm_90a: runs on 9.0 alone; without the letter also on a later minor version */
+  int32_t code;             /* GTCO_CODE_... */
   const gtco_cubin* cubins; /* one a function */
 } gtco_image;
 
@@ -52,7 +58,7 @@ typedef struct {
 typedef struct {
   const char* name;
   const gtco_device_step* steps;
-  const gtco_cubin* cubins; /* one an image of the plan */
+  const gtco_cubin* cubins; /* one an image of the plan, of PTX empty */
   uint32_t threads, shared; /* of a block */
 } gtco_persistent;
 

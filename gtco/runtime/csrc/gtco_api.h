@@ -30,7 +30,7 @@ typedef enum {
   GTCO_ERROR_BUSY = 6,     /* another thread is inside gtco_run with this handle: open one handle per thread */
   GTCO_ERROR_DRIVER = 7,   /* a model for GPUs: there is no NVIDIA driver, or it is too old */
   GTCO_ERROR_DEVICE = 8,   /* there is no such GPU, or a call of the driver failed; the message has the error's name */
-  GTCO_ERROR_IMAGE = 9     /* the library holds no machine code that runs on this GPU */
+  GTCO_ERROR_IMAGE = 9     /* the library holds neither machine code nor PTX that runs on this GPU */
 } gtco_status;
 
 typedef enum {

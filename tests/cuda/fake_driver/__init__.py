@@ -174,8 +174,18 @@ def compile_kernels(source: str, folder: Path, *flags: str) -> Path:
 
 
 def image(architecture: str, kernels: Path) -> bytes:
-    """A cubin that the fake driver takes."""
+    """A cubin that the fake driver takes; of ``compute_80`` PTX."""
+    if architecture.startswith("compute_"):
+        return ptx(architecture, str(kernels))
     return f"GTCOFAKE {architecture} {kernels}".encode()
+
+
+def ptx(architecture: str, kernels: str, version: str = "9.0") -> bytes:
+    """PTX that the fake driver compiles; where ``kernels`` is no absolute path that fails, and the
+    driver's log has it.
+    """
+    target = architecture.replace("compute_", "sm_")
+    return f".version {version}\n.target {target}\n// {kernels}\n".encode()
 
 
 def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:

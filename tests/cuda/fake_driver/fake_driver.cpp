@@ -4,9 +4,11 @@
 // checked for its context and its life. What a program does wrong is a line of fake_faults(); what it has not given back,
 // of fake_live(). fake_fail(n, code) makes the n-th call from now fail.
 //
-// An image is "GTCOFAKE ARCH PATH": kernels are functions of the shared object PATH, `void KERNEL(void** arguments, const
-// unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says how many arguments it has. One with
-// `int KERNEL_sizes[]` is launched cooperatively and is given copies of its parameters, of so many bytes, not pointers.
+// An image is "GTCOFAKE ARCH PATH", or PTX of the three lines ".version 9.0", ".target sm_80" and "// PATH"; with a PATH
+// that is not absolute its compilation fails, and the log has that line. Kernels are functions of the shared object PATH,
+// `void KERNEL(void** arguments, const unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says
+// how many arguments it has. One with `int KERNEL_sizes[]` is launched cooperatively and is given copies of its parameters,
+// of so many bytes, not pointers.
 #include "machine.h"
 
 API int cuInit(unsigned flags) {
@@ -198,15 +200,39 @@ API int cuPointerGetAttributes(unsigned count, int* attributes, void** values, u
   return OK;
 }
 
-API int cuModuleLoadData(Module** out, const void* image) {
+namespace {
+// What its compiler makes of PTX, of versions up to n - 4 for CUDA n: 9.0 begins with 13.0.
+int compiled(const Device& d, const char* ptx, unsigned count, const int* options, void** values, char path[4096]) {
+  int major = 0, minor = 0, target = 0;
+  if (sscanf(ptx, ".version %d.%d\n.target sm_%d\n// %4095[^\n]", &major, &minor, &target, path) != 4) return INVALID_PTX;
+  if (std::pair(major, minor) > std::pair(version / 1000 - 4, version % 1000 / 10)) return UNSUPPORTED_PTX;
+  if (target > 10 * d.major + d.minor) return NO_BINARY;
+  if (path[0] == '/') return OK;
+  char* log = nullptr;
+  for (unsigned i = 0; i < count; ++i) {
+    if (options[i] == 5) log = (char*)values[i];
+    if (options[i] == 6 && log) {
+      snprintf(log, (size_t)values[i], "ptxas fatal   : %s\nptxas fatal   : Ptx assembly aborted due to errors\n", path);
+      values[i] = (void*)strlen(log);
+    }
+  }
+  return INVALID_PTX;
+}
+}  // namespace
+
+API int cuModuleLoadDataEx(Module** out, const void* image, unsigned count, int* options, void** values) {
   BEGIN;
   IN_CONTEXT;
   char magic[16] = "", arch[16] = "", path[4096] = "";
-  if (sscanf((const char*)image, "%15s %15s %4095s", magic, arch, path) != 3 || strcmp(magic, "GTCOFAKE")) return INVALID_IMAGE;
-  int number = atoi(arch + 3);
   Device& d = device(context->device);
-  bool exact = arch[strlen(arch) - 1] == 'a';
-  if (number / 10 != d.major || (exact ? number % 10 != d.minor : number % 10 > d.minor)) return NO_BINARY;
+  if (!strncmp((const char*)image, ".version", 8)) {
+    if (int wrong = compiled(d, (const char*)image, count, options, values, path)) return wrong;
+  } else {
+    if (sscanf((const char*)image, "%15s %15s %4095s", magic, arch, path) != 3 || strcmp(magic, "GTCOFAKE")) return INVALID_IMAGE;
+    int number = atoi(arch + 3);
+    bool exact = arch[strlen(arch) - 1] == 'a';
+    if (number / 10 != d.major || (exact ? number % 10 != d.minor : number % 10 > d.minor)) return NO_BINARY;
+  }
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!library) { fault(std::string("the image's kernels cannot be opened: ") + dlerror()); return INVALID_IMAGE; }
   modules.push_back(std::make_unique<Module>(Module{context, library}));

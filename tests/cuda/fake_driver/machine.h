@@ -27,7 +27,7 @@ namespace {
 
 enum {
   OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-  INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+  INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, UNSUPPORTED_PTX = 222, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
   ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, TOO_LARGE = 720, CAPTURE_UNSUPPORTED = 900, CAPTURE_ISOLATION = 905,
   CAPTURE_IMPLICIT = 906, UNKNOWN = 999,
 };
@@ -42,6 +42,8 @@ const std::map<int, std::pair<const char*, const char*>> NAMES = {
     {INVALID_IMAGE, {"CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"}},
     {INVALID_CONTEXT, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
     {NO_BINARY, {"CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"}},
+    {INVALID_PTX, {"CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"}},
+    {UNSUPPORTED_PTX, {"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "the provided PTX was compiled with an unsupported toolchain."}},
     {INVALID_HANDLE, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
     {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
     {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
@@ -173,6 +175,7 @@ struct Device {
   unsigned shared_limit() const {  // of a block that asks for it
     if (major == 7) return 64 << 10;
     if (major == 8) return (minor == 0 || minor == 7 ? 163 : 99) << 10;
+    if (major == 12) return 99 << 10;
     return 227 << 10;
   }
   Context context;
