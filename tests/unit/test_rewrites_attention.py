@@ -89,6 +89,31 @@ def test_guard_makes_a_row_zero_that_is_masked_whole(reshaped: bool) -> None:
     np.testing.assert_allclose(y, graph.evaluate(x)["y"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1, 1), (3, 2, 1, 1), (1,), ()])
+@pytest.mark.parametrize("inside", ["nothing", "a scale", "a bias"])
+def test_a_temperature_of_each_head(shape: tuple[int, ...], inside: str) -> None:
+    """As in Swin V2: (q k^T) * t + b with t at run time. A bias that t multiplies too stays."""
+    types = {"q": TensorType((3, 2, 5, 4)), "k": TensorType((3, 2, 7, 4)), "t": TensorType(shape)}
+    graph = Graph(("q", "k", "t"), (), types)
+    scores = graph.add("matmul", ("q", graph.add("permute", ("k",), axes=(0, 1, 3, 2))))
+    if inside == "a scale":
+        scores = graph.add("multiply", (number(graph, 0.5), scores))
+    elif inside == "a bias":
+        scores = graph.add("add", (scores, weights(graph, 2, 5, 7)))
+    scores = graph.add("multiply", (scores, "t"))
+    scores = graph.add("add", (scores, weights(graph, 2, 5, 7)))
+    p = graph.add("softmax", (scores,), axis=3)
+    graph.add("matmul", (p, "k"), output="y")
+    graph.outputs = ("y",)
+    after = canonicalize(graph.check())
+    assert ("attention" in after.histogram()) == (inside != "a bias")
+    x = {
+        name: RNG.standard_normal(kind.shape).astype(np.float32) * 3 for name, kind in types.items()
+    }
+    wanted, got = (g.evaluate(x)["y"] for g in (graph, after))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_probabilities_that_someone_else_reads_stay() -> None:
     def body(g: Graph, x: str) -> str:
         p = g.add(

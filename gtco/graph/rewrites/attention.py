@@ -10,6 +10,9 @@ after:  attention(q, k, v, where(mask, 0, low)) {hidden=low}
 before: matmul(where(isnan(p), 0, p), v), p = softmax(...)
 after:  attention(...) {guarded}
 
+before: matmul(softmax(matmul(q, permute(k)) * t + b), v), t one number a head (Swin V2, eq. 2)
+after:  attention(q * t, k, v, b)
+
 A row whose every key is hidden, NaN and infinities come out as before.
 """
 
@@ -40,13 +43,15 @@ class _Scores:
     The tensor is multiplied by ``scale``; then come ``terms``, from the last to the first, in the
     shape that softmax sees. (t, factor): t times the factor is added. (condition, hides):
     ``hidden`` stands where the condition does not hold, or with ``hides`` where it holds.
-    ``path`` are the reshapes in between, outermost first.
+    ``path`` are the reshapes in between, outermost first. ``factors`` are tensors that multiply
+    whole heads of the product itself, below all else.
     """
 
     scale: float = 1.0
     terms: tuple[tuple[str, float] | tuple[str, bool], ...] = ()
     hidden: float | None = None
     path: tuple[Operator, ...] = ()
+    factors: tuple[str, ...] = ()
 
 
 def attention(graph: Graph) -> Graph:
@@ -108,6 +113,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
         graph.types[q].shape[:-2] != inner or graph.types[kt].shape[:-2] != inner
     ):
         return None
+    for factor in scores.factors:
+        q = graph.add("multiply", (q, factor), name=product.name)
     rank = len(graph.types[kt].shape)
     k = graph.add("permute", (kt,), name=product.name, axes=(*range(rank - 2), rank - 1, rank - 2))
     if lead != inner:
@@ -143,7 +150,7 @@ def _product(
             factor = scalar(graph, c)
             if factor is not None and graph.types[x] == op.type:
                 return _product(graph, x, replace(scores, scale=scores.scale * factor), shape)
-        return None
+        return _by_heads(graph, op, scores, shape)
     if op.kind == "reshape" and op.type.shape[-2:] == graph.types[op.inputs[0]].shape[-2:]:
         return _product(graph, op.inputs[0], replace(scores, path=(*scores.path, op)), shape)
     if op.kind == "add":
@@ -157,6 +164,24 @@ def _product(
                 )
         return None
     return _masked(graph, op, scores, shape) if op.kind == "where" else None
+
+
+def _by_heads(
+    graph: Graph, op: Operator, scores: _Scores, shape: tuple[int | str, ...]
+) -> tuple[Operator, _Scores] | None:
+    """(q @ k^T) * t, where t is one number for all scores of a head, nothing but scalars between.
+    """
+    for x, t in (op.inputs, op.inputs[::-1]):
+        heads = graph.types[t].shape
+        if graph.types[x] != op.type or any(n != 1 for n in heads[-2:]):
+            continue
+        found = _product(graph, x, _Scores(), shape)
+        if found is None or found[1] != _Scores(found[1].scale, factors=found[1].factors):
+            continue
+        product, inner = found
+        factors = (*scores.factors, *inner.factors, t)
+        return product, replace(scores, scale=scores.scale * inner.scale, factors=factors)
+    return None
 
 
 def _apart(graph: Graph, term: str, scores: _Scores) -> bool:
