@@ -319,11 +319,14 @@ __device__ __forceinline__ void prefetch(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
 
-// The same pointer, known to be one to global memory.
+// The same pointer, known to be one to global memory. By the casts: an assumption that it is one is
+// lost in some functions, which then load and store generically. Something must stand between the
+// casts, or the compiler takes both away.
 template <class T>
 __device__ __forceinline__ T* in_global(T* pointer) {
-  __builtin_assume(__isGlobal(pointer));
-  return pointer;
+  uint64_t global = __cvta_generic_to_global(pointer);
+  asm("" : "+l"(global));
+  return static_cast<T*>(__cvta_global_to_generic(global));
 }
 
 }  // namespace gtco

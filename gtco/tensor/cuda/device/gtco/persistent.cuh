@@ -13,11 +13,17 @@
 
 namespace gtco {
 
-// A block keeps the addresses of the step's buffers ahead of the stages' shared memory.
-static_assert(MOST_POINTERS * sizeof(Pointer) <= GTCO_RESERVED, "they have room");
+// A block keeps the addresses of the step's buffers ahead of the stages' shared memory, and behind
+// them the step to come.
+constexpr int STEP_WORDS = sizeof(Step) / sizeof(uint32_t);
+static_assert(MOST_POINTERS * sizeof(Pointer) + sizeof(Step) <= GTCO_RESERVED, "they have room");
 __device__ __forceinline__ Pointer* step_buffers() {
   GTCO_SHARED(shared);
   return reinterpret_cast<Pointer*>(shared - GTCO_RESERVED);
+}
+
+__device__ __forceinline__ Step* next_step() {
+  return reinterpret_cast<Step*>(step_buffers() + MOST_POINTERS);
 }
 
 // The step's i-th buffer.
@@ -46,32 +52,33 @@ __device__ __forceinline__ void prefetch_all(const unsigned char* weights, uint3
   for (uint32_t i = first; i < (bytes + LINE - 1) / LINE; i += all) prefetch(weights + i * LINE);
 }
 
-// kernels(kernel, blocks) does a step.
+// kernels(kernel, blocks) does a step. All that is alive beside it is the step's number: what a stage
+// does not get of the registers, it spills.
 template <class Kernels>
 __device__ __forceinline__ void walk(const Step* steps, int count, const Pointer* pointers,
                                      const Tensors& tensors, Barrier* barrier,
                                      const Kernels& kernels) {
-  Step next = steps[0];
-  for (int s = 0;; ++s) {
+  for (int s = 0; s < count; ++s) {
     const int mine = int(threadIdx.x);
-    Pointer own = mine < next.num_refs ? pointers[next.first_ref + mine] : 0;
-    Pointer weights = next.prefetch_bytes ? pointers[next.prefetch_ref] : 0;
+    const Step step = s > 0 ? *next_step() : steps[0];
+    Pointer own = mine < step.num_refs ? pointers[step.first_ref + mine] : 0;
+    const Pointer weights = s > 0 && step.prefetch_bytes ? pointers[step.prefetch_ref] : 0;
+    const bool copies = s + 1 < count && mine < STEP_WORDS;
+    const uint32_t word = copies ? reinterpret_cast<const uint32_t*>(steps + s + 1)[mine] : 0;
     uint32_t ticket = 0;
     if (s > 0) {
       sync_all();  // the block has done the step before, and read where its buffers are
       if (mine == 0) ticket = grid_arrive(&barrier->word);
     }
     if (own & 1) own = reinterpret_cast<Pointer>(tensors.at[own >> 1]);
-    if (mine < next.num_refs) step_buffers()[mine] = own;
+    if (mine < step.num_refs) step_buffers()[mine] = own;
     if (s > 0) {
-      prefetch_all(reinterpret_cast<const unsigned char*>(weights), next.prefetch_bytes);
+      prefetch_all(reinterpret_cast<const unsigned char*>(weights), step.prefetch_bytes);
       if (mine == 0) grid_wait(&barrier->word, ticket);
     }
+    if (copies) reinterpret_cast<uint32_t*>(next_step())[mine] = word;
     sync_all();  // its buffers are there, and what other blocks wrote
-    const Step step = next;
-    if (s + 1 < count) next = steps[s + 1];  // there when it is needed, behind this step
     kernels(step.kernel, step.tasks);
-    if (s + 1 == count) return;
   }
 }
 
