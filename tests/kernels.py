@@ -194,6 +194,17 @@ def finest(sketch: Sketch) -> Config:
     return Config(sketch.name, tuple(chosen.items()))
 
 
+def config_with(sketch: Sketch, **choices: int | str) -> Config:
+    """The config with these choices, and of what else is to be decided the first option."""
+    chosen: dict[str, int | str] = {}
+    while decision := sketch.next_decision(chosen):
+        choice = choices.get(decision.name, decision.options[0])
+        assert choice in decision.options, f"{decision.name}={choice}: {decision.options}"
+        chosen[decision.name] = choice
+    assert chosen.keys() >= choices.keys(), f"of {choices} there are {chosen}"
+    return Config(sketch.name, tuple(chosen.items()))
+
+
 def first_config(sketch: Sketch) -> Config:
     return next(iter(configs(sketch)))
 

@@ -156,7 +156,7 @@ class AnalyticPolicy(PricingPolicy):
                 return tuple(options[i] for i in fastest[:TILES_KEPT])
             case "parallel":  # more tasks than that only cost packing and hand-outs
                 return tuple(o for o in options if int(o) <= tasks) or options[:1]
-            case "overlap":  # never costs by equation 5
+            case "overlap" | "order":  # the first never costs by equation 5; the usual order
                 return options[:1]
         return options
 

@@ -71,7 +71,7 @@ def adapted(space: Space, config: Config) -> Config | None:
     wanted = config.to_json()
     chosen: dict[str, Option] = {}
     while decision := space.next_decision(chosen):
-        choice, options = wanted.get(decision.name), decision.options
+        choice, options = wanted.get(decision.name, decision.unsaid), decision.options
         numbers = [option for option in options if isinstance(option, int)]
         if choice in options:
             chosen[decision.name] = options[options.index(choice)]

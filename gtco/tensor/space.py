@@ -30,9 +30,18 @@ SKETCH = "sketch"  # the name of the first decision
 # - registers: results that are summed up side by side;
 # - operand: where an operand is read from;
 # - block: extents of a loop that stay in a cache;
-# - overlap: whether memory is asked ahead of its use, the overlapping option first.
+# - overlap: whether and how memory is asked ahead of its use, the overlapping option first;
+# - order: which of two loops is the outer one, the usual order first.
 Role = Literal[
-    "structure", "micro-kernel", "parallel", "grain", "registers", "operand", "block", "overlap"
+    "structure",
+    "micro-kernel",
+    "parallel",
+    "grain",
+    "registers",
+    "operand",
+    "block",
+    "overlap",
+    "order",
 ]
 
 

@@ -16,6 +16,7 @@ from gtco.target import target
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Decision, Option, Space
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
+from tests.kernels import config_with
 
 V4 = target("x86-64-v4")
 SIZE = 16
@@ -129,4 +130,7 @@ def test_a_config_of_a_similar_stage() -> None:
             assert other.check(there) is None
             assert there.by_name.get("tile") == config.by_name.get("tile")
     assert adapted(other, Config("gemm", (("tile", "99x9"),))) is None
+    said = config_with(one.sketches[0], order="panels")
+    before = tuple(choice for choice in said.choices if choice[0] != "order")
+    assert adapted(one, Config("gemm", before)) == said  # written when there was one order
     assert adapted(other, Config("no such sketch")) is None

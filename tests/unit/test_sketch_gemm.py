@@ -12,11 +12,23 @@ import random
 import numpy as np
 import pytest
 
+from gtco.search.statements import statements
+from gtco.target import target
+from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.operators import ELEMENTWISE, OPERATORS
 from gtco.tensor.sketch import gemm
-from gtco.tensor.space import Sketch, configs
+from gtco.tensor.space import Program, Sketch, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
-from tests.kernels import build, fresh_seed, reference, runnable, targets
+from tests.kernels import (
+    assert_close,
+    build,
+    config_with,
+    fresh_seed,
+    random_inputs,
+    reference,
+    runnable,
+    targets,
+)
 
 T = TensorType
 
@@ -73,6 +85,79 @@ def test_large_depth_is_blocked(name: str) -> None:
     options = {c["kc"] for c in distinct(gemm.match(stage, runnable(name)))}
     assert len(options) > 2
     check(stage, name, 6)
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("order", ["panels", "rows"])
+@pytest.mark.parametrize("how", ["next", "none", "both"])
+@pytest.mark.parametrize(("kc", "a"), [(333, "direct"), (112, "packed"), (333, "packed")])
+def test_orders_and_prefetching(kc: int, a: str, how: str, order: str, name: str) -> None:
+    """What is asked for beyond the last panel and the last row is no fault; one block of rows at a
+    time, or one panel.
+    """
+    stage, machine = dense(35, 333, 75), runnable(name)
+    sketch = gemm.match(stage, machine)
+    arrays = random_inputs(stage, fresh_seed())
+    config = config_with(sketch, tile="6x2", kc=kc, a=a, order=order, prefetch=how)
+    assert sketch.blocks_at_once(config) == (1 if order == "rows" else 6)
+    assert_close(build(sketch, config, machine)(*arrays), reference(stage, arrays), 1e-5)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_rows_outside_of_a_product_that_packs_both(name: str) -> None:
+    """B, which is computed, is packed in the first pass and used by all others."""
+    stage = make_stage(
+        [
+            op("permute", ("b",), "t", (45, 70), axes=(1, 0)),
+            op("matmul", ("a", "t"), "c", (33, 70)),
+        ],
+        {"a": T((33, 45)), "b": T((70, 45))},
+        [],
+    )
+    machine = runnable(name)
+    sketch = gemm.match(stage, machine)
+    arrays = random_inputs(stage, fresh_seed())
+    found = [c for c in distinct(sketch) if c.by_name.get("order") == "rows"]
+    assert found and all(c["kc"] == 45 for c in found)
+    for config in random.Random(fresh_seed()).sample(found, 3):
+        assert_close(build(sketch, config, machine)(*arrays), reference(stage, arrays), 1e-5)
+
+
+def test_what_is_packed_of_a_by_rows_stays_in_l1() -> None:
+    """A thread's scratch holds one block of rows, not all that a task has."""
+    sketch = gemm.match(dense(197, 192, 576), target("x86-64-v4"))
+    sizes = []
+    for order in ("panels", "rows"):
+        program = sketch.build(config_with(sketch, a="packed", kc=192, order=order), "k")
+        assert isinstance(program, Program)
+        sizes.append(program.workspace)
+    assert sizes[0] > 197 * 192 * 4 and sizes[1] < 16 << 10
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize(("m", "tile"), [(1, "1x4"), (5, "5x2"), (48, "6x2")])
+def test_lines_that_are_asked_for(m: int, tile: str, name: str) -> None:
+    """Every line of a panel while the one before is computed, however few blocks of rows share in
+    it; with ``both`` each line that an iteration reads besides.
+    """
+    machine, k, n = runnable(name), 96, 128
+    sketch = gemm.match(dense(m, k, n), machine)
+    row = MicroKernel.parse(tile, machine.lanes)
+    lines = k * n * 4 / 64
+    asked = {}
+    for how in ("next", "none", "both"):
+        config = config_with(sketch, tile=tile, chunks_m=1, chunks_n=1, a="direct", prefetch=how)
+        program = sketch.build(config, "k")
+        assert isinstance(program, Program)
+        found = statements(program, sketch.stage, 4 * machine.lanes)
+        asked[how] = round(sum(s.runs * s.operations.get("prefetch", 0) for s in found))
+    blocks, panels = -(-m // row.rows), -(-n // row.columns)
+    rows = blocks * panels * k if m > 1 else 0  # A's, one an iteration
+    assert asked["none"] == 0
+    assert asked["next"] - rows >= lines
+    if blocks == 1:
+        assert asked["next"] - rows == lines
+    assert asked["both"] - asked["next"] == blocks * lines
 
 
 @pytest.mark.parametrize("name", targets())

@@ -11,6 +11,9 @@ blocks (S), k (R), tile (S).
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
 
+By ``order=rows`` the block of rows is the outermost loop of a task: what is packed of A stays in L1
+and is used by all panels there, and B comes from L2 for each block.
+
 M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own
 micro-kernel.
 """
@@ -201,10 +204,12 @@ class Gemm:
             return Decision("b", "operand", ("direct", "packed"))
         if "kc" not in chosen:
             return Decision("kc", "block", self.depth_options)
+        if "order" not in chosen and self.reorders(chosen):
+            return Decision("order", "order", ("panels", "rows"), unsaid="panels")
         if "mc" not in chosen and (options := self.height_options(chosen)):
             return Decision("mc", "block", options)
         if "prefetch" not in chosen:
-            ahead = ("next", "none") if self.constant_b else ("none",)
+            ahead = ("next", "none", "both") if self.constant_b else ("none",)
             return Decision("prefetch", "overlap", ahead)
         return None
 
@@ -225,11 +230,22 @@ class Gemm:
                 options.add(min(k, ceil(k / blocks / unit) * unit))
         return tuple(sorted(options))
 
+    def reorders(self, chosen: Mapping[str, Option]) -> bool:
+        """May row blocks be the outer loop, and panels the inner one? There are several of both,
+        and a block of B that is packed is packed once.
+        """
+        tile = self.row(chosen)
+        shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        kept = self.constant_b or chosen.get("b") == "direct" or chosen["kc"] == self.view.k
+        return shape.task_blocks > 1 and shape.task_panels > 1 and kept
+
     def height_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
         """Numbers of row blocks that are packed, or read panel after panel, at once: what fits a
         quarter and an eighth of L2, which the panels and the results share. None where a task's
-        rows fit half of it, or are read once only.
+        rows fit half of it, are read once only, or go one block after the other.
         """
+        if chosen.get("order") == "rows":
+            return ()
         tile = self.row(chosen)
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         capacity = self.target.level("L2").capacity
@@ -243,7 +259,9 @@ class Gemm:
 
     def blocks_at_once(self, config: Config) -> int:
         """Row blocks of a task that one pass over its panels works on."""
-        return int(dict(config.choices).get("mc", self.shape(config).task_blocks))
+        if config.by_name.get("order") == "rows":
+            return 1
+        return int(config.by_name.get("mc", self.shape(config).task_blocks))
 
     @property
     def depth_unit(self) -> int:
@@ -270,7 +288,7 @@ class Gemm:
         if config["a"] == "direct":
             stride = self.direct_rows or 0
             conflicts = stride * item_a % 4096 == 0 and height > 8
-            followed = config["prefetch"] == "next" and stride == v.k and kblocks == 1
+            followed = config["prefetch"] != "none" and stride == v.k and kblocks == 1
             a_stream = Stream(
                 a_tile * (self.target.lanes if conflicts else 1),
                 item_a * rows * kc,
@@ -282,7 +300,7 @@ class Gemm:
         micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
         once = self.constant_b and passes == 1
         weights = Stream(b_panel, item_b * v.k * v.n, "DRAM" if once else "")
-        panel = Layer(panels, (weights,), overlapped=config["prefetch"] == "next")
+        panel = Layer(panels, (weights,), overlapped=config["prefetch"] != "none")
         packed = Stream(item * rows * kc, item * v.batch * v.m * v.k)
         copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
         block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))

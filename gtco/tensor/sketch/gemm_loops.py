@@ -22,6 +22,10 @@ from gtco.tensor.space import Config
 if TYPE_CHECKING:
     from gtco.tensor.sketch.gemm import Gemm
 
+LINE = 64  # bytes of a cache line
+
+
+AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 
 
 class GemmLoops:
@@ -76,8 +80,8 @@ class GemmLoops:
             passes = em.index((blocks + (self.held - 1)) // self.held) if split else 1
             with em.loop(passes, "pass") as part, em.loop(self.kblocks, "kb") as kb:
                 here = em.let_index(first_block + part * self.held, "here")
-                count = blocks
-                if split:
+                count = 1 if split else blocks
+                if split and self.held > 1:
                     count = em.let_index(tirx.min(self.held, blocks - part * self.held), "count")
                 start = em.let_index(shape.first_row(here), "row0")
                 if self.packed_a:
@@ -159,9 +163,14 @@ class GemmLoops:
         em = self.em
         depth = self.depth(kb)
 
+        ahead = self.config["prefetch"]
+
         def step(k: Expr) -> None:
-            if self.config["prefetch"] == "next":
-                self.prefetch(batch, kb, first_panel + panel + 1, block, start, rows, depth, k)
+            if ahead != "none":
+                self.next_panel(batch, kb, first_panel + panel + 1, block, depth, k)
+                self.next_rows(batch, kb, start, rows, k)
+            if ahead == "both":
+                self.this_panel(batch, kb, first_panel + panel, k)
 
         fma_tile(
             em,
@@ -175,28 +184,35 @@ class GemmLoops:
             step=step,
         )
 
-    def prefetch(
-        self,
-        batch: Expr,
-        kb: Expr,
-        panel: Expr,
-        block: Expr,
-        start: Expr,
-        rows: int,
-        depth: Expr,
-        k: Expr,
+    def next_panel(
+        self, batch: Expr, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr
     ) -> None:
-        """A share of what comes next, a line or two a step of k: of the next panel, which all
-        blocks' steps together cover, and of the next rows where they lie in an input.
+        """A share of the next panel of B, which all blocks' steps together cover."""
+        em = self.em
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        share = ceil(self.tile.columns / self.held)  # elements of it, for each step of k
+        at = self.packed_panel(batch, kb, panel) + (block * depth + k) * share
+        for n in range(0, share * self.kind.step, line):
+            em.prefetch(array, at + n)
+
+    def this_panel(self, batch: Expr, kb: Expr, panel: Expr, k: Expr) -> None:
+        """What an iteration reads of this panel of B some iterations later, or of what lies behind
+        it, the next one: a hardware prefetcher stops where a page ends, and the first panel of a
+        task was asked for by none before it.
         """
-        em, view = self.em, self.view
-        share = ceil(self.tile.columns / self.held)
-        base = self.packed_panel(batch, kb, panel)
-        array = self.args.inputs[view.op.inputs[1]]
-        em.prefetch(array, base + (block * depth + k) * share)
-        if not self.packed_a and self.sketch.direct_rows == view.k and self.kblocks == 1:
-            ahead = self.rows_of_a(batch, kb, start, start)
-            em.prefetch_value(ahead.buffer[em.index(ahead.offset + rows * ahead.stride + k * rows)])
+        em, columns, step = self.em, self.tile.columns, self.kind.step
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        at = self.packed_panel(batch, kb, panel) + (k + AHEAD * step) * columns
+        for n in range(0, columns * step, line):
+            em.prefetch(array, at + n)
+
+    def next_rows(self, batch: Expr, kb: Expr, start: Expr, rows: int, k: Expr) -> None:
+        """A share of the next block's rows, where they lie one behind the other in an input."""
+        if self.packed_a or self.sketch.direct_rows != self.view.k or self.kblocks > 1:
+            return
+        em = self.em
+        here = self.rows_of_a(batch, kb, start, start)
+        em.prefetch_value(here.buffer[em.index(here.offset + rows * here.stride + k * rows)])
 
     def depth(self, kb: Expr) -> Expr:
         if self.view.k % self.kc == 0:
