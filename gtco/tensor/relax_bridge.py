@@ -73,57 +73,36 @@ def lower_module(
     return _Merger(symbol, inputs, order, output, apart).merge(reader.calls, made)
 
 
-class _Merger:
-    """Puts lowered PrimFuncs behind each other in one function."""
+class PlainFunction:
+    """A function of the runtime's ABI made of lowered statements: large allocations go to the
+    workspace, a parallel loop that is all there is becomes its tasks.
+    """
 
-    def __init__(
-        self,
-        symbol: str,
-        inputs: Sequence[TensorType],
-        order: Sequence[int],
-        output: TensorType,
-        apart: bool,
-    ) -> None:
-        self.symbol, self.order, self.apart = symbol, order, apart
-        self.inputs = [_pointer(f"in{i}", t.dtype) for i, t in enumerate(inputs)]
-        self.output = _pointer("out", output.dtype)
-        self.workspace = _pointer("workspace", "uint8")
+    def __init__(self, symbol: str) -> None:
+        self.symbol = symbol
+        self.workspace = pointer("workspace", "uint8")
         self.scratch = tirx.decl_buffer((1 << 30,), "uint8", name="scratch", layout=None)
         self.begin, self.end = tirx.Var("begin", "int64"), tirx.Var("end", "int64")
         self.size = 0
-        self.places: dict[int, int] = {}
         self.parallel: Any = None  # the last parallel loop met, serial as it stands in the body
 
-    def merge(self, calls: Sequence[KernelCall], made: Tensor) -> tuple[Any, int, int]:
-        statements: list[Any] = []
-        if made.where == "workspace" and made.value is None:
-            made.where = "output"
-        else:  # an input or a constant, returned as it is
-            copy = Tensor(made.type, "output")
-            calls = [*calls, KernelCall(_copy(made.type), [made, copy])]
-        for call in calls:
-            for tensor in call.arguments:
-                if tensor.value is not None and id(tensor) not in self.places:
-                    statements += self.fill(tensor)
-            statements += self.inline(call)
-        tasks = 1
-        if len(calls) == 1 and not self.size:
-            statements, tasks = self.cut(statements)
+    def function(self, buffers: Sequence[Any], statements: Sequence[Any]) -> Any:
+        """``symbol(buffers..., workspace, begin, end)``."""
         body = tirx.IfThenElse(self.begin < self.end, tirx.SeqStmt(statements), None)
-        declared = tirx.SeqStmt([tirx.DeclBuffer(self.scratch, data=self.workspace), body])
+        whole = tirx.SeqStmt([tirx.DeclBuffer(self.scratch, data=self.workspace), body])
         attrs = tvm.ir.make_node(
             "ir.DictAttrs", **{"tirx.noalias": True, "global_symbol": self.symbol}
         )
-        parameters = [*self.inputs, self.output, self.workspace, self.begin, self.end]
-        function = tirx.PrimFunc(parameters, declared, attrs=attrs)
+        parameters = [*buffers, self.workspace, self.begin, self.end]
+        function = tirx.PrimFunc(parameters, whole, attrs=attrs)
         module = tirx.transform.ConvertSSA()(tvm.IRModule({self.symbol: function}))
-        return module[self.symbol], self.size, tasks
+        return module[self.symbol]
 
     def cut(self, statements: list[Any]) -> tuple[list[Any], int]:
         """Where everything is one parallel loop, its iterations as tasks: from ``begin`` to
         ``end``.
         """
-        *before, loop = _flat(statements)
+        *before, loop = in_order(statements)
         plain = (tirx.Bind, tirx.DeclBuffer)
         alone = self.parallel is not None and loop.same_as(self.parallel)
         if not alone or not all(isinstance(s, plain) for s in before):
@@ -143,43 +122,8 @@ class _Merger:
         self.size += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         return offset
 
-    def address(self, tensor: Tensor) -> Any:
-        if tensor.where == "input":
-            return self.inputs[self.order[tensor.number]]
-        if tensor.where == "output":
-            return self.output
-        if id(tensor) not in self.places:
-            self.places[id(tensor)] = self.allocate(tensor.type.nbytes)
-        return self.at(self.places[id(tensor)])
-
     def at(self, offset: int) -> Any:
         return tirx.address_of(tirx.BufferLoad(self.scratch, [tirx.const(offset, "int32")]))
-
-    def fill(self, tensor: Tensor) -> list[Any]:
-        """Stores of a constant's elements."""
-        flat = tensor.value.reshape(-1)
-        dtype = "int8" if tensor.type.dtype == "bool" else tensor.type.dtype
-        buffer = tirx.decl_buffer((max(flat.size, 1),), dtype, name="constant", layout=None)
-        stores = [
-            tirx.BufferStore(buffer, tirx.const(flat[i].item(), dtype), [tirx.const(i, "int32")])
-            for i in range(flat.size)
-        ]
-        return [tirx.DeclBuffer(buffer, data=self.address(tensor)), *stores]
-
-    def inline(self, call: KernelCall) -> list[Any]:
-        """The call's body, its parameters bound to where the tensors lie."""
-        function = _lowered(call.function, self.apart)
-        if len(function.params) != len(call.arguments):
-            raise BridgeError("a call whose arguments do not fit its function")
-        bound = []
-        for parameter, tensor in zip(function.params, call.arguments, strict=True):
-            if not tirx.is_buffer_var(parameter):
-                raise BridgeError(f"a kernel with the scalar parameter '{parameter}'")
-            offset = parameter.elem_offset
-            if isinstance(offset, tirx.Var):  # te.extern's buffers may be views; ours never are
-                bound.append(tirx.Bind(offset, tirx.const(0, str(offset.ty))))
-            bound.append(tirx.DeclBuffer(parameter, data=self.address(tensor)))
-        return [*bound, self.placed(function.body)]
 
     def placed(self, statement: Any) -> Any:
         """The statement with large allocations in the workspace, parallel loops serial, and nothing
@@ -224,11 +168,86 @@ class _Merger:
         return statement
 
 
-def _flat(statements: Sequence[Any]) -> list[Any]:
+class _Merger(PlainFunction):
+    """Puts lowered PrimFuncs behind each other in one function."""
+
+    def __init__(
+        self,
+        symbol: str,
+        inputs: Sequence[TensorType],
+        order: Sequence[int],
+        output: TensorType,
+        apart: bool,
+    ) -> None:
+        super().__init__(symbol)
+        self.order, self.apart = order, apart
+        self.inputs = [pointer(f"in{i}", t.dtype) for i, t in enumerate(inputs)]
+        self.output = pointer("out", output.dtype)
+        self.places: dict[int, int] = {}
+
+    def merge(self, calls: Sequence[KernelCall], made: Tensor) -> tuple[Any, int, int]:
+        statements: list[Any] = []
+        if made.where == "workspace" and made.value is None:
+            made.where = "output"
+        else:  # an input or a constant, returned as it is
+            copy = Tensor(made.type, "output")
+            calls = [*calls, KernelCall(_copy(made.type), [made, copy])]
+        for call in calls:
+            for tensor in call.arguments:
+                if tensor.value is not None and id(tensor) not in self.places:
+                    statements += self.fill(tensor)
+            statements += self.inline(call)
+        tasks = 1
+        if len(calls) == 1 and not self.size:
+            statements, tasks = self.cut(statements)
+        return self.function([*self.inputs, self.output], statements), self.size, tasks
+
+    def address(self, tensor: Tensor) -> Any:
+        if tensor.where == "input":
+            return self.inputs[self.order[tensor.number]]
+        if tensor.where == "output":
+            return self.output
+        if id(tensor) not in self.places:
+            self.places[id(tensor)] = self.allocate(tensor.type.nbytes)
+        return self.at(self.places[id(tensor)])
+
+    def fill(self, tensor: Tensor) -> list[Any]:
+        """Stores of a constant's elements."""
+        flat = tensor.value.reshape(-1)
+        dtype = "int8" if tensor.type.dtype == "bool" else tensor.type.dtype
+        buffer = tirx.decl_buffer((max(flat.size, 1),), dtype, name="constant", layout=None)
+        stores = [
+            tirx.BufferStore(buffer, tirx.const(flat[i].item(), dtype), [tirx.const(i, "int32")])
+            for i in range(flat.size)
+        ]
+        return [tirx.DeclBuffer(buffer, data=self.address(tensor)), *stores]
+
+    def inline(self, call: KernelCall) -> list[Any]:
+        """The call's body, its parameters bound to where the tensors lie."""
+        function = _lowered(call.function, self.apart)
+        if len(function.params) != len(call.arguments):
+            raise BridgeError("a call whose arguments do not fit its function")
+        bound = []
+        for parameter, tensor in zip(function.params, call.arguments, strict=True):
+            bound += declared(parameter, self.address(tensor))
+        return [*bound, self.placed(function.body)]
+
+def declared(parameter: Any, data: Any) -> list[Any]:
+    """A lowered function's parameter as a buffer that lies at ``data``."""
+    if not tirx.is_buffer_var(parameter):
+        raise BridgeError(f"a kernel with the scalar parameter '{parameter}'")
+    offset = parameter.elem_offset
+    view = []
+    if isinstance(offset, tirx.Var):  # te.extern's buffers may be views; ours never are
+        view.append(tirx.Bind(offset, tirx.const(0, str(offset.ty))))
+    return [*view, tirx.DeclBuffer(parameter, data=data)]
+
+
+def in_order(statements: Sequence[Any]) -> list[Any]:
     """Sequences inside the sequence taken apart."""
     inside = [s.seq if isinstance(s, tirx.SeqStmt) else [s] for s in statements]
     parts = [s for seq in inside for s in seq]
-    return parts if len(parts) == len(statements) else _flat(parts)
+    return parts if len(parts) == len(statements) else in_order(parts)
 
 
 def _require_plain(value: Any) -> None:
@@ -238,7 +257,7 @@ def _require_plain(value: Any) -> None:
         raise BridgeError(f"it calls '{called}', a function of TVM's runtime")
 
 
-def _pointer(name: str, dtype: str) -> Any:
+def pointer(name: str, dtype: str) -> Any:
     return tirx.Var(name, tvm.ir.PointerType(tvm.ir.PrimType(dtype), "global"))
 
 
