@@ -19,6 +19,7 @@ BENCHMARKS = {
     "ablation": "models compiled without one technique each (GTCO's Table III)",
     "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
     "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
+    "trials": "trials until MetaSchedule's latency is matched (GTCO's Table V)",
     "cost_model": "the tuner's learned cost model: its ranking, and its search at equal trials",
     "compile_time": "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
     "gpu": "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU",
