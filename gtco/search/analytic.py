@@ -1,7 +1,8 @@
-"""The analytic policy: every stage's config from hardware limits and a recursive model, nothing
+"""The analytic policy: every stage's config from hardware limits and a recursive model, no stage
 measured (Helix, Section 5).
 
-Level 0 comes from a table (:mod:`gtco.search.rates`); the levels above follow equations 1 to 8.
+Level 0 and the barrier come from a table (:mod:`gtco.search.rates`); the levels above follow
+equations 1 to 8.
 Two readings of the paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since
 a last partial wave takes as long as a whole one, and eq. 2's bandwidth belongs to the memory level
 that holds the working set.
@@ -27,7 +28,6 @@ from gtco.tensor.stage import Operator, TensorType
 
 T = TypeVar("T", float, np.ndarray)
 
-LAUNCH = 1.0e-6  # seconds: the barrier between two stages
 TILES_KEPT = 6  # micro-kernels that go on to the levels above
 USABLE = 0.75  # share of a cache that one working set may count on
 LINE = 64  # bytes of a cache line
@@ -65,10 +65,10 @@ class AnalyticPolicy(PricingPolicy):
         """
         multiplied = products(op, types)
         if not multiplied:
-            return LAUNCH
+            return self.rates.launch
         multiplied *= least_products(op, types[op.inputs[1]].shape)
         fastest = self._fastest(types[op.inputs[0]].dtype)
-        return LAUNCH + CERTAIN * multiplied / (fastest * self.target.cores)
+        return self.rates.launch + CERTAIN * multiplied / (fastest * self.target.cores)
 
     def peak(self, operand: str) -> float:
         """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
@@ -97,7 +97,7 @@ class AnalyticPolicy(PricingPolicy):
                 for name in named
                 if (kind := name.partition(":")[0]) in products
             ]
-            self._peaks[operand] = self.target.lanes * max([self.rates.rate("vector"), *rates])
+            self._peaks[operand] = self.target.lanes * max([self.rates.rate("fma"), *rates])
         return self._peaks[operand]
 
     def price(self, sketch: Sketch, config: Config) -> float:
@@ -173,13 +173,15 @@ class AnalyticPolicy(PricingPolicy):
         beside = 0.0 * share
         for kernel, count, units in extra:
             beside = beside + count * units / self.rates.rate(kernel)
-        return LAUNCH + loops + beside * share
+        return self.rates.launch + loops + beside * share
 
     def _loops(self, work: Workload) -> tuple[float, float]:
         """Seconds of the loops, and those that each second of extra work adds: all tasks share it,
         and the core with most of them is waited for.
         """
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
+        for piece in work.beside:
+            time += piece.count * piece.units / self.rates.rate(piece.kernel)
         tasks = 1
         for layer in work.layers:
             tasks *= layer.parallel

@@ -1,5 +1,5 @@
 """The table of rates: how fast each micro-kernel runs with its operands in L1, in vector operations
-a second of one core.
+a second of one core; how fast work of other kinds goes; and what stands between two stages.
 
 Helix (Section 5.2) profiles level 0 because out-of-order execution defies a formula, and models
 every level above. A shipped default follows from the target's constants; :mod:`gtco.search.profile`
@@ -14,13 +14,24 @@ from functools import cached_property
 from gtco.target import Target
 from gtco.tensor.intrinsics.table import MicroKernel
 
+# Level-0 work beside micro-kernels that is measured, in the vector instructions that sketches count
+# (``Extra.kernel``): of few instructions an element; of exp and whatever else is a long chain; of
+# reductions along vectors, whose lanes are folded; exchanges between the lanes of vectors; copies
+# of rows to where a micro-kernel reads them; a micro-kernel's sums on their way to the output.
+# ``fma`` is the fastest micro-kernel's rate.
+WORK = ("vector", "exp", "reduce", "shuffle", "pack", "store")
+LAUNCH = 1.0e-6  # seconds of the barrier between two stages
+
 
 @dataclass(frozen=True)
 class RateTable:
-    """Measured rates by kernel name; names without one get the default formula."""
+    """Measured rates by kernel name; names without one get the default formula. ``launch`` are the
+    seconds of the barrier between two stages.
+    """
 
     target: Target
     measured: tuple[tuple[str, float], ...] = ()
+    launch: float = LAUNCH
 
     def rate(self, kernel: str) -> float:
         """Vector operations a second of one core."""
@@ -37,7 +48,7 @@ class RateTable:
 
 def default_rate(target: Target, kernel: str) -> float:
     """A micro-kernel's bounds: the FMA ports, which also convert what B is made of; an iteration's
-    latency over independent chains; two loads a cycle.
+    latency over independent chains; two loads a cycle. Other work: one instruction a port.
     """
     if ":" not in kernel:
         return target.frequency * target.fma_ports

@@ -1,16 +1,16 @@
 """What element-wise and movement operators cost a kernel: vector instructions, counted in the
 program that each operator emits for one vector.
 
-The unit is the time of one simple vector instruction, level 0's ``vector``. A dtype wider than
-float32 takes as many instructions as its vector has parts; a call of the C library (``LIBM`` of
-``gtco.tensor.arithmetic``) is made for each lane.
+The unit is the time of one simple vector instruction: level 0's ``vector`` or, in operators that
+are chains of many, its ``exp``. A dtype wider than float32 takes as many instructions as its vector
+has parts; a call of the C library (``LIBM`` of ``gtco.tensor.arithmetic``) is made for each lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm
 from tvm import tirx
@@ -24,6 +24,9 @@ from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
 DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput, on Zen 5 and about so elsewhere
 INTEGER_DIVIDE = 10.0  # of one lane: no vector instruction divides integers
+# An operator of so many instructions is a chain of polynomials, as exp is: more than any one of
+# them is priced, and less than calls for each lane.
+CHAIN = (12.0, 100.0)
 # Movement in front of or behind a product is addresses; these choose between values as well.
 MOVEMENT = {
     **dict.fromkeys(("identity", "reshape", "permute", "slice", "broadcast", "roll"), 0.0),
@@ -50,24 +53,42 @@ PRICES = {
 }
 
 
-def vectors(stage: Stage, operators: Iterable[Operator], lanes: int) -> float:
+class Vectors(NamedTuple):
+    """Vector instructions by the rate they go at; the fields are rows of the table of rates."""
+
+    vector: float = 0.0
+    exp: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.vector + self.exp
+
+    def plus(self, other: Vectors, times: float = 1.0) -> Vectors:
+        return Vectors(self.vector + times * other.vector, self.exp + times * other.exp)
+
+
+def vectors(stage: Stage, operators: Iterable[Operator], lanes: int) -> Vectors:
     """Vector instructions that these operators of the stage spend on one vector of ``lanes``.
 
     Loads count where an operand comes to a value that is there: the bias of an addition, but not
     the tensor that a chain of operators begins with.
     """
-    total = 0.0
+    short = chain = 0.0
     for op in operators:
         if op.kind in MOVEMENT:
-            total += MOVEMENT[op.kind]
+            short += MOVEMENT[op.kind]
             continue
-        total += instructions(op, [stage.types[x].dtype for x in op.inputs], lanes)
+        each = instructions(op, [stage.types[x].dtype for x in op.inputs], lanes)
+        if CHAIN[0] <= each <= CHAIN[1]:
+            chain += each
+        else:
+            short += each
         read = [x for x in op.inputs if x not in stage.producers]
-        total += sum(stage.types[x].size > 1 for x in read[len(read) == len(op.inputs) :])
-    return total
+        short += sum(stage.types[x].size > 1 for x in read[len(read) == len(op.inputs) :])
+    return Vectors(short, chain)
 
 
-def epilogue_vectors(tail: Epilogue, lanes: int) -> float:
+def epilogue_vectors(tail: Epilogue, lanes: int) -> Vectors:
     """Vector instructions an epilogue spends on one vector of the anchor's elements."""
     return vectors(tail.stage, tail.operators, lanes)
 

@@ -183,8 +183,8 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Extra:
-    """Level-0 work beside the loops, over all tasks: ``count`` pieces (rows that are packed,
-    vectors that are stored) of ``units`` each.
+    """Level-0 work of another kind: ``count`` pieces (rows that are packed, vectors that are
+    stored) of ``units`` each.
     """
 
     kernel: str
@@ -197,11 +197,12 @@ class Workload(NamedTuple):
     inner to outer.
 
     ``kernel`` is a row of the table of rates: ``fma:6x4`` (the micro-kernel of 6 rows and 4
-    vectors) or ``vector`` (one vector operation); ``work`` is how many units of it one iteration of
-    the innermost layer runs (for ``fma``: vector FMAs). ``extra`` adds level-0 work of other kinds.
-    ``fixed`` is more of it that no choice changes, as an epilogue: priced, and left out where
-    configs are compared, so that stages around one contraction share their best. ``flops`` is what
-    the stage is counted for.
+    vectors), ``fma`` (the fastest of them) or vector instructions of a kind
+    (:mod:`gtco.search.rates`); ``work`` is how many units of it one iteration of the innermost
+    layer runs (for ``fma``: vector FMAs), and ``beside`` what work of other kinds that iteration
+    does. ``extra`` is such work beside the loops, over all tasks. ``fixed`` is more of it that no
+    choice changes, as an epilogue: priced, and left out where configs are compared, so that stages
+    around one contraction share their best. ``flops`` is what the stage is counted for.
     """
 
     kernel: str
@@ -210,6 +211,7 @@ class Workload(NamedTuple):
     flops: float
     extra: tuple[Extra, ...] = ()
     fixed: tuple[Extra, ...] = ()
+    beside: tuple[Extra, ...] = ()
 
 
 class Sketch(Protocol):

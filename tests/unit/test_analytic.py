@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtco.search.analytic import HIDDEN, LAUNCH, LINE, TILES_KEPT, AnalyticPolicy
-from gtco.search.rates import RateTable, default_rate
+from gtco.search.analytic import HIDDEN, LINE, TILES_KEPT, AnalyticPolicy
+from gtco.search.rates import LAUNCH, WORK, RateTable, default_rate
 from gtco.target import MemoryLevel, Target, target
 from gtco.tensor.sketch import sketches
 from gtco.tensor.space import Config, Extra, Layer, Stream, Workload, configs
@@ -94,6 +94,28 @@ def test_loads_hide_behind_computing() -> None:
     assert seconds(Layer(5, (DRAM,))) == pytest.approx(5.0 + 20.0 + 4 * slow + 3.0)
 
 
+def test_the_barrier_is_the_tables() -> None:
+    """It is in every stage and every floor."""
+    table = RateTable(TOY, (("unit", 2.0),), launch=0.25)
+    chooser = AnalyticPolicy(replace(TOY, cores=1), table)
+    work = Workload("unit", 6.0, (Layer(5, (L2,)),), 0.0)
+    step = 3.0 + (1 - HIDDEN) * 1.0
+    assert chooser.seconds(work) == pytest.approx(0.25 + (1.0 + 2.0) + 4 * step + 3.0)
+    shape = TensorType((4, 4))
+    assert chooser.floor(Operator("relu", ("x",), "y", shape), {"x": shape, "y": shape}) == 0.25
+    assert AnalyticPolicy(TOY).rates.launch == LAUNCH
+
+
+def test_work_beside_belongs_to_every_iteration() -> None:
+    """It hides loads as the rest does, and goes at its own rate."""
+    table = RateTable(TOY, (("unit", 2.0), ("other", 4.0)))
+    chooser = AnalyticPolicy(replace(TOY, cores=1), table)
+    beside = (Extra("other", 2.0, 4.0),)  # 2 seconds an iteration
+    work = Workload("unit", 6.0, (Layer(5, (L2,)),), 0.0, beside=beside)
+    step = 5.0 + (1 - HIDDEN) * 1.0
+    assert chooser.seconds(work) == pytest.approx(LAUNCH + (1.0 + 2.0) + 4 * step + 5.0)
+
+
 def test_without_overlap_nothing_hides() -> None:
     step = 3.0 + 1.0
     wanted = (1.0 + 2.0) + (5 - 1) * step + 3.0
@@ -168,7 +190,7 @@ def test_default_rates() -> None:
     assert default_rate(machine, "fma:12x2") == pytest.approx(full)
     # one accumulator waits four cycles for itself
     assert default_rate(machine, "fma:1x1") == pytest.approx(0.98 * hertz / 4)
-    assert default_rate(machine, "vector") == ports * hertz
+    assert {default_rate(machine, name) for name in ("fma", *WORK)} == {ports * hertz}
     table = RateTable(machine, (("fma:1x1", 5.0),))
     assert table.rate("fma:1x1") == 5.0 and table.rate("fma:12x2") == pytest.approx(full)
 

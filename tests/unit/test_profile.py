@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +12,11 @@ import pytest
 
 from gtco.codegen.llvm import object_code
 from gtco.codegen.load import load
-from gtco.search import profile
-from gtco.search.rates import RateTable
+from gtco.search import barrier as barrier_module
+from gtco.search import level0, profile
+from gtco.search.level0 import Probe
+from gtco.search.rates import WORK, RateTable
+from gtco.search.timing import aligned, call
 from gtco.target import Target, detect, target
 from gtco.tensor.intrinsics.table import every_micro_kernel, micro_kernels
 from tests.instructions import instructions
@@ -25,8 +26,10 @@ MACHINE = target("x86-64-v3")
 
 def made_up(machine: Target, number: int) -> RateTable:
     """A plausible table, another one for every number."""
-    rates = {tile.kernel: 1e9 + number for tile in every_micro_kernel(machine)}
-    return profile._table(machine, rates, {m.name: 1e10 for m in machine.memory})
+    names = [*(tile.kernel for tile in every_micro_kernel(machine)), *WORK]
+    rates = {name: 1e9 + number for name in names}
+    bandwidths = {m.name: 1e10 for m in machine.memory}
+    return profile._table(machine, rates, bandwidths, launch=1e-6 * number)
 
 
 @pytest.fixture
@@ -127,6 +130,21 @@ def test_a_value_that_cannot_be_is_measured_again(
     assert profile.machine_table(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
 
 
+@pytest.mark.parametrize("value", [*(v for v in NONSENSE if v not in (0, 1e-3)), 1.5, "missing"])
+def test_a_barrier_that_cannot_be_is_measured_again(
+    measured: list[Target], tmp_path: Path, value: object
+) -> None:
+    profile.machine_table(MACHINE)
+    (path,) = files(tmp_path)
+    data = json.loads(path.read_text())
+    data["launch"] = value
+    if value == "missing":
+        del data["launch"]
+    path.write_text(json.dumps(data))
+    assert profile.cached(MACHINE) is None
+    assert profile.machine_table(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
+
+
 @pytest.mark.parametrize("table", ["rates", "bandwidths"])
 def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, table: str) -> None:
     for change in ("more", "less"):
@@ -185,20 +203,37 @@ def test_a_cache_that_cannot_be_written(
 
 
 def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few rounds of the real thing: every micro-kernel, every level, all within the bounds."""
+    """Few rounds of the real thing: every micro-kernel, work of every kind, every level, all within
+    the bounds.
+    """
     monkeypatch.setattr(profile, "ROUNDS", 1)
+    monkeypatch.setattr(level0, "REPEATS", 100)
     monkeypatch.setattr(profile, "REPEATS", 100)
+    monkeypatch.setattr(level0, "STAGE_REPEATS", 100)
+    monkeypatch.setattr(profile, "STAGE_REPEATS", 100)
+    monkeypatch.setattr(barrier_module, "ROUNDS", 3)
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     machine = detect()
     table = profile.machine_table(machine)
     assert profile.cached(machine) == table
     rates = dict(table.measured)
-    assert {tile.kernel for tile in every_micro_kernel(machine)} == rates.keys()
+    assert {*(tile.kernel for tile in every_micro_kernel(machine)), *WORK} == rates.keys()
     assert all(1e7 < rate < 1e11 for rate in rates.values())
     products = max(rate for name, rate in rates.items() if name.startswith("fma:"))
     assert products == pytest.approx(table.target.frequency * machine.fma_ports)
+    assert table.rate("fma") == pytest.approx(products)
     assert all(1e7 < level.bandwidth < 1e13 for level in table.target.memory)
     assert [m.capacity for m in table.target.memory] == [m.capacity for m in machine.memory]
+    assert table.launch >= 0
+
+
+def test_a_rate_is_of_the_time_that_other_work_leaves() -> None:
+    def rate(seconds: float) -> float:
+        units = {"exp": 30.0, "vector": 4.0}
+        return profile._rate_of(Probe("exp", None, units, ()), seconds, {"vector": 2.0})
+
+    assert rate(8.0) == pytest.approx(30.0 / (8.0 - 2.0))
+    assert rate(3.0) == pytest.approx(30.0 / 1.5), "half of the time is its own"
 
 
 @pytest.mark.parametrize("chains", [12, 24])
@@ -209,58 +244,11 @@ def test_the_peak_kernel_does_all_the_work_it_is_credited_with(chains: int) -> N
     wanted, factor = x.astype(np.float64), float(x[0]) + 0.999
     for _ in range(steps):
         wanted = wanted * factor + factor
-    kernel = profile._peak_kernel(chains, steps, machine.lanes)
-    library = load([kernel], machine)
-    given, out = profile._aligned(x.size), profile._aligned(x.size)
+    library = load([level0.peak_kernel(chains, steps, machine.lanes)], machine)
+    given, out = aligned(x.size), aligned(x.size)
     given[:] = x
-    profile._call(library.peak, given, out)()
+    call(library.peak, given, out)()
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
-
-
-def test_calls_together_are_counted_from_the_first_start_to_each_end() -> None:
-    """Calls of known length, which sleep: as many a second as they take, however busy the machine;
-    never more, and with every thread at work at once.
-    """
-    present = threading.Barrier(3, timeout=60)  # breaks unless all three are inside at once
-    calls = [0, 0, 0]
-
-    def one(i: int) -> None:
-        if calls[i] < 2:
-            present.wait()
-        calls[i] += 1
-        time.sleep(0.01)
-
-    rate = profile._sustained([lambda i=i: one(i) for i in range(3)], 0.1)  # type: ignore[misc]
-    assert 0 < rate <= 3 / 0.01
-    assert min(calls) >= 2
-
-
-def test_a_late_thread_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of our own: one of two threads starts half-way through the window of the other."""
-    local, turns = threading.local(), iter([0.0, 5.0])
-    turn = threading.Lock()
-
-    def clock() -> float:
-        if not hasattr(local, "now"):
-            with turn:
-                local.now = next(turns)
-        return float(local.now)
-
-    def call() -> None:
-        if hasattr(local, "now"):
-            local.now += 1.0
-
-    monkeypatch.setattr(profile.time, "perf_counter", clock)
-    # One makes 10 calls in 10 seconds; the other, from 5 to 15, has made 10 in 15.
-    assert profile._sustained([call, call], 10.0) == pytest.approx(10 / 10 + 10 / 15)
-
-
-def test_a_micro_kernel_is_timed_by_what_its_thread_computes() -> None:
-    """Other processes that have the core for a while slow no rate down: a call that sleeps stands
-    for one that is kept waiting.
-    """
-    rate = profile._sustained([lambda: time.sleep(0.01)], 1e-4, time.thread_time)
-    assert rate > 2 / 0.01
 
 
 def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,20 +259,20 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((len(calls), seconds))
         return [1.0, 30.0, 20.0, 5.0, 29.0, 10.0][len(seen) - 1]
 
-    real = profile._sustained
-    monkeypatch.setattr(profile, "_sustained", sustained)
+    real = profile.together
+    monkeypatch.setattr(profile, "together", sustained)
     machine = target("x86-64-v3")
     assert profile.measure_peak(3, machine) == 30.0 * 2 * 500_000 * 12 * 8
     assert all(threads == 3 for threads, _ in seen)
     windows = [seconds for _, seconds in seen[1:]]  # the first is to warm up
     assert len(windows) >= 3 and min(windows) >= 0.25
-    monkeypatch.setattr(profile, "_sustained", real)
+    monkeypatch.setattr(profile, "together", real)
     monkeypatch.setattr(profile, "PEAK_SECONDS", 0.02)
     # A tenth to ten times a micro-kernel's rate on each thread: units are right, on any machine.
     machine = detect()
     tile = micro_kernels(machine)[-1]
-    library = load([profile._tile_kernel(tile)], machine)
-    rate = 2 * machine.lanes * profile._tile_rate(library, tile)
+    library = load([level0.tile_kernel(tile)], machine)
+    rate = 2 * machine.lanes * profile._tile_rate(library, tile, 2)
     assert 0.1 < profile.measure_peak(1) / rate < 10
     assert 0.1 < profile.measure_peak(2) / rate < 20
     assert 0.1 < profile.measure_peak(2, operand="bfloat16") / rate < 40
@@ -294,7 +282,7 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_peak_is_of_fused_multiply_adds(name: str) -> None:
     """A product and a sum apart would halve it; a call to anything would do worse."""
     machine = target(name)
-    code = object_code([profile._peak_kernel(12, 1000, machine.lanes)], machine)
+    code = object_code([level0.peak_kernel(12, 1000, machine.lanes)], machine)
     lines = instructions(code)
     wide = "%zmm" if machine.lanes == 16 else "%ymm"
     assert any(line.startswith("vfmadd") and wide in line for line in lines)

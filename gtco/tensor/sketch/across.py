@@ -30,6 +30,7 @@ from gtco.tensor.sketch.column_moments import column_moments
 from gtco.tensor.sketch.columns import ColumnChunk
 from gtco.tensor.sketch.interleaving import SteppedReader, step_of
 from gtco.tensor.sketch.program import program
+from gtco.tensor.sketch.rows import EXPONENTIALS
 from gtco.tensor.sketch.streaming import (
     grain,
     in_vectors,
@@ -40,7 +41,7 @@ from gtco.tensor.sketch.streaming import (
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
-PASSES = 7.0  # vector instructions of a vector of the tensor
+PASSES = 7.0  # vector instructions of a vector of the tensor, where it takes no exp
 LINE = 16  # floats of a cache line
 # Cache lines of a row's piece: so many where what is kept of them stays in L1, else so many, for in
 # L2 the passes over them cost more, and longer runs of the image are worth more. Measured on Zen 5,
@@ -130,7 +131,9 @@ class Across:
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
-        return streaming_workload(self.stage, self.target, tasks, PASSES)
+        exps = EXPONENTIALS.get(self.op.kind, {})
+        passes = 2.0 if exps else PASSES
+        return streaming_workload(self.stage, self.target, tasks, passes, others=exps)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         def body(em: Emitter, args: KernelArguments) -> None:

@@ -123,6 +123,7 @@ class Attention:
             (Stream(item_out * height * e, item_out * m * e),),
         )
         task = Layer(1, (Stream(operands, item * b * n * (d + e)),), (), b * chunks)
+        behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
         return Workload(
             row.kernel,
@@ -130,7 +131,11 @@ class Attention:
             (block, task),
             self.flops,
             self.extra(chunks),
-            (Extra("vector", b * m * values, 3.0 + epilogue_vectors(self.tail, lanes)),),
+            (
+                Extra("store", b * m * values, 3.0),
+                Extra("vector", b * m * values, behind.vector),
+                Extra("exp", b * m * values, behind.exp),
+            ),
         )
 
     def extra(self, chunks: int) -> tuple[Extra, ...]:
@@ -140,8 +145,9 @@ class Attention:
         bias = keys * 3 if len(self.op.inputs) > 3 else 0
         rounding = keys * ROUNDING if self.operand == "bfloat16" else 0
         return (
-            Extra("vector", 3.0 * b * chunks * keys * (d + e)),
-            Extra("vector", b * m, keys * 18.0 + bias + rounding + 40),
+            Extra("pack", 3.0 * b * chunks * keys * (d + e)),
+            Extra("exp", b * m, keys * 18.0),
+            Extra("vector", b * m, bias + rounding + 40),
         )
 
     @property

@@ -241,19 +241,22 @@ class Convolution(ImageProduct):
             (micro, panel, task),
             v.flops,
             (
-                Extra("vector", v.batch * v.m * v.n / lanes * spill),
-                Extra("vector", tasks * self.copies(halo)),
-                Extra("vector", RUN_COST * runs + CALL_COST * calls),
+                Extra("store", v.batch * v.m * v.n / lanes * spill),
+                Extra("pack", 2.0 * tasks * self.copied(halo)),
+                Extra("vector", tasks * self.copied(halo), self.product.head_vectors),
+                Extra("fma", RUN_COST * (runs + tasks * self.lines(halo)) + CALL_COST * calls),
             ),
-            (Extra("vector", v.batch * v.m * v.n / lanes, self.product.tail_vectors),),
+            self.product.behind,
         )
 
-    def copies(self, halo: Halo) -> float:
-        """Vector instructions that filling the scratch takes."""
-        each, lanes = 2 + self.product.head_vectors, self.target.lanes
-        lines = halo.rows * (halo.channels if self.view.channels_first else halo.width)
+    def lines(self, halo: Halo) -> int:
+        """Runs of neighbours that filling the scratch copies."""
+        return halo.rows * (halo.channels if self.view.channels_first else halo.width)
+
+    def copied(self, halo: Halo) -> int:
+        """Vectors that filling the scratch copies."""
         length = halo.width if self.view.channels_first else halo.channels
-        return lines * (RUN_COST + each * ceil(length / lanes))
+        return self.lines(halo) * ceil(length / self.target.lanes)
 
     @cached_property
     def signature(self) -> tuple[object, ...]:

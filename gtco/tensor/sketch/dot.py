@@ -34,6 +34,7 @@ from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
 from gtco.tensor.space import (
     Config,
     Decision,
+    Extra,
     Layer,
     Option,
     Packing,
@@ -100,9 +101,8 @@ class Dot:
         # a vector of A and a share of B's are loaded for n multiply-adds
         units = steps * (v.n * height + 0.5 * (height + v.n))
         units += v.n * height * (2 * (lanes - 1).bit_length() + 2)
-        units += v.n * height / lanes * epilogue_vectors(self.tail, lanes)
         if self.direct_rows is None:
-            each = 2 + vectors(self.stage, ancestors(self.stage, v.op.inputs[0]), lanes)
+            each = 2 + vectors(self.stage, ancestors(self.stage, v.op.inputs[0]), lanes).total
             units += height * row_vectors(v, each, lanes)
         if not self.packings:
             units += 2 * v.n * steps / shape.task_blocks
@@ -112,7 +112,10 @@ class Dot:
             (Stream(image / (shape.tasks * shape.task_blocks), image),),
             (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n),),
         )
-        return Workload("vector", units, (block, Layer(1, (), (), shape.tasks)), v.flops)
+        behind, results = epilogue_vectors(self.tail, lanes), v.n * height / lanes
+        beside = (Extra("vector", results, behind.vector), Extra("exp", results, behind.exp))
+        layers = (block, Layer(1, (), (), shape.tasks))
+        return Workload("fma", units, layers, v.flops, beside=beside)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = DotLoops(self, config)

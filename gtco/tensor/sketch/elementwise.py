@@ -166,7 +166,8 @@ class Elementwise:
                 if isinstance(self.blocks, Tiling)
                 else self.blocks.shuffles
             )
-            return streaming_workload(self.stage, self.target, tasks, 1.0 + moved)
+            exchanged = {"shuffle": float(moved)}
+            return streaming_workload(self.stage, self.target, tasks, 1.0, others=exchanged)
         tasks = ceil(self.grid.units / config["rows"])
         short = lanes / min(lanes, self.grid.length)  # vectors in the place of a whole one
         passes = short + self.gathers * GATHER * lanes

@@ -92,7 +92,7 @@ class Fallback:
         moved = SLOWNESS * (self.stage.input_bytes + self.stage.output.type.nbytes)
         flops = operations(self.stage)
         return Workload(
-            "vector", RATE * flops, (Layer(1, (Stream(moved, moved, "DRAM"),), (), 1),), flops
+            "fma", RATE * flops, (Layer(1, (Stream(moved, moved, "DRAM"),), (), 1),), flops
         )
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:

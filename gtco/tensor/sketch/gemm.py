@@ -312,7 +312,7 @@ class Gemm:
             (micro, panel, block, task),
             v.flops,
             self.extra(config),
-            (Extra("vector", v.batch * v.m * v.n / self.target.lanes, self.tail_vectors),),
+            self.behind,
         )
 
     def extra(self, config: Config) -> tuple[Extra, ...]:
@@ -322,28 +322,36 @@ class Gemm:
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * self.row(config).columns
         return (
-            Extra("vector", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
-            Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
-            Extra("vector", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
+            Extra("store", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
+            Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
+            Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
+            Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
         )
 
     @cached_property
     def packing_vectors(self) -> float:
-        """Vector instructions that packing one row of A takes, with its prologue."""
+        """Vector instructions that copying one row of A takes."""
+        return row_vectors(self.view, 2, self.target.lanes)
+
+    @cached_property
+    def prologue_vectors(self) -> float:
+        """Vector instructions that the prologue spends on one row of A as it is packed."""
         lanes = self.target.lanes
-        each = row_vectors(self.view, 2 + self.head_vectors, lanes)
+        each = row_vectors(self.view, 2 + self.head_vectors, lanes) - self.packing_vectors
         return each + (NORM_VECTORS * self.view.k / lanes if self.norm else 0)
 
     @cached_property
     def head_vectors(self) -> float:
         """Vector instructions of the prologue, on one vector of A."""
         before = [o for o in ancestors(self.stage, self.view.op.inputs[0]) if o != self.norm]
-        return vectors(self.stage, before, self.target.lanes)
+        return vectors(self.stage, before, self.target.lanes).total
 
     @cached_property
-    def tail_vectors(self) -> float:
-        """Vector instructions of the epilogue, on one vector of C."""
-        return epilogue_vectors(self.tail, self.target.lanes)
+    def behind(self) -> tuple[Extra, ...]:
+        """The epilogue's work, which no choice changes."""
+        each = epilogue_vectors(self.tail, self.target.lanes)
+        stored = self.view.batch * self.view.m * self.view.n / self.target.lanes
+        return Extra("vector", stored, each.vector), Extra("exp", stored, each.exp)
 
     @property
     def signature(self) -> tuple[object, ...]:

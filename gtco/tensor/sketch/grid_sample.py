@@ -137,9 +137,11 @@ class GridSample:
         tasks = ceil(self.units / config["rows"])
         taps = self.corners**2
         loaded, beside = self.gathers
-        image, grid = (vectors(self.stage, ancestors(self.stage, x), lanes) for x in self.op.inputs)
+        image, grid = (
+            vectors(self.stage, ancestors(self.stage, x), lanes).total for x in self.op.inputs
+        )
         a_vector = taps * (2.5 + image + loaded * GATHER * lanes)
-        a_vector += 1 + epilogue_vectors(self.tail, lanes) + beside * GATHER * lanes
+        a_vector += 1 + epilogue_vectors(self.tail, lanes).total + beside * GATHER * lanes
         a_point = (LOCATING + 2 * grid + 2 * GATHER * lanes) / lanes + POINT
         work = a_point + ceil(channels / lanes) * a_vector
         whole = float(self.stage.types[self.op.inputs[0]].nbytes)
@@ -154,7 +156,7 @@ class GridSample:
             (Stream(written / points, written),),
         )
         flops = 2.0 * taps * prod(self.output)
-        return Workload("vector", work, (point, Layer(1, (), (), tasks)), flops)
+        return Workload("fma", work, (point, Layer(1, (), (), tasks)), flops)
 
     @cached_property
     def gathers(self) -> tuple[int, int]:

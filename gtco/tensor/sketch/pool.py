@@ -75,7 +75,7 @@ class Pool:
         if self.channels_first:
             tasks = ceil(pool_rows.units(self.geometry) / config["rows"])
             others = [o for o in self.stage.operators if o not in (self.op, *self.tail.operators)]
-            again = cost.vectors(self.stage, others, self.target.lanes)
+            again = cost.vectors(self.stage, others, self.target.lanes).total
             passes = pool_rows.passes(self.geometry, again)
             return streaming_workload(self.stage, self.target, tasks, passes)
         return window.workload(self.stage, self.op, self.tail, self.geometry, self.target, config)

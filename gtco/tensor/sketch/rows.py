@@ -41,11 +41,13 @@ from gtco.tensor.sketch.streaming import GATHER, grain, in_vectors, streaming_wo
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
 from gtco.tensor.stage import Operator, Stage
 
-# Vector instructions of a vector of the reduced tensor.
+# Vector instructions of a vector of the reduced tensor (level 0's ``reduce`` where vectors run
+# along the reduction), and those of its exp.
 PASSES = {
-    "softmax": 20.0, "log_softmax": 18.0, "layer_norm": 9.0, "rms_norm": 6.0,
+    "softmax": 2.0, "log_softmax": 2.0, "layer_norm": 9.0, "rms_norm": 6.0,
     "argmax": 6.0, "argmin": 6.0,
 }  # fmt: skip
+EXPONENTIALS = {"softmax": {"exp": 18.0}, "log_softmax": {"exp": 16.0}}
 MOVED = frozenset({"identity", "reshape", "permute", "slice", "broadcast"})  # addresses alone
 PANEL = 4  # the share of L1 that a panel of rows takes: one part of so many
 MOST_GROUPS = 16
@@ -140,12 +142,12 @@ class Rows:
         return grain(chosen, self.units, prod(self.view.shape) // self.units, self.target)
 
     def workload(self, config: Config) -> Workload:
-        passes = PASSES.get(self.op.kind, 1.5)
+        passes, others = PASSES.get(self.op.kind, 1.5), EXPONENTIALS.get(self.op.kind, {})
         if self.view.by_rows:
-            passes += self.gathers * GATHER * self.target.lanes
-        return streaming_workload(
-            self.stage, self.target, ceil(self.units / config["rows"]), passes
-        )
+            others = {**others, "reduce": passes}
+            passes = self.gathers * GATHER * self.target.lanes
+        tasks = ceil(self.units / config["rows"])
+        return streaming_workload(self.stage, self.target, tasks, passes, others=others)
 
     # the program ----------------------------------------------------------------------------------
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, prod
+from types import MappingProxyType
 
 from tvm import tirx
 
@@ -15,9 +16,10 @@ from gtco.target import Target
 from gtco.tensor import cost, scalar
 from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
 from gtco.tensor.analysis.indices import floordiv, floormod
+from gtco.tensor.cost import Vectors
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
-from gtco.tensor.space import Decision, Layer, Option, Stream, Workload
+from gtco.tensor.space import Decision, Extra, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
@@ -231,35 +233,40 @@ def whole_block(
     return start
 
 
-def stage_vectors(stage: Stage, lanes: int) -> float:
+def stage_vectors(stage: Stage, lanes: int) -> Vectors:
     """Vector instructions that the stage's element-wise operators take, with the store and the
     loads of what comes to a value; the first one's load is the caller's. Counted once a stage: the
     price of every config asks.
     """
-    known: float | None = stage.found.get((stage_vectors, lanes))
+    known: Vectors | None = stage.found.get((stage_vectors, lanes))
     if known is not None:
         return known
-    total = 0.0
+    total = Vectors(stage.output.type.size / lanes)
     for op in stage.operators:
-        each = cost.vectors(stage, (op,), lanes) if pattern(op.kind) == ELEMENTWISE else 0.5
-        total += each * op.type.size / lanes
-    total += stage.output.type.size / lanes
+        wise = pattern(op.kind) == ELEMENTWISE
+        each = cost.vectors(stage, (op,), lanes) if wise else Vectors(0.5)
+        total = total.plus(each, op.type.size / lanes)
     stage.found[stage_vectors, lanes] = total
     return total
 
 
 def vectors_at_once(stage: Stage, lanes: int) -> int:
     """How many vectors of the output a loop should compute side by side."""
-    each = stage_vectors(stage, lanes) * lanes / max(stage.output.type.size, 1)
+    each = stage_vectors(stage, lanes).total * lanes / max(stage.output.type.size, 1)
     return SIDE if LONG_CHAIN <= each <= LONGEST_CHAIN else 1
 
 
 def streaming_workload(
-    stage: Stage, target: Target, tasks: int, passes: float, slow: float = 1.0
+    stage: Stage,
+    target: Target,
+    tasks: int,
+    passes: float,
+    slow: float = 1.0,
+    others: Mapping[str, float] = MappingProxyType({}),
 ) -> Workload:
     """The price of reading every input once and writing the output, each core its share:
-    ``passes`` extra vector instructions an output or input vector, ``slow`` a factor for strided
-    access.
+    ``passes`` extra vector instructions an output or input vector, ``others`` more of them by their
+    kind, ``slow`` a factor for strided access.
     """
     lanes = target.lanes
     read = [float(i.type.nbytes) for i in stage.inputs]
@@ -272,6 +279,16 @@ def streaming_workload(
         return Stream(nbytes / tasks / per_task, resident, cores=cores)
 
     inner = Layer(per_task, tuple(stream(slow * n) for n in read), (stream(written),))
-    units = slow * (stage_vectors(stage, lanes) + passes * size / lanes) / tasks / per_task
+    each = slow / tasks / per_task
+    own = stage_vectors(stage, lanes)
+    beside = {"exp": own.exp}
+    for kind, more in others.items():
+        beside[kind] = beside.get(kind, 0.0) + more * size / lanes
     flops = float(sum(op.type.size for op in stage.operators))
-    return Workload("vector", units, (inner, Layer(1, (), (), tasks)), flops)
+    return Workload(
+        "vector",
+        each * (own.vector + passes * size / lanes),
+        (inner, Layer(1, (), (), tasks)),
+        flops,
+        beside=tuple(Extra(kind, each, units) for kind, units in beside.items() if units),
+    )

@@ -33,7 +33,7 @@ from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
-from gtco.tensor.space import Config, Decision, Layer, Option, Stream, Workload
+from gtco.tensor.space import Config, Decision, Extra, Layer, Option, Stream, Workload
 from gtco.tensor.stage import Operator, Stage
 
 BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
@@ -103,10 +103,11 @@ def workload(
     span = (columns - 1) * g.strides[1] + (g.kernel[1] - 1) * g.dilation[1] + 1
     loads = g.kernel[0] * (min(span, columns * g.kernel[1]) + g.kernel[1]) / columns
     others = [o for o in stage.operators if o != op and o not in tail.operators]
-    before = cost.vectors(stage, others, lanes)
+    before = cost.vectors(stage, others, lanes).total
     inputs = g.group[0]
     loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # and a shuffle an input
-    vectors = outputs * (prod(g.kernel) * inputs + loads + cost.epilogue_vectors(tail, lanes) + 1)
+    behind = cost.epilogue_vectors(tail, lanes)
+    vectors = outputs * (prod(g.kernel) * inputs + loads + 1)
     # wide chunks stream, narrow ones hop from pixel to pixel
     vectors += BLOCK_COST * g.output[2] / columns
     image = 4.0 * prod(g.source)
@@ -118,7 +119,8 @@ def workload(
         (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output)),),
     )
     flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
-    return Workload("vector", vectors, (row, Layer(1, (), (), tasks)), flops)
+    beside = (Extra("vector", outputs, behind.vector), Extra("exp", outputs, behind.exp))
+    return Workload("fma", vectors, (row, Layer(1, (), (), tasks)), flops, beside=beside)
 
 
 def kernel_rows(em: Emitter, g: Geometry, y: Expr) -> tuple[Expr, Expr]:

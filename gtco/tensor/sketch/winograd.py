@@ -206,12 +206,12 @@ class Winograd(ImageProduct):
             v.flops,
             (
                 Extra("vector", vectors_in * positions, self.product.head_vectors),
-                Extra("vector", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
-                Extra("vector", shape.chunks_n * tiles * border * positions * RUN_COST),
-                Extra("vector", vectors_out * (back + positions + MOVE_COST * size * size)),
-                Extra("vector", tiles * shape.panels * size * RUN_COST),
+                Extra("fma", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
+                Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
+                Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
+                Extra("fma", tiles * shape.panels * size * RUN_COST),
             ),
-            (Extra("vector", v.m * v.n / lanes, self.product.tail_vectors),),
+            self.product.behind,
         )
 
     def instructions(self, size: int) -> tuple[int, int]:

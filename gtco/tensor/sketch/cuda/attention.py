@@ -230,7 +230,7 @@ class CudaAttention:
             work=2.0 * scores * (block.depth + block.width),
             vector=scores * (SCORE + BIAS * biased)
             + sums
-            + b * m * e * (3.0 + epilogue_vectors(self.tail, LANES))
+            + b * m * e * (3.0 + epilogue_vectors(self.tail, LANES).total)
             + self._prologue(rows, columns),
             read=float(self.stage.input_bytes),
             written=written,
@@ -246,7 +246,7 @@ class CudaAttention:
         b, m, n, d, e = self.extents
         read = (columns * m * d, columns * rows * n * d, rows * n * e)
         return sum(
-            b * count * vectors(self.stage, ancestors(self.stage, tensor), LANES)
+            b * count * vectors(self.stage, ancestors(self.stage, tensor), LANES).total
             for tensor, count in zip(self.op.inputs[:3], read, strict=True)
         )
 

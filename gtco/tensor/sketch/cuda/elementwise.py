@@ -125,7 +125,7 @@ class Elementwise:
     def workload(self, config: Config) -> Launch:
         stage, output = self.stage, self.stage.output
         read = float(stage.input_bytes)
-        work = cost.vectors(stage, stage.operators, LANES) * output.type.size / LANES
+        work = cost.vectors(stage, stage.operators, LANES).total * output.type.size / LANES
         flops = float(sum(op.type.size for op in stage.operators))
         if config["tile"] if self.turning is not None else 0:
             assert self.turning is not None

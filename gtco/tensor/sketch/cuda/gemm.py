@@ -242,13 +242,13 @@ class CudaGemm:
     @cached_property
     def tail_vectors(self) -> float:
         """Operations of the epilogue on one element, its place in the output among them."""
-        return 4 + epilogue_vectors(self.tail, LANES)
+        return 4 + epilogue_vectors(self.tail, LANES).total
 
     @cached_property
     def head_vectors(self) -> tuple[float, float]:
         """Operations that a computed element of A and of B takes, its place among them."""
         operands = (ancestors(self.stage, x) for x in self.view.op.inputs[:2])
-        a, b = (6 + vectors(self.stage, before, LANES) for before in operands)
+        a, b = (6 + vectors(self.stage, before, LANES).total for before in operands)
         return a, b
 
     @cached_property

@@ -33,7 +33,7 @@ def number(x: float) -> str:
 def operations(stage: Stage) -> float:
     """Instructions of the stage's element-wise operators, one thread's of each added up."""
     return sum(
-        cost.vectors(stage, (op,), COUNTED) * op.type.size
+        cost.vectors(stage, (op,), COUNTED).total * op.type.size
         for op in stage.operators
         if pattern(op.kind) == ELEMENTWISE
     )

@@ -1,0 +1,94 @@
+"""Timing kernels of this process: calls of them, on one thread or several at once.
+
+Other tenants of a machine can only slow a round down, so whoever times takes the best of several.
+Threads are there, and have made a first call each, before a round begins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+Call = Callable[[], None]
+
+
+def call(
+    function: Any, *buffers: np.ndarray, tasks: int = 1, workspace: np.ndarray | None = None
+) -> Call:
+    """A call of a kernel over all its tasks; the arrays live as long as it does."""
+    held = buffers if workspace is None else (*buffers, workspace)
+    arguments = (
+        *(ctypes.c_void_p(b.ctypes.data) for b in held),
+        *((None,) if workspace is None else ()),
+        ctypes.c_int64(0),
+        ctypes.c_int64(tasks),
+    )
+
+    def made(held: Sequence[np.ndarray] = held) -> None:
+        function(*arguments)
+
+    return made
+
+
+def together(calls: Sequence[Call], seconds: float) -> float:
+    """Calls a second that threads, one for each of ``calls``, make together for ``seconds`` or
+    longer, by the clock. They start at once: a thread that comes late counts as idle.
+    """
+    starts, ends, done = _windows(calls, seconds, time.perf_counter)
+    return sum(n / (end - min(starts)) for n, end in zip(done, ends, strict=True))
+
+
+def of_each(calls: Sequence[Call], seconds: float) -> float:
+    """Calls a second of one thread where each of ``calls`` has one and all are at work at once, in
+    the mean over them. By each thread's own time, which does not run while other processes have the
+    core.
+    """
+    starts, ends, done = _windows(calls, seconds, time.thread_time)
+    return fmean(n / (b - a) for n, a, b in zip(done, starts, ends, strict=True))
+
+
+def _windows(
+    calls: Sequence[Call], seconds: float, now: Callable[[], float]
+) -> tuple[list[float], list[float], list[int]]:
+    """When each thread began and ended, and how many calls it made between."""
+    barrier = threading.Barrier(len(calls))
+    starts, ends = [0.0] * len(calls), [0.0] * len(calls)
+    done = [0] * len(calls)
+
+    def run(i: int) -> None:
+        calls[i]()
+        barrier.wait()
+        starts[i] = ends[i] = now()
+        while ends[i] - starts[i] < seconds:
+            calls[i]()
+            done[i] += 1
+            ends[i] = now()
+
+    others = [threading.Thread(target=run, args=(i,)) for i in range(1, len(calls))]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    return starts, ends, done
+
+
+def operands(count: int, size: int) -> list[np.ndarray]:
+    """So many arrays of ones, on cache lines of their own."""
+    arrays = [aligned(size) for _ in range(count)]
+    for x in arrays:
+        x[...] = 1.0
+    return arrays
+
+
+def aligned(size: int) -> np.ndarray:
+    """float32 zeros that begin at a cache line."""
+    raw = np.zeros(size + 16, np.float32)
+    start = -(raw.ctypes.data // 4) % 16
+    return raw[start : start + size]
