@@ -74,6 +74,7 @@ setup(
     packages=find_packages(include=["gtco", "gtco.*", "models", "models.*", "bench", "bench.*"]),
     package_data={
         "gtco.runtime": ["csrc/*"],
+        "gtco.search": ["measured/*.jsonl"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco": ["py.typed"],
     },

@@ -20,7 +20,7 @@ from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
 from gtco.runtime.artifact import build_artifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_error
-from gtco.search.records import Records, measured_gpu
+from gtco.search.records import Record, Records, measured_gpu
 from gtco.target import Machine
 from gtco.tensor.stage import Stage
 
@@ -55,6 +55,7 @@ class Compilation:
         self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
         self.options, self.progress = options, progress
         self.report = CompileReport()
+        self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
         self.policy: Policy  # these, once it is prepared
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
@@ -220,7 +221,9 @@ class Compilation:
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
         analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
-        return analytic if records is None else RecordedPolicy(analytic, records)
+        if records is None:
+            return analytic
+        return RecordedPolicy(analytic, records, shipped=self.shipped)
 
     def measured_elsewhere(self, policy: Policy, records: Records) -> Policy:
         """The policy, overruled by what was measured on the one GPU that the records are of; a note

@@ -29,7 +29,14 @@ from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation, Progress, silent
 from gtco.compiled import CompiledModel, CompileReport
 from gtco.cores import allowed_cores
-from gtco.errors import BuildError, OptionError, VerificationError
+from gtco.errors import (
+    REPORT,
+    BuildError,
+    InternalError,
+    OptionError,
+    RecordError,
+    VerificationError,
+)
 from gtco.gpu import GpuTarget
 from gtco.options import CompileOptions, Tune, c_compiler, check_place, path_of
 from gtco.runtime.artifact import publish_alone
@@ -37,7 +44,8 @@ from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging
-from gtco.search.records import Records
+from gtco.search.records import Record, Records
+from gtco.search.shipped import shipped
 from gtco.target import Machine, target
 from gtco.tensor.stage import Stage
 
@@ -226,16 +234,20 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
         records = None
         if options.records is not None:
             records = stack.enter_context(Records(options.records))
-        elif effort is not None and effort.fusion:
+        elif effort is not None:
             records = stack.enter_context(Records(":memory:"))
+        known = [] if effort is None else _shipped(compilations[0])
         folders = [stack.enter_context(staging(c.output)) for c in compilations]
         sources = GPU_SOURCES if isinstance(machine, GpuTarget) else CPU_SOURCES
         stack.enter_context(made_early(sources, folders[0], compiler))
         with Workers(options.workers or builders(machine)) as workers:
             for compilation in compilations:
+                compilation.shipped = known
                 compilation.prepare(machine, records, workers)
+                if known:
+                    _say_followed(compilation)
             if effort is not None:
-                _tune(compilations, workers, records, effort)
+                _tune(compilations, workers, records, effort, known)
         for compilation, folder in zip(compilations, folders, strict=True):
             compilation.finish(folder)
         for compilation, folder in zip(compilations, folders, strict=True):
@@ -245,11 +257,39 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
         compilation.report.peak_memory_bytes = peak
 
 
+def _shipped(compilation: Compilation) -> list[Record]:
+    """The records that come with gtco, which measuring begins with; none, and a note, where they
+    are damaged.
+    """
+    try:
+        return shipped()
+    except RecordError as error:
+        what = f"the records that come with gtco cannot be read: {error}. {REPORT}"
+        compilation.worked_around(InternalError(what))
+        return []
+
+
+def _say_followed(compilation: Compilation) -> None:
+    """A note, where stages follow records that come with gtco."""
+    from gtco.search.recorded import RecordedPolicy
+
+    policy = compilation.policy
+    assert isinstance(policy, RecordedPolicy)
+    different = {stage.key: stage for stage in compilation.found.stages}.values()
+    if followed := sum(policy.follows_shipped(stage) for stage in different):
+        compilation.report.notes.append(
+            f"the kernels of {followed} of {len(different)} different stages are those that stood "
+            "when gtco was tuned on a machine like this one, by the records that come with it; "
+            "--tune off leaves these out"
+        )
+
+
 def _tune(
     compilations: Sequence[Compilation],
     workers: Workers,
     records: Records | None,
     effort: Tune,
+    shipped: Sequence[Record],
 ) -> None:
     """Measured candidates in the place of picks that they beat, in all models."""
     from gtco.cooptimize import SHARE, part, rest
@@ -274,6 +314,7 @@ def _tune(
             threads=first.options.threads,
             effort=effort,
             records=records,
+            shipped=shipped,
             progress=progress,
         )
         for model, length in zip(models, known, strict=True):

@@ -13,7 +13,14 @@ from rich.table import Table
 
 from gtco.cli.console import stdout, text
 from gtco.errors import RecordError
-from gtco.search.records import STANDING, Record, Records, from_lines, to_lines
+from gtco.search.records import (
+    STANDING,
+    Record,
+    Records,
+    from_lines,
+    only_standing,
+    to_lines,
+)
 from gtco.tensor.stage import Stage
 
 A_FILE = "a file of records, as --records of gtco compile and gtco tune makes"
@@ -28,7 +35,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
     show = actions.add_parser("show", help="what stood, by stage and circumstances")
     show.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
     export = actions.add_parser("export", help="a line of JSON for each record, on standard output")
-    export.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
+    export.add_argument("files", type=Path, nargs="+", metavar="FILE", help=A_FILE)
+    export.add_argument(
+        "--standing",
+        action="store_true",
+        help="of each stage and circumstances only the newest that stood, sorted: what ships with "
+        "gtco is made so",
+    )
     fill = actions.add_parser("import", help="add the lines of exports to FILE")
     fill.add_argument("file", type=Path, metavar="FILE", help=ADDED_TO)
     fill.add_argument(
@@ -45,13 +58,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.action in ("show", "export"):
-        with Records(options.file, create=False) as records:
-            found = records.all()
-        if options.action == "export":
-            sys.stdout.write(to_lines(found))
-        else:
-            show(options.file, found)
+    if options.action == "show":
+        show(options.file, _read(options.file, options.action)[0])
+        return 0
+    if options.action == "export":
+        found = [record for file in options.files for record in _read(file, options.action)[0]]
+        sys.stdout.write(to_lines(only_standing(found) if options.standing else found))
         return 0
     # all is read before anything is written
     read = [_read(source, options.action) for source in options.sources]
@@ -65,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
     """The records of a source, and what is known of their stages; lines know nothing of these."""
-    if action == "merge":
+    if action != "import":
         with Records(source, create=False) as records:
             return records.all(), list(records.stages().values())
     try:

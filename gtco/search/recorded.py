@@ -13,7 +13,7 @@ promises as much.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -64,6 +64,14 @@ def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
     return Calibration({sketch: tuple(found) for sketch, found in ratios.items()})
 
 
+def by_stage(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each stage, in their order."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.stage, []).append(record)
+    return found
+
+
 def measured_seconds(records: Iterable[Record]) -> float | None:
     """The latest reading of what stands; readings of one moment, which the last ones of a tuning
     are, compare best.
@@ -76,34 +84,41 @@ def measured_seconds(records: Iterable[Record]) -> float | None:
 class RecordedPolicy:
     """``policy``, overruled where ``records`` of this very machine, target, thread count and
     version have a config of the stage that stood, and that its space still has. ``circumstances``
-    are said where the machine is not this one.
+    are said where the machine is not this one. ``shipped`` are records that come with gtco: those
+    of the same circumstances count as older ones do, where the space still has their config.
     """
 
     policy: Policy
     records: Records
     circumstances: str = ""
+    shipped: Sequence[Record] = ()
     passed_over: dict[str, str] = field(default_factory=dict, repr=False)  # by stage, in words
     _prices: dict[str, float] = field(default_factory=dict, repr=False)
     _known: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
     def refresh(self) -> None:
         """Read the records again: something was measured."""
-        self.__dict__.pop("_all", None)
+        self.__dict__.pop("_all", None)  # what ships stays as it is
         self.__dict__.pop("calibration", None)
         self._prices.clear()
         self._known.clear()
 
     @cached_property
     def _all(self) -> dict[str, list[Record]]:
-        here = self.circumstances or circumstances(self.target)
-        found: dict[str, list[Record]] = {}
-        for record in self.records.under(here):
-            found.setdefault(record.stage, []).append(record)
-        return found
+        return by_stage(self.records.under(self._here))
+
+    @cached_property
+    def _shipped(self) -> dict[str, list[Record]]:
+        return by_stage(r for r in self.shipped if r.circumstances == self._here)
+
+    @cached_property
+    def _here(self) -> str:
+        return self.circumstances or circumstances(self.target)
 
     @cached_property
     def calibration(self) -> Calibration:
-        return calibrated(self._all.values())
+        every = dict.fromkeys((*self._shipped, *self._all))
+        return calibrated([*self._shipped.get(k, ()), *self._all.get(k, ())] for k in every)
 
     @property
     def target(self) -> Machine:
@@ -138,19 +153,27 @@ class RecordedPolicy:
 
     def known(self, stage: Stage) -> list[Record]:
         """The stage's records under these circumstances, of configs as its space now has them."""
-        if stage.key not in self._all:
+        key = stage.key
+        if key not in self._all and key not in self._shipped:
             return []
-        if stage.key not in self._known:
+        if key not in self._known:
             space = space_of(stage, self.target)
-            self._known[stage.key] = [
+            found = [
                 replace(r, config=json.dumps(space.spelled_out(r.parsed).to_json()))
-                for r in self._all[stage.key]
+                for r in (*self._shipped.get(key, ()), *self._all.get(key, ()))
             ]
-        return self._known[stage.key]
+            old = len(self._shipped.get(key, ()))  # of these, what the space has no more is nothing
+            legal = [r for r in found[:old] if space.check(r.parsed) is None]
+            self._known[key] = [*legal, *found[old:]]
+        return self._known[key]
+
+    def follows_shipped(self, stage: Stage) -> bool:
+        """Is the pick of this stage what ships says of it?"""
+        return stage.key not in self._all and standing(self.known(stage)) is not None
 
     @property
     def measured(self) -> bool:
-        return bool(self._all)
+        return bool(self._all or self._shipped)
 
     def predict(self, stage: Stage) -> float:
         if stage.key not in self._prices:
@@ -161,7 +184,7 @@ class RecordedPolicy:
         """Measured, where what stands is still a point of the space; else predicted, and put on the
         scale of what was measured.
         """
-        if not self._all:
+        if not self.measured:
             return self.policy.predict(stage)
         pick = self.policy.choose(stage)
         if pick is None:

@@ -303,6 +303,25 @@ def standing(records: Iterable[Record]) -> Config | None:
     return found[-1] if found else None
 
 
+def stood(records: Iterable[Record]) -> Record | None:
+    """The newest record of a stage's trials that was left standing, of a config that never computed
+    something else.
+    """
+    told = [record for record in records if record.outcome in (*STANDING, "wrong")]
+    wrong = {record.parsed for record in told if record.outcome == "wrong"}
+    found = [r for r in told if r.outcome in STANDING and r.parsed not in wrong]
+    return found[-1] if found else None
+
+
+def only_standing(records: Iterable[Record]) -> list[Record]:
+    """Of each stage and circumstances the newest record that stood, by operators and stage."""
+    trials: dict[tuple[str, str, str], list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.time):  # of one second: as they were
+        trials.setdefault((record.label, record.stage, record.circumstances), []).append(record)
+    found = (stood(trials[key]) for key in sorted(trials))
+    return [record for record in found if record is not None]
+
+
 def relative(records: Iterable[Record]) -> dict[Config, float]:
     """Each config's time, over that of the first pick of all, from the trials of one stage in
     order. A trial begins with its pick, whose time was read in an earlier one where it is not the

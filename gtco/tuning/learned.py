@@ -25,7 +25,7 @@ from gtco.search.records import STANDING, Record, relative
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Space
 from gtco.tensor.stage import Stage
-from gtco.tuning.proposals import HOPELESS, AnalyticProposals
+from gtco.tuning.proposals import HOPELESS, KNOWN_FIRST, AnalyticProposals
 from gtco.tuning.result import Prediction, StageResult
 
 RANKED = 16  # of the analytic ranking, that a search begins with
@@ -33,7 +33,6 @@ FASTEST = 6  # of the stage's measured configs, likewise
 SIMILAR = 8  # of those that stood for stages with the same operators
 RECORDED = 48  # programs of one stage that are learned from records, the latest
 RECORDED_STAGES = 12  # that are not tuned now: building a program takes some 10 ms
-KNOWN_FIRST = 2  # of these, that a stage's first round tries
 ABSENT = (
     "XGBoost is not installed, so nothing was learned from what was measured and the analytic "
     "policy proposed all candidates: pip install gtco[tune]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from gtco.tuning.result import StageResult
 
 MUTATIONS = 2  # one of so many picks is a mutation, from a stage's second round on
 DRAWS = 8  # for one mutation that was not tested yet
+KNOWN_FIRST = 2  # of a stage's first round: what stood for it elsewhere
 HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth building
 
 
@@ -59,3 +60,33 @@ class AnalyticProposals:
             assert pick is not None
             found[config] = pick
         return list(found.values())
+
+
+class KnownFirst:
+    """``proposals``, and before them, in a stage's first round, what stood for this very stage
+    elsewhere: ``known`` by stage, the likeliest first. What its space has no more is passed over.
+    """
+
+    def __init__(
+        self, proposals: Proposals, policy: Policy, known: Mapping[str, Sequence[Config]]
+    ) -> None:
+        self.proposals, self.policy, self.known = proposals, policy, known
+
+    @property
+    def failures(self) -> Sequence[str]:
+        return self.proposals.failures
+
+    def propose(self, result: StageResult, n: int) -> list[Pick]:
+        first = [] if result.rounds else self._first(result)
+        configs = {pick.config for pick in first}
+        others = self.proposals.propose(result, n)
+        return [*first, *(pick for pick in others if pick.config not in configs)][:n]
+
+    def _first(self, result: StageResult) -> list[Pick]:
+        known = self.known.get(result.stage.key)
+        if not known:
+            return []
+        space = space_of(result.stage, self.policy.target)
+        configs = dict.fromkeys(space.spelled_out(config) for config in known)
+        new = (priced(self.policy, space, c) for c in configs if c not in result.tested)
+        return [pick for pick in new if pick is not None][:KNOWN_FIRST]

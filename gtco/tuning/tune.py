@@ -20,12 +20,15 @@ from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.options import Tune
 from gtco.search.policy import Policy
+from gtco.search.recorded import by_stage
 from gtco.search.records import Outcome, Record, Records, circumstances, standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
+from gtco.search.shipped import nearest
+from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
-from gtco.tuning.proposals import AnalyticProposals, Proposals
+from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.verdict import Verdict, first_seconds, judge, outcome
@@ -46,18 +49,21 @@ def tune(
     threads: int,
     effort: Tune,
     records: Records | None = None,
+    shipped: Sequence[Record] = (),
     progress: Callable[[View], None] = lambda view: None,
 ) -> list[StageResult]:
     """Improve ``models`` in place, as far as ``effort`` goes. A stage that several of them have is
     tuned once, and counts for all of them.
 
     ``records`` gets a row for each candidate as soon as its stage's round is decided, and what it
-    has of this machine is not measured again. ``progress`` is told how it goes, and at the end how
-    it went. Returns what became of each stage that was measured, heaviest first. Failures of
-    candidates (builds, crashes, time-outs, wrong results), a budget that is too small and a machine
-    that is too noisy are notes of the models; the picks stand then.
+    has of this machine is not measured again. What stood for a stage elsewhere, by ``records`` or
+    by the ``shipped`` ones that come with gtco, is measured first of it; shipped ones of these very
+    circumstances count as if they were in ``records``. ``progress`` is told how it goes, and at the
+    end how it went. Returns what became of each stage that was measured, heaviest first. Failures
+    of candidates (builds, crashes, time-outs, wrong results), a budget that is too small and a
+    machine that is too noisy are notes of the models; the picks stand then.
     """
-    tuner = _Tuner(models, policy, workers, threads, effort, records, progress)
+    tuner = _Tuner(models, policy, workers, threads, effort, records, shipped, progress)
     while tuner.round():
         pass
     tuner.end()
@@ -73,6 +79,7 @@ class _Tuner:
         threads: int,
         effort: Tune,
         records: Records | None,
+        shipped: Sequence[Record],
         progress: Callable[[View], None],
     ) -> None:
         self.models, self.policy = models, policy
@@ -85,19 +92,23 @@ class _Tuner:
         self.results = {r.stage.key: r for r in heaviest(models)}
         known = [r for r in records.all() if r.outcome != "noisy"] if records is not None else []
         here = [record for record in known if record.circumstances == self.circumstances]
-        for record in here:
-            if record.stage in self.results:
-                self.results[record.stage].tested.add(record.parsed)
-        if not effort.again:
-            for key, result in self.results.items():
-                result.exhausted = standing(r for r in here if r.stage == key) is not None
-        others = [record for record in known if record.circumstances != self.circumstances]
+        measured = by_stage((*(r for r in shipped if r.circumstances == self.circumstances), *here))
+        for key, result in self.results.items():
+            space = space_of(result.stage, policy.target)
+            rows = [(r, space.spelled_out(r.parsed)) for r in measured.get(key, ())]
+            rows = [(r, config) for r, config in rows if space.check(config) is None]
+            result.tested.update(config for _, config in rows)
+            result.exhausted = not effort.again and standing(r for r, _ in rows) is not None
+        elsewhere = [record for record in known if record.circumstances != self.circumstances]
+        others = [*shipped, *elsewhere]
         stages = records.stages() if records is not None else {}
-        self.proposals: Proposals = (
+        first = nearest(others, self.results.keys(), self.circumstances)
+        proposals: Proposals = (
             LearnedProposals(policy, self.results, here, others, stages)
             if effort.learned
             else AnalyticProposals(policy)
         )
+        self.proposals: Proposals = KnownFirst(proposals, policy, first)
         if records is not None:
             records.remember(result.stage for result in self.results.values())
 
