@@ -53,12 +53,34 @@ def staging(target: Path) -> Iterator[Path]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        folder, lock = _make_folder(target)
+        folder, lock = _make_folder(target.parent, f".{target.name}.")
     except OSError as error:
         raise write_error(target, error) from error
     try:
         yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def temporary(name: str) -> Iterator[Path]:
+    """A new folder for temporary files, in one called ``gtco-NAME-....gtco``; that is removed at
+    the end, and where the end is a kill, by the next one that is made under this name.
+
+    Raises :class:`BuildError` where it cannot be made.
+    """
+    try:
+        folder, lock = _make_folder(Path(tempfile.gettempdir()), f"gtco-{name}-")
+    except OSError as error:
+        raise BuildError(
+            f"there is no place for temporary files ({error}): set TMPDIR to a folder that can be "
+            "written"
+        ) from error
+    try:
+        inside = folder / "files"  # the lock is of the folder itself, and publishing takes one too
+        inside.mkdir()
+        yield inside
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -132,10 +154,13 @@ def write_error(target: Path, error: OSError, needed: int | None = None) -> Buil
     return BuildError(f"{what}. {size}; make room or choose another place")
 
 
-def _make_folder(target: Path) -> tuple[Path, int]:
-    """The folder, and the descriptor that holds its lock."""
+def _make_folder(place: Path, prefix: str) -> tuple[Path, int]:
+    """A new folder in ``place``, and the descriptor that holds its lock; those with the same prefix
+    whose process has ended are removed.
+    """
+    _remove_leftovers(place, prefix)
     while True:
-        made = tempfile.mkdtemp(f".{_STAGING}", f".{target.name}.", target.parent)
+        made = tempfile.mkdtemp(f".{_STAGING}", prefix, place)
         with suppress(FileNotFoundError):
             lock = _lock(Path(made), wait=True)
             if Path(made).exists():
@@ -144,10 +169,10 @@ def _make_folder(target: Path) -> tuple[Path, int]:
         # another process took it for a leftover before it was locked
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Staging folders of this target whose process has ended without removing them."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.{_STAGING}")
-    for path in target.parent.iterdir():
+def _remove_leftovers(place: Path, prefix: str) -> None:
+    """Folders of this prefix whose process has ended without removing them."""
+    pattern = re.compile(rf"{re.escape(prefix)}[a-z0-9_]{{8}}\.{_STAGING}")
+    for path in place.iterdir():
         if not pattern.fullmatch(path.name) or path.is_symlink():
             continue
         with suppress(OSError):  # locked: another compile is at work; or not ours

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.processes import environment
 from gtco.codegen.workers import Workers
 from gtco.runtime.artifact import write_artifact
+from gtco.runtime.publish import temporary
 from gtco.target import Machine, cpu_target
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -104,8 +104,8 @@ class Measurer:
             yield from self._time(batch, seconds * sum(map(_weight, batch)) / total)
 
     def _time(self, batch: Sequence[Trial], seconds: float) -> Iterator[Timed]:
-        with tempfile.TemporaryDirectory(prefix="gtco-trials-") as folder:
-            library = Path(folder, "trials.so")
+        with temporary("trials") as folder:
+            library = folder / "trials.so"
             write_artifact(artifact(batch, self.target, self.threads), library)
             said = run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
         if isinstance(said, str):

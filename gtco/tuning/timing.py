@@ -2,7 +2,7 @@
 every step of the library that :mod:`gtco.tuning.trial` describes, round after round for SECONDS,
 and prints the readings as JSON. What is slower than was reckoned ends after MOST seconds, with as
 few readings as there are then. A candidate that crashes, hangs or writes where it must not takes
-this process along, and not the compile.
+this process along, and not the compile; a compile that is killed takes this process along.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gtco.codegen.processes import die_with_parent
 from gtco.dtypes import numpy_dtype
 from gtco.runtime.module import load
 from gtco.runtime.plan import TensorSpec
@@ -34,6 +35,7 @@ def main(library: str, seconds: float, most: float) -> None:
     """Prints ``seconds``, a list of rounds, each the seconds of every step; ``trials``, the numbers
     of each trial's steps; and ``wrong``, those whose results are not their first rival's.
     """
+    die_with_parent()
     random, begin = np.random.default_rng(0), time.perf_counter()
     with load(library) as model:
         inputs = [_values(random, spec) for spec in model.inputs]
