@@ -282,7 +282,8 @@ class Records:
         try:
             yield
         except BaseException:
-            self._base.execute("ROLLBACK")
+            if self._base.in_transaction:  # of a full disk SQLite has rolled it back by itself
+                self._base.execute("ROLLBACK")
             raise
         self._base.execute("COMMIT")
 

@@ -12,8 +12,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import gtco
 from gtco.cli import main
@@ -214,8 +217,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+def product() -> Any:
+    """One matmul, which is one stage whatever it is priced at."""
+    weight = np.random.default_rng(5).standard_normal((48, 96)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (37, 48))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (37, 96))],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
 def test_a_compile_follows_it_where_measuring_is_asked_for(folder: Path, tmp_path: Path) -> None:
-    made = small_model()
+    made = product()
     effort = gtco.Tune(trials=16, seconds=60.0, again=False)
     gtco.compile_model(made, tune=effort, records=tmp_path / "r")
     with Records(tmp_path / "r") as records:

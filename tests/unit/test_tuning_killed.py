@@ -31,10 +31,10 @@ from tests.unit.test_interrupt import disk, leave, left, start  # noqa: F401
 
 # Runs gtco, and says when it begins.
 GTCO = """
-import sys
-from gtco.cli import main
+import gtco.cli
+from gtco.__main__ import main
 print(flush=True)
-raise SystemExit(main(sys.argv[1:]))
+raise SystemExit(main())
 """
 SIGNALS = {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -63,7 +63,7 @@ def products(n: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("turns", "stages"), [(3, 2), pytest.param(100, 12, marks=pytest.mark.scheduled)]
+    ("turns", "stages"), [(3, 2), pytest.param(100, 6, marks=pytest.mark.scheduled)]
 )
 def test_what_was_measured_before_a_kill_is_kept(
     turns: int, stages: int, root: Path, tmp_path: Path
@@ -79,14 +79,15 @@ def test_what_was_measured_before_a_kill_is_kept(
     onnx.save(products(stages), model)
     command = ["tune", str(model), "-o", str(out / "m.so"), "--records", str(path)]
     seen: list[Record] = []
+    by_kills: set[str] = set()
     came: Counter[str] = Counter()
     for turn in range(turns):
         number = list(SIGNALS)[turn % len(SIGNALS)]
-        child = start(root, tmp_path, GTCO, *command, *("--minutes", "2"))
+        child = start(root, tmp_path, GTCO, *command, *("--trials", "12"))
         assert child.stdout is not None and child.stdout.readline() == "\n"
         if turn % 4 == 3:
             time.sleep(draw.uniform(0.05, 8))
-        else:  # a run that has nothing left to measure ends by itself
+        else:
             while child.poll() is None and kept(path) == seen:
                 time.sleep(0.05)
             time.sleep(draw.random())
@@ -97,12 +98,16 @@ def test_what_was_measured_before_a_kill_is_kept(
         child.send_signal(number)
         _, said = child.communicate(timeout=100)
         came[f"{number.name} {child.returncode}"] += 1
-        assert child.returncode in (0, SIGNALS[number]), said
+        ended = child.returncode == -number  # SIGTERM when all is done, as Python itself ends
+        assert child.returncode in (0, SIGNALS[number]) or (ended and "link" in said), said
         assert "Traceback" not in said
         if child.returncode == SIGNALS[number] > 0:
             assert f"what was measured is kept in {path}" in said or not before
         assert not psutil.wait_procs(processes, timeout=60)[1], "its processes end with it"
-        assert number == signal.SIGKILL or not left(tmp_path / "tmp")
+        behind = set(left(tmp_path / "tmp"))
+        assert number == signal.SIGKILL or behind <= by_kills
+        assert len(behind) <= 2, "what an earlier kill left goes when the next trial is timed"
+        by_kills = behind
         seen = kept(path)
         assert seen[: len(before)] == before
     print(f"\n{turns} turns, {len(seen)} records: {dict(came)}")
