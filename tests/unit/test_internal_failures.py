@@ -82,7 +82,7 @@ def no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = AnalyticPolicy.seconds
 
     def priced(self: Any, work: Any) -> float:
-        return float("nan") if work.kernel.startswith("fma") else seconds(self, work)
+        return float("nan") if work.kernel.startswith("fma:") else seconds(self, work)
 
     monkeypatch.setattr(AnalyticPolicy, "seconds", priced)
 
