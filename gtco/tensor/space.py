@@ -9,9 +9,11 @@ decision's role says what it is for, and is all that a policy may go by.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -79,6 +81,11 @@ class Config:
     def to_json(self) -> dict[str, Any]:
         """All choices by name, the sketch first."""
         return {SKETCH: self.sketch, **self.by_name}
+
+    @property
+    def key(self) -> str:
+        """Hash of them, 16 hex digits."""
+        return sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Config:

@@ -55,7 +55,7 @@ class Measurer:
     ) -> None:
         self.workers, self.target, self.threads = workers, cpu_target(target), threads
         self.deadline = deadline
-        self._built, self._building, self._serial = 0, 0.0, 0
+        self._built, self._building = 0, 0.0
 
     def build_cost(self, candidates: int) -> float:
         """Seconds that building so many takes, by those that were built so far."""
@@ -80,10 +80,8 @@ class Measurer:
         built, None where none could; and those that could not.
         """
         begin = time.monotonic()
-        named: dict[str, Pick] = {}
-        for pick in picks:
-            self._serial += 1
-            named[f"gtco_{stage.key}_{self._serial}"] = pick
+        # named after what they are: the pick may be what another tuning of this stage has built
+        named = {f"gtco_{stage.key}_{pick.config.key}": pick for pick in picks}
         jobs = [Job(name, stage, pick.config, self.target) for name, pick in named.items()]
         answers = list(self.workers.build(jobs))
         self._built += len(jobs)

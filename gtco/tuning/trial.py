@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gtco.codegen.build import Kernel
+from gtco.errors import InternalError
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up
 from gtco.target import Target
@@ -99,7 +100,10 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
             group.append(len(steps))
             steps.append(Step(kernel.symbol, tuple(buffers), kernel.tasks, kernel.workspace))
         groups.append(group)
-    kernels = {k.symbol: k for trial in trials for k in trial.kernels}
+    kernels: dict[str, Kernel] = {}
+    for kernel in (k for trial in trials for k in trial.kernels):
+        if kernels.setdefault(kernel.symbol, kernel).code != kernel.code:
+            raise InternalError(f"two kernels to be timed are called {kernel.symbol}")
     return Artifact(
         name="trials",
         inputs=tuple(_spec(f"x{n}", type_) for type_, n in inputs.items()),

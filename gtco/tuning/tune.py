@@ -344,7 +344,8 @@ def heaviest(models: Sequence[Generated]) -> list[StageResult]:
     """
     counts = [Counter(stage.key for stage in model.stages) for model in models]
     canonical = {stage.key: stage.canonical for model in models for stage in model.stages}
-    picks = {key: pick for model in models for key, pick in model.choices.items()}
+    # the first model's, where they differ, as its kernel is what is timed
+    picks = {key: pick for model in reversed(models) for key, pick in model.choices.items()}
     totals = [sum(n * picks[key].seconds for key, n in count.items()) for count in counts]
     heavy = {
         key

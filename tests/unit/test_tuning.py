@@ -30,7 +30,7 @@ from gtco.tensor.space import Config, Pick, check, configs
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import census, measure, timing, tune
 from gtco.tuning.timing import agree
-from gtco.tuning.trial import Trial, batches
+from gtco.tuning.trial import Trial, artifact, batches
 from tests.unit.test_verdict import rounds
 
 
@@ -129,7 +129,6 @@ def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
 def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
     """Real kernels through the real process: readings of every step, nothing wrong."""
     from gtco.runtime.artifact import write_artifact
-    from gtco.tuning.trial import artifact
 
     trials = trial(machine, "fine", linear(), linear(33, 40, 24))
     made = artifact(trials, machine, 2)
@@ -148,7 +147,6 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
 def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
     """A kernel of relu poses as a rival of one of gelu."""
     from gtco.runtime.artifact import write_artifact
-    from gtco.tuning.trial import artifact
 
     (good,) = trial(machine, "good", linear())
     stage = linear()
@@ -225,6 +223,31 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
     proposed = set(policy.candidates(first.sketch))
     tried = {config for symbols in told for config in symbols if config.sketch == "gemm"}
     assert tried - proposed, "mutations leave what the policy's own model would propose"
+
+
+def test_what_one_tuning_took_is_the_first_of_the_next(machine: Target, workers: Workers) -> None:
+    """A kernel of another tuning beside those of this one: each runs under its own name."""
+    policy = Slow(machine)
+    stage = linear(37, 48, 96)
+    made = generated(policy, workers, stage)
+    told: list[Trial] = []
+
+    def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
+        """The very first one that was built gains."""
+        for t in trials:
+            told.append(t)
+            artifact([t], machine, 1)  # raises where two are of one name
+            others = [1.5] * (len(t.picks) - 2)
+            yield measure.Timed(t, rounds(1.0, 0.5 if len(told) == 1 else 1.5, *others))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure.Measurer, "time", read)
+        for _ in range(2):
+            effort = Tune(trials=8, patience=1, learned=False)
+            tune.tune([made], policy, workers, threads=1, effort=effort)
+    assert told[-1].picks[0] != told[0].picks[0], "it was to begin with what another one took"
+    for t in told:
+        assert len({kernel.symbol for kernel in t.kernels}) == len(t.kernels)
 
 
 def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
