@@ -242,24 +242,32 @@ class Compilation:
         self.report.notes.append(f"kernels follow what {records.path} says of a {gpu}")
         return RecordedPolicy(policy, records, circumstances)
 
-    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least cost, measured or predicted; the graph with movement copied
-        where it pays.
+    def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
+        """Graph -> stages at the least cost, by prediction or, where records say what these stages
+        and those take, as measured; the graph with movement copied where it pays.
         """
+        from gtco.search.recorded import RecordedPolicy
+
+        recorded = policy if isinstance(policy, RecordedPolicy) else None
+        graph, result = self.searched(whole, recorded.policy if recorded else policy)
+        if recorded and recorded.covers(result.stages):
+            measured = self.searched(whole, recorded)
+            if recorded.covers(measured[1].stages):
+                graph, result = measured
+        self.report.notes += result.notes
+        self.dump("5-stages.txt", result.text())
+        return graph, result
+
+    def searched(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
         from gtco.graph.fusion import CLOSE, PROMISING, fuse
 
         known = CLOSE if policy.measured else PROMISING
         try:
-            graph, result = fuse(
-                graph, policy.predict, policy.floor, policy.possible, promising=known
-            )
+            return fuse(graph, policy.predict, policy.floor, policy.possible, promising=known)
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
             raise
-        self.report.notes += result.notes
-        self.dump("5-stages.txt", result.text())
-        return graph, result
 
     def cooptimize(
         self,

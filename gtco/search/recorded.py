@@ -27,6 +27,7 @@ from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 DOUBT = 1.05  # times its price: a stage that was not measured
+COVERED = 0.95  # the share of a partition's predicted time whose measurements say what it takes
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,15 @@ class RecordedPolicy:
     @property
     def measured(self) -> bool:
         return bool(self._all or self._shipped)
+
+    def covers(self, stages: Iterable[Stage]) -> bool:
+        """Was next to all that these are predicted to take measured? Prices of a partition that is
+        measured in part say little of which one is the best: what stages of another model took
+        beyond their predictions, those of this one may not.
+        """
+        of = [(stage, self.policy.predict(stage)) for stage in stages]
+        measured = sum(seconds for stage, seconds in of if standing(self.known(stage)) is not None)
+        return measured >= COVERED * sum(seconds for _, seconds in of)
 
     def predict(self, stage: Stage) -> float:
         if stage.key not in self._prices:
