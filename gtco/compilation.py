@@ -17,9 +17,10 @@ from gtco.compiled import CompileReport
 from gtco.errors import REPORT, BuildError, InternalError, OptionError, UnsupportedError, guarded
 from gtco.gpu import GpuTarget
 from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
-from gtco.runtime.artifact import build_artifact
+from gtco.runtime.artifact import Artifact, build_artifact, write_artifact
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.module import load
-from gtco.runtime.publish import write_error
+from gtco.runtime.publish import temporary, write_error
 from gtco.search.records import Record, Records, measured_gpu
 from gtco.target import Machine
 from gtco.tensor.stage import Stage
@@ -61,6 +62,7 @@ class Compilation:
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
         self.generated: Generated
+        self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
         # Of a model for GPUs: what its two ways of being launched are predicted to take, and the
         # kernel for the whole model where it is launched as that.
         self.launches: LaunchPrices | None = None
@@ -89,6 +91,7 @@ class Compilation:
             self.generated = self.generate(list(self.found.stages), self.policy, workers)
             code = sum(k.nbytes for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
+            self.first = self.graph, self.found, self.generated.copy()
             if isinstance(machine, GpuTarget):
                 self.launches = self.launch_prices(machine)
                 self.persistent = self.one_kernel(machine, workers)
@@ -100,7 +103,7 @@ class Compilation:
         """The library, made in ``folder`` and compared where that is asked for."""
         self.report.rejections = dict(self.generated.rejections)
         with self.phase("link") as say:
-            library = self.link(self.graph, self.generated, self.policy, folder)
+            library = self.link(folder)
             weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
             say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
         if self.options.verify:
@@ -296,6 +299,44 @@ class Compilation:
         say(news)
         return results
 
+    def whole_cost(self) -> float:
+        """Seconds that :meth:`settle` takes at the least, by prediction."""
+        from gtco.tuning.whole import cost
+
+        weights = sum(array.nbytes for array in self.graph.constants.values())
+        return cost(sum(self.policy.predict(stage) for stage in self.found.stages), weights)
+
+    def settle(self, records: Records) -> None:
+        """What tuning changed has to prove itself in the model, run by turns as it was before and
+        as it is.
+        """
+        from gtco.search.recorded import by_stage
+        from gtco.search.records import circumstances
+        from gtco.tuning import whole
+
+        graph, found, first = self.first
+        if first.same(self.generated):
+            return
+        with temporary("trials") as folder:
+            builds = ("first", graph, first), ("tuned", self.graph, self.generated)
+            libraries = [
+                write_artifact(self.artifact(name, graph.copy(), generated), folder / f"{name}.so")
+                for name, graph, generated in builds
+            ]
+            readings = whole.read(libraries[0], libraries[1])
+        if isinstance(readings, str):
+            self.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
+            self.graph, self.found, self.generated = graph, found, first
+            return
+        verdict = whole.judge(first, self.generated, readings)
+        here = circumstances(self.policy.target)
+        known = by_stage(records.under(here))
+        records.add(whole.corrections(first, self.generated, verdict, readings, known, here))
+        self.generated = whole.settled(first, self.generated, verdict)
+        if verdict.uncut:
+            self.graph, self.found = graph, found
+        self.report.settled = verdict
+
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
         from gtco.search.recorded import RecordedPolicy
@@ -370,21 +411,23 @@ class Compilation:
         )
         return kernel if asked else None
 
-    def link(
-        self, graph: Graph, generated: Generated, policy: Policy, folder: Path
-    ) -> Path:
-        """Kernels, weights and the plan -> the library, in ``folder``."""
-        artifact = assemble(
-            _identifier(self.output.stem),
+    def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
+        """Takes the graph's constants."""
+        return assemble(
+            name,
             graph,
             generated,
-            policy.target,
+            self.policy.target,
             self.options.threads,
             self.options.precision,
             self.report.notes,
             self.persistent,
             self.launches.to_json() if self.launches else None,
         )
+
+    def link(self, folder: Path) -> Path:
+        """Kernels, weights and the plan -> the library, in ``folder``."""
+        artifact = self.artifact(_identifier(self.output.stem), self.graph, self.generated)
         self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
         if self.persistent is not None and self.launches is not None:

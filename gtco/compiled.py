@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gtco.runtime.module import Model
 from gtco.runtime.plan import TensorSpec
 from gtco.tuning.view import View
 
+if TYPE_CHECKING:
+    from gtco.tuning.whole import Verdict
+
 
 @dataclass
 class CompileReport:
     """What a compile did: seconds of each phase, the stages, memory, what ``tuning`` made of each
-    stage that it measured and in sum (``tuned``, None where nothing was to be measured), and notes
-    for the user; ``launches``: how a model for GPUs is launched, and ``predicted_seconds`` are of
-    that; ``rejections`` are the configs that no program was made of, by reason.
+    stage that it measured and in sum (``tuned``, None where nothing was to be measured), what the
+    whole model said of that (``settled``, None where it was not run), and notes for the user;
+    ``launches``: how a model for GPUs is launched, and ``predicted_seconds`` are of that;
+    ``rejections`` are the configs that no program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -32,6 +36,7 @@ class CompileReport:
     verification: Any = None
     tuning: list[dict[str, Any]] = field(default_factory=list)
     tuned: View | None = None
+    settled: Verdict | None = None
 
     @property
     def seconds(self) -> float:

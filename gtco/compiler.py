@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,10 +297,15 @@ def _tune(
     from gtco.tuning.result import together
     from gtco.tuning.tune import tune
     from gtco.tuning.view import View
+    from gtco.tuning.whole import SHARE as SHARE_OF_WHOLE
 
     first = compilations[0]
     views: list[View] = []
     notes: dict[int, list[str]] = {}
+    # The end of the time is for what only whole models show, where it suffices for that.
+    last = sum(compilation.whole_cost() for compilation in compilations)
+    if whole := records is not None and last <= SHARE_OF_WHOLE * effort.seconds:
+        effort = replace(effort, seconds=effort.seconds - last)
 
     def progress(view: View) -> None:
         views.append(view)
@@ -330,10 +336,14 @@ def _tune(
             trials = sum(result.measured for result in results)
             effort = rest(effort, time.monotonic() - begin, trials)
         results += tuned([c.generated for c in compilations], effort)
+        for compilation in compilations:
+            compilation.report.notes += notes[id(compilation.generated)]
+            if whole:
+                assert records is not None
+                compilation.settle(records)
         say(str(views[-1]))
     for compilation in compilations[1:]:
         compilation.report.phases.append(first.report.phases[-1])
     for compilation in compilations:
-        compilation.report.notes += notes[id(compilation.generated)]
-        compilation.report.tuning = together(results, compilation.generated.stages)
+        compilation.report.tuning = together(results, compilation.generated)
         compilation.report.tuned = views[-1]

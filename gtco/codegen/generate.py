@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.workers import Workers
@@ -31,6 +31,17 @@ class Generated:
     choices: dict[str, Pick] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
+
+    def copy(self) -> Generated:
+        """One whose choices can be changed without changing this one's."""
+        return replace(self, kernels=dict(self.kernels), choices=dict(self.choices))
+
+    def same(self, other: Generated) -> bool:
+        """Are it the same stages with the same configs?"""
+        mine, its = (
+            {key: pick.config for key, pick in made.choices.items()} for made in (self, other)
+        )
+        return [s.key for s in self.stages] == [s.key for s in other.stages] and mine == its
 
 
 def generate(

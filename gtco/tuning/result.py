@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gtco.codegen.generate import Generated
 from gtco.search.cost_model import Quality, quality
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
@@ -122,17 +123,21 @@ class StageResult:
         }
 
 
-def together(results: Sequence[StageResult], stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def together(results: Sequence[StageResult], model: Generated) -> list[dict[str, Any]]:
     """What several rounds of tuning, one after the other, did to a model's stages, heaviest first:
-    the first pick of the first, the last one of the last.
+    the first pick of the first, and the one that stands.
     """
-    counts = Counter(stage.key for stage in stages)
+    counts = Counter(stage.key for stage in model.stages)
     found: dict[str, dict[str, Any]] = {}
     for result in results:
         key, report = result.stage.key, result.to_json()
+        if not counts[key]:
+            continue
         if before := found.get(key):
             report |= {name: before[name] for name in ("first", "first_seconds")}
             report["candidates"] += before["candidates"]
-        found[key] = report | {"occurrences": counts[key]}
-    held = [report for key, report in found.items() if counts[key]]
-    return sorted(held, key=lambda report: -report["occurrences"] * report["first_seconds"])
+        stands = model.choices[key].config.to_json()
+        if stands == report["first"]:
+            report["seconds"] = report["first_seconds"]
+        found[key] = report | {"occurrences": counts[key], "last": stands}
+    return sorted(found.values(), key=lambda r: -r["occurrences"] * r["first_seconds"])

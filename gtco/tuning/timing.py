@@ -38,7 +38,7 @@ def main(library: str, seconds: float, most: float) -> None:
     die_with_parent()
     random, begin = np.random.default_rng(0), time.perf_counter()
     with load(library) as model:
-        inputs = [_values(random, spec) for spec in model.inputs]
+        inputs = [array(random, spec) for spec in model.inputs]
         outputs = [aligned_empty(spec) for spec in model.outputs]
         rounds: list[list[float]] = []
         start = time.perf_counter()
@@ -60,10 +60,11 @@ def main(library: str, seconds: float, most: float) -> None:
     print(json.dumps({"seconds": rounds[WARM_ROUNDS:], "wrong": wrong, "trials": trials}))
 
 
-def _values(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
-    array = aligned_empty(spec)
-    array[...] = values(random, TensorType(spec.shape, spec.dtype))
-    return array
+def array(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
+    """An input with :func:`values`."""
+    made = aligned_empty(spec)
+    made[...] = values(random, TensorType(spec.shape, spec.dtype))
+    return made
 
 
 def values(random: np.random.Generator, type_: TensorType) -> np.ndarray:

@@ -122,6 +122,35 @@ def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
     )
 
 
+def test_records_cut_a_model_where_they_have_its_stages(tmp_path: Path) -> None:
+    """One stage reads slow. That alone does not say that what takes its place is any better."""
+    from gtco.compilation import Compilation, silent
+    from gtco.options import CompileOptions
+
+    graph = block()
+    compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
+    with Records(tmp_path / "r") as records:
+        policy = compilation.policy_for(target("native"), records)
+        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
+        analytic = policy.policy
+        before = compilation.fuse(graph, policy)[1]
+        slow = next(s for s in before.stages if "gelu" in s.label)
+
+        def read(stages: Sequence[Stage]) -> dict[str, int]:
+            """What is cut with these measured too."""
+            records.add(
+                record(analytic, s, (99.0 if s is slow else 1.0) * analytic.predict(s))
+                for s in stages
+            )
+            policy.refresh()
+            return compilation.fuse(graph, policy)[1].weights()
+
+        assert read([slow]) == read(before.stages) == before.weights()
+        (_, other) = compilation.searched(graph, policy)
+        assert slow.key not in other.weights()
+        assert read(other.stages) == other.weights()
+
+
 # rivals ---------------------------------------------------------------------------------------
 def test_rivals_are_other_partitions_near_the_best() -> None:
     policy = AnalyticPolicy(target("x86-64-v3"))

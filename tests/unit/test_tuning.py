@@ -345,27 +345,6 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     assert not set(tried) & {(r.stage, r.config) for r in first if r.outcome != "noisy"}
 
 
-def test_records_of_some_stages_cut_no_model_differently(tmp_path: Path) -> None:
-    """One stage read a thousand times its prediction: were the others measured too, it would go."""
-    made, path = small_model(), tmp_path / "m.records"
-    untuned = gtco.compile_model(made)
-    effort = gtco.Tune(trials=4, seconds=60.0, learned=False, fusion=True)
-    gtco.compile_model(made, tune=effort, records=path)
-    with Records(path) as records:
-        every = records.all()
-    slow = next(s for s in untuned.stages if "matmul" in s["operators"])
-    standing = [
-        replace(r, outcome="kept", seconds=1e-6) for r in every if r.outcome in ("kept", "taken")
-    ]
-    rows = [replace(r, seconds=1.0) if r.stage == slow["key"] else r for r in standing]
-    for name, kept in ("one", [r for r in rows if r.stage == slow["key"]]), ("all", rows):
-        with Records(tmp_path / name) as records:
-            records.add(kept)
-        again = gtco.compile_model(made, records=tmp_path / name)
-        keys = [stage["key"] for stage in again.stages]
-        assert (slow["key"] in keys) == (name == "one")
-
-
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """gtco tune writes a library for each model, and the records; gtco compile takes them."""
     import onnx

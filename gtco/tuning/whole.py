@@ -1,0 +1,207 @@
+"""A model as it was before tuning and as it is after, run by turns: what was read of stages alone,
+held against what they take in the model.
+
+A stage that is timed alone finds the caches as its trial leaves them, and its result is read by
+nobody; in the model the stages before and behind it decide both. So what tuning changed has the
+last test here: a stage whose first pick runs as fast in the model gets it back, and the model its
+first partition where the stages that came take as long as those that went.
+
+``python -m gtco.tuning.whole FIRST.so TUNED.so`` is the process that runs them. It prints the
+readings as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.generate import Generated
+from gtco.codegen.processes import die_with_parent, environment
+from gtco.runtime.module import load
+from gtco.runtime.tensors import aligned_empty
+from gtco.search.recorded import measured_seconds
+from gtco.search.records import Record
+from gtco.tuning.timing import array
+
+SHARE = 0.25  # of the time for measuring, at most: where that does not suffice this is left out
+LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+TURN_SECONDS = 0.02  # of a model's runs in a round, after one that brings in its weights
+SECONDS, MOST_SECONDS = 1.0, 300.0  # rounds go on for so long; a process that hangs is ended
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Seconds of every stage in a run, [rounds, stages], in the model's order."""
+
+    first: np.ndarray
+    tuned: np.ndarray
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``back``: keys of the stages that get their first pick again; ``uncut``: does the model its
+    first partition? Seconds of a run before tuning, and of what is left of it.
+    """
+
+    back: frozenset[str]
+    uncut: bool
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        went = [f"{len(self.back)} picks"] if self.back else []
+        went += ["the partition"] if self.uncut else []
+        said = f"; {' and '.join(went)} went back to what was there" if went else ""
+        return f"{1e3 * self.before:.2f} -> {1e3 * self.after:.2f} ms{said}"
+
+
+def cost(seconds: float, weights_bytes: int) -> float:
+    """Seconds that this takes of a model that takes ``seconds`` a run: reading, and two links."""
+    return max(4 * LEAST_ROUNDS * seconds, SECONDS) + 2 * (weights_bytes / 4e8 + 0.3)
+
+
+def judge(first: Generated, tuned: Generated, readings: Readings) -> Verdict:
+    """Stage by stage where both have one, by its share of the whole run in the same round; then the
+    rest of both, with the better picks in either.
+    """
+    was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
+    back, best = set(), {}
+    for key in was.keys() & became.keys():
+        best[key] = became[key]
+        if first.choices[key].config != tuned.choices[key].config:
+            if float(np.median(became[key] / was[key])) >= 1.0:
+                back.add(key)
+                best[key] = was[key]
+
+    def total(stages: Mapping[str, np.ndarray], of: Generated) -> np.ndarray:
+        return np.sum([best.get(s.key, stages[s.key]) for s in of.stages], axis=0)
+
+    old, new = total(was, first), total(became, tuned)
+    uncut = was.keys() != became.keys() and float(np.median(new / old)) >= 1.0
+    # what came with a partition that goes, goes too
+    before = readings.first.sum(axis=1)
+    after = float(np.median((old if uncut else new) / before))
+    seconds = float(np.median(before))
+    return Verdict(frozenset(back), uncut, seconds, seconds * after)
+
+
+def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds of each different stage [rounds], the mean of its occurrences."""
+    columns: dict[str, list[int]] = {}
+    for number, stage in enumerate(model.stages):
+        columns.setdefault(stage.key, []).append(number)
+    return {key: readings[:, of].mean(axis=1) for key, of in columns.items()}
+
+
+def settled(first: Generated, tuned: Generated, verdict: Verdict) -> Generated:
+    """The model that stands, of both."""
+    base = first if verdict.uncut else tuned
+    better = {
+        key: first if key in verdict.back or key not in tuned.kernels else tuned
+        for key in base.kernels
+    }
+    return replace(
+        base,
+        kernels={key: of.kernels[key] for key, of in better.items()},
+        choices={key: of.choices[key] for key, of in better.items()},
+        notes=tuned.notes,
+        rejections=tuned.rejections,
+    )
+
+
+def corrections(
+    first: Generated,
+    tuned: Generated,
+    verdict: Verdict,
+    readings: Readings,
+    known: Mapping[str, Sequence[Record]],
+    circumstances: str,
+) -> list[Record]:
+    """Records by which what is compiled from them is what stands: a first pick that came back took
+    as much less than the tuned one's reading as it did in the model; where the partition did, what
+    was read of the stages that it is rid of counts as much more as they took in the model.
+    """
+    was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
+    canonical = {s.key: s.canonical for model in (first, tuned) for s in model.stages}
+
+    def record(model: Generated, key: str, outcome: Any, times: float, read: float) -> Record:
+        seconds = measured_seconds(known.get(key, ())) or read
+        measured = times * seconds, times, 0.0
+        return Record.of(canonical[key], model.choices[key], circumstances, outcome, measured)
+
+    found = []
+    for key in sorted(verdict.back):
+        ratio = min(float(np.median(was[key] / became[key])), 1.0)
+        found.append(record(first, key, "taken", ratio, float(np.median(became[key]))))
+    if verdict.uncut:
+        gone, stayed = became.keys() - was.keys(), was.keys() - became.keys()
+        inside = [_sum(tuned, gone, became), _sum(first, stayed, was)]
+        alone = [
+            sum(measured_seconds(known.get(s.key, ())) or 0.0 for s in m.stages if s.key in keys)
+            for m, keys in ((tuned, gone), (first, stayed))
+        ]
+        more = inside[0] / inside[1] * (alone[1] / alone[0] if all(alone) else 1.0)
+        found += [
+            record(tuned, key, "kept", max(more, 1.0), float(np.median(became[key])))
+            for key in sorted(gone)
+        ]
+    return found
+
+
+def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) -> float:
+    return sum(float(np.median(seconds[s.key])) for s in model.stages if s.key in keys)
+
+
+# running ------------------------------------------------------------------------------------------
+def read(first: Path, tuned: Path) -> Readings | str:
+    """The readings of both libraries, or in words how running them failed."""
+    command = [sys.executable, "-m", "gtco.tuning.whole", str(first), str(tuned)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MOST_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return "hung"
+    if done.returncode:
+        return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
+    return Readings(*(np.array(times) for times in json.loads(done.stdout)))
+
+
+def main(libraries: Sequence[str]) -> None:
+    """Prints a list of rounds for each library, each the seconds of every stage."""
+    die_with_parent()
+    random = np.random.default_rng(0)
+    with ExitStack() as stack:
+        models = [stack.enter_context(load(library)) for library in libraries]
+        given = [array(random, spec) for spec in models[0].inputs]
+        outputs = [aligned_empty(spec) for spec in models[0].outputs]
+        found: list[list[list[float]]] = [[] for _ in models]
+        begin = time.perf_counter()
+        while len(found[0]) < LEAST_ROUNDS or (
+            len(found[0]) < MOST_ROUNDS and time.perf_counter() - begin < SECONDS
+        ):
+            order = range(len(models)) if len(found[0]) % 2 else reversed(range(len(models)))
+            for n in list(order):
+                once = sum(models[n].timed(given, outputs))
+                runs = max(int(TURN_SECONDS / max(once, 1e-9)), 1)
+                times = [models[n].timed(given, outputs) for _ in range(runs)]
+                found[n].append(list(np.median(times, axis=0)))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
