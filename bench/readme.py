@@ -21,7 +21,7 @@ from typing import Any
 
 from bench import ahead
 from bench.ahead import Row
-from bench.end_to_end import FIVE
+from bench.end_to_end import FIVE, WIDER
 from bench.peers import SETTINGS, peer_of
 
 TITLES = {
@@ -120,7 +120,7 @@ def best_peers(run: Mapping[str, Any]) -> str:
     ways = ahead.ways(models)
     titles = [ahead.title(models, way) for way in ways]
     heads = ["model", *(f"{title} ms" for title in titles), "best peer", "its ms", *titles]
-    lines = [_about(run, peers, wide=True), "", *_head(heads)]
+    lines = [_about(run, peers, of_best=True), "", *_head(heads)]
     for model in models:
         found = next((best for way in ways if (best := ahead.best(model, peers, way))), None)
         cells = [
@@ -149,37 +149,40 @@ def _ratio(best: ahead.Best | None) -> str:
     return f"{best[0]:.2f}" if best else "-"
 
 
-def _about(run: Mapping[str, Any], peers: Sequence[str], wide: bool = False) -> str:
+def _about(run: Mapping[str, Any], peers: Sequence[str], of_best: bool = False) -> str:
     """The command, the machine, the versions, and what a ratio is."""
-    about, precision, efforts = run["machine"], precision_of(run), ahead.efforts(run["models"])
+    about, models = run["machine"], run["models"]
+    precision, efforts = precision_of(run), ahead.efforts(models)
+    wide = any(model["model"] in WIDER for model in models)
+    timed = {system["system"] for model in models for system in model["systems"]}
+    ran = {p: [s for s in SETTINGS[p] if s in timed] for p in peers}
     asked = [
         *(["--suite wide"] if wide else []),
-        f"--peers {','.join(peers)}",
+        f"--peers {','.join(p if (*ran[p],) == SETTINGS[p] else ','.join(ran[p]) for p in peers)}",
         *([f"--precision {precision}"] if precision != "fp32" else []),
         *([f"--efforts {','.join(efforts)}"] if "full" in efforts else []),
     ]
-    ran = {peer.partition("-")[0] for peer in peers}  # torch of torch-compile
+    packages = {peer.partition("-")[0] for peer in peers}  # torch of torch-compile
     known = about["versions"].items()
-    versions = [f"{NAMES[n]} {v}" for n, v in known if n in NAMES and n in ran and v]
+    versions = [f"{NAMES[n]} {v}" for n, v in known if n in NAMES and n in packages and v]
     if precision != "fp32" and "onnxruntime" in peers:
         versions.append("ONNX Runtime has no bf16 on a CPU and ran in fp32")
     settings = "; ".join(
         f"{TITLES[peer]}: {', '.join(s.partition(':')[2] or 'default' for s in systems)}"
-        for peer, systems in SETTINGS.items()
-        if peer in peers and len(systems) > 1
+        for peer, systems in ran.items()
+        if len(systems) > 1
     )
     what = (
         "The last columns are the time of the model's best peer over gtco's"
-        if wide
+        if of_best
         else "A peer's column is its time over gtco's, untuned"
     )
-    if settings:
-        counts = f"; each peer is timed in all of its settings ({settings}) and the best counts"
+    counts = f"; of a peer's settings ({settings}) the best counts" if settings else ""
+    batch = "batch 1 unless the name says another, " if wide else "batch 1, "
     return _filled(
         f"`python -m bench end_to_end {' '.join(asked)}` on {about['cores']} cores of an "
-        f"{about['cpu']}, {about['threads']} threads, {'' if wide else 'batch 1, '}{precision}, "
-        f"{about['date'][:10]}, all of it one run. {', '.join(versions)}. {what}: above 1 gtco is "
-        f"faster{counts if settings else ''}."
+        f"{about['cpu']}, {about['threads']} threads, {batch}{precision}, {about['date'][:10]}, "
+        f"all of it one run. {', '.join(versions)}. {what}: above 1 gtco is faster{counts}."
     )
 
 

@@ -140,7 +140,9 @@ def test_each_peers_mean_is_told_of_each_way() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_best_peers_of_a_run_go_between_their_marks(precision: str, tmp_path: Path) -> None:
-    run = {"machine": _machine(), "models": [{**row, "precision": precision} for row in ROWS]}
+    rows_of = [{**row, "precision": precision} for row in ROWS]
+    wider = rows_of[1] | {"model": "swinv2-t"}
+    run = {"machine": _machine(), "models": [rows_of[0], wider]}
     file, table = tmp_path / "run.json", tmp_path / "benchmarks.md"
     file.write_text(json.dumps(run))
     marks = {p: (f"<!-- peers {p} -->", f"<!-- /peers {p} -->") for p in ("fp32", "bf16")}
@@ -156,7 +158,9 @@ def test_the_best_peers_of_a_run_go_between_their_marks(precision: str, tmp_path
     row = ("vit-ti-16", "10.00", "8.00", "5.00", "ONNX Runtime (optimizer)", "20.00")
     assert f"| {' | '.join(row)} | 2.00 | 2.50 | 4.00 |" in rows
     said = " ".join(rows)
-    assert "--suite wide" in said and "tuned (30 min) 2.828 over 2 models" in said
+    assert "tuned (30 min) 2.828 over 2 models" in said
+    assert "--suite wide --peers onnxruntime,openvino " in said and "batch 1 unless" in said
+    assert "--suite" not in readme.section({"machine": _machine(), "models": ROWS})
     assert (f"--precision {precision}" in said) == (precision == "bf16")
     assert ("ran in fp32" in said) == (precision == "bf16")
 
