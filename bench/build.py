@@ -8,12 +8,14 @@ there are none, to the file the job names.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +70,9 @@ class Tuning:
 @dataclass(frozen=True)
 class Build:
     """A finished compile: wall seconds of the whole process, peak bytes of it and its workers, and
-    the report's numbers. ``measured_seconds`` is the time that was spent on measuring, by earlier
-    builds that left their records too; None where that is not known.
+    the report's numbers; in words, what measuring made of the partition and what the whole model
+    said in the end (``fusion``, ``settled``). ``measured_seconds`` is the time that was spent on
+    measuring, by earlier builds that left their records too; None where that is not known.
     """
 
     library: str
@@ -79,6 +82,8 @@ class Build:
     phases: tuple[tuple[str, float], ...] = ()
     stages: int = 0
     notes: tuple[str, ...] = ()
+    fusion: str = ""
+    settled: str = ""
     error: str | None = None
     measured_seconds: float | None = 0.0
 
@@ -184,11 +189,11 @@ def family(pid: int) -> list[int]:
     while queue:
         current = queue.pop()
         found.append(current)
-        for task in Path(f"/proc/{current}/task").glob("*/children"):
-            try:
-                queue += [int(child) for child in task.read_text().split()]
-            except OSError:
-                continue  # the thread ended meanwhile
+        with suppress(OSError):  # it ended meanwhile
+            for thread in os.listdir(f"/proc/{current}/task"):
+                with suppress(OSError):
+                    children = Path(f"/proc/{current}/task/{thread}/children").read_text()
+                    queue += [int(child) for child in children.split()]
     return found
 
 
@@ -258,6 +263,8 @@ def main(argv: list[str]) -> int:
             {
                 "weights_bytes": int(report.weights_bytes),
                 "phases": [[name, float(s)] for name, s in report.phases],
+                "fusion": report.fusion,
+                "settled": str(report.settled or ""),
                 "stages": len(report.stages),
                 "notes": list(report.notes),
             }

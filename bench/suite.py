@@ -192,6 +192,10 @@ def show(result: Result, console: Console) -> None:
     for effort, made in result.tuned.items():
         if not made.error:
             console.print(f"  compiled and tuned ({effort}) in {made.seconds:.1f} s")
+            told = {"partition": made.fusion, "in the model": made.settled}
+            for name, words in told.items():
+                if words:
+                    console.print(f"    {name}: {words}", markup=False)
     for note in (*work.notes, *work.build.notes):
         console.print(f"  note: {note}", markup=False)
 

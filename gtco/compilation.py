@@ -296,6 +296,7 @@ class Compilation:
         first = Candidate(self.graph, self.found, self.generated)
         chosen, news = cooptimize(first, steps, effort)
         self.graph, self.found, self.generated = chosen.graph, chosen.partition, chosen.generated
+        self.report.fusion = news
         say(news)
         return results
 

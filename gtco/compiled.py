@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @dataclass
 class CompileReport:
     """What a compile did: seconds of each phase, the stages, memory, what ``tuning`` made of each
-    stage that it measured and in sum (``tuned``, None where nothing was to be measured), what the
-    whole model said of that (``settled``, None where it was not run), and notes for the user;
-    ``launches``: how a model for GPUs is launched, and ``predicted_seconds`` are of that;
-    ``rejections`` are the configs that no program was made of, by reason.
+    stage that it measured and in sum (``tuned``, None where nothing was to be measured), what
+    measuring made of the partition, in words (``fusion``), and the whole model of all of it
+    (``settled``, None where it was not run); notes for the user; ``launches``: how a model for GPUs
+    is launched, and ``predicted_seconds`` are of that; ``rejections`` are the configs that no program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -36,6 +36,7 @@ class CompileReport:
     verification: Any = None
     tuning: list[dict[str, Any]] = field(default_factory=list)
     tuned: View | None = None
+    fusion: str = ""
     settled: Verdict | None = None
 
     @property

@@ -101,6 +101,8 @@ def summary(output: Path, report: Any, console: Console) -> None:
     }
     if report.tuned is not None:
         rows["measured"] = f"{report.tuned.elapsed:.1f} s of it: {report.tuned}"
+    if report.fusion:
+        rows["partition"] = report.fusion
     if report.settled is not None:
         rows["in the model"] = str(report.settled)
     for name, value in rows.items():
