@@ -21,7 +21,8 @@ class CompileReport:
     stage that it measured and in sum (``tuned``, None where nothing was to be measured), what
     measuring made of the partition, in words (``fusion``), and the whole model of all of it
     (``settled``, None where it was not run); notes for the user; ``launches``: how a model for GPUs
-    is launched, and ``predicted_seconds`` are of that; ``rejections`` are the configs that no program was made of, by reason.
+    is launched, and ``predicted_seconds`` are of that; ``rejections`` are the configs that no
+    program was made of, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
