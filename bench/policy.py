@@ -1,8 +1,10 @@
 """How good the analytic policy is on this machine: its picks beside the best that measuring finds.
 
 ``python -m bench policy [--models vit-ti-16,swin-t] [--seconds 120] [--json FILE]``
+``python -m bench policy --records build/records``
 
-Each model's heaviest stages are tuned for the time given; every candidate is timed beside the pick.
+Each model's heaviest stages are tuned for the time given, or nothing is measured and they are those
+that ``end_to_end --records`` tuned; every candidate is timed beside the pick.
 ``of the best`` is the best candidate's time over the pick's: 1 where nothing that was tried is
 faster. The best of many readings is partly luck, so the share is a lower bound. ``error`` is the
 median of how far predicted and measured times are apart, ``rank`` Spearman's correlation between
@@ -15,7 +17,8 @@ import argparse
 import math
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +30,11 @@ from bench.suite import console
 from bench.workload import export
 from gtco.cli.arguments import positive
 from gtco.cli.console import Phases
-from gtco.compiler import compile_to_file
+from gtco.compiler import compile_to_file, stages_of
 from gtco.options import Tune
 from gtco.search.cost_model import spearman
-from gtco.search.records import Record, Records, relative
+from gtco.search.recorded import by_stage
+from gtco.search.records import Record, Records, circumstances, relative
 
 PATIENCE = 6
 
@@ -61,6 +65,8 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
     """The rows of one model, its heaviest stage first."""
     options.folder.mkdir(parents=True, exist_ok=True)
     model = export(name, options.folder)
+    if options.records:
+        return kept(name, model, options.records, options.threads)
     effort = Tune(seconds=options.seconds, patience=PATIENCE)
     with tempfile.TemporaryDirectory(prefix="gtco-policy-") as folder:
         file = Path(folder, "records")
@@ -77,9 +83,29 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
             known = records.all()
     rows = []
     for result in report.tuning:
-        timed = [r for r in known if r.stage == result["key"] and r.seconds and r.predicted]
-        rows.append(row(name, result["stage"], result["occurrences"], timed))
+        if timed := ranked(r for r in known if r.stage == result["key"]):
+            rows.append(row(name, result["stage"], result["occurrences"], timed))
     return rows
+
+
+def ranked(records: Iterable[Record]) -> list[Record]:
+    """What was timed while rivals could be told apart."""
+    useless = ("noisy", "wrong")
+    return [r for r in records if r.seconds and r.predicted and r.outcome not in useless]
+
+
+def kept(name: str, model: Path, folder: Path, threads: int) -> list[Row]:
+    """Of the stages that the untuned model has, by the records of an earlier tuning."""
+    policy, stages = stages_of(model, threads=threads)
+    with Records(folder / f"{name}.fp32.records", create=False) as records:
+        known = by_stage(records.under(circumstances(policy.target)))
+    runs = Counter(stage.key for stage in stages)
+    rows = []
+    for key, count in runs.items():
+        timed = ranked(known.get(key, ()))
+        if len({r.config for r in timed}) > 1:
+            rows.append(row(name, timed[0].label, count, timed))
+    return sorted(rows, key=lambda r: -r.runs * r.measured)
 
 
 def row(model: str, stage: str, runs: int, timed: Sequence[Record]) -> Row:
@@ -140,4 +166,10 @@ def show(rows: Sequence[Row]) -> None:
 def _parser() -> argparse.ArgumentParser:
     found = parser("policy", __doc__, MODELS)
     found.add_argument("--seconds", type=positive, default=120, help="of measuring, each model")
+    found.add_argument(
+        "--records",
+        type=Path,
+        metavar="FOLDER",
+        help="measure nothing: what end_to_end kept there when it tuned these models",
+    )
     return found

@@ -417,6 +417,24 @@ def test_the_sizes_of_spaces(
         assert not census.size(sketch, random).exact
 
 
+def test_the_policy_benchmark_reads_records(tmp_path: Path) -> None:
+    """Rows of the stages that the untuned model has, and that more than the pick was timed of."""
+    import onnx
+
+    from bench.policy import kept
+    from gtco.cores import allowed_cores
+
+    onnx.save(small_model(), tmp_path / "m.onnx")
+    effort, file = gtco.Tune(trials=8, learned=False), tmp_path / "m.fp32.records"
+    compiled = gtco.compile_model(tmp_path / "m.onnx", tune=effort, records=file)
+    with Records(file) as records:
+        timed = {r.label for r in records.all() if r.outcome in ("slower", "taken", "beaten")}
+    rows = kept("m", tmp_path / "m.onnx", tmp_path, allowed_cores())
+    assert {r.stage for r in rows} == timed and all(0 < r.of_best <= 1 for r in rows)
+    assert [r.runs * r.measured for r in rows] == sorted((r.measured for r in rows), reverse=True)
+    assert compiled.report.tuning
+
+
 def test_the_policy_benchmark_follows_a_pick_through_rounds() -> None:
     """Round one: b beats a by a tenth. Round two is relative to b, and c beats it by a fifth."""
     from bench.policy import row
