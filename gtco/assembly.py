@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,12 @@ def assemble(
     notes: Sequence[str],
     persistent: PersistentKernel | None = None,
     launches: Mapping[str, float | None] | None = None,
+    spilled: Mapping[str, int] = MappingProxyType({}),
 ) -> Artifact | GpuArtifact:
     """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
-    Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and
-    ``launches``, the predicted seconds of a run by how it is launched, for who reads the library.
+    Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and for who
+    reads the library ``launches``, the predicted seconds of a run by how it is launched, and
+    ``spilled``, by architecture the bytes that kernel would spill where it was left out.
     """
     gpu = isinstance(target, GpuTarget)
     places = _places(graph, generated.stages, generated.kernels if gpu else {})
@@ -65,6 +68,7 @@ def assemble(
             "precision": precision,
             "notes": list(notes),
             **({"predicted_launches": dict(launches)} if launches is not None else {}),
+            **({"persistent_would_spill": dict(spilled)} if spilled else {}),
         },
     }
     kernels = generated.kernels.values()

@@ -67,6 +67,7 @@ class Compilation:
         # kernel for the whole model where it is launched as that.
         self.launches: LaunchPrices | None = None
         self.persistent: PersistentKernel | None = None
+        self.spilled: dict[str, int] = {}  # bytes by architecture, where it would
 
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
@@ -367,22 +368,28 @@ class Compilation:
     def launch_prices(self, machine: GpuTarget) -> LaunchPrices:
         """What a run is predicted to take in each way of launching it."""
         from gtco.codegen.build import GpuKernel
-        from gtco.search.gpu_launches import launch_prices
+        from gtco.search.gpu_launches import launch_prices, narrow
         from gtco.search.gpu_policy import GpuPolicy, constant_bytes
 
-        steps = []
+        policy, steps, within = GpuPolicy(machine), [], []
         for stage in self.generated.stages:
             choice = self.generated.choices[stage.key]
             kernel = self.generated.kernels[stage.key]
             assert isinstance(kernel, GpuKernel)
             launch: Any = choice.sketch.workload(choice.config)
             used = kernel.images[machine.arch].registers or launch.registers
-            steps.append((replace(launch, registers=used), constant_bytes(stage)))
-        return launch_prices(GpuPolicy(machine), steps)
+            own = replace(launch, registers=used), constant_bytes(stage)
+            fewer = narrow(policy, choice)
+            other: Any = fewer.sketch.workload(fewer.config)
+            steps.append(own)
+            within.append(own if fewer is choice else (other, constant_bytes(stage)))
+        return launch_prices(policy, steps, within)
 
     def one_kernel(self, machine: GpuTarget, workers: Workers) -> PersistentKernel | None:
         """The kernel for the whole model, where the options or the prices want it. Where it cannot
-        be, or spills, that is a note; an error where it was asked for and cannot be.
+        be that is a note, or an error where it was asked for. Where it would spill it is not made,
+        which is a note; so it is for all architectures if the prices, which are the first one's,
+        wanted it and it would spill there.
         """
         from gtco.persistent import persistent
         from gtco.tensor.space import Rejection
@@ -403,14 +410,17 @@ class Compilation:
         kernel, listing = made
         if listing:
             self.dump(f"6-{kernel.symbol}.cu", listing)
-        spilled = kernel.info["spilled_bytes"][machine.arch]
-        if not spilled:
-            return kernel
-        self.report.notes.append(
-            f"the persistent kernel spills {spilled} bytes on {machine.arch}: stages have fewer "
-            f"registers in it{'' if asked else ': the model is launched as a graph'}"
-        )
-        return kernel if asked else None
+        self.spilled = {arch: n for arch, n in kernel.info["spilled_bytes"].items() if n}
+        wanted_there = kernel.images.values() if asked else [kernel.images[machine.arch]]
+        taken = kernel if any(wanted_there) else None
+        if self.spilled:
+            spilled = ", ".join(f"{n} bytes on {arch}" for arch, n in self.spilled.items())
+            there = " there" if taken is not None else ""
+            self.report.notes.append(
+                f"the persistent kernel would spill {spilled}, since stages have fewer registers "
+                f"in it: the model is launched as a graph{there}"
+            )
+        return taken
 
     def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
         """Takes the graph's constants."""
@@ -424,6 +434,7 @@ class Compilation:
             self.report.notes,
             self.persistent,
             self.launches.to_json() if self.launches else None,
+            self.spilled,
         )
 
     def link(self, folder: Path) -> Path:
@@ -431,7 +442,9 @@ class Compilation:
         artifact = self.artifact(_identifier(self.output.stem), self.graph, self.generated)
         self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
-        if self.persistent is not None and self.launches is not None:
+        machine, one = self.policy.target, self.persistent
+        if isinstance(machine, GpuTarget) and one is not None and one.images[machine.arch]:
+            assert self.launches is not None
             self.report.predicted_seconds = self.launches.persistent
             self.report.launches = "persistent"
         self.report.weights_bytes = artifact.weights_bytes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from gtco.codegen.build import Failure, GpuKernel, ProgramJob
+from gtco.codegen.build import Failure, GpuKernel, Job, ProgramJob
 from gtco.codegen.generate import Generated
 from gtco.codegen.nvrtc import Image
 from gtco.codegen.workers import Workers
 from gtco.gpu import GpuTarget
 from gtco.runtime.gpu_plan import PersistentKernel
-from gtco.search.gpu_policy import KEPT
+from gtco.search.gpu_launches import MOST_THREADS, narrow
+from gtco.search.gpu_policy import KEPT, GpuPolicy
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, persistent_program
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Rejection, packed_types
@@ -23,15 +25,14 @@ def persistent(
     generated: Generated, tensors: int, target: GpuTarget, workers: Workers, *, text: bool = False
 ) -> tuple[PersistentKernel, str] | Rejection:
     """The persistent kernel of a model with that many inputs and outputs, compiled for every
-    architecture in ``workers``, and where ``text`` its listing; or why there can be none.
+    architecture in ``workers``, and where ``text`` its listing; or why there can be none. Where it
+    would spill registers it has no image: a stage alone is given those that it needs.
     """
-    kernels = {stage.key: generated.kernels[stage.key] for stage in generated.stages}
-    programs = {}
-    for key, kernel in kernels.items():
-        assert isinstance(kernel, GpuKernel)
-        programs[f"gtco_{key}"] = CudaProgram(
-            kernel.source, kernel.grid, kernel.threads, kernel.shared
-        )
+    kernels = within(generated, target, workers)
+    programs = {
+        kernel.symbol: CudaProgram(kernel.source, kernel.grid, kernel.threads, kernel.shared)
+        for kernel in kernels.values()
+    }
     most = max((_buffers(stage, generated) for stage in generated.stages), default=0)
     if not programs:
         return Rejection("no steps", "a model without a step")
@@ -58,15 +59,47 @@ def persistent(
         SYMBOL,
         program.threads,
         program.shared,
-        tuple(programs),
-        {arch: image.cubin for arch, image in images.items()},
+        tuple(f"gtco_{key}" for key in kernels),
+        {arch: b"" if image.spills else image.cubin for arch, image in images.items()},
         tuple(prefetch(stage, generated, int(KEPT * target.l2)) for stage in generated.stages),
+        tuple(prod(kernels[stage.key].grid) for stage in generated.stages),
         {
             "registers": {arch: image.registers for arch, image in images.items()},
             "spilled_bytes": {arch: image.spills for arch, image in images.items()},
         },
     )
     return made, "\n".join(listings[:1])
+
+
+def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[str, GpuKernel]:
+    """The kernels that the persistent one is made of, by stage: those of the stages, but where a
+    block has more threads than it should have one with fewer (:func:`narrow`), if that reads the
+    same constants and leaves others the same sums.
+    """
+    found: dict[str, GpuKernel] = {}
+    jobs = {}
+    for stage in generated.stages:
+        kernel = generated.kernels[stage.key]
+        assert isinstance(kernel, GpuKernel)
+        found[stage.key] = kernel
+        if kernel.threads > MOST_THREADS:
+            pick = generated.choices[stage.key]
+            fewer = narrow(GpuPolicy(target), pick)
+            if fewer is not pick:
+                symbol = f"gtco_{stage.key}_narrow"
+                jobs[stage.key] = Job(symbol, stage.canonical, fewer.config, target)
+    for key, answer in zip(jobs, workers.build(jobs.values()), strict=True):
+        if isinstance(answer, GpuKernel) and _same_buffers(answer, found[key]):
+            found[key] = answer
+    return found
+
+
+def _same_buffers(one: GpuKernel, other: GpuKernel) -> bool:
+    return (
+        one.packings == other.packings
+        and one.scratch <= other.scratch
+        and one.counters == other.counters
+    )
 
 
 def _buffers(stage: Stage, generated: Generated) -> int:

@@ -222,7 +222,10 @@ def launches(metadata: Mapping[str, Any]) -> str:
     prices = metadata.get("predicted_launches") or {}
     known = [f"{name} {milliseconds(s)} ms" for name, s in prices.items() if s is not None]
     predicted = f" (predicted: {', '.join(known)})" if known else ""
-    return f"; launched as {metadata.get('launches', 'graph')}{predicted}"
+    spilled = metadata.get("persistent_would_spill") or {}
+    there = ", ".join(f"{nbytes} bytes on {arch}" for arch, nbytes in spilled.items())
+    left_out = f"; as graph where one kernel would spill: {there}" if spilled else ""
+    return f"; launched as {metadata.get('launches', 'graph')}{predicted}{left_out}"
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -43,10 +43,12 @@ class PersistentKernel:
     device/gtco/persistent_tables.cuh, launched cooperatively in one wave of blocks.
 
     ``threads`` of a block (along x), ``shared`` its dynamic shared memory in bytes. ``kernels``:
-    symbols of ``steps`` in the order of their numbers in it. ``images``: its cubin by architecture.
-    ``prefetches``: of each step the buffer, by its place among the step's, that the step before it
-    fetches into L2, and how many bytes from its start; (0, 0) where there is none. ``info`` (JSON)
-    is what ``gtco inspect`` shows: registers and spilled bytes by architecture.
+    symbols of ``steps`` in the order of their numbers in it. ``images``: its cubin by architecture;
+    b"" where there is none for it, and the model is launched as a graph. ``prefetches``: of each
+    step the buffer, by its place among the step's, that the step before it fetches into L2, and how
+    many bytes from its start; (0, 0) where there is none. ``tasks``: the blocks of each step here;
+    a step's own kernel may have other ones. ``info`` (JSON) is what ``gtco inspect`` shows:
+    registers and spilled bytes by architecture.
     """
 
     symbol: str
@@ -55,6 +57,7 @@ class PersistentKernel:
     kernels: tuple[str, ...]
     images: Mapping[str, bytes]
     prefetches: tuple[tuple[int, int], ...]
+    tasks: tuple[int, ...]
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,7 +66,7 @@ class GpuArtifact:
     """A model for GPUs, ready to be written; fields as those of
     :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
     of the architectures that were asked for, behind them PTX. ``persistent``: the kernel that does
-    all of them, where one was made, with an image for each architecture and no PTX.
+    all of them, where one was made, with an image for some architecture and no PTX.
     ``counter_bytes``: the last so many bytes of the arena are what blocks count in, zeros before
     the first run, which every step leaves as zeros.
     """

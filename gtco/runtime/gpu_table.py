@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from math import prod
 from pathlib import Path
 
 from gtco.errors import BuildError
@@ -67,21 +66,25 @@ def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
     wrong = ""
     if missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
         wrong = f"has no image for {', '.join(missing)}"
+    elif not any(kernel.images.values()):
+        wrong = "has no machine code for any architecture"
     elif tensors > MAX_TENSORS:
         wrong = f"takes {MAX_TENSORS} inputs and outputs at most, and the model has {tensors}"
     elif not 1 <= kernel.threads <= MAX_THREADS or not 0 <= kernel.shared <= MAX_SHARED:
         wrong = f"has {kernel.threads} threads and {kernel.shared} bytes of shared memory a block"
     elif len(kernel.prefetches) != len(artifact.steps):
         wrong = f"prefetches for {len(kernel.prefetches)} steps of {len(artifact.steps)}"
+    elif len(kernel.tasks) != len(artifact.steps):
+        wrong = f"has the tasks of {len(kernel.tasks)} steps of {len(artifact.steps)}"
     if wrong:
         raise BuildError(f"the persistent kernel {kernel.symbol} {wrong}")
-    for number, (step, (buffer, bytes_)) in enumerate(
-        zip(artifact.steps, kernel.prefetches, strict=True)
+    for number, (step, (buffer, bytes_), tasks) in enumerate(
+        zip(artifact.steps, kernel.prefetches, kernel.tasks, strict=True)
     ):
         if step.kernel not in kernel.kernels:
             wrong = f"lacks the kernel {step.kernel} of step {number}"
-        elif prod(step.grid) > MAX_TASKS:
-            wrong = f"takes {MAX_TASKS} tasks a step, and step {number} has {prod(step.grid)}"
+        elif not 1 <= tasks <= MAX_TASKS:
+            wrong = f"takes 1 to {MAX_TASKS} tasks a step, and step {number} has {tasks}"
         elif bytes_ and not (
             0 <= buffer < len(step.buffers)
             and step.buffers[buffer].kind == "weight"
@@ -111,12 +114,12 @@ def is_ptx(architecture: str) -> bool:
 
 def _cubins(artifact: GpuArtifact) -> Iterator[tuple[str, str, int, bytes]]:
     """(architecture, kernel, offset, cubin) of what :func:`write_images` writes: of each
-    architecture the steps' kernels, then, but for PTX, the persistent one.
+    architecture the steps' kernels, then the persistent one where there is one for it.
     """
     at, one = 0, artifact.persistent
     for name, image in artifact.images.items():
         found = [(kernel, image[kernel]) for kernel in kernels(artifact)]
-        found += [(one.symbol, one.images[name])] if one and not is_ptx(name) else []
+        found += [(one.symbol, one.images[name])] if one and one.images.get(name) else []
         for kernel, cubin in found:
             yield name, kernel, at, cubin
             at = round_up(at + len(cubin) + 1)  # a zero ends each, as PTX must
@@ -162,10 +165,10 @@ def gpu_plan_source(artifact: GpuArtifact, weights_inside: bool, identity: bytes
     for name, kernel, at, cubin in _cubins(artifact):
         cubins[name].append(f"  {{{at}, {len(cubin)}}}, /* {comment_text(kernel)} */")
     persistent, address = [], "NULL"
-    if artifact.persistent:  # its cubin is the last of each image
-        none = "  {0, 0}, /* no PTX */"
-        own = [none if is_ptx(name) else rows.pop() for name, rows in cubins.items()]
-        persistent, address = _persistent(artifact, artifact.persistent, own), "&persistent"
+    if one := artifact.persistent:  # its cubin is the last of an image that has it
+        none = "  {0, 0}, /* none for %s */"
+        own = [rows.pop() if one.images.get(name) else none % name for name, rows in cubins.items()]
+        persistent, address = _persistent(artifact, one, own), "&persistent"
     images, tables = [], []
     for number, (name, rows) in enumerate(cubins.items()):
         found = _ARCHITECTURE.fullmatch(name)
@@ -222,8 +225,9 @@ def _persistent(
 ) -> list[str]:
     """The definition of ``persistent``, and of the table of steps that its kernel reads."""
     steps, first = [], 0
-    for step, (buffer, bytes_) in zip(artifact.steps, kernel.prefetches, strict=True):
-        number, tasks = kernel.kernels.index(step.kernel), prod(step.grid)
+    every = zip(artifact.steps, kernel.prefetches, kernel.tasks, strict=True)
+    for step, (buffer, bytes_), tasks in every:
+        number = kernel.kernels.index(step.kernel)
         fetched = first + buffer if bytes_ else 0
         steps.append(f"  {{{number}, {tasks}, {first}, {len(step.buffers)}, {fetched}, {bytes_}}},")
         first += len(step.buffers)

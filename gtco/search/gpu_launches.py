@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Any
 
 from gtco.search.gpu_policy import (
     GRANULE,
@@ -21,12 +22,17 @@ from gtco.search.gpu_policy import (
 )
 from gtco.tensor.cuda.persistent import RESERVED
 from gtco.tensor.cuda.program import Launch
+from gtco.tensor.space import Config, Pick, configs
 
 # Seconds from the last block's arrival at a barrier of the whole grid until all go on: what grid
 # synchronisation takes with one block a multiprocessor (Zhang et al., "A Study of Single and
 # Multi-device Synchronization Methods in Nvidia GPUs", 2020), which the kernel's own is like.
 BARRIER = 1.4e-6
 WARPS = PARTITIONS * WARP  # threads of as many warps as all partitions have one of each
+# Of a block of the persistent kernel, as far as stages have configs with so few: all stages have
+# the registers of the one with the most threads, and with these a thread may have all that there
+# are names for.
+MOST_THREADS = 256
 # Of the graph's predicted time. Less is within the error of both predictions, and not worth a
 # library of twice the code.
 WORTH = 0.95
@@ -48,12 +54,39 @@ class LaunchPrices:
         return {name: s if s < inf else None for name, s in vars(self).items()}
 
 
-def launch_prices(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> LaunchPrices:
-    """Of a model whose steps are these launches, with the bytes of constants that each reads.
-    ``registers`` of the launches best are those that the compiler gave.
+def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
+    """What the persistent kernel does the pick's stage with: the pick, or where its blocks have
+    more than MOST_THREADS the sketch's config of least predicted time whose blocks have not; the
+    pick where there is none.
+    """
+    sketch = pick.sketch
+
+    def launch(config: Config) -> Launch:
+        found: Any = sketch.workload(config)
+        return found
+
+    if launch(pick.config).threads <= MOST_THREADS:
+        return pick
+    picks = [
+        Pick(sketch, config, policy.price(sketch, config))
+        for config in configs(sketch)
+        if launch(config).threads <= MOST_THREADS and launch(config).trusted
+    ]
+    best = min(picks, key=lambda one: one.seconds, default=pick)
+    return best if best.seconds < inf else pick
+
+
+def launch_prices(
+    policy: GpuPolicy,
+    steps: Sequence[tuple[Launch, float]],
+    within: Sequence[tuple[Launch, float]] | None = None,
+) -> LaunchPrices:
+    """Of a model whose steps are these launches, with the bytes of constants that each reads;
+    ``within``: as they are in the persistent kernel, where that differs. ``registers`` of the
+    launches best are those that the compiler gave.
     """
     graph = sum(policy.seconds(launch, constants) for launch, constants in steps)
-    return LaunchPrices(graph, _persistent(policy, steps))
+    return LaunchPrices(graph, _persistent(policy, steps if within is None else within))
 
 
 def _persistent(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> float:

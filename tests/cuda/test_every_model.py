@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from gtco.codegen.build import GpuKernel
-from gtco.gpu import ARCHITECTURES, GPUS
+from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget
+from gtco.persistent import persistent
 from gtco.runtime.library import read_metadata
+from gtco.search.gpu_launches import MOST_THREADS
+from gtco.tensor.space import Rejection
 from models import MODELS, create, example_inputs, export_onnx
 from models.family import FAMILY
 from tests.cuda.compiling import Compiling, Once
@@ -58,6 +61,24 @@ def test_images_for_every_architecture(
         metadata = read_metadata(run.output)
         assert metadata["target"]["images"] == list(ARCHITECTURES)
         assert len(metadata["steps"]) == len(run.generated.stages)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("once", _each("vit-ti-16", "swin-t"), indirect=True, scope="module")
+def test_persistent_kernels_that_spill_are_left_out(
+    request: pytest.FixtureRequest, once: Once, compiling: Compiling, tmp_path: Path, arch: str
+) -> None:
+    run = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    kernel, _ = found
+    print(arch, kernel.threads, kernel.info)
+    spilled = kernel.info["spilled_bytes"][arch]
+    assert (spilled == 0) == bool(kernel.images[arch])
+    assert spilled == 0 or request.node.callspec.params["once"] == "swin-t"
+    assert kernel.threads <= MOST_THREADS
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

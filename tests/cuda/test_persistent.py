@@ -17,13 +17,15 @@ import pytest
 import torch
 
 from gtco.assembly import assemble
+from gtco.codegen.build import GpuKernel, Job
 from gtco.codegen.generate import Generated
 from gtco.gpu import gpu_target
 from gtco.persistent import persistent
 from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.search.gpu_launches import MOST_THREADS
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, RESERVED
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.space import Rejection
+from gtco.tensor.space import Pick, Rejection, configs
 from models.export import export_onnx
 from tests.cuda.emulate import DEVICE, Fault
 from tests.cuda.test_whole_models import CASES as WHOLE
@@ -76,7 +78,8 @@ def test_the_kernel_has_what_its_stages_have_at_most() -> None:
     kernel = artifact.persistent
     assert kernel is not None
     threads = [step.threads for step in artifact.steps]
-    assert kernel.threads == program.threads == max(threads) > min(threads), "some are left idle"
+    assert min(threads) < kernel.threads == program.threads, "some are left idle"
+    assert program.threads == MOST_THREADS < max(threads), "a stage has fewer than by itself"
     assert kernel.shared == RESERVED + max(step.shared for step in artifact.steps)
     assert set(kernel.kernels) == {step.kernel for step in artifact.steps}
     assert max(step.grid[0] for step in artifact.steps) > BLOCKS[1], "a block has several tasks"
@@ -85,6 +88,52 @@ def test_the_kernel_has_what_its_stages_have_at_most() -> None:
             ref = step.buffers[place]
             assert ref.kind == "weight" and ref.index + nbytes <= artifact.weights_bytes
     assert sum(nbytes > 0 for _, nbytes in kernel.prefetches) > len(artifact.steps) / 2
+
+
+def test_a_stage_of_many_threads_has_fewer_in_it(tmp_path: Path) -> None:
+    """With them all stages would have half of the registers. The stage's own kernel keeps them."""
+    target, layer = gpu_target("cuda:sm_80"), torch.nn.LayerNorm(64)
+    x = torch.randn(150, 64)
+    run, workers = prepared(tmp_path, layer, (x,), "cuda:sm_80")
+    (stage,) = run.generated.stages
+    sketch: Any = run.generated.choices[stage.key].sketch
+    wide = next(c for c in configs(sketch) if sketch.workload(c).threads > MOST_THREADS)
+    run.generated.choices[stage.key] = Pick(sketch, wide, 1e-6)
+    (built,) = workers.build([Job(f"gtco_{stage.key}", stage.canonical, wide, target)])
+    assert isinstance(built, GpuKernel)
+    run.generated.kernels[stage.key] = built
+    found = persistent(run.generated, 2, target, workers)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    kernel = found[0]
+    assert kernel.threads <= MOST_THREADS < built.threads
+    assert kernel.tasks[0] > built.grid[0]
+    artifact = assemble("m", run.graph, run.generated, target, 0, "fp32", [], kernel)
+    assert isinstance(artifact, GpuArtifact) and artifact.steps[0].threads == built.threads
+    program = workers.persistent[kernel.symbol]
+    answer = walk(artifact, program, {artifact.inputs[0].name: x.numpy()}, blocks=2, arch=800)
+    wanted = layer(x).detach().numpy()
+    assert np.abs(next(iter(answer.values())) - wanted).max() <= 1e-5
+
+
+@pytest.mark.parametrize("spilling", [("sm_80",), ("sm_80", "sm_90a")])
+def test_where_it_spills_it_has_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spilling: tuple[str, ...]
+) -> None:
+    target = "cuda:sm_80,sm_90a"
+    run, workers = prepared(tmp_path, torch.nn.Linear(64, 32), (torch.zeros(1, 64),), target)
+    build = workers.build
+
+    def spilled(jobs: Any) -> Any:
+        for kernel in build(jobs):
+            assert isinstance(kernel, GpuKernel)
+            images = {a: replace(i, spills=8 * (a in spilling)) for a, i in kernel.images.items()}
+            yield replace(kernel, images=images)
+
+    monkeypatch.setattr(workers, "build", spilled)
+    found = persistent(run.generated, 2, gpu_target(target), workers)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    assert {arch for arch, cubin in found[0].images.items() if not cubin} == set(spilling)
+    assert found[0].info["spilled_bytes"] == {a: 8 * (a in spilling) for a in found[0].images}
 
 
 def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:
@@ -99,7 +148,10 @@ def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:
 
 # What is taken out of persistent.cuh, and with how many blocks it is missed.
 LACKING = {
-    "the wait for other blocks": ("if (mine == 0) grid_wait(&barrier->word, ticket);", 2),
+    "the wait for other blocks": (
+        "if (whole_warp(mine < 32)) grid_wait(&barrier->word, ticket);",
+        2,
+    ),
     "the block's own barrier ahead of that": ("sync_all();  // the block has done", 2),
     "the block's own barrier behind that": ("sync_all();  // its buffers are there", 2),
     "the barrier between tasks": ("if (block + int(gridDim.x) < blocks) rejoin<THREADS>();", 1),

@@ -166,6 +166,28 @@ def test_a_gpu_that_runs_ptx_takes_the_graph(
     driver.check()
 
 
+def test_a_gpu_for_which_it_would_spill_takes_the_graph(
+    driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
+) -> None:
+    """The library has machine code of it for other architectures alone."""
+    kernel = persistent_kernel(gpu_kernels)
+    kernel = replace(kernel, images={**kernel.images, "sm_90a": b""})
+    path = write_artifact(small_gpu_artifact(gpu_kernels, persistent=kernel), tmp_path / "m.so")
+    driver.device(1, 9, 0, 1 << 20)
+    inputs = example_inputs()
+    with load(path) as old, load(path, device=1) as new:
+        assert old.launches.startswith("persistent: ")
+        assert new.launches == (
+            "graph: 3 kernels; the persistent kernel would spill registers on sm_90a, and was left "
+            "out of its image"
+        )
+        check(old(*inputs), *inputs)
+        check(new(*inputs), *inputs)
+    with pytest.raises(ArtifactError, match=r"asked for.*would spill registers.*Fake GPU 1"):
+        load(path, device=1, launches="persistent")
+    driver.check()
+
+
 def test_every_call_may_fail(driver: FakeDriver, whole: Path) -> None:
     """An error that names the call, and nothing that is not given back."""
     x, mask = example_inputs(1)
@@ -220,6 +242,9 @@ def test_what_the_library_says_of_it(whole: Path, small_gpu: Path) -> None:
             "prefetches 161 bytes of what is no weight of step 0",
         ),
         ({"threads": 1025}, "has 1025 threads"),
+        ({"images": {"sm_80": b"", "sm_90a": b""}}, "has no machine code for any architecture"),
+        ({"tasks": (1,)}, "has the tasks of 1 steps of 3"),
+        ({"tasks": (1, 1, 0)}, "takes 1 to 2147483647 tasks a step, and step 2 has 0"),
     ],
 )
 def test_tables_that_cannot_be_are_refused(

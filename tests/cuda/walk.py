@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.tensor.cuda.persistent import MOST_TENSORS
 from gtco.tensor.cuda.program import CudaProgram
 from tests.cuda.emulate import emulate_grid, guarded
@@ -53,8 +52,11 @@ def walk(
         return int({"arena": arena, "weight": weights}[kind].ctypes.data) + index
 
     steps, pointers = [], []
-    for step, (ref, nbytes) in zip(artifact.steps, kernel.prefetches, strict=True):
-        steps.append(_step(kernel.kernels, step, len(pointers), ref, nbytes))
+    every = zip(artifact.steps, kernel.tasks, kernel.prefetches, strict=True)
+    for step, tasks, (ref, nbytes) in every:
+        number = kernel.kernels.index(step.kernel)
+        first = len(pointers)
+        steps.append(Step(number, tasks, first, len(step.buffers), first + ref, nbytes))
         pointers += [pointer(b.kind, b.index) for b in step.buffers]
     table = guarded(np.frombuffer((Step * len(steps))(*steps), np.uint8))
     addresses = guarded(np.array(pointers, np.uint64))
@@ -85,10 +87,3 @@ def walk(
         spec.name: array.view(spec.dtype).reshape(spec.shape).copy()
         for spec, array in zip(artifact.outputs, made, strict=True)
     }
-
-
-def _step(kernels: Any, step: GpuStep, first: int, ref: int, nbytes: int) -> Step:
-    x, y, z = step.grid
-    return Step(
-        kernels.index(step.kernel), x * y * z, first, len(step.buffers), first + ref, nbytes
-    )

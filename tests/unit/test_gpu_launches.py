@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gtco.checks import check_machine
+from gtco.cli.inspect_command import launches
 from gtco.codegen.generate import Generated
 from gtco.compilation import Compilation, silent
 from gtco.errors import BuildError, OptionError
@@ -84,9 +85,11 @@ def test_a_gain_within_the_error_of_predictions_is_not_taken(persistent, taken):
     assert LaunchPrices(1.0, persistent).cheaper == taken
 
 
-KERNEL = PersistentKernel("gtco_model", 256, 9000, (), {"sm_80": b"code"}, ())
-SPILLS = {"spilled_bytes": {"sm_80": 12}}
-NONE = {"spilled_bytes": {"sm_80": 0}}
+KERNEL = PersistentKernel("gtco_model", 256, 9000, (), {}, (), ())
+SPILLS = {"sm_80": 12, "sm_90a": 0}
+ELSEWHERE = {"sm_80": 0, "sm_90a": 7}
+EVERYWHERE = {"sm_80": 12, "sm_90a": 7}
+NONE = {"sm_80": 0, "sm_90a": 0}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +98,12 @@ NONE = {"spilled_bytes": {"sm_80": 0}}
         ("graph", NONE, (1.0, 0.5), False, None),
         ("auto", NONE, (1.0, 0.5), True, None),
         ("auto", NONE, (1.0, 1.5), False, None),
-        ("auto", SPILLS, (1.0, 0.5), False, "spills 12 bytes.*launched as a graph"),
+        ("auto", SPILLS, (1.0, 0.5), False, "spill 12 bytes on sm_80.*is launched as a graph$"),
+        ("auto", ELSEWHERE, (1.0, 0.5), True, "spill 7 bytes on sm_90a.*as a graph there$"),
         ("auto", Rejection("tensors", "70 of them"), (1.0, 0.5), False, "70 of them; it is launch"),
         ("persistent", NONE, (1.0, inf), True, None),
-        ("persistent", SPILLS, (1.0, 1.5), True, "spills 12 bytes on sm_80"),
+        ("persistent", SPILLS, (1.0, 1.5), True, "spill 12 bytes on sm_80,.*as a graph there$"),
+        ("persistent", EVERYWHERE, (1.0, 1.5), False, "on sm_80, 7 bytes on sm_90a.*as a graph$"),
     ],
 )
 def test_what_is_asked_for_and_what_is_cheaper(
@@ -112,6 +117,8 @@ def test_what_is_asked_for_and_what_is_cheaper(
     run = compilation(monkeypatch, wanted, made, prices)
     kernel = run.one_kernel(GPUS["cuda:a100"], None)  # type: ignore[arg-type]
     assert (kernel is not None) == taken
+    if isinstance(made, dict) and wanted != "graph" and prices[1] < prices[0]:
+        assert run.spilled == {arch: n for arch, n in made.items() if n}
     assert len(run.report.notes) == (note is not None)
     assert note is None or re.search(note, run.report.notes[0])
 
@@ -129,7 +136,7 @@ def compilation(
     monkeypatch: pytest.MonkeyPatch, wanted: str, made: Any, prices: tuple[float, float]
 ) -> Compilation:
     """One whose stages have been generated, and whose persistent kernel comes out as ``made``."""
-    found = made if isinstance(made, Rejection) else (replace(KERNEL, info=made), "")
+    found = made if isinstance(made, Rejection) else (_kernel(made), "")
     monkeypatch.setattr("gtco.persistent.persistent", lambda *_, **__: found)
     options = CompileOptions(target="cuda:sm_80", launches=wanted)
     run = Compilation(None, Path("m.so"), None, options, silent)
@@ -137,6 +144,11 @@ def compilation(
     run.graph = SimpleNamespace(inputs=["x"], outputs=["y"])  # type: ignore[assignment]
     run.generated = Generated([])
     return run
+
+
+def _kernel(spilled: dict[str, int]) -> PersistentKernel:
+    images = {arch: b"" if n else b"code" for arch, n in spilled.items()}
+    return replace(KERNEL, images=images, info={"spilled_bytes": spilled})
 
 
 def test_cpus_have_no_launches() -> None:
@@ -148,3 +160,12 @@ def test_cpus_have_no_launches() -> None:
         check_machine(CompileOptions(ptx=False), target("x86-64-v3"))
     with pytest.raises(OptionError, match="unknown launches 'fast': choose from graph"):
         CompileOptions(launches="fast")
+
+
+def test_inspect_says_where_the_one_kernel_would_spill() -> None:
+    metadata = {"launches": "persistent", "persistent_would_spill": {"sm_80": 12, "sm_90a": 8}}
+    assert launches(metadata) == (
+        "; launched as persistent; as graph where one kernel would spill: 12 bytes on sm_80, "
+        "8 bytes on sm_90a"
+    )
+    assert launches({"launches": "graph"}) == "; launched as graph"

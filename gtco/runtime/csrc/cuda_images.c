@@ -132,7 +132,7 @@ static gtco_status load_function(int number, const char* device, gtco_kernels* k
   return fits ? status : GTCO_ERROR_IMAGE;
 }
 
-/* Where it needs more shared memory than there is, and where the GPU runs PTX, the model goes without it. */
+/* Where its image has none, and where it needs more shared memory than there is, the model goes without it. */
 static gtco_status load_persistent(const char* device, gtco_kernels* kernels, char* message) {
   const gtco_persistent* kernel = plan->persistent;
   const gtco_cubin* cubin = &kernel->cubins[kernels->image - plan->images];

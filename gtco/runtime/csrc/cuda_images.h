@@ -10,7 +10,7 @@ typedef struct {
   CUmodule* modules;     /* one a function of the plan */
   CUfunction* functions; /* the plan's, in its order */
   CUmodule persistent_module;
-  CUfunction persistent; /* NULL where the library has none, or the device too little shared memory or PTX for it */
+  CUfunction persistent; /* NULL where the library or its image has none, or the device too little shared memory for it */
 } gtco_kernels;
 
 /* The image that a device of compute capability major.minor runs: sm_90a on 9.0 alone, sm_80 also on 8.6 and 8.9, and

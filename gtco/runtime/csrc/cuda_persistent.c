@@ -30,6 +30,12 @@ static gtco_status room(const gtco_device* device, unsigned* blocks, char* why, 
     snprintf(why, GTCO_REASON_BYTES, "the persistent kernel has no PTX, and this GPU runs none of the library's machine code");
     return GTCO_OK;
   }
+  const gtco_image* image = device->kernels.image;
+  if (!kernel->cubins[image - cuda_plan->images].bytes) {
+    snprintf(why, GTCO_REASON_BYTES, "the persistent kernel would spill registers on %s, and was left out of its image",
+             image->name);
+    return GTCO_OK;
+  }
   if (!device->kernels.persistent) { /* what it needs is more than the device gives */
     snprintf(why, GTCO_REASON_BYTES, "the persistent kernel takes %u bytes of shared memory, more than this GPU gives a block",
              kernel->shared);

@@ -43,7 +43,7 @@ typedef struct {
  * i-th of the tensors. */
 typedef struct {
   int32_t kernel; /* its number in the persistent kernel */
-  int32_t tasks;  /* blocks of its own launch */
+  int32_t tasks;  /* blocks that do it, here: not always those of its own launch */
   int32_t first_ref, num_refs;
   uint32_t prefetch_ref, prefetch_bytes; /* weights of this step, fetched during the one before */
 } gtco_device_step;
@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
   const char* name;
   const gtco_device_step* steps;
-  const gtco_cubin* cubins; /* one an image of the plan, of PTX empty */
+  const gtco_cubin* cubins; /* one an image of the plan: empty of PTX, and where registers would spill */
   uint32_t threads, shared; /* of a block */
 } gtco_persistent;
 

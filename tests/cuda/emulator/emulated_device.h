@@ -103,6 +103,7 @@ template <class T>
 __forceinline__ T shuffle_down(T value, int by) {
   return shuffled(gtco_emulator::SHUFFLE_DOWN, value, by);
 }
+__forceinline__ bool whole_warp(bool condition) { return shuffle(int(condition), 0) != 0; }
 
 __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
   gtco_emulator::ldmatrix(gtco_emulator::LDMATRIX, r, 4, row);
@@ -171,7 +172,7 @@ __forceinline__ void rejoin() {
 }
 __forceinline__ uint32_t grid_arrive(uint32_t* word) { return gtco_emulator::grid_arrive(word); }
 __forceinline__ void grid_wait(uint32_t* word, uint32_t ticket) {
-  gtco_emulator::grid_wait(word, ticket);
+  if (lane() == 0) gtco_emulator::grid_wait(word, ticket);
 }
 __forceinline__ uint32_t take_ticket(uint32_t* word, uint32_t count) {
   return gtco_emulator::take_ticket(word, count);

@@ -197,6 +197,7 @@ def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:
         kernels=("total", "scale_rows", "mask_relu"),
         images={arch: image(arch, kernels) for arch in ("sm_80", "sm_90a")},
         prefetches=((1, COLUMNS * 4), (0, 0), (0, 0)),
+        tasks=(ROWS, ROWS // 2 * 2, 1),
         info={"registers": {"sm_80": 128, "sm_90a": 128}},
     )
 

@@ -298,7 +298,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
             for (int kk = 0; kk < DEPTHS; ++kk)
               if constexpr (BLOCK::HELD) query(held[t][kk], t, kk);
         }
-        if (!busy || first >= SHAPE::KEYS) return;
+        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
@@ -359,7 +359,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
         }
       },
       [&](int step, const T* values) {
-        if (!busy || place.my_key(step) >= SHAPE::KEYS) return;
+        if (!whole_warp(busy && place.my_key(step) < SHAPE::KEYS)) return;
 #pragma unroll
         for (int kk = 0; kk < KEYS / 16; ++kk) {  // the scores' fragments are those of an operand
           uint32_t a[TILES][4];

@@ -56,7 +56,7 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
       },
       [&](int step, const float* keys) {
         const int first = place.my_key(step);
-        if (!busy || first >= SHAPE::KEYS) return;
+        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
         sync_warp();
       },
       [&](int step, const float* values) {
-        if (!busy || place.my_key(step) >= SHAPE::KEYS) return;
+        if (!whole_warp(busy && place.my_key(step) < SHAPE::KEYS)) return;
 #pragma unroll 1
         for (int n = 0; n < BLOCK::KEYS; n += 4) {
           float a[ROWS][4];

@@ -150,6 +150,11 @@ template <class T>
 __device__ __forceinline__ T shuffle_down(T value, int by) {
   return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(by));
 }
+// A condition that is the same in all lanes of a warp, so that the compiler knows it: without that
+// each shuffle behind or inside an `if` of it has a second form, for a warp that has parted.
+__device__ __forceinline__ bool whole_warp(bool condition) {
+  return __all_sync(0xffffffffu, condition);
+}
 
 // ---- matrix instructions
 
@@ -307,11 +312,14 @@ __device__ __forceinline__ uint32_t grid_arrive(uint32_t* word) {
                : "memory");
   return ticket;
 }
+// By a whole warp, with its first lane's ticket: behind a loop of one thread the compiler would take
+// all warps for parted.
 __device__ __forceinline__ void grid_wait(uint32_t* word, uint32_t ticket) {
   uint32_t now;
+  ticket = shuffle(ticket, 0);
   do {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-  } while (((now ^ ticket) & 0x80000000u) == 0);
+  } while (whole_warp(((now ^ ticket) & 0x80000000u) == 0));
 }
 
 // The line of 128 bytes goes to L2.

@@ -495,23 +495,23 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     for (int p = 1; p < Warps::PARTS; ++p) {
       sync<Numbers::THREADS>();
       float* const mine = sums + own * 32 + lane();
-      if (part == p) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
+      if (whole_warp(part == p)) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
       sync<Numbers::THREADS>();
-      if (part == 0) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
+      if (whole_warp(part == 0)) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
     }
   }
   if constexpr (BLOCKS > 1) {
     constexpr int STEP = Numbers::SHARE * 32;
     float* const first = of_tile.sums + block * BLOCKS * (Block::M * Block::N) + own * 32 + lane();
-    if (part == 0)
+    if (whole_warp(part == 0))
       share.each(0, Warps::M, Handed<STEP>{first + of_k * (Block::M * Block::N)});
     sync<Numbers::THREADS>();  // all of the block's are there, and nobody needs the slices any more
     uint32_t* const before = reinterpret_cast<uint32_t*>(shared);
     if (threadIdx.x == 0) *before = take_ticket(of_tile.done + block, BLOCKS);
     sync<Numbers::THREADS>();
-    if (*before != BLOCKS - 1) return;
+    if (whole_warp(*before != BLOCKS - 1)) return;
     // in their order, whichever block came last, so that the sum is the same each time
-    if (part == 0) {
+    if (whole_warp(part == 0)) {
       share.each(0, Warps::M, Taken<STEP>{first});
 #pragma unroll 1
       for (int p = 1; p < BLOCKS; ++p)
@@ -519,7 +519,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     }
   }
   sync<Numbers::THREADS>();
-  if (part > 0) return;
+  if (whole_warp(part > 0)) return;
   constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH, RUN = Store::RUN;
   constexpr int LONG = ROWS_FIRST ? SLAB : Warps::N;  // neighbours of a row (column) of a slab
   constexpr int COUNT = SLAB * Warps::N / RUN;        // runs of it

@@ -35,7 +35,8 @@ __device__ __forceinline__ T* buffer(int i) {
 // A stage whose blocks have THREADS threads: run(block) for those of its blocks that are ours.
 template <int THREADS, class Run>
 __device__ __forceinline__ void each_block(int blocks, const Run& run) {
-  if (threadIdx.x >= THREADS) return;
+  const bool ours = int(threadIdx.x) < THREADS;
+  if (!(THREADS % 32 == 0 ? whole_warp(ours) : ours)) return;
   for (int block = int(blockIdx.x); block < blocks; block += int(gridDim.x)) {
     run(block);
     copy_wait<0>();
@@ -74,7 +75,7 @@ __device__ __forceinline__ void walk(const Step* steps, int count, const Pointer
     if (mine < step.num_refs) step_buffers()[mine] = own;
     if (s > 0) {
       prefetch_all(reinterpret_cast<const unsigned char*>(weights), step.prefetch_bytes);
-      if (mine == 0) grid_wait(&barrier->word, ticket);
+      if (whole_warp(mine < 32)) grid_wait(&barrier->word, ticket);
     }
     if (copies) reinterpret_cast<uint32_t*>(next_step())[mine] = word;
     sync_all();  // its buffers are there, and what other blocks wrote
