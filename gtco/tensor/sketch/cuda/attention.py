@@ -190,7 +190,7 @@ class CudaAttention:
         )
 
     def blocking(self, chosen: Mapping[str, Option]) -> Blocking:
-        *_, d, _ = self.extents
+        _, _, n, d, _ = self.extents
         unit = 16 if self.mma else 4
         numbers = ("columns", "tiles", "warps", "split", "heads", "keys", "stages")
         return Blocking(
@@ -198,6 +198,7 @@ class CudaAttention:
             item=2 if self.mma else 4,
             depth=-(-d // unit) * unit,
             held=chosen["query"] == "registers",
+            once=n <= int(chosen["keys"]) * int(chosen["split"]),
             computed=self.computed_bias,
             **{name: int(chosen[name]) for name in numbers},
         )

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OTHERS = 40  # registers for addresses, loops and what is on its way
+# Registers of a lane beside what it computes with, fitted to what ptxas takes of 140 drawn ones:
+OTHERS = 38  # places, counters, addresses of fragments
+CORES_OTHERS = 24  # of the same on CUDA cores
+# A piece of k or v that a lane copies: where it comes from and goes to is known from the step
+# before, unless there are more than UNROLLED of them, which a loop copies that keeps LOOPED.
+PIECE, UNROLLED, LOOPED = 6, 4, 2
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Blocking:
     keys: int
     stages: int
     held: bool
+    once: bool = False  # are all keys in one step?
     computed: bool = False  # is the bias? What it is made of waits beside each score
 
     @property
@@ -76,14 +82,26 @@ class Blocking:
 
     @property
     def registers(self) -> int:
-        """About what a thread has: the result's sums, scores, and q's fragments where they stay."""
+        """About what a thread has: the result's sums, scores, each row's maximum and sum, q's
+        fragments where they stay. With several steps also a quarter of the sums a second time, as
+        they are scaled and added to, and the copies under way.
+        """
         sums, rows = self._sums
         data = sums + self.tiles * self.keys // 2 * (1 + self.computed) + 2 * rows
         if self.mma:
-            data += self.tiles * (4 + self.depth // 4 * self.held) + 4
-        else:
-            data += self.keys // 2 + 4 * rows
-        return data + data // 8 + OTHERS
+            data += self.tiles * self.depth // 4 * self.held + OTHERS
+        else:  # weights and values on their way from shared memory
+            data += self.keys // 2 + 4 * rows + CORES_OTHERS
+        if self.once:
+            return data
+        return data + self.mma * (sums // 4) + PIECE * self._pieces
+
+    @property
+    def _pieces(self) -> int:
+        """Pieces of 16 bytes of a step's k and v whose addresses a lane keeps."""
+        rows = self.heads * self.step * self.item
+        each = (-(-rows * width // (512 * self.count)) for width in (self.depth, self.width))
+        return sum(n if n <= UNROLLED else LOOPED for n in each)
 
     @property
     def arguments(self) -> str:

@@ -25,8 +25,9 @@ from gtco.tensor.space import Option
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
-# Registers of an element that is computed by itself: its value, and on its way an address.
-SINGLE = 3.0
+# Registers of an element that is computed by itself: its value, on its way an address, and a part
+# of what its neighbours have in common.
+SINGLE = 3.75
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -217,6 +218,7 @@ class Mapped:
             stages,
             self.transposed,
             self._held(self.a(row)) * block[0] + self._held(self.b(row)) * block[1],
+            copied=(self.a(row).way != "computed", self.b(row).way != "computed"),
         )
 
     def _held(self, reading: Reading) -> float:

@@ -16,7 +16,12 @@ from gtco.tensor.stage import ITEM_BYTES
 WARP = 32
 MOST_THREADS = 1024  # of a block
 MOST_REGISTERS = 255  # of a thread
-OVERHEAD = 36  # registers for places, counters and addresses
+# Registers of a thread beside sums and fragments, fitted to what ptxas takes of 143 drawn configs:
+OVERHEAD = 20  # places, counters and addresses
+# of each piece of 16 bytes of a slice of A and of B that it copies: where it lies is computed once
+PIECES = (3.0, 1.2)
+# of each sum, where blocks share a tile: on its way to the others' and back
+SHARED_SUM = 0.25
 EXTENTS = (16, 32, 64, 128, 256)  # of a block's tile
 LARGEST = 128 * 256
 DEPTHS = (16, 32, 64, 128)  # of a slice of k
@@ -54,6 +59,7 @@ class Tiles:
     transposed: bool = False
     held: float = 0.0  # registers of the block that one step of k of the next slice waits in
     split: int = 1
+    copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
 
     @property
     def warps(self) -> int:
@@ -109,7 +115,7 @@ class Tiles:
     @cached_property
     def registers(self) -> int:
         """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
-        next slice where that comes by way of registers, and the rest.
+        next slice, if there is one and it comes by way of registers, and the rest.
         """
         return min(self._settled + self._waiting, MOST_REGISTERS)
 
@@ -129,10 +135,17 @@ class Tiles:
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
         else:  # and a fragment of the next step, or addresses
             held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8) + 32
-        return wm * wn // WARP + held + OVERHEAD
+        sums = wm * wn // WARP
+        beside = OVERHEAD + (SHARED_SUM * sums if self.split > 1 else 0)
+        for rows, each, copied in zip(self.block, PIECES, self.copied, strict=False):
+            size = rows * self.block[2] * ITEM_BYTES[self.operand]
+            beside += each * ceil(size / 16 / self.threads) * copied
+        return sums + held + ceil(beside)
 
     @cached_property
     def _waiting(self) -> int:
+        if self.slices == 1:
+            return 0
         return ceil(self.held * self.block[2] / self.threads)
 
     def fits(self, target: GpuTarget) -> bool:

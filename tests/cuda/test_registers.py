@@ -1,0 +1,123 @@
+"""Registers as the policy reckons with them, beside those that ptxas gives: of drawn configs of
+every family of kernels, for every architecture. What counts is how many blocks a multiprocessor
+holds: the policy may expect fewer than there will be, and only now and then more.
+
+A long run with a new seed is ``pytest -m scheduled -s`` of this file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+
+from gtco.codegen.cuda import gpu_code
+from gtco.codegen.nvrtc import Image
+from gtco.gpu import ARCHITECTURES, GpuTarget, gpu_target
+from gtco.search.gpu_policy import GpuPolicy, occupancy
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.space import Config, build
+from tests import stages
+from tests.cuda.test_attention import MODELS, matched
+from tests.cuda.test_drawn import CORES
+from tests.cuda.test_drawn import RULES as STREAMING
+from tests.cuda.test_gemm import sketch_of
+from tests.cuda.test_gemm_images import STAGES
+from tests.kernels import fresh_seed
+
+BEST = 12  # configs of least predicted time, of which half of the drawn ones are
+# Of a family's configs: the share that may hold fewer blocks than reckoned, and how far from
+# ptxas's registers the estimate may be in the mean.
+OPTIMISTIC, APART = 0.05, {"gemm": 20.0, "attention": 28.0, "streaming": 24.0}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A config's registers as reckoned and as ptxas has them, and the blocks that follow."""
+
+    what: str
+    reckoned: int
+    registers: int
+    expected: int
+    blocks: int
+
+
+def sketches(family: str, target: GpuTarget, random: Random) -> Iterator[tuple[str, Any]]:
+    """Each stage's sketch, forever; of streaming kernels with whatever is drawn around the core."""
+    fixed = {"gemm": STAGES, "attention": MODELS}.get(family)
+    while True:
+        if fixed is not None:
+            name = random.choice(list(fixed))
+            stage = fixed[name]
+            yield name, (
+                sketch_of(stage, target) if family == "gemm" else matched(stage, target.name)
+            )
+            continue
+        core = random.choice(CORES)
+        stage = stages.drawn(core, Random(random.random()), Random(random.random()))
+        found = next((s for s in (rule(stage, target) for rule in STREAMING) if s), None)
+        if found is not None:
+            yield stage.label, found
+
+
+def drawn(sketch: Any, target: GpuTarget, random: Random) -> Config:
+    """One of the best or any."""
+    ranked: list[Config] = list(GpuPolicy(target).compared(sketch)[0])
+    return random.choice(ranked[:BEST] if random.random() < 0.5 else ranked)
+
+
+def readings(family: str, arch: str, count: int, seed: int) -> Iterator[Reading]:
+    target, random = gpu_target(f"cuda:{arch}"), Random(seed)
+    for _, (name, sketch) in zip(range(count), sketches(family, target, random), strict=False):
+        config = drawn(sketch, target, random)
+        image = compiled(sketch, config, target)
+        launch: Any = sketch.workload(config)
+        used = replace(launch, registers=image.registers)
+        yield Reading(
+            f"{arch} {name} {config.to_json()}",
+            launch.registers,
+            image.registers,
+            occupancy(launch, target).blocks,
+            occupancy(used, target).blocks,
+        )
+
+
+@cache
+def compiled(sketch: Any, config: Config, target: GpuTarget) -> Image:
+    program = build(sketch, config, "kernel_under_test")
+    assert isinstance(program, CudaProgram), program
+    images = gpu_code(program, target)
+    assert isinstance(images, dict), images
+    return images[target.arch]
+
+
+def faults(family: str, found: list[Reading]) -> list[str]:
+    """What of the readings is not as it should be."""
+    optimistic = [one for one in found if one.expected > one.blocks]
+    apart = sum(abs(one.reckoned - one.registers) for one in found) / len(found)
+    print(f"{family}: {len(found)} configs, {len(optimistic)} with fewer blocks, {apart:.1f} apart")
+    wrong = [str(one) for one in optimistic] if len(optimistic) > OPTIMISTIC * len(found) else []
+    return [*wrong, f"{apart:.1f} registers apart"] if apart > APART[family] else wrong
+
+
+@pytest.mark.parametrize("family", APART)
+def test_drawn_configs(family: str) -> None:
+    found = [one for arch in ARCHITECTURES for one in readings(family, arch, 5, seed=1)]
+    assert not (wrong := faults(family, found)), "\n".join(wrong)
+
+
+@pytest.mark.scheduled
+@pytest.mark.parametrize("family", APART)
+def test_many_drawn_configs(family: str) -> None:
+    seed, found = fresh_seed(), defaultdict(list)
+    for arch in ARCHITECTURES:
+        found[arch] = list(readings(family, arch, 40, seed))
+        print(arch)
+        faults(family, found[arch])
+    every = [one for some in found.values() for one in some]
+    assert not (wrong := faults(family, every)), "\n".join(wrong)
