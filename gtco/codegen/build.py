@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gtco.codegen.cuda import gpu_code, listing
+from gtco.codegen.cuda import Compiler, gpu_code, listing
 from gtco.codegen.llvm import lower, object_code
-from gtco.codegen.nvrtc import Image
+from gtco.codegen.nvrtc import Image, compile_cuda
 from gtco.errors import describe
 from gtco.gpu import GpuTarget
 from gtco.target import Machine, Target
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Packing, Program, Rejection
+from gtco.tensor.space import Config, Packing, Program, Rejection, Space
 from gtco.tensor.stage import Stage
 
 
@@ -102,13 +102,25 @@ def build(job: Job | ProgramJob) -> Kernel | Failure:
         return gpu_kernel(job, job.program, job.target)
     errors: list[Exception] = []
     space = space_of(job.stage, job.target, lambda rule, error: errors.append(error))
-    program: Any = space.build(job.config, job.symbol)
+    program: Any = program_of(job, space)
     if isinstance(program, Rejection):
         reason = "; ".join([program.detail, *map(describe, errors)])
         return Failure(job.symbol, reason, program.reason)
     if isinstance(job.target, GpuTarget):
         return gpu_kernel(job, program, job.target)
     return _kernel(job, program, job.target)
+
+
+def program_of(job: Job, space: Space) -> Program | CudaProgram | Rejection:
+    """The program of the job's config; one for GPUs with the registers that its price has."""
+    sketch = space.sketch(job.config)
+    if isinstance(sketch, Rejection):
+        return sketch
+    program: Any = sketch.build(job.config, job.symbol)
+    if isinstance(program, CudaProgram):
+        launch: Any = sketch.workload(job.config)
+        return replace(program, registers=launch.registers)
+    return program
 
 
 def _kernel(job: Job, program: Program, target: Target) -> Kernel:
@@ -124,10 +136,13 @@ def _kernel(job: Job, program: Program, target: Target) -> Kernel:
 
 
 def gpu_kernel(
-    job: Job | ProgramJob, program: CudaProgram, target: GpuTarget
+    job: Job | ProgramJob,
+    program: CudaProgram,
+    target: GpuTarget,
+    compiler: Compiler = compile_cuda,
 ) -> GpuKernel | Failure:
     """The job's program compiled for every architecture of the target."""
-    images = gpu_code(program, target, isinstance(job, Job) and job.ptx)
+    images = gpu_code(program, target, isinstance(job, Job) and job.ptx, compiler)
     if isinstance(images, Rejection):
         return Failure(job.symbol, images.detail, images.reason)
     return GpuKernel(

@@ -4,7 +4,10 @@ of them has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
 
 from gtco.codegen.nvrtc import Image, compile_cuda
 from gtco.gpu import GPUS, GpuTarget
@@ -14,10 +17,11 @@ from gtco.tensor.space import Rejection
 GRID = (2**31 - 1, 65535, 65535)  # the most blocks along x, y and z
 THREADS = 1024  # the most of one block
 GRANULE = 8  # registers of a thread are given out in eights
+Compiler = Callable[[str, str, bool], Image]  # as compile_cuda
 
 
 def gpu_code(
-    program: CudaProgram, target: GpuTarget, ptx: bool = False
+    program: CudaProgram, target: GpuTarget, ptx: bool = False, compiler: Compiler = compile_cuda
 ) -> dict[str, Image] | Rejection:
     """The program's image for each architecture, or why one of them could not launch it. Where
     ``ptx``, that of ``target.portable`` has its PTX. What the compiler refuses is a
@@ -27,28 +31,58 @@ def gpu_code(
         return wrong
     images = {}
     for arch in target.images:
-        image = _compiled(program, arch, ptx and arch == target.portable)
+        image = _compiled(program, arch, ptx and arch == target.portable, compiler)
         if wrong := _unfit(program, arch, image):
             return wrong
         images[arch] = image
     return images
 
 
-def _compiled(program: CudaProgram, arch: str, ptx: bool) -> Image:
-    """The program's image, without spills where that is possible. Told of its threads alone the
-    compiler now and then spills a few bytes for a round number of registers; told that three
-    quarters as many blocks on a multiprocessor are enough, it takes those that it needs. (Where a
-    kernel has launch bounds, ``--maxrregcount`` gives it no more.)
+def _compiled(program: CudaProgram, arch: str, ptx: bool, compiler: Compiler) -> Image:
+    """The program's image, without spills where that is possible, and with as many blocks side by
+    side as the price reckons with.
+
+    Told of its threads alone the compiler now and then spills a few bytes for a round number of
+    registers; told that three quarters as many blocks on a multiprocessor are enough, it takes
+    those that it needs. Or it takes a few more than are left to each of so many blocks, which it
+    can do without once it is told of them. (Where a kernel has launch bounds, ``--maxrregcount``
+    gives it no more.)
     """
-    image = compile_cuda(program.source, arch, ptx)
-    bounds = f"__launch_bounds__({program.threads}"
-    if not image.spills or f"{bounds})" not in program.source:
-        return image
+    image = compiler(program.source, arch, ptx)
     gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
-    blocks = min(gpu.registers_sm // _registers(image), gpu.threads_sm) // program.threads
-    fewer = f"{bounds}, {max(1, blocks * 3 // 4)})"
-    roomy = compile_cuda(program.source.replace(f"{bounds})", fewer), arch, ptx)
-    return min(image, roomy, key=lambda i: i.spills)
+    if image.spills:
+        bounds = f"__launch_bounds__({program.threads})"
+        if bounds not in program.source:
+            return image
+        blocks = min(gpu.registers_sm // _registers(image), gpu.threads_sm) // program.threads
+        roomy = compiler(_bounded(program, max(1, blocks * 3 // 4)), arch, ptx)
+        return min(image, roomy, key=lambda i: i.spills)
+    reckoned = replace(image, registers=program.registers or image.registers)
+    wanted = _side_by_side(program, reckoned, gpu)
+    if _side_by_side(program, image, gpu) >= wanted:
+        return image
+    tight = compiler(_bounded(program, wanted), arch, ptx)
+    return image if tight.spills else tight
+
+
+def _bounded(program: CudaProgram, blocks: int) -> str:
+    """The program's text where a multiprocessor is to have room for so many blocks."""
+    bounds = rf"__launch_bounds__\({program.threads}(, \d+)?\)"
+    return re.sub(bounds, f"__launch_bounds__({program.threads}, {blocks})", program.source)
+
+
+def _side_by_side(program: CudaProgram, image: Image, gpu: GpuTarget) -> int:
+    """Blocks that a multiprocessor has room for, each of whose threads has the image's registers,
+    and no more than there are: about, as what a block's shared memory costs beside its own is left
+    out.
+    """
+    shared = program.shared + image.shared
+    return min(
+        -(-prod(program.grid) // min(g.sms for g in GPUS.values() if g.arch == gpu.arch)),
+        gpu.registers_sm // (_registers(image) * program.threads),
+        gpu.threads_sm // program.threads,
+        gpu.shared_sm // shared if shared else gpu.threads_sm,
+    )
 
 
 def _registers(image: Image) -> int:

@@ -1,16 +1,26 @@
 """Many compiles of the same models and stages with NVRTC, each thing done once: a model is read for
-all targets and precisions, a text compiled for all models that have it.
+all targets and precisions, a text compiled once an architecture for all models and targets that
+have it, and where that is asked for kept for other processes and later runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import os
+import pickle
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, gpu_kernel
-from gtco.codegen.nvrtc import library
+from gtco.codegen import nvrtc
+from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, gpu_kernel, program_of
+from gtco.codegen.cuda import Compiler
+from gtco.codegen.nvrtc import Image, compile_cuda, library
+from gtco.codegen.sass import MachineCode, machine_code
 from gtco.compilation import Compilation, silent
 from gtco.cores import allowed_cores
 from gtco.gpu import GpuTarget, gpu_target
@@ -20,13 +30,42 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Rejection
 
 
+class Images:
+    """What NVRTC makes of a text for an architecture, kept in a folder by all that it depends on:
+    the text, our headers, options, how an image is read, and NVRTC's version. It is as if NVRTC
+    were asked again, so a check proves the same with it, and one that ended early goes on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        made_with = hashlib.sha256(nvrtc.version().encode())
+        for path in [Path(nvrtc.__file__), *sorted(nvrtc.DEVICE.rglob("*.cuh"))]:
+            made_with.update(path.read_bytes())
+        self.made_with = made_with.digest()
+
+    def compiled(self, source: str, arch: str, ptx: bool) -> Image:
+        """As :func:`gtco.codegen.nvrtc.compile_cuda`."""
+        key = hashlib.sha256(self.made_with + f"{arch}\n{source}".encode()).hexdigest()
+        path = self.folder / key
+        try:
+            image: Image = pickle.loads(zlib.decompress(path.read_bytes()))
+        except FileNotFoundError:
+            image = compile_cuda(source, arch, not arch.endswith("a"))
+            whole = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
+            whole.write_bytes(zlib.compress(pickle.dumps(image), 1))
+            whole.replace(path)
+        return image if ptx else replace(image, ptx=b"")
+
+
 class Compiling:
     """Workers that compile in threads of this process, all cores busy, for NVRTC needs none of
     Python's locks. ``programs`` by symbol and target are of all jobs so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: Compiler = compile_cuda) -> None:
         library()
+        self.compiler = compiler
         self.pool = ThreadPoolExecutor(allowed_cores())
         self.programs: dict[tuple[str, str], CudaProgram] = {}
         self.answers: dict[tuple[str, tuple[str, ...], str], Future[Any]] = {}
@@ -38,7 +77,7 @@ class Compiling:
             program: Any = (
                 job.program
                 if isinstance(job, ProgramJob)
-                else space_of(job.stage, job.target).build(job.config, job.symbol)
+                else program_of(job, space_of(job.stage, job.target))
             )
             if isinstance(program, Rejection):
                 yield Failure(job.symbol, program.detail, program.reason)
@@ -46,10 +85,16 @@ class Compiling:
             self.programs[job.symbol, job.target.name] = program
             known = (job.symbol, job.target.images, program.source)
             if known not in self.answers:
-                self.answers[known] = self.pool.submit(gpu_kernel, job, program, job.target)
+                self.answers[known] = self.pool.submit(
+                    gpu_kernel, job, program, job.target, self.compiler
+                )
             waiting.append(self.answers[known])
         for answer in waiting:
             yield answer.result()
+
+    def machine_codes(self, cubins: Sequence[bytes]) -> list[dict[str, MachineCode]]:
+        """What each image says of its kernels; the tools that read it are processes."""
+        return list(self.pool.map(machine_code, cubins))
 
 
 class Once:

@@ -17,7 +17,7 @@ from gtco.search.gpu_launches import MOST_THREADS
 from gtco.tensor.space import Rejection
 from models import MODELS, create, example_inputs, export_onnx
 from models.family import FAMILY
-from tests.cuda.compiling import Compiling, Once
+from tests.cuda.compiling import Compiling, Images, Once
 from tests.cuda.test_compile_cuda import EVERY
 from tests.cuda.test_sass import FEW, stages_are_as_reckoned
 
@@ -27,6 +27,12 @@ pytestmark = pytest.mark.scheduled
 def _each(*names: str) -> list[object]:
     """The models, the tests of one in one process."""
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
+
+@pytest.fixture(scope="module")
+def compiling(root: Path) -> Compiling:
+    """One that asks NVRTC for nothing twice: models have stages in common, targets texts."""
+    return Compiling(Images(root / "build" / "cuda-images").compiled)
 
 
 @pytest.fixture(scope="module")

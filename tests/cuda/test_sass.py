@@ -14,7 +14,7 @@ import torch
 from gtco.codegen import sass
 from gtco.codegen.build import GpuKernel
 from gtco.codegen.nvrtc import compile_cuda
-from gtco.codegen.sass import machine_code
+from gtco.codegen.sass import MachineCode, machine_code
 from gtco.compilation import Compilation
 from gtco.errors import BuildError
 from gtco.gpu import ARCHITECTURES, GpuTarget
@@ -143,29 +143,37 @@ def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
     """
     target = run.policy.target
     assert isinstance(target, GpuTarget)
-    products, faults = 0, []
+    kernels: dict[str, Any] = run.generated.kernels  # type: ignore[assignment]
+    launches: dict[str, Any] = {
+        key: pick.sketch.workload(pick.config) for key, pick in run.generated.choices.items()
+    }
+    on_tensor_cores = {key for key, of in launches.items() if of.unit.startswith("mma:")}
+
+    def multiplies(key: str) -> bool:
+        source = compiling.programs[kernels[key].symbol, target.name].source
+        return key in on_tensor_cores or any(header in source for header in MULTIPLY)
+
+    seen = [key for key in launches if multiplies(key)]
+    cubins = [kernels[key].images[target.arch].cubin for key in seen]
+    codes = dict(zip(seen, compiling.machine_codes(cubins), strict=True))
+    faults = []
     for key, pick in run.generated.choices.items():
-        kernel = run.generated.kernels[key]
-        assert isinstance(kernel, GpuKernel)
-        launch: Any = pick.sketch.workload(pick.config)
-        on_tensor_cores = launch.unit.startswith("mma:")
-        products += on_tensor_cores
-        source = compiling.programs[kernel.symbol, target.name].source
-        multiplies = on_tensor_cores or any(header in source for header in MULTIPLY)
+        kernel, output = kernels[key], pick.sketch.stage.output.type
+        code = codes[key][kernel.symbol] if key in codes else None
         faults += [
-            f"{pick.sketch.stage.label} -> {pick.sketch.stage.output.type}, {pick.config}: {fault}"
-            for fault in _not_as_reckoned(launch, kernel, target, multiplies)
+            f"{pick.sketch.stage.label} -> {output}, {pick.config}: {fault}"
+            for fault in _not_as_reckoned(launches[key], kernel, target, code)
         ]
     assert not faults, "\n".join(faults)
-    return products
+    return len(on_tensor_cores)
 
 
 def _not_as_reckoned(
-    launch: Launch, kernel: GpuKernel, target: GpuTarget, multiplies: bool
+    launch: Launch, kernel: GpuKernel, target: GpuTarget, code: MachineCode | None
 ) -> Iterator[str]:
+    """``code``: of a kernel that may multiply."""
     image, on_tensor_cores = kernel.images[target.arch], launch.unit.startswith("mma:")
-    if multiplies:
-        code = machine_code(image.cubin)[kernel.symbol]
+    if code is not None:
         if (code.tensor_core > 0) != on_tensor_cores:
             yield f"{code.tensor_core} products of Tensor Cores for {launch.unit}"
         if code.spilled and on_tensor_cores:

@@ -18,7 +18,8 @@ class CudaProgram:
     ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
     a block in bytes; ``packings``: how constant inputs are laid out, by input name. ``scratch``:
     the bytes of global memory in which blocks leave each other floats; ``counters``: how many
-    uint32 they count in, zeros before each run, which each run leaves as zeros.
+    uint32 they count in, zeros before each run, which each run leaves as zeros. ``registers`` that
+    the price reckons a thread with, 0 where there is none: with these blocks lie side by side.
     """
 
     source: str
@@ -28,6 +29,7 @@ class CudaProgram:
     packings: Mapping[str, Packing] = field(default_factory=dict)
     scratch: int = 0
     counters: int = 0
+    registers: int = 0
 
 
 @dataclass(frozen=True)
