@@ -201,7 +201,11 @@ LACKING = {
         "*before = take_ticket(of_tile.done + block, BLOCKS);",
         "race: .* byte .* of shared memory|never written",
     ),
-    "the question who is last": ("if (*before != BLOCKS - 1) return;", "", "never written"),
+    "the question who is last": (
+        "if (whole_warp(*before != BLOCKS - 1)) return;",
+        "",
+        "never written",
+    ),
     "an order": (
         "*before = take_ticket(of_tile.done + block, BLOCKS);",
         "*before = BLOCKS - 1;",
