@@ -80,6 +80,12 @@ class AnalyticPolicy(PricingPolicy):
         return {level.name: level for level in self.target.memory}
 
     @cached_property
+    def _private(self) -> tuple[MemoryLevel, float]:
+        """The outermost cache that each core has for itself, and the bytes of all of them."""
+        own = [level for level in self.target.memory if not level.shared][-1]
+        return own, float(own.capacity * self.target.cores)
+
+    @cached_property
     def _usable(self) -> tuple[tuple[float, MemoryLevel], ...]:
         """Each level of memory with the bytes that a working set may count on there."""
         return tuple((USABLE * level.capacity, level) for level in self.target.memory)
@@ -211,10 +217,22 @@ class AnalyticPolicy(PricingPolicy):
         if not stream.nbytes:
             return 0.0
         share = cores if level.name == "DRAM" else 1
-        sequential = stream.nbytes * share / level.bandwidth
+        if stream.handed and self.target.cores > 1:
+            sequential = stream.nbytes * self._handed(stream.resident, level, share)
+        else:
+            sequential = stream.nbytes * share / level.bandwidth
         if not stream.chains:
             return sequential
         return max(sequential, stream.nbytes / LINE * level.latency / stream.chains)
+
+    def _handed(self, resident: float, level: MemoryLevel, share: int) -> float:
+        """Seconds a byte of what passes between cores: out of their own caches, which still hold
+        some of a working set that lies in a level that they share.
+        """
+        own, capacity = self._private
+        held = min(1.0, capacity / resident) if level.shared and resident else 1.0
+        rate = self.rates.handover
+        return held / rate(own) + (1.0 - held) * share / rate(level)
 
     def source(self, stream: Stream) -> MemoryLevel:
         """The innermost level whose capacity holds the working set (eq. 1)."""

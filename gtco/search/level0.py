@@ -101,6 +101,21 @@ def read_kernel(name: str, nbytes: int, target: Target) -> Any:
     )
 
 
+def copy_kernel(name: str, nbytes: int, tasks: int, target: Target) -> Any:
+    """Copies ``nbytes`` in ``tasks`` equal parts; adding to them keeps LLVM from calling memcpy."""
+    lanes = target.lanes
+    part = nbytes // 4 // tasks
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        with em.range(args.begin, args.end, "task") as task, em.loop(part // lanes, "i") as i:
+            at = [task * part + i * lanes]
+            value = em.load_vector(args.inputs["x"], at)
+            em.store_vector(args.output, at, value + em.splat(1.0))
+
+    shape = TensorType((part * tasks,))
+    return kernel(f"copy_{name}", {"x": shape}, shape, 0, lanes, body)
+
+
 def peak_kernel(chains: int, steps: int, lanes: int) -> Any:
     """``steps`` multiply-adds of each of so many vectors in registers."""
 

@@ -1,11 +1,12 @@
-"""Measuring this machine once: level 0, memory bandwidths, the barrier between two stages; and the
-arithmetic peak.
+"""Measuring this machine once: level 0, memory bandwidths, the barrier between two stages and what
+passes it; and the arithmetic peak.
 
 Takes a few seconds; the result is cached in the user's cache folder (``GTCO_CACHE``) under all that
 it depends on. Everything runs on all cores at once, as a stage does: what cores share, clocks for
 wide vectors too, is shared then as well. Level 0 goes by each thread's own time, which does not run
 while other processes have the core; the rest by the clock. Always the best of several rounds, since
-other tenants of a machine can only slow a round down.
+other tenants of a machine can only slow a round down. A shared machine can be at half its speed for
+seconds: a round goes over everything before the next begins.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import isqrt
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import tvm
 
 from gtco.codegen.load import load
 from gtco.options import cache_folder
-from gtco.search.barrier import barrier_seconds
+from gtco.search.barrier import MOST_STEPS, barrier_seconds, handover_seconds
 from gtco.search.level0 import (
     DEPTH,
     REPEATS,
     STAGE_REPEATS,
     Probe,
+    copy_kernel,
     operand_types,
     peak_kernel,
     probes,
@@ -48,7 +52,9 @@ ROUND_SECONDS = 1e-3  # of a round of level 0; the best of many short ones finds
 DRAM_SECONDS = 30e-3
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
-VERSION = 7  # of the cached file
+HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # of a run of steps; runs of a round
+TASKS_A_CORE = 8  # of such a step: which core takes one is left to chance, as in a model
+VERSION = 8  # of the cached file
 # Vector operations and bytes a second of one core, and seconds of a barrier, that no machine
 # reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
@@ -77,9 +83,10 @@ def cached(target: Target) -> RateTable | None:
         rates = _checked(data["rates"], names, RATE_BOUNDS)
         bandwidths = _checked(data["bandwidths"], {m.name for m in target.memory}, BANDWIDTH_BOUNDS)
         between = _checked({"launch": data["launch"]}, {"launch"}, LAUNCH_BOUNDS)
+        handed = _checked(data["handed"], _handed_levels(target), BANDWIDTH_BOUNDS)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return _table(target, rates, bandwidths, **between)
+    return _table(target, rates, bandwidths, between["launch"], handed)
 
 
 def _checked(
@@ -112,12 +119,13 @@ def _table(
     rates: Mapping[str, float],
     bandwidths: Mapping[str, float],
     launch: float,
+    handed: Mapping[str, float],
 ) -> RateTable:
     memory = tuple(replace(m, bandwidth=bandwidths[m.name]) for m in target.memory)
     products = [rate for name, rate in rates.items() if name.startswith("fma:")]
     frequency = max(products) / target.fma_ports
     measured = replace(target, memory=memory, frequency=frequency)
-    return RateTable(measured, tuple(sorted(rates.items())), launch)
+    return RateTable(measured, tuple(sorted(rates.items())), launch, tuple(sorted(handed.items())))
 
 
 def measure(target: Target | None = None) -> RateTable:
@@ -130,14 +138,32 @@ def measure(target: Target | None = None) -> RateTable:
     ]
     library = load(functions, target)
     together(_tile_calls(library, tiles[0], target.cores), WARM_SECONDS)
-    rates = {t.kernel: _tile_rate(library, t, target.cores) for t in tiles}
-    fastest = max(micro_kernels(target), key=lambda t: rates[t.kernel])
-    rates |= _work_rates(target, fastest, rates)
-    bandwidths = {
-        name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
-        for name, size in sizes.items()
+    small = tuple(probes(target, max(micro_kernels(target), key=lambda t: t.registers)))
+    rounds: dict[str, Callable[[], float]] = {
+        **{t.kernel: _tile_rate(library, t, target.cores) for t in tiles},
+        **_work_seconds(target, small),
+        **{
+            name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
+            for name, size in sizes.items()
+        },
     }
-    return _table(target, rates, bandwidths, barrier_seconds(target.cores))
+    found = {name: max(each) for name, each in _rounds(rounds).items()}
+    rates = {t.kernel: found[t.kernel] for t in tiles}
+    for probe in small:
+        rates[probe.work] = _rate_of(probe, 1 / found[probe.work], rates)
+    bandwidths = {name: found[name] for name in sizes}
+    del rounds  # and the memory that they read
+    launch = barrier_seconds(target.cores)
+    return _table(target, rates, bandwidths, launch, _handed(target, sizes, launch))
+
+
+def _rounds(measured: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each of these gives, in ROUNDS rounds over all of them."""
+    found: dict[str, list[float]] = {name: [] for name in measured}
+    for _ in range(ROUNDS):
+        for name, measure in measured.items():
+            found[name].append(measure())
+    return found
 
 
 def measure_peak(
@@ -171,23 +197,16 @@ def _tile_calls(library: Any, tile: MicroKernel, threads: int) -> list[Call]:
     return [call(function, *map(aligned, sizes)) for _ in range(threads)]
 
 
-def _tile_rate(library: Any, tile: MicroKernel, threads: int) -> float:
-    """Vector operations a second of one core while all run the micro-kernel."""
+def _tile_rate(library: Any, tile: MicroKernel, threads: int) -> Callable[[], float]:
+    """Vector operations a second of one core while all run the micro-kernel, in one round."""
     calls = _tile_calls(library, tile, threads)
-    return tile.work(tile.rows, DEPTH) * REPEATS * _best(calls)
+    work = tile.work(tile.rows, DEPTH) * REPEATS
+    return lambda: work * of_each(calls, ROUND_SECONDS)
 
 
-def _best(calls: Sequence[Call]) -> float:
-    """Calls a second of one thread among all, in the best of the rounds."""
-    return max(of_each(calls, ROUND_SECONDS) for _ in range(ROUNDS))
-
-
-def _work_rates(
-    target: Target, tile: MicroKernel, rates: Mapping[str, float]
-) -> dict[str, float]:
-    """Rates of WORK, given those of micro-kernels."""
-    found: dict[str, float] = {}
-    small = tuple(probes(target, tile))
+def _work_seconds(target: Target, small: Sequence[Probe]) -> dict[str, Callable[[], float]]:
+    """How often a second one core of all does each of the small stages, in one round."""
+    found: dict[str, Callable[[], float]] = {}
     library = load([probe.function for probe in small], target)
     for probe in small:
         function = getattr(library, f"probe_{probe.work}")
@@ -196,9 +215,12 @@ def _work_rates(
             buffers = [aligned(-(-t.nbytes // 4)) for t in probe.types]
             workspace = aligned(-(-probe.workspace // 4)) if probe.workspace else None
             calls.append(call(function, *buffers, workspace=workspace))
-        seconds = 1 / (_best(calls) * STAGE_REPEATS)
-        found[probe.work] = _rate_of(probe, seconds, {**rates, **found})
+        found[probe.work] = partial(_times, calls)
     return found
+
+
+def _times(calls: Sequence[Call]) -> float:
+    return STAGE_REPEATS * of_each(calls, ROUND_SECONDS)
 
 
 def _rate_of(probe: Probe, seconds: float, rates: Mapping[str, float]) -> float:
@@ -221,8 +243,12 @@ def _probe_bytes(target: Target, level: int) -> int:
     return middle // 4096 * 4096
 
 
-def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:
-    """Bytes a second that ``threads`` threads read together, each from memory of its own."""
+def _bandwidth(
+    library: Any, name: str, nbytes: int, threads: int
+) -> Callable[[], float]:
+    """Bytes a second that ``threads`` threads read together, each from memory of its own, in one
+    round.
+    """
     repeats = max(1, (32 << 20) // nbytes)
     function = getattr(library, f"read_{name}")
     calls = [
@@ -230,7 +256,41 @@ def _bandwidth(library: Any, name: str, nbytes: int, threads: int) -> float:
     ]
     rate = of_each if threads == 1 else together
     seconds = ROUND_SECONDS if threads == 1 else DRAM_SECONDS
-    return nbytes * repeats * max(rate(calls, seconds) for _ in range(ROUNDS))
+    return lambda: nbytes * repeats * rate(calls, seconds)
+
+
+def _handed_levels(target: Target) -> set[str]:
+    """Levels whose ``handed`` is measured: none where there is one core, and not L1, which is too
+    small to tell it from the barrier.
+    """
+    return {m.name for m in target.memory[1:]} if target.cores > 1 else set()
+
+
+def _handed(target: Target, sizes: Mapping[str, int], launch: float) -> dict[str, float]:
+    """Bytes a second that a core reads and writes, of DRAM all cores together, in a stage between
+    others: what it reads and what it overwrites was last in the hands of whichever core.
+    """
+    if target.cores == 1:
+        return {}
+    cores, tasks = target.cores, target.cores * TASKS_A_CORE
+    parts = {  # bytes that a step reads, and writes as many
+        m.name: sizes[m.name] * (1 if m.shared else cores) // 2 // (4096 * tasks) * 4096 * tasks
+        for m in target.memory[1:]
+    }
+    library = load([copy_kernel(name, n, tasks, target) for name, n in parts.items()], target)
+    buffers = {name: operands(2, nbytes // 4) for name, nbytes in parts.items()}
+
+    def rate(name: str) -> float:
+        nbytes, function = parts[name], getattr(library, f"copy_{name}")
+        steps = min(MOST_STEPS, 2 * max(1, HANDOVER_BYTES // (4 * nbytes)))
+        x, y = buffers[name]
+        seconds = handover_seconds(cores, function, tasks, x, y, HANDOVER_RUNS, steps)
+        share = 1 if name == "DRAM" else cores
+        return 2 * nbytes / share / max(seconds - launch, seconds / 2)
+
+    # not the best: threads that happen to take the same tasks again hand nothing over
+    rounds = _rounds({name: partial(rate, name) for name in parts})
+    return {name: median(each) for name, each in rounds.items()}
 
 
 # the cached file ----------------------------------------------------------------------------------
@@ -248,6 +308,7 @@ def _save(path: Path, table: RateTable, key: Mapping[str, Any]) -> None:
         "rates": dict(table.measured),
         "bandwidths": bandwidths,
         "launch": table.launch,
+        "handed": dict(table.handed),
     }
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(data, indent=1))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from gtco.target import Target
+from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import MicroKernel
 
 # Level-0 work beside micro-kernels that is measured, in the vector instructions that sketches count
@@ -26,12 +26,15 @@ LAUNCH = 1.0e-6  # seconds of the barrier between two stages
 @dataclass(frozen=True)
 class RateTable:
     """Measured rates by kernel name; names without one get the default formula. ``launch`` are the
-    seconds of the barrier between two stages.
+    seconds of the barrier between two stages; ``handed`` by level of memory the bytes a second of
+    one core, of DRAM of all, that it reads and writes where a stage's tensors lie there that passed
+    through other cores' hands.
     """
 
     target: Target
     measured: tuple[tuple[str, float], ...] = ()
     launch: float = LAUNCH
+    handed: tuple[tuple[str, float], ...] = ()
 
     def rate(self, kernel: str) -> float:
         """Vector operations a second of one core."""
@@ -39,6 +42,20 @@ class RateTable:
         if found is None:
             found = self._known[kernel] = default_rate(self.target, kernel)
         return found
+
+    def handover(self, level: MemoryLevel) -> float:
+        """Bytes a second of ``handed``; where it was not measured, what is in a cache of one core
+        comes to another by the innermost level that they share.
+        """
+        found = self._handed.get(level.name)
+        if found is None:
+            shared = next(m for m in self.target.memory if m.shared)
+            found = level.bandwidth if level.shared else min(level.bandwidth, shared.bandwidth)
+        return found
+
+    @cached_property
+    def _handed(self) -> dict[str, float]:
+        return dict(self.handed)
 
     @cached_property
     def _known(self) -> dict[str, float]:

@@ -163,7 +163,8 @@ class Stream(NamedTuple):
     (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights. ``chains``:
     the bytes are read as so many short runs at once, which no hardware prefetcher follows; 0 for
     one sequential run. ``cores``: the working set is dealt out to so many, each of which keeps its
-    own share in its own caches.
+    own share in its own caches. ``handed``: between stages it passes through the hands of whichever
+    cores are free, so that those caches hold what others read next.
     """
 
     nbytes: float
@@ -171,6 +172,7 @@ class Stream(NamedTuple):
     memory: str = ""
     chains: int = 0
     cores: int = 1
+    handed: bool = False
 
 
 class Layer(NamedTuple):

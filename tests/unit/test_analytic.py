@@ -77,6 +77,33 @@ def test_bytes_at_the_levels_bandwidth() -> None:
     assert policy().transfer(Stream(0, 1 << 30), 3) == 0.0
 
 
+def test_what_passes_between_cores() -> None:
+    """It comes at its own rate, and of a working set in the cache that all share, what their own
+    caches hold comes out of these. One core hands nothing over.
+    """
+    given = (("L2", 10.0), ("L3", 16.0), ("DRAM", 8.0))
+
+    def price(resident: float, cores: int, threads: int = 4) -> float:
+        table = RateTable(TOY, (("unit", 2.0),), handed=given)
+        chooser = AnalyticPolicy(replace(TOY, cores=threads), table)
+        return chooser.transfer(Stream(400, resident, handed=True), cores)
+
+    assert price(100, 4) == price(5_000, 4) == pytest.approx(400 / 10)
+    held = 4 * 10_000 / 50_000  # of L3's, in four caches of 10 KB
+    assert price(50_000, 4) == pytest.approx(400 * (held / 10 + (1 - held) / 16))
+    far = 4 * 10_000 / 100_000
+    assert price(100_000, 3) == pytest.approx(400 * (far / 10 + (1 - far) * 3 / 8))
+    assert price(20_000, 4) == pytest.approx(400 / 10), "all of it is in their own caches"
+    assert price(5_000, 1, threads=1) == pytest.approx(400 / 50)
+    assert policy(4).transfer(Stream(400, 5_000), 4) == pytest.approx(400 / 50)
+
+
+def test_between_cores_where_nothing_was_measured() -> None:
+    """By the innermost level that they share, or slower where a cache is."""
+    rates = RateTable(TOY)
+    assert [rates.handover(level) for level in MEMORY] == [20.0, 20.0, 20.0, 10.0]
+
+
 def test_short_runs_wait_for_each_line() -> None:
     scattered = Stream(10 * LINE, 5_000, chains=2)  # ten lines, two at a time, 2 s each
     assert policy().transfer(scattered, 1) == pytest.approx(max(10 * LINE / 50, 10 * 2 / 2))

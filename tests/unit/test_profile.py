@@ -29,7 +29,8 @@ def made_up(machine: Target, number: int) -> RateTable:
     names = [*(tile.kernel for tile in every_micro_kernel(machine)), *WORK]
     rates = {name: 1e9 + number for name in names}
     bandwidths = {m.name: 1e10 for m in machine.memory}
-    return profile._table(machine, rates, bandwidths, launch=1e-6 * number)
+    handed = {name: 2e9 + number for name in ("L2", "L3", "DRAM")}
+    return profile._table(machine, rates, bandwidths, 1e-6 * number, handed)
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_other_versions_measure_for_themselves(
 NONSENSE = [math.nan, math.inf, -math.inf, 0, -1.0, 1e-3, 1e20, "fast", None, True, [1e9]]
 
 
-@pytest.mark.parametrize("table", ["rates", "bandwidths"])
+@pytest.mark.parametrize("table", ["rates", "bandwidths", "handed"])
 @pytest.mark.parametrize("value", NONSENSE)
 def test_a_value_that_cannot_be_is_measured_again(
     measured: list[Target], tmp_path: Path, table: str, value: object
@@ -145,7 +146,7 @@ def test_a_barrier_that_cannot_be_is_measured_again(
     assert profile.machine_table(MACHINE) == made_up(MACHINE, 2) == profile.cached(MACHINE)
 
 
-@pytest.mark.parametrize("table", ["rates", "bandwidths"])
+@pytest.mark.parametrize("table", ["rates", "bandwidths", "handed"])
 def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, table: str) -> None:
     for change in ("more", "less"):
         profile.machine_table(MACHINE)
@@ -212,6 +213,7 @@ def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(level0, "STAGE_REPEATS", 100)
     monkeypatch.setattr(profile, "STAGE_REPEATS", 100)
     monkeypatch.setattr(barrier_module, "ROUNDS", 3)
+    monkeypatch.setattr(profile, "HANDOVER_RUNS", 2)
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     machine = detect()
     table = profile.machine_table(machine)
@@ -225,6 +227,37 @@ def test_a_real_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert all(1e7 < level.bandwidth < 1e13 for level in table.target.memory)
     assert [m.capacity for m in table.target.memory] == [m.capacity for m in machine.memory]
     assert table.launch >= 0
+    assert table.handed or machine.cores == 1
+    assert all(1e7 < rate < 1e13 for _, rate in table.handed)
+
+
+def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that a step reads and writes, by its time without the barrier: of one core, of DRAM all
+    of them together.
+    """
+    seen: list[tuple[int, int]] = []
+
+    def timed(
+        threads: int, kernel: object, tasks: int, x: np.ndarray, y: np.ndarray, *_: int
+    ) -> float:
+        assert threads == 2 and x.nbytes == y.nbytes and x.nbytes % tasks == 0
+        seen.append((x.nbytes, tasks))
+        return 3.0
+
+    monkeypatch.setattr(profile, "handover_seconds", timed)
+    monkeypatch.setattr(profile, "ROUNDS", 1)
+    machine = target("x86-64-v3")
+    small = {"L1": 1 << 14, "L2": 1 << 20, "L3": 1 << 22, "DRAM": 1 << 24}
+    found = profile._handed(machine, small, 1.0)
+    assert [n for n, _ in seen] == [1 << 20, 1 << 21, 1 << 23], "of each, or all"
+    assert found == {"L2": 1 << 19, "L3": 1 << 20, "DRAM": 1 << 23}
+    assert profile._handed(machine, small, 2.9)["L2"] == (1 << 20) / 1.5, "half is no barrier"
+    assert profile._handed(replace(machine, cores=1), small, 1.0) == {}
+
+
+def test_a_machine_of_one_core_hands_nothing_over() -> None:
+    assert profile._handed_levels(replace(MACHINE, cores=1)) == set()
+    assert profile._handed_levels(MACHINE) == {"L2", "L3", "DRAM"}
 
 
 def test_a_rate_is_of_the_time_that_other_work_leaves() -> None:
@@ -272,7 +305,7 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = detect()
     tile = micro_kernels(machine)[-1]
     library = load([level0.tile_kernel(tile)], machine)
-    rate = 2 * machine.lanes * profile._tile_rate(library, tile, 2)
+    rate = 2 * machine.lanes * profile._tile_rate(library, tile, 2)()
     assert 0.1 < profile.measure_peak(1) / rate < 10
     assert 0.1 < profile.measure_peak(2) / rate < 20
     assert 0.1 < profile.measure_peak(2, operand="bfloat16") / rate < 40

@@ -47,6 +47,19 @@ def check(
         assert_close(built(*inputs, unaligned=True), wanted, tolerance)
 
 
+def test_where_bytes_come_from() -> None:
+    """Tensors pass between stages on whichever core is free; weights have left the caches."""
+    norm = op("layer_norm", "x g b", "y", (197, 192), epsilon=1e-5)
+    sketch = rows.match(stage([norm], x=(197, 192), g=(192,), b=(192,)), target("x86-64-v3"))
+    assert sketch is not None
+    inner, tasks = sketch.workload(next(configs(sketch))).layers
+    x, *weights = inner.loads
+    moved = inner.iterations * tasks.parallel
+    assert x.handed and not x.memory and x.nbytes * moved == pytest.approx(4 * 197 * 192)
+    assert [w.memory for w in weights] == ["DRAM", "DRAM"] and not any(w.handed for w in weights)
+    assert inner.stores[0].handed
+
+
 LENGTHS = [1, 3, 7, 16, 49, 100, 197, 768, 1000, 4099]
 
 

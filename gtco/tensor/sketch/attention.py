@@ -120,9 +120,10 @@ class Attention:
         block = Layer(
             ceil(blocks / chunks),
             (Stream(operands, operands + 4.0 * height * n),),
-            (Stream(item_out * height * e, item_out * m * e),),
+            (Stream(item_out * height * e, item_out * m * e, handed=True),),
         )
-        task = Layer(1, (Stream(operands, item * b * n * (d + e)),), (), b * chunks)
+        keys_values = Stream(operands, item * b * n * (d + e), handed=True)
+        task = Layer(1, (keys_values,), (), b * chunks)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
         return Workload(

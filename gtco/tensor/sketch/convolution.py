@@ -225,10 +225,11 @@ class Convolution(ImageProduct):
         new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
         written = item_out * rows * v.result[2] * panels * columns
         cores = min(self.target.cores, tasks)
+        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
         task = Layer(  # while one core copies, others compute
             ceil(tasks / cores),
-            (Stream(new * item / item_a, image), Stream(scratch - new, 2 * scratch)),
-            (Stream(scratch, scratch), Stream(written, item_out * v.batch * v.m * v.n)),
+            (Stream(new * item / item_a, image, handed=True), Stream(scratch - new, 2 * scratch)),
+            (Stream(scratch, scratch), result),
             cores,
         )
         lanes = self.target.lanes

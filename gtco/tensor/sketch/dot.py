@@ -109,8 +109,8 @@ class Dot:
         image = 4.0 * self.stage.types[v.op.inputs[0]].size
         block = Layer(
             shape.task_blocks,
-            (Stream(image / (shape.tasks * shape.task_blocks), image),),
-            (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n),),
+            (Stream(image / (shape.tasks * shape.task_blocks), image, handed=True),),
+            (Stream(4.0 * height * v.n, 4.0 * v.batch * v.m * v.n, handed=True),),
         )
         behind, results = epilogue_vectors(self.tail, lanes), v.n * height / lanes
         beside = (Extra("vector", results, behind.vector), Extra("exp", results, behind.exp))

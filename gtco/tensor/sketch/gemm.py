@@ -76,7 +76,7 @@ from gtco.tensor.space import (
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 OPERANDS = ("float32", "bfloat16")
-NORM_VECTORS = 12  # vector instructions of a layer_norm's three passes, on one vector
+NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
@@ -301,11 +301,12 @@ class Gemm:
         once = self.constant_b and passes == 1
         weights = Stream(b_panel, item_b * v.k * v.n, "DRAM" if once else "")
         panel = Layer(panels, (weights,), overlapped=config["prefetch"] != "none")
-        packed = Stream(item * rows * kc, item * v.batch * v.m * v.k)
+        packed = Stream(item * rows * kc, item * v.batch * v.m * v.k, handed=True)
         copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
         block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
         written = item_out * shape.task_rows * panels * columns
-        task = Layer(1, (), (Stream(written, item_out * v.batch * v.m * v.n),), shape.tasks)
+        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
+        task = Layer(1, (), (result,), shape.tasks)
         return Workload(
             tile.kernel_of(ceil(height)),
             tile.work(height, kc),
@@ -325,6 +326,7 @@ class Gemm:
             Extra("store", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
+            Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
         )
 
@@ -337,8 +339,12 @@ class Gemm:
     def prologue_vectors(self) -> float:
         """Vector instructions that the prologue spends on one row of A as it is packed."""
         lanes = self.target.lanes
-        each = row_vectors(self.view, 2 + self.head_vectors, lanes) - self.packing_vectors
-        return each + (NORM_VECTORS * self.view.k / lanes if self.norm else 0)
+        return row_vectors(self.view, 2 + self.head_vectors, lanes) - self.packing_vectors
+
+    @cached_property
+    def norm_vectors(self) -> float:
+        """Those that normalising one row of A takes, which are mostly reductions."""
+        return NORM_VECTORS * self.view.k / self.target.lanes if self.norm else 0.0
 
     @cached_property
     def head_vectors(self) -> float:

@@ -269,16 +269,20 @@ def streaming_workload(
     kind, ``slow`` a factor for strided access.
     """
     lanes = target.lanes
-    read = [float(i.type.nbytes) for i in stage.inputs]
+    read = [(float(i.type.nbytes), i.constant) for i in stage.inputs]
     written = float(stage.output.type.nbytes)
     size = max([stage.output.type.size, *(i.type.size for i in stage.inputs)], default=1)
     per_task = max(1.0, size / lanes / tasks)
-    resident, cores = sum(read) + written, min(target.cores, tasks)
+    resident, cores = sum(n for n, _ in read) + written, min(target.cores, tasks)
 
-    def stream(nbytes: float) -> Stream:
-        return Stream(nbytes / tasks / per_task, resident, cores=cores)
+    def stream(nbytes: float, constant: bool = False) -> Stream:
+        """Constants have left the caches since the last run of the model."""
+        share = nbytes / tasks / per_task
+        if constant:
+            return Stream(share, resident, "DRAM")
+        return Stream(share, resident, cores=cores, handed=True)
 
-    inner = Layer(per_task, tuple(stream(slow * n) for n in read), (stream(written),))
+    inner = Layer(per_task, tuple(stream(slow * n, c) for n, c in read), (stream(written),))
     each = slow / tasks / per_task
     own = stage_vectors(stage, lanes)
     beside = {"exp": own.exp}

@@ -115,8 +115,8 @@ def workload(
     step = 4.0 * g.source[2] * chunk * g.strides[0]
     row = Layer(
         units / tasks,
-        (Stream(step, image), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
-        (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output)),),
+        (Stream(step, image, handed=True), Stream(step * max(g.kernel[0] - 1, 0), window_rows)),
+        (Stream(4.0 * g.output[2] * chunk, 4.0 * prod(g.output), handed=True),),
     )
     flops = 2.0 * prod(g.output) * prod(g.kernel) * inputs
     beside = (Extra("vector", outputs, behind.vector), Extra("exp", outputs, behind.exp))

@@ -186,15 +186,15 @@ class Winograd(ImageProduct):
             (Stream(b_panel - again, weights, "DRAM"), Stream(again, weights)),
             overlapped=config["prefetch"] == "next",
         )
-        image = 4.0 * rows * (size * size) * depth
+        image = Stream(4.0 * rows * (size * size) * depth, 4.0 * prod(v.a_shape), handed=True)
         held_layer = Layer(  # products wait for the transforms, and these for memory
             passes,
-            (Stream(image, 4.0 * prod(v.a_shape)), Stream(products * panels, inputs + products)),
+            (image, Stream(products * panels, inputs + products)),
             (Stream(inputs, inputs + products),),
             overlapped=False,
         )
         written = 4.0 * rows * passes * size * size * panels * columns
-        task = Layer(1, (), (Stream(written, 4.0 * v.m * v.n),), shape.tasks)
+        task = Layer(1, (), (Stream(written, 4.0 * v.m * v.n, handed=True),), shape.tasks)
         vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
         vectors_out = tiles * shape.panels * tile.vectors
         forth, back = self.instructions(size)
