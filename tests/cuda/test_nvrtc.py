@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from gtco.codegen import nvrtc, sass
-from gtco.codegen.build import Job, program_of
 from gtco.codegen.cuda import gpu_code, listing
 from gtco.errors import BuildError
 from gtco.gpu import ARCHITECTURES, gpu_target
-from gtco.search.gpu_policy import GpuPolicy, occupancy
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Rejection
-from tests.cuda.test_attention import merged_heads
 
 SCALE = """#include "gtco/device.cuh"
 extern "C" __global__ void __launch_bounds__(128) scale(const half* x, float* y) {
@@ -139,31 +133,6 @@ def test_a_program_has_an_image_for_each_architecture():
     text = listing(program(), images)
     assert "// 4 x 1 x 1 blocks of 128 threads with 512 bytes" in text and text.endswith(SCALE)
     assert "// sm_90a:" in text and "0 bytes spilled" in text
-
-
-def test_as_many_blocks_lie_side_by_side_as_the_price_reckons_with() -> None:
-    """Left alone the compiler takes 130 registers for ViT-L's attention, and one block of 256 such
-    threads is all that a multiprocessor has room for; it can do with the 128 that two leave.
-    """
-    target = gpu_target("cuda:sm_80")
-    space = space_of(merged_heads(1, 16, 197, 64), target)
-    pick = GpuPolicy(target).picks(space.sketches[0])[0]
-    made = program_of(Job("k", space.stage, pick.config, target), space)
-    assert isinstance(made, CudaProgram) and made.registers
-    launch: Any = pick.sketch.workload(pick.config)
-    side_by_side = []
-    for asked in (replace(made, registers=0), made):
-        images = gpu_code(asked, target)
-        assert not isinstance(images, Rejection) and not images["sm_80"].spills
-        used = replace(launch, registers=images["sm_80"].registers)
-        side_by_side.append(occupancy(used, target).blocks)
-    alone, told = side_by_side
-    assert alone < occupancy(launch, target).blocks, "the test would not see it"
-    assert told >= occupancy(launch, target).blocks
-    # with one block for each multiprocessor there is nothing to make room for
-    images = gpu_code(replace(made, grid=(108, 1, 1)), target)
-    assert not isinstance(images, Rejection)
-    assert images["sm_80"].registers > 128
 
 
 def test_nothing_is_spilled_for_more_blocks_side_by_side() -> None:
