@@ -54,7 +54,7 @@ WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide 
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5  # turbo and other tenants hide in shorter samples
 HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # of a run of steps; runs of a round
 TASKS_A_CORE = 8  # of such a step: which core takes one is left to chance, as in a model
-VERSION = 8  # of the cached file
+VERSION = 9  # of the cached file
 # Vector operations and bytes a second of one core, and seconds of a barrier, that no machine
 # reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
@@ -138,9 +138,11 @@ def measure(target: Target | None = None) -> RateTable:
     ]
     library = load(functions, target)
     together(_tile_calls(library, tiles[0], target.cores), WARM_SECONDS)
-    small = tuple(probes(target, max(micro_kernels(target), key=lambda t: t.registers)))
+    products = {t.kernel: _tile_rate(library, t, target.cores) for t in tiles}
+    first = {name: measure() for name, measure in products.items()}
+    small = tuple(probes(target, max(micro_kernels(target), key=lambda t: first[t.kernel])))
     rounds: dict[str, Callable[[], float]] = {
-        **{t.kernel: _tile_rate(library, t, target.cores) for t in tiles},
+        **products,
         **_work_seconds(target, small),
         **{
             name: _bandwidth(library, name, size, target.cores if name == "DRAM" else 1)
@@ -152,7 +154,7 @@ def measure(target: Target | None = None) -> RateTable:
     for probe in small:
         rates[probe.work] = _rate_of(probe, 1 / found[probe.work], rates)
     bandwidths = {name: found[name] for name in sizes}
-    del rounds  # and the memory that they read
+    del rounds, products  # and the memory that they read
     launch = barrier_seconds(target.cores)
     return _table(target, rates, bandwidths, launch, _handed(target, sizes, launch))
 
