@@ -57,15 +57,16 @@ def main(options: argparse.Namespace) -> int:
 def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     """Compile ``models`` with what :func:`add_made` was given; summaries on standard output."""
     from gtco.codegen.processes import early
-    from gtco.torchless import import_tvm
+    from gtco.torchless import import_tvm, uninterrupted
 
     outputs = [options.output or arguments.beside(model, ".so") for model in models]
     if outputs[0].suffix != ".so":
         raise OptionError(f"--output {outputs[0]}: the library's name must end in .so")
     try:
         with early(), Phases() as progress:
-            import_tvm()
-            from gtco.compiler import compile_to_files
+            with uninterrupted():
+                import_tvm()
+                from gtco.compiler import compile_to_files
 
             reports = compile_to_files(
                 [(model, output, None) for model, output in zip(models, outputs, strict=True)],

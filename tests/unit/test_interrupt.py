@@ -135,6 +135,21 @@ def test_ctrl_c_before_the_command_begins(module: str, root: Path, tmp_path: Pat
     assert (child.returncode, output, errors) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("module", ["tvm", "tvm.relax", "tvm.tirx"])
+def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path: Path) -> None:
+    """An exception there would come up between what extensions have made of their modules."""
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(tmp_path / "mlp.so")]
+    script = WHILE_IMPORTING.replace(
+        'runpy.run_module("gtco"', 'import atexit\natexit.register(told)\nrunpy.run_module("gtco"'
+    ).replace("class", "def told(): print('gtco.compiler' in sys.modules)\nclass")
+    child = start(root, tmp_path, script, module, "compile", *command)
+    output, errors = child.communicate(timeout=200)
+    assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
+    assert output == "True\n", "it was to go on to the end of what is imported"
+    assert not (tmp_path / "mlp.so").exists()
+
+
 # Runs `gtco compile`, which gets Ctrl-C as it verifies, and again and again as it cleans up.
 AGAIN = """
 import os, shutil, signal, sys
