@@ -111,4 +111,6 @@ def test_a_fault_of_the_runtime_is_seen(
     assert right in text
     (tmp_path / "csrc" / file).write_text(text.replace(right, wrong))
     folder, flags = watched_by_address
-    assert re.search(seen, stress(folder, tmp_path / "m.so", flags, tmp_path / "csrc"))
+    # where it takes two streams to meet, a busy machine may keep them apart for a whole run
+    runs = (stress(folder, tmp_path / "m.so", flags, tmp_path / "csrc") for _ in range(5))
+    assert any(re.search(seen, said) for said in runs)

@@ -18,6 +18,7 @@ from gtco import cli
 from gtco.errors import InputError, ModelError
 from gtco.runtime import library
 from gtco.tuning.view import StageView, View
+from gtco.tuning.whole import Verdict
 from gtco.verification import Difference, VerificationReport
 from gtco.verification.report import Top1
 
@@ -40,6 +41,8 @@ class Report:
     notes: tuple = ("stage s1 fell back [slow]",)
     tuning: tuple = ()
     tuned: View | None = None
+    fusion: str = ""
+    settled: Verdict | None = None
     verification: VerificationReport | None = None
 
 
@@ -258,9 +261,12 @@ def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
         StageView("softmax", 12, 1e-5, 1e-5, None, 0, "waiting"),
     )
     view = View("", stages, ((4e-3, 2.6e-3),), elapsed=9.5, remaining=0.0, changed=1, hour=1e-4)
-    compiler.report = Report(tuned=view)
+    settled = Verdict(frozenset({"some", "other"}), True, 4.2e-3, 2.7e-3)
+    compiler.report = Report(tuned=view, fusion="3 partitions measured", settled=settled)
     assert cli.main(["compile", "m.onnx"]) == 0
     out = capsys.readouterr().out
+    assert "partition" in out and "3 partitions measured" in out and "in the model" in out
+    assert "4.20 -> 2.70 ms; 2 picks and the partition went back to what was there" in out
     assert "9.5 s of it: 16 candidates of 1 stages measured, 1 picks changed" in out
     assert "gained: 4.00 -> 2.60 ms (1.538 times) by 16 candidates in 10 s" in out
     assert "92% matmul+add (91% of the peak); 5% softmax" in out
