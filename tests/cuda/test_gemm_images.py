@@ -5,6 +5,7 @@ on Tensor Cores where there are some for the format, and keeps to its registers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,23 @@ PATCHES = chain(
     ("add", "c bias", "y", T(1, 120, 160, 32), {}),
 )
 
+
+def rectified(
+    read: tuple[int, int, int], made: tuple[int, int, int], taps: int, out: str = "", **attrs: Any
+) -> Stage:
+    """A convolution of a float16 image [h, w, channels] with bias and ReLU."""
+    wide = T(1, *made)
+    weights = T(made[2], read[2], taps, taps, dtype="float16")
+    rows: list[Any] = [
+        ("conv2d", "x w", "c", wide, window(taps // 2, layout="NHWC", **attrs)),
+        ("add", "c bias", "s", wide, {}),
+        ("relu", "s", "y", wide, {}),
+    ]
+    if out:
+        rows.append(("cast", "y", "z", T(1, *made, dtype=out), {}))
+    return chain({"x": T(1, *read, dtype="float16"), "w": weights, "bias": T(made[2])}, *rows)
+
+
 STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     "projection": dense(197, 768, 768, "float16"),
     "feed_forward": dense(197, 3072, 768, "bfloat16", out="bfloat16"),
@@ -37,6 +55,9 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     # three channels: each element of A is computed by itself
     "first_convolution": conv(480, 3, 64, 7, "float16", strides=(2, 2)),
     "patches": PATCHES,
+    # places of a padded image's chunks beside the sums: of DETR's backbone, SwiftFormer's second
+    "backbone": rectified((200, 334, 64), (200, 334, 64), 3, out="float16"),
+    "stem": rectified((112, 112, 24), (56, 56, 48), 3, strides=(2, 2)),
 }
 
 

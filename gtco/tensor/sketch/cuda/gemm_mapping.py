@@ -28,6 +28,8 @@ RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
 # Registers of an element that is computed by itself: its value, on its way an address, and a part
 # of what its neighbours have in common.
 SINGLE = 3.75
+# Registers of a chunk of a padded image: its window's row and column, by which it is inside or not.
+PLACE = 3.0
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -217,15 +219,21 @@ class Mapped:
             parts,
             stages,
             self.transposed,
-            self._held(self.a(row)) * block[0] + self._held(self.b(row)) * block[1],
+            self._held(row, self.a_source) * block[0] + self._held(row, self.b_source) * block[1],
             copied=(self.a(row).way != "computed", self.b(row).way != "computed"),
         )
 
-    def _held(self, reading: Reading) -> float:
-        """Registers in which an element of the next slice waits."""
+    def _held(self, row: Row, source: Source) -> float:
+        """Registers in which an element of the next slice waits, and its share of its chunk's place
+        in a padded image, fitted to ptxas's of 246 configs of Tensor Cores.
+        """
+        reading, item = self._reading(row, source), ITEM_BYTES[self.operand]
         if reading.way == "computed":
             return 1.0 if reading.run > 1 else SINGLE
-        return ITEM_BYTES[self.operand] / 4 if oldest(self.target) < 80 else 0.0
+        waiting = item / 4 if oldest(self.target) < 80 else 0.0
+        # what else lanes of CUDA cores and warp groups hold is reckoned high enough for places too
+        placed = source.padded and row.unit == "mma"
+        return waiting + (PLACE * item / CHUNK if placed else 0.0)
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""
