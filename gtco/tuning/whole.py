@@ -76,22 +76,22 @@ def judge(first: Generated, tuned: Generated, readings: Readings) -> Verdict:
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     back, best = set(), {}
     for key in was.keys() & became.keys():
-        best[key] = became[key]
-        if first.choices[key].config != tuned.choices[key].config:
-            if float(np.median(became[key] / was[key])) >= 1.0:
-                back.add(key)
-                best[key] = was[key]
+        if first.choices[key].config == tuned.choices[key].config:  # noise, where they differ
+            was[key] = became[key] = best[key] = (was[key] + became[key]) / 2
+        elif float(np.median(became[key] / was[key])) < 1.0:
+            best[key] = became[key]
+        else:
+            back.add(key)
+            best[key] = was[key]
 
     def total(stages: Mapping[str, np.ndarray], of: Generated) -> np.ndarray:
-        return np.sum([best.get(s.key, stages[s.key]) for s in of.stages], axis=0)
+        return np.sum([stages[s.key] for s in of.stages], axis=0)
 
-    old, new = total(was, first), total(became, tuned)
+    before, old, new = total(was, first), total(was | best, first), total(became | best, tuned)
     uncut = was.keys() != became.keys() and float(np.median(new / old)) >= 1.0
-    # what came with a partition that goes, goes too
-    before = readings.first.sum(axis=1)
-    after = float(np.median((old if uncut else new) / before))
     seconds = float(np.median(before))
-    return Verdict(frozenset(back), uncut, seconds, seconds * after)
+    after = seconds * float(np.median((old if uncut else new) / before))
+    return Verdict(frozenset(back), uncut, seconds, after)
 
 
 def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:

@@ -68,6 +68,15 @@ def test_each_stage_keeps_the_pick_that_is_faster_in_the_model() -> None:
     assert "1 picks went back" in str(verdict)
 
 
+def test_a_stage_with_one_config_says_nothing() -> None:
+    """Its kernel is the same: what is read of it twice is noise, and no gain or loss."""
+    first, tuned = model(1, 2, config="a"), model(1, 2, config="b")
+    tuned.choices[stage(2).key] = first.choices[stage(2).key]
+    verdict = judge(first, tuned, readings([1.0, 5.0], [0.9, 9.0]))
+    assert not verdict.back and not verdict.uncut
+    assert verdict.after / verdict.before == pytest.approx(7.9 / 8.0)
+
+
 def test_what_gained_everywhere_stays() -> None:
     first, tuned = model(1, 2, config="a"), model(1, 2, config="b")
     verdict = judge(first, tuned, readings([1.0, 5.0], [0.9, 4.9], noise=0.01))
