@@ -247,31 +247,28 @@ class Compilation:
         return RecordedPolicy(policy, records, circumstances)
 
     def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least cost, by prediction or, where records say what these stages
-        and those take, as measured; the graph with movement copied where it pays.
+        """Graph -> stages at the least predicted cost or, where records know of them, those that
+        tuning ended with; the graph with movement copied where it pays.
         """
+        from gtco.graph.fusion import CLOSE, fuse
         from gtco.search.recorded import RecordedPolicy
 
         recorded = policy if isinstance(policy, RecordedPolicy) else None
-        graph, result = self.searched(whole, recorded.policy if recorded else policy)
-        if recorded and recorded.covers(result.stages):
-            measured = self.searched(whole, recorded)
-            if recorded.covers(measured[1].stages):
-                graph, result = measured
-        self.report.notes += result.notes
-        self.dump("5-stages.txt", result.text())
-        return graph, result
-
-    def searched(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
-        from gtco.graph.fusion import CLOSE, PROMISING, fuse
-
-        known = CLOSE if policy.measured else PROMISING
+        base = recorded.policy if recorded else policy
         try:
-            return fuse(graph, policy.predict, policy.floor, policy.possible, promising=known)
+            graph, result = fuse(whole, base.predict, base.floor, base.possible)
+            if recorded and any(not recorded.chosen(stage) for stage in result.stages):
+                price, may = recorded.found_again, recorded.possible
+                again = fuse(whole, price, recorded.floor, may, promising=CLOSE)
+                if all(recorded.chosen(stage) for stage in again[1].stages):
+                    graph, result = again
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
             raise
+        self.report.notes += result.notes
+        self.dump("5-stages.txt", result.text())
+        return graph, result
 
     def cooptimize(
         self,
@@ -338,6 +335,21 @@ class Compilation:
         if verdict.uncut:
             self.graph, self.found = graph, found
         self.report.settled = verdict
+
+    def conclude(self, records: Records) -> None:
+        """What the model is cut into and has in the end, for whoever compiles it by the records."""
+        from gtco.search.recorded import by_stage, measured_seconds
+        from gtco.search.records import circumstances
+
+        here = circumstances(self.policy.target)
+        known = by_stage(records.under(here))
+        choices = self.generated.choices
+        stages = {stage.key: stage.canonical for stage in self.generated.stages}
+        read = {key: measured_seconds(known.get(key, ())) for key in stages}
+        records.add(
+            Record.of(stage, choices[key], here, "chosen", (read[key], None, None))
+            for key, stage in stages.items()
+        )
 
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""

@@ -338,9 +338,10 @@ def _tune(
         results += tuned([c.generated for c in compilations], effort)
         for compilation in compilations:
             compilation.report.notes += notes[id(compilation.generated)]
-            if whole:
-                assert records is not None
+            if records is not None and whole:
                 compilation.settle(records)
+            if records is not None and views[-1].measured:
+                compilation.conclude(records)
         say(str(views[-1]))
     for compilation in compilations[1:]:
         compilation.report.phases.append(first.report.phases[-1])

@@ -20,14 +20,14 @@ from math import inf
 from statistics import median
 
 from gtco.search.policy import Policy, priced
-from gtco.search.records import STANDING, Record, Records, circumstances, standing
+from gtco.search.records import STANDING, Record, Records, circumstances, standing, stood
 from gtco.target import Machine
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 DOUBT = 1.05  # times its price: a stage that was not measured
-COVERED = 0.95  # the share of a partition's predicted time whose measurements say what it takes
+NOT_CHOSEN = 1e3  # times its price, so that no partition with it is found again
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,16 @@ class RecordedPolicy:
     def measured(self) -> bool:
         return bool(self._all or self._shipped)
 
-    def covers(self, stages: Iterable[Stage]) -> bool:
-        """Was next to all that these are predicted to take measured? Prices of a partition that is
-        measured in part say little of which one is the best: what stages of another model took
-        beyond their predictions, those of this one may not.
+    def chosen(self, stage: Stage) -> bool:
+        """Is it one of those that a model was cut into when its tuning came to its end?"""
+        newest = stood(self.known(stage))
+        return newest is not None and newest.outcome == "chosen"
+
+    def found_again(self, stage: Stage) -> float:
+        """A price by which the cheapest partition is the one that tuning ended with, where there is
+        one.
         """
-        of = [(stage, self.policy.predict(stage)) for stage in stages]
-        measured = sum(seconds for stage, seconds in of if standing(self.known(stage)) is not None)
-        return measured >= COVERED * sum(seconds for _, seconds in of)
+        return self.predict(stage) * (1.0 if self.chosen(stage) else NOT_CHOSEN)
 
     def predict(self, stage: Stage) -> float:
         if stage.key not in self._prices:

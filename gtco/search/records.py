@@ -30,8 +30,11 @@ WAIT_SECONDS = 30.0  # for another writer
 # What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
 # another, was no faster, was timed on a machine too noisy or for too short to say, computed
 # something else, or could not be built or run.
-Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed"]
-STANDING = ("kept", "taken")
+# A pick that stood and one that beat it, a pick that was beaten and what did not beat one; what a
+# noisy machine could not rank, what computed something else, what failed; and what a model had, and
+# how it was cut, when its tuning came to its end.
+Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "chosen"]
+STANDING = ("kept", "taken", "chosen")
 COLUMNS = {
     "stage": "TEXT NOT NULL",
     "label": "TEXT NOT NULL",

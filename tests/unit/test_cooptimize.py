@@ -122,8 +122,10 @@ def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
     )
 
 
-def test_records_cut_a_model_where_they_have_its_stages(tmp_path: Path) -> None:
-    """One stage reads slow. That alone does not say that what takes its place is any better."""
+def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path) -> None:
+    """Not as the cheapest of what was read at many moments would have it: one stage reads slow, and
+    what takes its place is taken once a tuning ended with it.
+    """
     from gtco.compilation import Compilation, silent
     from gtco.options import CompileOptions
 
@@ -136,19 +138,46 @@ def test_records_cut_a_model_where_they_have_its_stages(tmp_path: Path) -> None:
         before = compilation.fuse(graph, policy)[1]
         slow = next(s for s in before.stages if "gelu" in s.label)
 
-        def read(stages: Sequence[Stage]) -> dict[str, int]:
-            """What is cut with these measured too."""
+        def read(stages: Sequence[Stage], outcome: str) -> dict[str, int]:
+            """What is cut with these in the records too."""
             records.add(
                 record(analytic, s, (99.0 if s is slow else 1.0) * analytic.predict(s))
                 for s in stages
             )
+            if outcome == "chosen":
+                ended = [(s, analytic.predict(s)) for s in stages]
+                records.add(record(analytic, s, t, outcome=outcome) for s, t in ended)
             policy.refresh()
             return compilation.fuse(graph, policy)[1].weights()
 
-        assert read([slow]) == read(before.stages) == before.weights()
-        (_, other) = compilation.searched(graph, policy)
+        assert read(before.stages, "kept") == before.weights()
+        price, floor, possible = policy.predict, policy.floor, policy.possible
+        (_, other) = fuse(graph, price, floor, possible)
         assert slow.key not in other.weights()
-        assert read(other.stages) == other.weights()
+        assert read(other.stages, "kept") == before.weights()
+        assert read(other.stages, "chosen") == other.weights()
+        assert read(other.stages[:1], "kept") == before.weights(), "something was tuned since"
+        assert read(before.stages, "chosen") == before.weights()
+
+
+def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> None:
+    """The whole way: the same stages and kernels, though nothing is measured again."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(
+        torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
+    ).eval()
+    x, path = torch.randn(50, 64), tmp_path / "r"
+    effort = Tune(trials=24, seconds=20.0, fusion=True)
+    tuned = gtco.compile_model(model, x, tune=effort, records=path)
+    with Records(path) as records:
+        kept = [r for r in records.all() if r.outcome == "chosen"]
+    assert {(r.stage, r.config) for r in kept} == {
+        (s["key"], json.dumps(s["schedule"])) for s in tuned.stages
+    }
+    again = gtco.compile_model(model, x, records=path)
+    assert [(s["key"], s["schedule"]) for s in again.stages] == [
+        (s["key"], s["schedule"]) for s in tuned.stages
+    ]
 
 
 # rivals ---------------------------------------------------------------------------------------
