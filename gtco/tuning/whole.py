@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -133,15 +132,15 @@ def corrections(
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     canonical = {s.key: s.canonical for model in (first, tuned) for s in model.stages}
 
-    def record(model: Generated, key: str, outcome: Any, times: float, read: float) -> Record:
+    def record(model: Generated, key: str, times: float, read: float) -> Record:
         seconds = measured_seconds(known.get(key, ())) or read
         measured = times * seconds, times, 0.0
-        return Record.of(canonical[key], model.choices[key], circumstances, outcome, measured)
+        return Record.of(canonical[key], model.choices[key], circumstances, "kept", measured)
 
     found = []
     for key in sorted(verdict.back):
         ratio = min(float(np.median(was[key] / became[key])), 1.0)
-        found.append(record(first, key, "taken", ratio, float(np.median(became[key]))))
+        found.append(record(first, key, ratio, float(np.median(became[key]))))
     if verdict.uncut:
         gone, stayed = became.keys() - was.keys(), was.keys() - became.keys()
         inside = [_sum(tuned, gone, became), _sum(first, stayed, was)]
@@ -151,7 +150,7 @@ def corrections(
         ]
         more = inside[0] / inside[1] * (alone[1] / alone[0] if all(alone) else 1.0)
         found += [
-            record(tuned, key, "kept", max(more, 1.0), float(np.median(became[key])))
+            record(tuned, key, max(more, 1.0), float(np.median(became[key])))
             for key in sorted(gone)
         ]
     return found

@@ -103,7 +103,7 @@ def test_what_went_back_stands_in_the_records() -> None:
     verdict = judge(first, tuned, read)
     known = {stage(1).key: [alone]}
     (row,) = corrections(first, tuned, verdict, read, known, "here")
-    assert (row.stage, row.outcome, row.circumstances) == (stage(1).key, "taken", "here")
+    assert (row.stage, row.outcome, row.circumstances) == (stage(1).key, "kept", "here")
     assert standing([alone, row]) == Config("a")
     assert row.seconds == pytest.approx(2.0 / 1.25)
 
