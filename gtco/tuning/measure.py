@@ -127,7 +127,15 @@ def _weight(trial: Trial) -> float:
 def run(library: Path, seconds: float, most: float = inf) -> dict[str, Any] | str:
     """What :mod:`gtco.tuning.timing` prints of the library, or in words how it failed."""
     times = [str(seconds), str(most)]
-    command = [sys.executable, "-m", "gtco.tuning.timing", str(library), *times]
+    said: dict[str, Any] | str = printed("timing", [str(library), *times], seconds + GRACE)
+    return said
+
+
+def printed(module: str, arguments: Sequence[str], timeout: float) -> Any:
+    """What a module of this package prints as JSON in a process of its own, which may take
+    ``timeout`` seconds; or in words how that failed, where it prints no text itself.
+    """
+    command = [sys.executable, "-m", f"gtco.tuning.{module}", *arguments]
     try:
         done = subprocess.run(
             command,
@@ -135,11 +143,10 @@ def run(library: Path, seconds: float, most: float = inf) -> dict[str, Any] | st
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=seconds + GRACE,
+            timeout=timeout,
         )
     except subprocess.TimeoutExpired:
         return "hung"
     if done.returncode:
         return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    return json.loads(done.stdout)

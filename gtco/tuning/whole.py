@@ -13,7 +13,6 @@ readings as JSON.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from gtco.codegen.generate import Generated
-from gtco.codegen.processes import die_with_parent, environment
+from gtco.codegen.processes import die_with_parent
 from gtco.runtime.module import load
 from gtco.runtime.tensors import aligned_empty
 from gtco.search.recorded import measured_seconds
 from gtco.search.records import Record
+from gtco.tuning.measure import printed
 from gtco.tuning.timing import array
 
 SHARE = 0.25  # of the time for measuring, at most: where that does not suffice this is left out
@@ -163,21 +163,8 @@ def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) ->
 # running ------------------------------------------------------------------------------------------
 def read(first: Path, tuned: Path) -> Readings | str:
     """The readings of both libraries, or in words how running them failed."""
-    command = [sys.executable, "-m", "gtco.tuning.whole", str(first), str(tuned)]
-    try:
-        done = subprocess.run(
-            command,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MOST_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return "hung"
-    if done.returncode:
-        return f"crashed ({done.stderr.strip().splitlines()[-1:] or done.returncode})"
-    return Readings(*(np.array(times) for times in json.loads(done.stdout)))
+    said = printed("whole", [str(first), str(tuned)], MOST_SECONDS)
+    return said if isinstance(said, str) else Readings(*map(np.array, said))
 
 
 def main(libraries: Sequence[str]) -> None:
