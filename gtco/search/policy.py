@@ -38,11 +38,6 @@ class Policy(Protocol):
         """Seconds of the stage as one kernel, which DPOF adds up; infinity where none can do it."""
         ...
 
-    @property
-    def measured(self) -> bool:
-        """Are there readings in what it predicts?"""
-        ...
-
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
         """Seconds that no stage with this operator is predicted to take less than."""
         ...

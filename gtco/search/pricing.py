@@ -76,11 +76,6 @@ class PricingPolicy(ABC):
             self._stages[key] = tuple(self._of_sketches(stage, self.picks))
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
-    @property
-    def measured(self) -> bool:
-        """Nothing but tables of rates is."""
-        return False
-
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
         """The ``n`` picks of least predicted time, best first, whichever sketch they are of."""
         found = self._of_sketches(stage, lambda sketch: self.picks(sketch, n))

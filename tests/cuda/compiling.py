@@ -25,6 +25,8 @@ from gtco.compilation import Compilation, silent
 from gtco.cores import allowed_cores
 from gtco.gpu import GpuTarget, gpu_target
 from gtco.options import CompileOptions
+from gtco.persistent import persistent
+from gtco.runtime.gpu_plan import PersistentKernel
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Rejection
@@ -113,6 +115,15 @@ class Once:
         run = _Shared(self, folder / "model.so", chosen)
         run.prepare(gpu_target(target), None, compiling)  # type: ignore[arg-type]
         return run
+
+
+def persistent_kernel(run: Compilation, compiling: Compiling) -> PersistentKernel:
+    """The kernel for the whole model, which has to be one."""
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
+    assert not isinstance(found, Rejection), found
+    return found[0]
 
 
 class _Shared(Compilation):

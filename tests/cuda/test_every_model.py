@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from gtco.codegen.build import GpuKernel
-from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget
-from gtco.persistent import persistent
+from gtco.gpu import ARCHITECTURES, GPUS
 from gtco.runtime.library import read_metadata
 from gtco.search.gpu_launches import MOST_THREADS
-from gtco.tensor.space import Rejection
 from models import MODELS, create, example_inputs, export_onnx
 from models.family import FAMILY
-from tests.cuda.compiling import Compiling, Images, Once
+from tests.cuda.compiling import Compiling, Images, Once, persistent_kernel
 from tests.cuda.test_compile_cuda import EVERY
 from tests.cuda.test_sass import FEW, stages_are_as_reckoned
 
@@ -75,11 +73,7 @@ def test_persistent_kernels_that_spill_are_left_out(
     request: pytest.FixtureRequest, once: Once, compiling: Compiling, tmp_path: Path, arch: str
 ) -> None:
     run = once.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    target = run.policy.target
-    assert isinstance(target, GpuTarget)
-    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
-    assert not isinstance(found, Rejection), found
-    kernel, _ = found
+    kernel = persistent_kernel(run, compiling)
     print(arch, kernel.threads, kernel.info)
     spilled = kernel.info["spilled_bytes"][arch]
     assert (spilled == 0) == bool(kernel.images[arch])

@@ -17,12 +17,10 @@ from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import MachineCode, machine_code
 from gtco.compilation import Compilation
 from gtco.errors import BuildError
-from gtco.gpu import ARCHITECTURES, GpuTarget
-from gtco.persistent import persistent
+from gtco.gpu import ARCHITECTURES, GpuTarget, gpu_target
 from gtco.search.gpu_policy import occupancy
 from gtco.tensor.cuda.program import Launch
-from gtco.tensor.space import Rejection
-from tests.cuda.compiling import Compiling, Once
+from tests.cuda.compiling import Compiling, Once, persistent_kernel
 from tests.unit.test_models import TINY, seeded
 
 PRODUCT = """#include "gtco/device.cuh"
@@ -103,11 +101,7 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
 ) -> None:
     run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
-    target = run.policy.target
-    assert isinstance(target, GpuTarget)
-    found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]
-    assert not isinstance(found, Rejection), found
-    kernel, _ = found
+    kernel = persistent_kernel(run, compiling)
     code = machine_code(kernel.images[arch])[kernel.symbol]
     assert code.tensor_core > 0 and code.spilled == 0 and kernel.info["spilled_bytes"][arch] == 0
     # no warp is taken for parted: shuffles and barriers have no second form
@@ -128,7 +122,7 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     images = [of.images[arch] for of in run.generated.kernels.values()]  # type: ignore[attr-defined]
     assert code.registers <= max(image.registers for image in images) + WALK
     used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
-    assert occupancy(used, target).blocks >= 1
+    assert occupancy(used, gpu_target(f"cuda:{arch}")).blocks >= 1
 
 
 @pytest.fixture(scope="module")
