@@ -305,6 +305,11 @@ class Compilation:
         weights = sum(array.nbytes for array in self.graph.constants.values())
         return cost(sum(self.policy.predict(stage) for stage in self.found.stages), weights)
 
+    @property
+    def as_it_was(self) -> bool:
+        """Are stages and picks those from before anything was measured?"""
+        return self.first[2].same(self.generated)
+
     def settle(self, records: Records) -> None:
         """What tuning changed has to prove itself in the model, run by turns as it was before and
         as it is.
@@ -314,7 +319,7 @@ class Compilation:
         from gtco.tuning import whole
 
         graph, found, first = self.first
-        if first.same(self.generated):
+        if self.as_it_was:
             return
         with temporary("trials") as folder:
             builds = ("first", graph, first), ("tuned", self.graph, self.generated)
@@ -328,28 +333,28 @@ class Compilation:
             self.graph, self.found, self.generated = graph, found, first
             return
         verdict = whole.judge(first, self.generated, readings)
-        here = circumstances(self.policy.target)
-        known = by_stage(records.under(here))
-        records.add(whole.corrections(first, self.generated, verdict, readings, known, here))
-        self.generated = whole.settled(first, self.generated, verdict)
         if verdict.uncut:
+            here = circumstances(self.policy.target)
+            known = by_stage(records.under(here))
+            records.add(whole.refuted(first, self.generated, readings, known, here))
             self.graph, self.found = graph, found
+        self.generated = whole.settled(first, self.generated, verdict)
         self.report.settled = verdict
 
     def conclude(self, records: Records) -> None:
         """What the model is cut into and has in the end, for whoever compiles it by the records."""
-        from gtco.search.recorded import by_stage, measured_seconds
+        from gtco.search.recorded import by_stage, last_reading
         from gtco.search.records import circumstances
 
         here = circumstances(self.policy.target)
         known = by_stage(records.under(here))
-        choices = self.generated.choices
         stages = {stage.key: stage.canonical for stage in self.generated.stages}
-        read = {key: measured_seconds(known.get(key, ())) for key in stages}
-        records.add(
-            Record.of(stage, choices[key], here, "chosen", (read[key], None, None))
-            for key, stage in stages.items()
-        )
+        chosen = []
+        for key, stage in stages.items():
+            pick = self.generated.choices[key]
+            seconds = last_reading(known.get(key, ()), pick.config)
+            chosen.append(Record.of(stage, pick, here, "chosen", (seconds, None, None)))
+        records.add(chosen)
 
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""

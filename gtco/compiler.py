@@ -340,7 +340,7 @@ def _tune(
             compilation.report.notes += notes[id(compilation.generated)]
             if records is not None and whole:
                 compilation.settle(records)
-            if records is not None and views[-1].measured:
+            if records is not None and (results or not compilation.as_it_was):
                 compilation.conclude(records)
         say(str(views[-1]))
     for compilation in compilations[1:]:

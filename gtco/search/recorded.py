@@ -81,6 +81,14 @@ def measured_seconds(records: Iterable[Record]) -> float | None:
     return found[-1] if found else None
 
 
+def last_reading(records: Iterable[Record], config: Config) -> float | None:
+    """Seconds of this config by the latest trial that could tell rivals apart, whether it stood or
+    not.
+    """
+    told = [r for r in records if r.seconds and r.outcome not in ("noisy", "wrong")]
+    return next((r.seconds for r in reversed(told) if r.parsed == config), None)
+
+
 @dataclass
 class RecordedPolicy:
     """``policy``, overruled where ``records`` of this very machine, target, thread count and

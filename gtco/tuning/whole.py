@@ -117,42 +117,34 @@ def settled(first: Generated, tuned: Generated, verdict: Verdict) -> Generated:
     )
 
 
-def corrections(
+def refuted(
     first: Generated,
     tuned: Generated,
-    verdict: Verdict,
     readings: Readings,
     known: Mapping[str, Sequence[Record]],
     circumstances: str,
 ) -> list[Record]:
-    """Records by which what is compiled from them is what stands: a first pick that came back took
-    as much less than the tuned one's reading as it did in the model; where the partition did, what
-    was read of the stages that it is rid of counts as much more as they took in the model.
+    """Records by which the partition that the model is rid of is no bargain to a later tuning: what
+    was read of its stages alone counts as much more, over what was read of those that are back, as
+    they took in the model. They go into prices alone; which picks and which partition a compile by
+    records has, the rows ``chosen`` say (:meth:`gtco.compilation.Compilation.conclude`).
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
-    canonical = {s.key: s.canonical for model in (first, tuned) for s in model.stages}
-
-    def record(model: Generated, key: str, times: float, read: float) -> Record:
-        seconds = measured_seconds(known.get(key, ())) or read
-        measured = times * seconds, times, 0.0
-        return Record.of(canonical[key], model.choices[key], circumstances, "kept", measured)
-
+    canonical = {s.key: s.canonical for s in tuned.stages}
+    gone, stayed = became.keys() - was.keys(), was.keys() - became.keys()
+    inside = [_sum(tuned, gone, became), _sum(first, stayed, was)]
+    alone = [
+        sum(measured_seconds(known.get(s.key, ())) or 0.0 for s in m.stages if s.key in keys)
+        for m, keys in ((tuned, gone), (first, stayed))
+    ]
+    more = inside[0] / inside[1] * (alone[1] / alone[0] if all(alone) else 1.0)
+    times = max(more, 1.0)
     found = []
-    for key in sorted(verdict.back):
-        ratio = min(float(np.median(was[key] / became[key])), 1.0)
-        found.append(record(first, key, ratio, float(np.median(became[key]))))
-    if verdict.uncut:
-        gone, stayed = became.keys() - was.keys(), was.keys() - became.keys()
-        inside = [_sum(tuned, gone, became), _sum(first, stayed, was)]
-        alone = [
-            sum(measured_seconds(known.get(s.key, ())) or 0.0 for s in m.stages if s.key in keys)
-            for m, keys in ((tuned, gone), (first, stayed))
-        ]
-        more = inside[0] / inside[1] * (alone[1] / alone[0] if all(alone) else 1.0)
-        found += [
-            record(tuned, key, max(more, 1.0), float(np.median(became[key])))
-            for key in sorted(gone)
-        ]
+    for key in sorted(gone):
+        seconds = measured_seconds(known.get(key, ())) or float(np.median(became[key]))
+        measured = times * seconds, times, 0.0
+        pick = tuned.choices[key]
+        found.append(Record.of(canonical[key], pick, circumstances, "kept", measured))
     return found
 
 

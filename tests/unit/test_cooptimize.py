@@ -12,18 +12,20 @@ import pytest
 
 import gtco
 from gtco.codegen.generate import Generated
-from gtco.cooptimize import Candidate, cooptimize, part, rest
+from gtco.cooptimize import Candidate, Measured, cooptimize, part, rest
 from gtco.errors import BuildError
 from gtco.graph.fusion import Partition, fuse, rivals
 from gtco.graph.graph import Graph
 from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
-from gtco.search.recorded import DOUBT, RecordedPolicy, calibrated, measured_seconds
+from gtco.search.recorded import DOUBT, RecordedPolicy, by_stage, calibrated, measured_seconds
 from gtco.search.records import Record, Records, circumstances
 from gtco.target import target
 from gtco.tensor.stage import Stage, TensorType
+from gtco.tuning import whole
 from gtco.tuning.race import Readings, saved
 from gtco.tuning.timing import agree
+from tests.unit.test_tuning import small_model
 
 
 def block(width: int = 64) -> Graph:
@@ -158,6 +160,63 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path) -> None:
         assert read(other.stages, "chosen") == other.weights()
         assert read(other.stages[:1], "kept") == before.weights(), "something was tuned since"
         assert read(before.stages, "chosen") == before.weights()
+
+
+def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_path: Path) -> None:
+    """Read alone it is cheaper, so a tuning that goes on from the records would measure it anew,
+    had they not been told what it takes in the model. A compile by them does without: it goes by
+    what was chosen.
+    """
+    from gtco.compilation import Compilation, silent
+    from gtco.options import CompileOptions
+
+    graph = block()
+    compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
+    with Records(tmp_path / "r") as records:
+        policy = compilation.policy_for(target("native"), records)
+        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
+        analytic = policy.policy
+        first = compilation.fuse(graph, policy)[1]
+        heavy = next(s for s in first.stages if "gelu" in s.label)
+        price = analytic.predict
+
+        def dear(stage: Stage) -> float:
+            return price(stage) * (99.0 if stage.key == heavy.key else 1.0)
+
+        rival = fuse(graph, dear, analytic.floor, analytic.possible)[1]
+        gone = [s for s in rival.stages if s.key not in first.weights()]
+        back = [s for s in first.stages if s.key not in rival.weights()]
+        assert gone and back
+        cheap = 0.5 * sum(map(price, back)) / sum(map(price, gone))
+
+        def alone(stage: Stage) -> float:
+            return price(stage) * (cheap if stage in gone else 1.0)
+
+        records.add(record(analytic, s, alone(s)) for s in {*first.stages, *rival.stages})
+        records.add(record(analytic, s, alone(s), outcome="chosen") for s in first.stages)
+        steps = Measured(graph, policy, None, 1, lambda stages: None, lambda models, some: None)  # type: ignore[arg-type, return-value]
+
+        def found() -> dict[str, int]:
+            policy.refresh()
+            return steps.search()[1].weights()
+
+        assert found() == rival.weights()
+        assert compilation.fuse(graph, policy)[1].weights() == first.weights()
+
+        def made(partition: Partition) -> Generated:
+            stages = list(partition.stages)
+            picks = {s.key: analytic.choose(s) for s in stages}
+            return Generated(stages, {}, picks)  # type: ignore[arg-type]
+
+        def inside(partition: Partition, seconds: float) -> np.ndarray:
+            return np.full((ROUNDS, len(partition.stages)), seconds)
+
+        readings = whole.Readings(inside(first, 1.0), inside(rival, 1.2))
+        known = by_stage(records.all())
+        here = circumstances(policy.target)
+        records.add(whole.refuted(made(first), made(rival), readings, known, here))
+        assert found() == first.weights()
+        assert compilation.fuse(graph, policy)[1].weights() == first.weights()
 
 
 def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> None:
@@ -319,6 +378,21 @@ def test_budgets_add_up() -> None:
     assert part(effort, 0.5) == Tune(trials=50, seconds=30.0, patience=1)
     assert rest(effort, 20.0, 40) == Tune(trials=60, seconds=40.0, patience=3, fusion=True)
     assert rest(effort, 90.0, 400) == Tune(trials=1, seconds=1.0, patience=3, fusion=True)
+
+
+def test_what_was_chosen_is_kept_where_no_time_is_left_to_tune_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last tuning measures nothing, those by turns with fusion did."""
+    left = Tune(trials=1, seconds=0.01, learned=False)
+    monkeypatch.setattr("gtco.cooptimize.rest", lambda effort, seconds, trials: left)
+    effort = Tune(trials=6, seconds=20.0, fusion=True, learned=False)
+    path = tmp_path / "r"
+    tuned = gtco.compile_model(small_model(), tune=effort, records=path)
+    assert tuned.report.tuning and not tuned.report.tuned.measured
+    with Records(path) as records:
+        chosen = {r.stage: r.parsed.to_json() for r in records.all() if r.outcome == "chosen"}
+    assert chosen == {s["key"]: s["schedule"] for s in tuned.stages}
 
 
 def test_a_model_is_cooptimized(tmp_path: Path) -> None:

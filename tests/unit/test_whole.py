@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import pytest
 
 import gtco
 from gtco.codegen.generate import Generated
+from gtco.runtime.library import read_metadata
 from gtco.search.recorded import by_stage
 from gtco.search.records import Record, Records, standing
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import whole
-from gtco.tuning.whole import Readings, Verdict, corrections, judge, settled
+from gtco.tuning.whole import Readings, judge, refuted, settled
 from tests.unit.test_tuning import small_model
 
 ROUNDS = 7
@@ -95,42 +96,25 @@ def test_a_partition_that_is_slower_in_the_model_goes(came: float, uncut: bool) 
     assert kernels(stands) == (["b", "a", "a"] if uncut else ["b", "b"])
 
 
-def test_what_went_back_stands_in_the_records() -> None:
-    """They are on the scale of stages read alone: 2 s, which the pick that went took."""
-    first, tuned = model(1, 2, config="a"), model(1, 2, config="b")
-    alone = Record.of(stage(1), tuned.choices[stage(1).key], "here", "taken", (2.0, 0.9, 0.0))
-    read = readings([1.0, 5.0], [1.25, 4.0])
-    verdict = judge(first, tuned, read)
-    known = {stage(1).key: [alone]}
-    (row,) = corrections(first, tuned, verdict, read, known, "here")
-    assert (row.stage, row.outcome, row.circumstances) == (stage(1).key, "kept", "here")
-    assert standing([alone, row]) == Config("a")
-    assert row.seconds == pytest.approx(2.0 / 1.25)
-
-
 def test_a_partition_that_went_is_no_bargain_by_the_records() -> None:
     """Alone its stage took 2.4 s and those that it came for 3; in the model 3.5 and 3."""
     first, tuned = model(1, 2, 3, config="a"), model(1, 4, config="b")
-    read = readings([1.0, 2.0, 1.0], [1.0, 3.5])
-    verdict = judge(first, tuned, read)
-    assert verdict.uncut
+    read = readings([1.0, 2.0, 1.0], [0.5, 3.5])
+    assert judge(first, tuned, read).uncut
     known = by_stage(
         Record.of(stage(n), of.choices[stage(n).key], "here", "kept", (seconds, 1.0, 0.0))
         for n, of, seconds in ((2, first, 2.0), (3, first, 1.0), (4, tuned, 2.4))
     )
-    rows = corrections(first, tuned, verdict, read, known, "here")
-    (row,) = [r for r in rows if r.stage == stage(4).key]
-    assert row.outcome == "kept" and row.seconds == pytest.approx(3.5)
-
-
-def test_nothing_went_back_and_nothing_is_noted() -> None:
-    first, tuned = model(1, config="a"), model(1, config="b")
-    verdict = Verdict(frozenset(), False, 2.0, 1.0)
-    assert not corrections(first, tuned, verdict, readings([2.0], [1.0]), {}, "here")
+    (row,) = refuted(first, tuned, read, known, "here")
+    assert (row.stage, row.outcome, row.circumstances) == (stage(4).key, "kept", "here")
+    assert row.parsed == Config("b") and row.seconds == pytest.approx(3.5)
 
 
 # with libraries -----------------------------------------------------------------------------------
-def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Readings | str | None) -> Any:
+Said = Callable[[Path, Path], Readings | str]  # of the library before tuning and the one after
+
+
+def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any:
     """Every first candidate beats its pick; ``said`` is read of the whole, or what is read."""
     from gtco.tuning import tune as module
     from gtco.tuning.verdict import judge as honest
@@ -142,7 +126,7 @@ def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Readings | str | No
 
     patch.setattr(module, "judge", taken)
     if said is not None:
-        patch.setattr(whole, "read", lambda first, tuned: said)
+        patch.setattr(whole, "read", said)
     effort = gtco.Tune(trials=6, seconds=60.0, patience=1, learned=False)
     return gtco.compile_model(small_model(), tune=effort, records=path, verify=True)
 
@@ -156,7 +140,7 @@ def test_a_tuned_model_is_run_beside_the_untuned_one(
     settled = compiled.report.settled
     assert settled is not None and 0 < settled.after and 0 < settled.before
     assert compiled.report.verification.passed
-    stands = {s["key"]: s["schedule"] for s in compiled.stages}
+    stands = schedules(compiled)
     for row in compiled.report.tuning:
         assert row["last"] == stands[row["key"]]
         assert (row["last"] == row["first"]) == (row["key"] in settled.back)
@@ -167,10 +151,47 @@ def test_a_tuned_model_is_run_beside_the_untuned_one(
         assert config is None or config.to_json() == stands[key]
 
 
+@pytest.mark.parametrize("faster", ["first", "tuned"])
+def test_what_stands_is_compiled_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
+) -> None:
+    """Whether all first picks go back or none; a row says what that very config read when it was
+    timed, and a tuning that goes on begins with it.
+    """
+
+    def said(first: Path, tuned: Path) -> Readings:
+        stages = len(read_metadata(first)["steps"])
+        times = {"first": [2.0] * stages, "tuned": [2.0] * stages} | {faster: [1.0] * stages}
+        return readings(times["first"], times["tuned"])
+
+    path = tmp_path / "m.records"
+    compiled = tuned_model(path, monkeypatch, said)
+    back = compiled.report.settled.back
+    assert back if faster == "first" else not back
+    with Records(path) as records:
+        rows = by_stage(records.all())
+    for stage_ in compiled.stages:
+        *trials, last = rows[stage_["key"]]
+        assert last.outcome == "chosen" and last.parsed.to_json() == stage_["schedule"]
+        read = [r.seconds for r in trials if r.parsed == last.parsed and r.outcome != "noisy"]
+        assert last.seconds == (read[-1] if read else None)
+        assert all(r.outcome != "kept" for r in trials), "every trial had a rival that won"
+    monkeypatch.undo()
+    again = gtco.compile_model(small_model(), records=path)
+    assert schedules(again) == schedules(compiled)
+    effort = gtco.Tune(trials=1, seconds=20.0, patience=1, learned=False)
+    more = gtco.compile_model(small_model(), tune=effort, records=path)
+    assert all(row["first"] == schedules(compiled)[row["key"]] for row in more.report.tuning)
+
+
+def schedules(compiled: Any) -> dict[str, Any]:
+    return {stage["key"]: stage["schedule"] for stage in compiled.stages}
+
+
 def test_a_tuned_model_that_crashes_is_left_untuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = tuned_model(tmp_path / "m.records", monkeypatch, "crashed (SIGSEGV)")
+    compiled = tuned_model(tmp_path / "m.records", monkeypatch, lambda *_: "crashed (SIGSEGV)")
     assert compiled.report.settled is None
     assert any("crashed (SIGSEGV)" in note for note in compiled.report.notes)
     assert compiled.report.verification.passed
