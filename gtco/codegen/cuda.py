@@ -4,7 +4,6 @@ of them has.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
@@ -12,6 +11,7 @@ from math import prod
 from gtco.codegen.nvrtc import Image, compile_cuda
 from gtco.gpu import GPUS, GpuTarget
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.cuda.source import bounded
 from gtco.tensor.space import Rejection
 
 GRID = (2**31 - 1, 65535, 65535)  # the most blocks along x, y and z
@@ -51,24 +51,17 @@ def _compiled(program: CudaProgram, arch: str, ptx: bool, compiler: Compiler) ->
     image = compiler(program.source, arch, ptx)
     gpu = next(gpu for gpu in GPUS.values() if gpu.arch == arch)
     if image.spills:
-        bounds = f"__launch_bounds__({program.threads})"
-        if bounds not in program.source:
-            return image
         blocks = min(gpu.registers_sm // _registers(image), gpu.threads_sm) // program.threads
-        roomy = compiler(_bounded(program, max(1, blocks * 3 // 4)), arch, ptx)
-        return min(image, roomy, key=lambda i: i.spills)
+        roomy = bounded(program.source, max(1, blocks * 3 // 4))
+        if roomy == program.source:  # it says that already, or nothing of its launch
+            return image
+        return min(image, compiler(roomy, arch, ptx), key=lambda i: i.spills)
     reckoned = replace(image, registers=program.registers or image.registers)
     wanted = _side_by_side(program, reckoned, gpu)
     if _side_by_side(program, image, gpu) >= wanted:
         return image
-    tight = compiler(_bounded(program, wanted), arch, ptx)
+    tight = compiler(bounded(program.source, wanted), arch, ptx)
     return image if tight.spills else tight
-
-
-def _bounded(program: CudaProgram, blocks: int) -> str:
-    """The program's text where a multiprocessor is to have room for so many blocks."""
-    bounds = rf"__launch_bounds__\({program.threads}(, \d+)?\)"
-    return re.sub(bounds, f"__launch_bounds__({program.threads}, {blocks})", program.source)
 
 
 def _side_by_side(program: CudaProgram, image: Image, gpu: GpuTarget) -> int:

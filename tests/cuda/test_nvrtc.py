@@ -9,6 +9,7 @@ import pytest
 
 from gtco.codegen import nvrtc, sass
 from gtco.codegen.cuda import gpu_code, listing
+from gtco.codegen.nvrtc import Image
 from gtco.errors import BuildError
 from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.tensor.cuda.program import CudaProgram
@@ -143,6 +144,37 @@ def test_nothing_is_spilled_for_more_blocks_side_by_side() -> None:
     images = gpu_code(more, gpu_target("cuda:sm_80"))
     assert not isinstance(images, Rejection)
     assert images["sm_80"].registers == free.registers and not images["sm_80"].spills
+
+
+@pytest.mark.parametrize("told", ["128", "128, 1"])
+def test_a_kernel_that_spills_is_told_of_fewer_blocks(told: str) -> None:
+    """Of three quarters of those that fit, whatever it was told itself: attention's are told of
+    one.
+    """
+    asked: list[str] = []
+
+    def compiler(source: str, arch: str, ptx: bool) -> Image:
+        asked.append(source)
+        return Image(b"", "", 128, 0, 0, 8 if source == text else 0)
+
+    text = SCALE.replace("(128)", f"({told})")
+    images = gpu_code(program(source=text), gpu_target("cuda:sm_80"), compiler=compiler)
+    assert not isinstance(images, Rejection) and not images["sm_80"].spills
+    assert asked == [text, SCALE.replace("(128)", "(128, 3)")]
+
+
+@pytest.mark.parametrize("source", [HUNGRY, SCALE.replace("(128)", "(128, 1)")])
+def test_what_would_be_told_the_same_is_compiled_once(source: str) -> None:
+    """A text without bounds, and one whose every register is one block's."""
+    asked: list[str] = []
+
+    def compiler(source: str, arch: str, ptx: bool) -> Image:
+        asked.append(source)
+        return Image(b"", "", 255, 0, 0, 8)
+
+    images = gpu_code(program(source=source), gpu_target("cuda:sm_80"), compiler=compiler)
+    assert not isinstance(images, Rejection) and images["sm_80"].spills == 8
+    assert asked == [source]
 
 
 def test_one_of_the_images_has_ptx_where_it_is_asked_for(tmp_path):

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.cuda.source import BLOCK
+from gtco.tensor.cuda.source import BLOCK, BOUNDS, launch_bounds
 
 MOST_POINTERS, MOST_TENSORS = 24, 64  # device/gtco/persistent_tables.cuh
 RESERVED = 256  # bytes of shared memory ahead of the stages': GTCO_RESERVED of device.cuh
 _KERNEL = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\([^)]*\) (?P<symbol>\w+)\(\n'
+    rf'extern "C" __global__ void {BOUNDS} (?P<symbol>\w+)\(\n'
     r"(?P<parameters>.*?)\) \{\n"
     rf"  {re.escape(BLOCK)}\n",
     re.DOTALL,
@@ -46,7 +46,7 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
             "#define GTCO_PERSISTENT",
             "".join([*includes, '#include "gtco/persistent.cuh"\n']),
             *functions,
-            f'extern "C" __global__ void __launch_bounds__({threads}, 1) {symbol}(',
+            f'extern "C" __global__ void {launch_bounds(threads, 1)} {symbol}(',
             "    const gtco::Step* steps, int count, const gtco::Pointer* pointers,",
             "    const __grid_constant__ gtco::Tensors tensors, gtco::Barrier* barrier) {",
             "  const auto kernels = [](int kernel, int blocks) {",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gtco.tensor.cuda.arguments import BETWEEN_BLOCKS, arguments
@@ -10,6 +11,7 @@ from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read
 BLOCK = "const int block = blockIdx.x;"  # which part of the stage a kernel does
+BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # as launch_bounds has them
 
 
 def source(
@@ -31,7 +33,7 @@ def source(
     do blocks pass each other what they have, through ``scratch`` and ``counters``?
     """
     includes = dict.fromkeys(("math.cuh", *headers))
-    bounds = f"{threads}, {side_by_side}" if side_by_side else f"{threads}"
+    bounds = launch_bounds(threads, side_by_side)
     what = f"{stage.label} -> {stage.output.type}"
     *inputs, out = arguments(stage).declaration
     parameters = [*inputs, *(BETWEEN_BLOCKS if shares else ()), out]
@@ -43,7 +45,7 @@ def source(
             *before,
             *([""] if before else []),
             f"// {what}{': ' if about else ''}{about}",
-            f'extern "C" __global__ void __launch_bounds__({bounds}) {symbol}(',
+            f'extern "C" __global__ void {bounds} {symbol}(',
             *(
                 f"    {parameter}{',' if n else ') {'}"
                 for n, parameter in _countdown(parameters)
@@ -54,6 +56,22 @@ def source(
             "",
         ]
     )
+
+
+def launch_bounds(threads: int, side_by_side: int = 0) -> str:
+    """What the compiler is told of a kernel's blocks: their threads and, where it is given, how
+    many of them a thread's registers must leave room for on a multiprocessor. Told of the threads
+    alone, it has its own idea of a good number.
+    """
+    blocks = f", {side_by_side}" if side_by_side else ""
+    return f"__launch_bounds__({threads}{blocks})"
+
+
+def bounded(text: str, side_by_side: int) -> str:
+    """A translation unit whose kernel is told of so many blocks side by side, whatever it was told
+    before; as it stands where its kernel is told of no launch.
+    """
+    return re.sub(BOUNDS, lambda found: launch_bounds(int(found[1]), side_by_side), text)
 
 
 def wrapped(line: str) -> list[str]:
