@@ -19,15 +19,25 @@ import torch
 from gtco.assembly import assemble
 from gtco.codegen.build import GpuKernel, Job
 from gtco.codegen.generate import Generated
+from gtco.codegen.nvrtc import compile_cuda
 from gtco.gpu import gpu_target
 from gtco.persistent import persistent
 from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.search.gpu_launches import MOST_THREADS
-from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, RESERVED
+from gtco.tensor.cuda.persistent import (
+    MOST_POINTERS,
+    MOST_TENSORS,
+    RESERVED,
+    persistent_program,
+)
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.space import Pick, Rejection, configs
+from gtco.tensor.sketch.cuda import rows
+from gtco.tensor.space import Config, Option, Pick, Rejection, build, configs
 from models.export import export_onnx
+from tests.cuda.compiling import Compiling, Once, persistent_kernel
 from tests.cuda.emulate import DEVICE, Fault
+from tests.cuda.test_attention import MODELS, matched
+from tests.cuda.test_rows import normalised
 from tests.cuda.test_whole_models import CASES as WHOLE
 from tests.cuda.walk import walk
 from tests.cuda.whole import Emulating, prepared
@@ -134,6 +144,75 @@ def test_where_it_spills_it_has_no_image(
     assert not isinstance(found, Rejection), found
     assert {arch for arch, cubin in found[0].images.items() if not cubin} == set(spilling)
     assert found[0].info["spilled_bytes"] == {a: 8 * (a in spilling) for a in found[0].images}
+
+
+# 300 sums that each thread keeps and uses in turn, as a stage's kernel is printed.
+HUNGRY = """// more than there are registers
+extern "C" __global__ void __launch_bounds__(256) {symbol}(
+    const float* __restrict__ x,
+    float* __restrict__ y) {{
+  const int block = blockIdx.x;
+  float sums[300];
+#pragma unroll
+  for (int i = 0; i < 300; ++i) sums[i] = x[(block * 300 + i) * 256 + threadIdx.x];
+  for (int j = 0; j < block; ++j)
+#pragma unroll
+    for (int i = 0; i < 300; ++i) sums[i] = sums[i] * x[j * 300 + i] + sums[(i + 7) % 300];
+#pragma unroll
+  for (int i = 0; i < 300; ++i) y[(block * 300 + i) * 256 + threadIdx.x] = sums[i];
+}}
+"""
+
+
+@pytest.mark.parametrize("hungry", [False, True])
+def test_a_stage_that_no_registers_hold_leaves_it_without_an_image(
+    tmp_path: Path, compiling: Compiling, hungry: bool
+) -> None:
+    """As ptxas has it."""
+    layer, target = torch.nn.LayerNorm(64), "cuda:sm_80"
+    run = Once(layer, (torch.zeros(150, 64),)).compiled(tmp_path, target, compiling)
+    ((key, kernel),) = run.generated.kernels.items()
+    assert isinstance(kernel, GpuKernel) and kernel.threads <= MOST_THREADS
+    if hungry:
+        text = HUNGRY.format(symbol=kernel.symbol)
+        run.generated.kernels[key] = replace(kernel, source=text, threads=256)
+    found = persistent_kernel(run, compiling)
+    assert bool(found.info["spilled_bytes"]["sm_80"]) == hungry
+    assert bool(found.images["sm_80"]) != hungry
+
+
+# Stages whose threads keep a part of what they read under conditions: the end of a row, q's
+# fragments and the scores of a warp that has rows and keys.
+CONDITIONAL: dict[str, tuple[Any, dict[str, Option]]] = {
+    "rows": (
+        rows.match(normalised("layer_norm", (49, 96), "float16"), gpu_target("cuda:sm_80")),
+        {"vector": 4, "threads": 16},
+    ),
+    "attention": (matched(MODELS["swin"]), {"query": "registers", "split": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONAL)
+def test_a_stage_keeps_no_register_while_others_run(name: str) -> None:
+    """Eight stages alike need what two do. A variable that they do not always write is alive from
+    the walk's first step on, and of each stage it has registers of its own.
+    """
+    sketch, fixed = CONDITIONAL[name]
+    config = next(c for c in configs(sketch) if fixed.items() <= c.by_name.items())
+    few, many = (
+        compile_cuda(persistent_program("model", _alike(sketch, config, n)).source, "sm_80")
+        for n in (2, 8)
+    )
+    assert many.registers <= few.registers + 4 and not many.spills
+
+
+def _alike(sketch: Any, config: Config, number: int) -> dict[str, CudaProgram]:
+    programs: dict[str, CudaProgram] = {}
+    for symbol in (f"gtco_{i}" for i in range(number)):
+        made = build(sketch, config, symbol)
+        assert isinstance(made, CudaProgram), made
+        programs[symbol] = made
+    return programs
 
 
 def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:

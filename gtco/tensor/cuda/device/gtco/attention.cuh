@@ -263,7 +263,8 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
   const int key_row = (place.head * BLOCK::SPLIT + place.split) * KEYS;
   const bool busy = place.busy();
 
-  uint32_t held[BLOCK::HELD ? TILES : 1][BLOCK::HELD ? DEPTHS : 1][4];
+  // What a condition decides about is written ahead of it, here and below: walk of persistent.cuh.
+  uint32_t held[BLOCK::HELD ? TILES : 1][BLOCK::HELD ? DEPTHS : 1][4] = {};
   float scores[TILES][KEY_TILES][4], out[TILES][VALUE_TILES][4];
   float top[2 * TILES], sum[2 * TILES];
 #pragma unroll
@@ -298,13 +299,13 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
             for (int kk = 0; kk < DEPTHS; ++kk)
               if constexpr (BLOCK::HELD) query(held[t][kk], t, kk);
         }
-        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
           for (int j = 0; j < KEY_TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) scores[t][j][i] = 0.0f;
+        if (!whole_warp(busy && first < SHAPE::KEYS)) return;
 #pragma unroll UNROLLED
         for (int kk = 0; kk < DEPTHS; ++kk) {
           uint32_t a[TILES][4];

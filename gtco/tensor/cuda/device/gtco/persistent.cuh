@@ -54,7 +54,9 @@ __device__ __forceinline__ void prefetch_all(const unsigned char* weights, uint3
 }
 
 // kernels(kernel, blocks) does a step. All that is alive beside it is the step's number: what a stage
-// does not get of the registers, it spills.
+// does not get of the registers, it spills. So stages write each variable on every way to where it
+// is read: one that only a condition writes has, for ptxas, its value from before the condition too,
+// hence from before the stage, and keeps its register from the first step to the last.
 template <class Kernels>
 __device__ __forceinline__ void walk(const Step* steps, int count, const Pointer* pointers,
                                      const Tensors& tensors, Barrier* barrier,

@@ -48,6 +48,10 @@ struct Part {
 #pragma unroll
       for (int k = 0; k < R::PIECES; ++k) {
         const int q = at(k);
+        if ((k + 1) * R::TEAM > R::VECTORS) {  // written whatever comes: walk of persistent.cuh
+#pragma unroll
+          for (int v = 0; v < R::VECTOR; ++v) held[k][v] = 0.0f;
+        }
         if (inside(k, q)) value(row, q, held[k]);
       }
     }
