@@ -23,7 +23,7 @@ from gtco.search.gpu_policy import GpuPolicy, occupancy
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Config, build
 from tests import stages
-from tests.cuda.test_attention import MODELS, matched
+from tests.cuda.test_attention import MODELS, matched, merged_heads
 from tests.cuda.test_drawn import CORES
 from tests.cuda.test_drawn import RULES as STREAMING
 from tests.cuda.test_gemm import sketch_of
@@ -109,6 +109,28 @@ def faults(family: str, found: list[Reading]) -> list[str]:
 def test_drawn_configs(family: str) -> None:
     found = [one for arch in ARCHITECTURES for one in readings(family, arch, 5, seed=1)]
     assert not (wrong := faults(family, found)), "\n".join(wrong)
+
+
+# Attention that ptxas gives 145 registers where one block is to fit, and 128 where two are.
+ROOMY = dict(
+    columns=64, query="registers", tiles=1, keys=32, warps=4, split=2, heads=1, stages=2
+)  # fmt: skip
+
+
+def test_a_kernel_makes_room_for_the_blocks_that_its_price_has() -> None:
+    """Compiled once more with bounds, where what it took leaves room for fewer."""
+    target = gpu_target("cuda:sm_80")
+    sketch = matched(merged_heads(8, 16, 197, 64, "float16", "as it is"), target.name)
+    config = Config(sketch.name, tuple(ROOMY.items()))
+    program = build(sketch, config, "kernel_under_test")
+    assert isinstance(program, CudaProgram), program
+    blocks = []
+    for reckoned in (0, 128):
+        images = gpu_code(replace(program, registers=reckoned), target)
+        assert isinstance(images, dict) and not images["sm_80"].spills, images
+        used = replace(sketch.workload(config), registers=images["sm_80"].registers)
+        blocks.append(occupancy(used, target).blocks)
+    assert blocks == [1, 2]
 
 
 @pytest.mark.scheduled
