@@ -16,11 +16,11 @@ from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
 from gtco.errors import REPORT, BuildError, InternalError, OptionError, UnsupportedError, guarded
 from gtco.gpu import GpuTarget
-from gtco.options import GPU_PRECISIONS, CompileOptions, Tune
-from gtco.runtime.artifact import Artifact, build_artifact, write_artifact
+from gtco.options import GPU_PRECISIONS, CompileOptions
+from gtco.runtime.artifact import Artifact, build_artifact
 from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.module import load
-from gtco.runtime.publish import temporary, write_error
+from gtco.runtime.publish import write_error
 from gtco.search.records import Record, Records, measured_gpu
 from gtco.target import Machine
 from gtco.tensor.stage import Stage
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from gtco.runtime.gpu_plan import PersistentKernel
     from gtco.search.gpu_launches import LaunchPrices
     from gtco.search.policy import Policy
-    from gtco.tuning.result import StageResult
 
 # The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
 # are a gtco.tuning.view.View, which has them as its str().
@@ -269,92 +268,6 @@ class Compilation:
         self.report.notes += result.notes
         self.dump("5-stages.txt", result.text())
         return graph, result
-
-    def cooptimize(
-        self,
-        tuned: Callable[[Sequence[Generated], Tune], list[StageResult]],
-        workers: Workers,
-        effort: Tune,
-        say: Callable[[str], None],
-    ) -> list[StageResult]:
-        """The partition that stands when rivals were measured beside the predicted one."""
-        from gtco.cooptimize import Candidate, Measured, cooptimize
-        from gtco.search.recorded import RecordedPolicy
-
-        assert isinstance(self.policy, RecordedPolicy)
-        results: list[StageResult] = []
-        steps = Measured(
-            self.whole,
-            self.policy,
-            workers,
-            self.options.threads,
-            lambda stages: self.generate(stages, self.policy, workers),
-            lambda models, some: results.extend(tuned(models, some)),
-        )
-        first = Candidate(self.graph, self.found, self.generated)
-        chosen, news = cooptimize(first, steps, effort)
-        self.graph, self.found, self.generated = chosen.graph, chosen.partition, chosen.generated
-        self.report.fusion = news
-        say(news)
-        return results
-
-    def whole_cost(self) -> float:
-        """Seconds that :meth:`settle` takes at the least, by prediction."""
-        from gtco.tuning.whole import cost
-
-        weights = sum(array.nbytes for array in self.graph.constants.values())
-        return cost(sum(self.policy.predict(stage) for stage in self.found.stages), weights)
-
-    @property
-    def as_it_was(self) -> bool:
-        """Are stages and picks those from before anything was measured?"""
-        return self.first[2].same(self.generated)
-
-    def settle(self, records: Records) -> None:
-        """What tuning changed has to prove itself in the model, run by turns as it was before and
-        as it is.
-        """
-        from gtco.search.recorded import by_stage
-        from gtco.search.records import circumstances
-        from gtco.tuning import whole
-
-        graph, found, first = self.first
-        if self.as_it_was:
-            return
-        with temporary("trials") as folder:
-            builds = ("first", graph, first), ("tuned", self.graph, self.generated)
-            libraries = [
-                write_artifact(self.artifact(name, graph.copy(), generated), folder / f"{name}.so")
-                for name, graph, generated in builds
-            ]
-            readings = whole.read(libraries[0], libraries[1])
-        if isinstance(readings, str):
-            self.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
-            self.graph, self.found, self.generated = graph, found, first
-            return
-        verdict = whole.judge(first, self.generated, readings)
-        if verdict.uncut:
-            here = circumstances(self.policy.target)
-            known = by_stage(records.under(here))
-            records.add(whole.refuted(first, self.generated, readings, known, here))
-            self.graph, self.found = graph, found
-        self.generated = whole.settled(first, self.generated, verdict)
-        self.report.settled = verdict
-
-    def conclude(self, records: Records) -> None:
-        """What the model is cut into and has in the end, for whoever compiles it by the records."""
-        from gtco.search.recorded import by_stage, last_reading
-        from gtco.search.records import circumstances
-
-        here = circumstances(self.policy.target)
-        known = by_stage(records.under(here))
-        stages = {stage.key: stage.canonical for stage in self.generated.stages}
-        chosen = []
-        for key, stage in stages.items():
-            pick = self.generated.choices[key]
-            seconds = last_reading(known.get(key, ()), pick.config)
-            chosen.append(Record.of(stage, pick, here, "chosen", (seconds, None, None)))
-        records.add(chosen)
 
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""

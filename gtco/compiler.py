@@ -8,10 +8,8 @@ import os
 import resource
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ from gtco.checks import (
     effort_of,
     is_onnx,
 )
-from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.compilation import Compilation, Progress, silent
 from gtco.compiled import CompiledModel, CompileReport
@@ -39,7 +36,7 @@ from gtco.errors import (
     VerificationError,
 )
 from gtco.gpu import GpuTarget
-from gtco.options import CompileOptions, Tune, c_compiler, check_place, path_of
+from gtco.options import CompileOptions, c_compiler, check_place, path_of
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
@@ -53,7 +50,6 @@ from gtco.tensor.stage import Stage
 if TYPE_CHECKING:
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
-    from gtco.tuning.result import StageResult
 
 
 def compile_model(
@@ -248,7 +244,10 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
                 if known:
                     _say_followed(compilation)
             if effort is not None:
-                _tune(compilations, workers, records, effort, known)
+                from gtco.measuring import measure
+
+                assert records is not None
+                measure(compilations, workers, records, effort)
         for compilation, folder in zip(compilations, folders, strict=True):
             compilation.finish(folder)
         for compilation, folder in zip(compilations, folders, strict=True):
@@ -283,68 +282,3 @@ def _say_followed(compilation: Compilation) -> None:
             "when gtco was tuned on a machine like this one, by the records that come with it; "
             "--tune off leaves these out"
         )
-
-
-def _tune(
-    compilations: Sequence[Compilation],
-    workers: Workers,
-    records: Records | None,
-    effort: Tune,
-    shipped: Sequence[Record],
-) -> None:
-    """Measured candidates in the place of picks that they beat, in all models."""
-    from gtco.cooptimize import SHARE, part, rest
-    from gtco.tuning.result import together
-    from gtco.tuning.tune import tune
-    from gtco.tuning.view import View
-    from gtco.tuning.whole import SHARE as SHARE_OF_WHOLE
-
-    first = compilations[0]
-    views: list[View] = []
-    notes: dict[int, list[str]] = {}
-    # The end of the time is for what only whole models show, where it suffices for that.
-    last = sum(compilation.whole_cost() for compilation in compilations)
-    if whole := records is not None and last <= SHARE_OF_WHOLE * effort.seconds:
-        effort = replace(effort, seconds=effort.seconds - last)
-
-    def progress(view: View) -> None:
-        views.append(view)
-        first.progress("tune", None, view)
-
-    def tuned(models: Sequence[Generated], effort: Tune) -> list[StageResult]:
-        known = [len(model.notes) for model in models]
-        results = tune(
-            models,
-            first.policy,
-            workers,
-            threads=first.options.threads,
-            effort=effort,
-            records=records,
-            shipped=shipped,
-            progress=progress,
-        )
-        for model, length in zip(models, known, strict=True):
-            notes.setdefault(id(model), []).extend(model.notes[length:])
-        return results
-
-    with first.phase("tune") as say:
-        results: list[StageResult] = []
-        if effort.fusion:
-            begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
-            for compilation in compilations:
-                results += compilation.cooptimize(tuned, workers, some, say)
-            trials = sum(result.measured for result in results)
-            effort = rest(effort, time.monotonic() - begin, trials)
-        results += tuned([c.generated for c in compilations], effort)
-        for compilation in compilations:
-            compilation.report.notes += notes[id(compilation.generated)]
-            if records is not None and whole:
-                compilation.settle(records)
-            if records is not None and (results or not compilation.as_it_was):
-                compilation.conclude(records)
-        say(str(views[-1]))
-    for compilation in compilations[1:]:
-        compilation.report.phases.append(first.report.phases[-1])
-    for compilation in compilations:
-        compilation.report.tuning = together(results, compilation.generated)
-        compilation.report.tuned = views[-1]

@@ -139,11 +139,11 @@ class RecordedPolicy:
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
         pick = self.policy.choose(stage, without)
-        known = self.known(stage)
-        wrong = {record.parsed for record in known if record.outcome == "wrong"}
-        config = standing(record for record in known if record.parsed not in wrong)
         if pick is None:
             return None
+        known = self.known(stage)
+        newest = stood(known)
+        config = newest.parsed if newest else None
         if config is not None and config.sketch not in without:
             space = space_of(stage, self.target)
             if followed := priced(self.policy, space, config):
@@ -152,6 +152,7 @@ class RecordedPolicy:
                 f"what {self.records.path} says of {stage.label} ({stage.key}) is not followed: "
                 f"{space.check(config)}"
             )
+        wrong = {record.parsed for record in known if record.outcome == "wrong"}
         if pick.config not in wrong:
             return pick
         promising = self.best(stage, len(wrong) + 1, without)

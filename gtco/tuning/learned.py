@@ -21,11 +21,12 @@ from gtco.search.cost_model import LEAST, CostModel, Example, available
 from gtco.search.evolution import adapted, evolve
 from gtco.search.features import features
 from gtco.search.policy import Policy, priced
+from gtco.search.recorded import by_stage
 from gtco.search.records import STANDING, Record, relative
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Space
 from gtco.tensor.stage import Stage
-from gtco.tuning.proposals import HOPELESS, KNOWN_FIRST, AnalyticProposals
+from gtco.tuning.proposals import HOPELESS, KNOWN_FIRST, AnalyticProposals, before
 from gtco.tuning.result import Prediction, StageResult
 
 RANKED = 16  # of the analytic ranking, that a search begins with
@@ -57,9 +58,7 @@ class LearnedProposals:
         self.policy, self.results = policy, results
         self.analytic = AnalyticProposals(policy, seed)
         self.random, self.model = Random(seed), CostModel(seed)
-        self.known: dict[str, list[Record]] = {}
-        for record in known:
-            self.known.setdefault(record.stage, []).append(record)
+        self.known = by_stage(known)
         elsewhere = [key for key in self.known if key in stages and key not in results]
         self.stages = {key: stages[key] for key in elsewhere[-RECORDED_STAGES:]}
         self.stood: dict[str, list[Config]] = {}  # by label
@@ -106,9 +105,7 @@ class LearnedProposals:
         elsewhere = [c for c in self._elsewhere(space, result) if c not in result.tested]
         picks = [self._pick(space, config) for config in elsewhere[:KNOWN_FIRST]]
         picks = [p for p in picks if p.seconds <= HOPELESS * result.last.seconds]
-        more = self.analytic.propose(result, n)
-        configs = {pick.config for pick in picks}
-        return (picks + [pick for pick in more if pick.config not in configs])[:n]
+        return before(picks, self.analytic.propose(result, n), n)
 
     def _seeds(self, space: Space, result: StageResult) -> list[Config]:
         fastest = sorted(result.readings, key=lambda config: result.readings[config])

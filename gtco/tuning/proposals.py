@@ -78,9 +78,7 @@ class KnownFirst:
 
     def propose(self, result: StageResult, n: int) -> list[Pick]:
         first = [] if result.rounds else self._first(result)
-        configs = {pick.config for pick in first}
-        others = self.proposals.propose(result, n)
-        return [*first, *(pick for pick in others if pick.config not in configs)][:n]
+        return before(first, self.proposals.propose(result, n), n)
 
     def _first(self, result: StageResult) -> list[Pick]:
         known = self.known.get(result.stage.key)
@@ -90,3 +88,9 @@ class KnownFirst:
         configs = dict.fromkeys(space.spelled_out(config) for config in known)
         new = (priced(self.policy, space, c) for c in configs if c not in result.tested)
         return [pick for pick in new if pick is not None][:KNOWN_FIRST]
+
+
+def before(first: Sequence[Pick], others: Sequence[Pick], n: int) -> list[Pick]:
+    """``n`` at most, those of ``others`` behind that ``first`` has not."""
+    configs = {pick.config for pick in first}
+    return [*first, *(pick for pick in others if pick.config not in configs)][:n]

@@ -127,7 +127,7 @@ def refuted(
     """Records by which the partition that the model is rid of is no bargain to a later tuning: what
     was read of its stages alone counts as much more, over what was read of those that are back, as
     they took in the model. They go into prices alone; which picks and which partition a compile by
-    records has, the rows ``chosen`` say (:meth:`gtco.compilation.Compilation.conclude`).
+    records has, the rows ``chosen`` say (:func:`gtco.measuring.conclude`).
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     canonical = {s.key: s.canonical for s in tuned.stages}

@@ -385,7 +385,7 @@ def test_what_was_chosen_is_kept_where_no_time_is_left_to_tune_it(
 ) -> None:
     """The last tuning measures nothing, those by turns with fusion did."""
     left = Tune(trials=1, seconds=0.01, learned=False)
-    monkeypatch.setattr("gtco.cooptimize.rest", lambda effort, seconds, trials: left)
+    monkeypatch.setattr("gtco.measuring.rest", lambda effort, seconds, trials: left)
     effort = Tune(trials=6, seconds=20.0, fusion=True, learned=False)
     path = tmp_path / "r"
     tuned = gtco.compile_model(small_model(), tune=effort, records=path)

@@ -25,6 +25,7 @@ LEVELS = {
     "compilation": 4,
     "compiled": 4,
     "cooptimize": 4,
+    "measuring": 4,
     "persistent": 4,
     "tuning": 4,
     "frontend": 3,
