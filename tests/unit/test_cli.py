@@ -1,5 +1,4 @@
-"""The command line: usage, exit codes, errors; what each command does is tested in files of theirs.
-"""
+"""The command line: usage, exit codes, errors; other files test what each command does."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
