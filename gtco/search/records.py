@@ -27,12 +27,10 @@ from gtco.version import __version__
 
 APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
 WAIT_SECONDS = 30.0  # for another writer
-# What came of a candidate: it stood against its rivals, beat the one that stood, was beaten by
-# another, was no faster, was timed on a machine too noisy or for too short to say, computed
-# something else, or could not be built or run.
-# A pick that stood and one that beat it, a pick that was beaten and what did not beat one; what a
-# noisy machine could not rank, what computed something else, what failed; and what a model had, and
-# how it was cut, when its tuning came to its end.
+# What came of a candidate, in this order: it stood against its rivals, beat the one that stood, was
+# the one that was beaten, was no faster, was timed on a machine too noisy or for too short to say,
+# computed something else, or could not be built or run. And what a model had, and was cut into,
+# when its tuning came to its end: a row of each of its stages, whether it was timed or not.
 Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "chosen"]
 STANDING = ("kept", "taken", "chosen")
 COLUMNS = {
