@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 # image of one colour, each addition may be off the same way, and exp makes an absolute error of a
 # large score a relative one of its weight.
 CHAIN = 256
-# Iterations of a product in the innermost of its loops, which are as deep as softmax's with it.
-BLOCK = 16
+# Iterations of a product in the innermost of its loops, which are as deep as softmax's with it: at
+# most so many, for each end of it is a jump that is foretold wrong now and then.
+BLOCK = 64
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
@@ -255,6 +256,7 @@ class AttentionLoops:
                 scaled = em.load_vector(c, [i, column]) + scaled
             em.store_vector(c, [i, column], scaled)
 
+        chained = min(depth, chain) if chain else depth
         groups = _groups(vectors, self.tile.vectors)
         for size in sorted({s for _, s in groups}, reverse=True):
             starts = [first for first, s in groups if s == size]
@@ -269,7 +271,7 @@ class AttentionLoops:
                     lambda i, j, vector, first=first: store(  # type: ignore[misc]
                         i, first * lanes + j, vector
                     ),
-                    block=BLOCK,
+                    block=min(BLOCK, ceil(chained / 2)),  # two loops, whatever the depth
                 )
 
     def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
