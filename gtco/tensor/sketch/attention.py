@@ -10,8 +10,9 @@ cache.
         scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows
         tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
 
-Whole score rows are kept (mr x n floats): an online softmax would save nothing while they fit the
-L1 or L2 cache. A row that a mask hides throughout comes out as the operators say one by one: the
+Whole score rows are kept (mr x n floats). Blocks of keys with an online softmax would save nothing
+while rows fit the L2 cache: as many products with 224, 464, 688 and 1370 keys of width 64 take as
+long, within 3 %, on a Zen 4, though only the first two leave scores in L1. A row that a mask hides throughout comes out as the operators say one by one: the
 mean of V where the mask is finite, NaN where it is -inf, 0 where a guard stands behind the softmax.
 """
 
