@@ -1,7 +1,7 @@
 """The layer rule of DESIGN.md, read from the imports: they point down, and the environment is read
 in one place.
 
-    cli -> compiler -> {frontend, graph, search, dynamic, codegen, runtime} -> tensor
+    cli -> compiler -> {frontend, graph, search, codegen, runtime} -> tensor
     -> {target, options, errors}
 """
 
@@ -31,7 +31,6 @@ LEVELS = {
     "frontend": 3,
     "graph": 3,
     "search": 3,
-    "dynamic": 3,
     "codegen": 3,
     "runtime": 3,
     "verification": 3,

@@ -12,8 +12,9 @@ cache.
 
 Whole score rows are kept (mr x n floats). Blocks of keys with an online softmax would save nothing
 while rows fit the L2 cache: as many products with 224, 464, 688 and 1370 keys of width 64 take as
-long, within 3 %, on a Zen 4, though only the first two leave scores in L1. A row that a mask hides throughout comes out as the operators say one by one: the
-mean of V where the mask is finite, NaN where it is -inf, 0 where a guard stands behind the softmax.
+long, within 3 %, on a Zen 4, though only the first two leave scores in L1. A row that a mask hides
+throughout comes out as the operators say one by one: the mean of V where the mask is finite, NaN
+where it is -inf, 0 where a guard stands behind the softmax.
 """
 
 from __future__ import annotations
