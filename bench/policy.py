@@ -34,7 +34,8 @@ from gtco.compiler import compile_to_file, stages_of
 from gtco.options import Tune
 from gtco.search.cost_model import spearman
 from gtco.search.recorded import by_stage
-from gtco.search.records import Record, Records, circumstances, relative
+from gtco.search.records import Record, Records, circumstances
+from gtco.search.standing import relative
 
 PATIENCE = 6
 

@@ -34,7 +34,8 @@ from gtco.codegen.workers import Workers
 from gtco.compiler import stages_of
 from gtco.errors import OptionError, UnsupportedError
 from gtco.options import Tune
-from gtco.search.records import Record, Records, relative
+from gtco.search.records import Record, Records
+from gtco.search.standing import relative
 from gtco.target import Target, cpu_target
 from gtco.tuning.result import StageResult
 from gtco.tuning.tune import heaviest, tune

@@ -246,8 +246,8 @@ class Compilation:
         return RecordedPolicy(policy, records, circumstances)
 
     def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least predicted cost or, where records know of them, those that
-        tuning ended with; the graph with movement copied where it pays.
+        """Graph -> stages at the least predicted cost or, where records know them, those that its
+        last finished tuning ended with; the graph with movement copied where it pays.
         """
         from gtco.graph.fusion import CLOSE, fuse
         from gtco.search.recorded import RecordedPolicy
@@ -256,11 +256,15 @@ class Compilation:
         base = recorded.policy if recorded else policy
         try:
             graph, result = fuse(whole, base.predict, base.floor, base.possible)
-            if recorded and any(not recorded.chosen(stage) for stage in result.stages):
-                price, may = recorded.found_again, recorded.possible
+            for end in recorded.ends(whole.key) if recorded else ():
+                assert recorded
+                if recorded.chosen(result.stages, end):
+                    break
+                price, may = recorded.found_again(end), recorded.possible
                 again = fuse(whole, price, recorded.floor, may, promising=CLOSE)
-                if all(recorded.chosen(stage) for stage in again[1].stages):
+                if recorded.chosen(again[1].stages, end):
                     graph, result = again
+                    break
         except UnsupportedError as error:
             if policy.failures:
                 raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error

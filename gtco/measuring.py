@@ -19,7 +19,7 @@ from gtco.options import Tune
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.publish import temporary
 from gtco.search.recorded import RecordedPolicy, by_stage, last_reading
-from gtco.search.records import Record, Records, circumstances
+from gtco.search.records import Record, Records, circumstances, now
 from gtco.tuning import whole
 from gtco.tuning.result import StageResult, together
 from gtco.tuning.tune import tune
@@ -151,13 +151,16 @@ def settle(run: Compilation, records: Records) -> None:
 
 
 def conclude(run: Compilation, records: Records) -> None:
-    """Records of what the model is cut into and has in the end, for whoever compiles it by them."""
+    """Records of what the model is cut into and has in the end, for whoever compiles it by them:
+    all of one moment, with the model's key, since models share stages and not their partitions.
+    """
     here = circumstances(run.policy.target)
     known = by_stage(records.under(here))
     stages = {stage.key: stage.canonical for stage in run.generated.stages}
-    chosen = []
+    chosen, end, model = [], now(), run.whole.key
     for key, stage in stages.items():
         pick = run.generated.choices[key]
         seconds = last_reading(known.get(key, ()), pick.config)
-        chosen.append(Record.of(stage, pick, here, "chosen", (seconds, None, None)))
+        row = Record.of(stage, pick, here, "chosen", (seconds, None, None), model)
+        chosen.append(replace(row, time=end))
     records.add(chosen)

@@ -13,14 +13,8 @@ from rich.table import Table
 
 from gtco.cli.console import stdout, text
 from gtco.errors import RecordError
-from gtco.search.records import (
-    STANDING,
-    Record,
-    Records,
-    from_lines,
-    only_standing,
-    to_lines,
-)
+from gtco.search.records import Record, Records, from_lines, to_lines
+from gtco.search.standing import only_standing, stood
 from gtco.tensor.stage import Stage
 
 A_FILE = "a file of records, as --records of gtco compile and gtco tune makes"
@@ -39,8 +33,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     export.add_argument(
         "--standing",
         action="store_true",
-        help="of each stage and circumstances only the newest that stood, sorted: what ships with "
-        "gtco is made so",
+        help="of each stage and circumstances only the newest that stood and what models were cut "
+        "into, sorted: what ships with gtco is made so",
     )
     fill = actions.add_parser("import", help="add the lines of exports to FILE")
     fill.add_argument("file", type=Path, metavar="FILE", help=ADDED_TO)
@@ -104,7 +98,7 @@ def show(file: Path, records: list[Record]) -> None:
             table.add_column(heading)
         for stage in dict.fromkeys(record.stage for record in here):
             rows = [record for record in here if record.stage == stage]
-            stands = next((r for r in reversed(rows) if r.outcome in STANDING), None)
+            stands = stood(rows)
             microseconds = f"{stands.seconds * 1e6:.1f}" if stands and stands.seconds else "-"
             counts = Counter(row.outcome for row in rows)
             table.add_row(

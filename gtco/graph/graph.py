@@ -7,6 +7,7 @@ Operators are frozen, so an edit puts a new operator in the place of an old one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from gtco.errors import InputError, ShapeError
 from gtco.graph.infer import infer_type
 from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate as evaluate_operator
-from gtco.tensor.stage import Operator, TensorType, make_attrs
+from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 
 
 @dataclass
@@ -56,6 +57,16 @@ class Graph:
             if source in self.operators
         )
         return dag
+
+    @property
+    def key(self) -> str:
+        """Hash of the program, 16 hex digits: the same for the same model, whatever its tensors are
+        called and its weights hold.
+        """
+        whole = make_stage(self.operators.values(), self.types, self.constants).key
+        places = {name: str(n) for n, name in enumerate(self.operators)}
+        text = ",".join([whole, *(places[name] for name in self.outputs)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def producer(self, tensor: str) -> Operator | None:
         """The operator that makes ``tensor``; None for an input or a constant."""

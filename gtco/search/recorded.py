@@ -13,14 +13,15 @@ promises as much.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from statistics import median
 
 from gtco.search.policy import Policy, priced
-from gtco.search.records import STANDING, Record, Records, circumstances, standing, stood
+from gtco.search.records import Record, Records, circumstances
+from gtco.search.standing import all_standing, last_ends, standing, stood
 from gtco.target import Machine
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
@@ -77,7 +78,7 @@ def measured_seconds(records: Iterable[Record]) -> float | None:
     """The latest reading of what stands; readings of one moment, which the last ones of a tuning
     are, compare best.
     """
-    found = [r.seconds for r in records if r.outcome in STANDING and r.seconds]
+    found = [r.seconds for r in all_standing(records) if r.seconds]
     return found[-1] if found else None
 
 
@@ -87,6 +88,12 @@ def last_reading(records: Iterable[Record], config: Config) -> float | None:
     """
     told = [r for r in records if r.seconds and r.outcome not in ("noisy", "wrong")]
     return next((r.seconds for r in reversed(told) if r.parsed == config), None)
+
+
+def _last_chosen(stages: Mapping[str, Sequence[Record]]) -> set[str]:
+    """Of stages with their records those whose newest that stood is ``chosen``."""
+    newest = {key: stood(records) for key, records in stages.items()}
+    return {key for key, record in newest.items() if record and record.outcome == "chosen"}
 
 
 @dataclass
@@ -185,16 +192,30 @@ class RecordedPolicy:
     def measured(self) -> bool:
         return bool(self._all or self._shipped)
 
-    def chosen(self, stage: Stage) -> bool:
-        """Is it one of those that a model was cut into when its tuning came to its end?"""
-        newest = stood(self.known(stage))
-        return newest is not None and newest.outcome == "chosen"
-
-    def found_again(self, stage: Stage) -> float:
-        """A price by which the cheapest partition is the one that tuning ended with, where there is
-        one.
+    def ends(self, model: str) -> list[frozenset[str]]:
+        """What tunings ended with, keys of stages, the likeliest to be this model's first: what the
+        last one of this very model did; every stage whose newest record that stood is ``chosen``,
+        for whatever model; those of what ships, whatever was measured of them since.
         """
-        return self.predict(stage) * (1.0 if self.chosen(stage) else NOT_CHOSEN)
+        every = dict.fromkeys((*self._shipped, *self._all))
+        both = {k: [*self._shipped.get(k, ()), *self._all.get(k, ())] for k in every}
+        own = last_ends(r for rows in both.values() for r in rows if r.reason == model)
+        found: list[frozenset[str]] = []
+        for end in ({r.stage for r in own}, _last_chosen(both), _last_chosen(self._shipped)):
+            if end and not any(end <= other for other in found):
+                found.append(frozenset(end))
+        return found
+
+    def chosen(self, stages: Iterable[Stage], end: Collection[str]) -> bool:
+        """Are they all of those that a tuning ended with, and does something of each still stand?
+        """
+        return all(s.key in end and stood(self.known(s)) is not None for s in stages)
+
+    def found_again(self, end: Collection[str]) -> Callable[[Stage], float]:
+        """Prices by which the cheapest partition is the one that a tuning ended with, where there
+        is one.
+        """
+        return lambda s: self.predict(s) * (1.0 if self.chosen([s], end) else NOT_CHOSEN)
 
     def predict(self, stage: Stage) -> float:
         if stage.key not in self._prices:

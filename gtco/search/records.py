@@ -57,7 +57,8 @@ class Record:
     :class:`~gtco.tensor.space.Config`; ``predicted`` the policy's seconds, ``seconds`` the median
     of its readings, ``ratio`` that of its time over the first rival's in the same round, ``noise``
     how far two readings of the first were apart; None where it was not timed. ``reason`` says why
-    it failed.
+    it failed or, of a row ``chosen``, which model has it: a :attr:`~gtco.graph.graph.Graph.key`,
+    nothing in rows from before models were told apart. The rows of one end have one ``time``.
     """
 
     stage: str
@@ -297,48 +298,6 @@ class Records:
                 f"the records {self.path} could not be {done}: {error}. What was in the file "
                 "before is still there"
             ) from error
-
-
-def standing(records: Iterable[Record]) -> Config | None:
-    """The config of a stage that the newest of its trials left standing."""
-    found = [record.parsed for record in records if record.outcome in STANDING]
-    return found[-1] if found else None
-
-
-def stood(records: Iterable[Record]) -> Record | None:
-    """The newest record of a stage's trials that was left standing, of a config that never computed
-    something else.
-    """
-    told = [record for record in records if record.outcome in (*STANDING, "wrong")]
-    wrong = {record.parsed for record in told if record.outcome == "wrong"}
-    found = [r for r in told if r.outcome in STANDING and r.parsed not in wrong]
-    return found[-1] if found else None
-
-
-def only_standing(records: Iterable[Record]) -> list[Record]:
-    """Of each stage and circumstances the newest record that stood, by operators and stage."""
-    trials: dict[tuple[str, str, str], list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.time):  # of one second: as they were
-        trials.setdefault((record.label, record.stage, record.circumstances), []).append(record)
-    found = (stood(trials[key]) for key in sorted(trials))
-    return [record for record in found if record is not None]
-
-
-def relative(records: Iterable[Record]) -> dict[Config, float]:
-    """Each config's time, over that of the first pick of all, from the trials of one stage in
-    order. A trial begins with its pick, whose time was read in an earlier one where it is not the
-    first; the others count as much more or less.
-    """
-    found: dict[Config, float] = {}
-    scale = 1.0
-    for record in records:
-        if record.ratio is None or record.outcome in ("wrong", "noisy"):
-            continue
-        config = record.parsed
-        if record.outcome in ("kept", "beaten") and config in found:
-            scale = found[config]
-        found.setdefault(config, scale * record.ratio)
-    return found
 
 
 def to_lines(records: Iterable[Record]) -> str:

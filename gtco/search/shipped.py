@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gtco.errors import RecordError
-from gtco.search.records import Record, from_lines, stood
+from gtco.search.records import Record, from_lines
+from gtco.search.standing import stood
 from gtco.tensor.space import Config
 
 FOLDER = Path(__file__).with_name("measured")

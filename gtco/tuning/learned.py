@@ -22,7 +22,8 @@ from gtco.search.evolution import adapted, evolve
 from gtco.search.features import features
 from gtco.search.policy import Policy, priced
 from gtco.search.recorded import by_stage
-from gtco.search.records import STANDING, Record, relative
+from gtco.search.records import STANDING, Record
+from gtco.search.standing import relative
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Space
 from gtco.tensor.stage import Stage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,12 @@ import pytest
 
 import gtco
 from gtco.codegen.generate import Generated
+from gtco.compilation import Compilation, silent
 from gtco.cooptimize import Candidate, Measured, cooptimize, part, rest
 from gtco.errors import BuildError
 from gtco.graph.fusion import Partition, fuse, rivals
 from gtco.graph.graph import Graph
-from gtco.options import Tune
+from gtco.options import CompileOptions, Tune
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import DOUBT, RecordedPolicy, by_stage, calibrated, measured_seconds
 from gtco.search.records import Record, Records, circumstances
@@ -124,13 +125,12 @@ def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
     )
 
 
-def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> None:
     """Not as the cheapest of what was read at many moments would have it: one stage reads slow, and
-    what takes its place is taken once a tuning ended with it.
+    what takes its place is taken once a tuning ended with it. It stands until another tuning of the
+    model comes to its end, but in records that do not say of which model they are.
     """
-    from gtco.compilation import Compilation, silent
-    from gtco.options import CompileOptions
-
     graph = block()
     compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
     with Records(tmp_path / "r") as records:
@@ -147,8 +147,9 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path) -> None:
                 for s in stages
             )
             if outcome == "chosen":
+                of = {"reason": graph.key if named else "", "time": f"{len(records.all()):03}"}
                 ended = [(s, analytic.predict(s)) for s in stages]
-                records.add(record(analytic, s, t, outcome=outcome) for s, t in ended)
+                records.add(record(analytic, s, t, outcome=outcome, **of) for s, t in ended)
             policy.refresh()
             return compilation.fuse(graph, policy)[1].weights()
 
@@ -158,7 +159,8 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path) -> None:
         assert slow.key not in other.weights()
         assert read(other.stages, "kept") == before.weights()
         assert read(other.stages, "chosen") == other.weights()
-        assert read(other.stages[:1], "kept") == before.weights(), "something was tuned since"
+        tuned_since = read(other.stages[:1], "kept")
+        assert tuned_since == (other if named else before).weights()
         assert read(before.stages, "chosen") == before.weights()
 
 
@@ -167,9 +169,6 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
     had they not been told what it takes in the model. A compile by them does without: it goes by
     what was chosen.
     """
-    from gtco.compilation import Compilation, silent
-    from gtco.options import CompileOptions
-
     graph = block()
     compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
     with Records(tmp_path / "r") as records:
@@ -233,6 +232,9 @@ def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> 
     assert {(r.stage, r.config) for r in kept} == {
         (s["key"], json.dumps(s["schedule"])) for s in tuned.stages
     }
+    assert len({(r.reason, r.time) for r in kept}) == 1 and kept[0].reason
+    with Records(path) as records:  # as by another tuning that did not come to its end
+        records.add(replace(r, outcome="kept", reason="") for r in kept)
     again = gtco.compile_model(model, x, records=path)
     assert [(s["key"], s["schedule"]) for s in again.stages] == [
         (s["key"], s["schedule"]) for s in tuned.stages

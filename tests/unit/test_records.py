@@ -20,16 +20,8 @@ from gtco.cli import main
 from gtco.errors import RecordError
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy
-from gtco.search.records import (
-    Outcome,
-    Record,
-    Records,
-    circumstances,
-    from_lines,
-    now,
-    standing,
-    to_lines,
-)
+from gtco.search.records import Outcome, Record, Records, circumstances, from_lines, now, to_lines
+from gtco.search.standing import standing
 from gtco.target import target
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType

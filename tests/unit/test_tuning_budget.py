@@ -21,7 +21,8 @@ from gtco.codegen.build import Kernel
 from gtco.codegen.generate import Generated
 from gtco.options import Tune
 from gtco.search.analytic import AnalyticPolicy
-from gtco.search.records import Records, standing
+from gtco.search.records import Records
+from gtco.search.standing import standing
 from gtco.target import target
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage

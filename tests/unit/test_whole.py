@@ -14,7 +14,8 @@ import gtco
 from gtco.codegen.generate import Generated
 from gtco.runtime.library import read_metadata
 from gtco.search.recorded import by_stage
-from gtco.search.records import Record, Records, standing
+from gtco.search.records import Record, Records
+from gtco.search.standing import standing
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import whole
