@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.cuda import gpu_code
 from gtco.codegen.sass import machine_code
 from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.search.gpu_policy import GpuPolicy, occupancy
@@ -29,19 +29,26 @@ PATCHES = chain(
 
 
 def rectified(
-    read: tuple[int, int, int], made: tuple[int, int, int], taps: int, out: str = "", **attrs: Any
+    read: tuple[int, int, int],
+    made: tuple[int, int, int],
+    taps: int,
+    out: str = "",
+    dtype: str = "float16",
+    **attrs: Any,
 ) -> Stage:
-    """A convolution of a float16 image [h, w, channels] with bias and ReLU."""
-    wide = T(1, *made)
+    """A convolution in float16 of an image [h, w, channels] of ``dtype``, with bias and ReLU."""
+    wide, image = T(1, *made), T(1, *read, dtype="float16")
     weights = T(made[2], read[2], taps, taps, dtype="float16")
-    rows: list[Any] = [
-        ("conv2d", "x w", "c", wide, window(taps // 2, layout="NHWC", **attrs)),
+    rows: list[Any] = [] if dtype == "float16" else [("cast", "x", "h", image, {})]
+    operands = "h w" if rows else "x w"
+    rows += [
+        ("conv2d", operands, "c", wide, window(taps // 2, layout="NHWC", **attrs)),
         ("add", "c bias", "s", wide, {}),
         ("relu", "s", "y", wide, {}),
     ]
     if out:
         rows.append(("cast", "y", "z", T(1, *made, dtype=out), {}))
-    return chain({"x": T(1, *read, dtype="float16"), "w": weights, "bias": T(made[2])}, *rows)
+    return chain({"x": T(1, *read, dtype=dtype), "w": weights, "bias": T(made[2])}, *rows)
 
 
 STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
@@ -58,6 +65,9 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     # places of a padded image's chunks beside the sums: of DETR's backbone, SwiftFormer's second
     "backbone": rectified((200, 334, 64), (200, 334, 64), 3, out="float16"),
     "stem": rectified((112, 112, 24), (56, 56, 48), 3, strides=(2, 2)),
+    # where computed runs are: of DETR's residual stream, of an image in float32 with its places
+    "narrowed": rectified((200, 334, 256), (200, 334, 64), 1, out="float16", dtype="float32"),
+    "widened": rectified((200, 334, 64), (200, 334, 64), 3, out="float16", dtype="float32"),
 }
 
 
@@ -67,11 +77,12 @@ def test_picks(stage: Stage, arch: str) -> None:
     target = gpu_target(f"cuda:{arch}")
     sketch = sketch_of(stage, target)
     config = GpuPolicy(target).compared(sketch)[0][0]
-    program = space.build(sketch, config, "product")
+    program, launch = space.build(sketch, config, "product"), sketch.workload(config)
     assert isinstance(program, CudaProgram)
-    image = compile_cuda(program.source, arch)
+    images = gpu_code(replace(program, registers=launch.registers), target)
+    assert isinstance(images, dict), images
+    image = images[arch]
     assert not image.spills and not image.local
-    launch = sketch.workload(config)
     assert image.registers * launch.threads <= target.registers_sm
     assert launch.shared <= target.shared
     used = replace(launch, registers=image.registers)

@@ -30,6 +30,8 @@ RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
 SINGLE = 3.75
 # Registers of a chunk of a padded image: its window's row and column, by which it is inside or not.
 PLACE = 3.0
+# Registers of a run that is computed, beside its values: its row, its step of k, an address.
+COMPUTED_RUN = 4.5
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -220,20 +222,32 @@ class Mapped:
             stages,
             self.transposed,
             self._held(row, self.a_source) * block[0] + self._held(row, self.b_source) * block[1],
+            placed=self._placed(row) * block[0],
             copied=(self.a(row).way != "computed", self.b(row).way != "computed"),
         )
 
     def _held(self, row: Row, source: Source) -> float:
-        """Registers in which an element of the next slice waits, and its share of its chunk's place
-        in a padded image, fitted to ptxas's of 246 configs of Tensor Cores.
+        """Registers in which an element of the next slice waits, and its share of its run's address
+        or of its chunk's place in a padded image, fitted to ptxas's of 54 configs of Tensor Cores
+        that compute runs of A and of 246 others.
         """
         reading, item = self._reading(row, source), ITEM_BYTES[self.operand]
-        if reading.way == "computed":
-            return 1.0 if reading.run > 1 else SINGLE
-        waiting = item / 4 if oldest(self.target) < 80 else 0.0
         # what else lanes of CUDA cores and warp groups hold is reckoned high enough for places too
-        placed = source.padded and row.unit == "mma"
-        return waiting + (PLACE * item / CHUNK if placed else 0.0)
+        fitted = row.unit == "mma"
+        if reading.way == "computed":
+            if reading.run == 1:
+                return SINGLE
+            return 1.0 + (COMPUTED_RUN / reading.run if fitted else 0.0)
+        waiting = item / 4 if oldest(self.target) < 80 else 0.0
+        return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)
+
+    def _placed(self, row: Row) -> float:
+        """Registers of an element of A in which its run's place in an image is kept, padded or not:
+        the compiler can compute it once more.
+        """
+        reading = self.a(row)
+        runs = reading.way == "computed" and reading.run > 1 and row.unit == "mma"
+        return PLACE / reading.run if runs and self.a_source.image else 0.0
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""

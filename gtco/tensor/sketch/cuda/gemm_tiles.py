@@ -58,6 +58,7 @@ class Tiles:
     stages: int
     transposed: bool = False
     held: float = 0.0  # registers of the block that one step of k of the next slice waits in
+    placed: float = 0.0  # those beside them that the compiler can do without
     split: int = 1
     copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
 
@@ -117,7 +118,7 @@ class Tiles:
         """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
         next slice, if there is one and it comes by way of registers, and the rest.
         """
-        return min(self._settled + self._waiting, MOST_REGISTERS)
+        return min(self._settled + self._waiting + self._of_slice(self.placed), MOST_REGISTERS)
 
     @property
     def crowded(self) -> bool:
@@ -144,9 +145,11 @@ class Tiles:
 
     @cached_property
     def _waiting(self) -> int:
-        if self.slices == 1:
-            return 0
-        return ceil(self.held * self.block[2] / self.threads)
+        return self._of_slice(self.held)
+
+    def _of_slice(self, of_step: float) -> int:
+        """A thread's registers of the next slice, if there is one, from the block's of one step."""
+        return 0 if self.slices == 1 else ceil(of_step * self.block[2] / self.threads)
 
     def fits(self, target: GpuTarget) -> bool:
         """Do a block's threads, shared memory and registers fit (DyGen, eq. 2 to 4)?"""

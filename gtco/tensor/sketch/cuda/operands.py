@@ -61,6 +61,11 @@ class Source:
         return p.a_index(b, i, k) if self.letter == "a" else p.b_index(b, k, i)
 
     @property
+    def image(self) -> bool:
+        """Is it read by windows of a convolution's image?"""
+        return self.letter == "a" and isinstance(self.product.view, ConvView)
+
+    @property
     def padded(self) -> bool:
         """May an element lie outside the tensor, and count as zero?"""
         view = self.product.view
