@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan, nan
 from typing import Protocol
 
 from gtco.codegen.generate import Generated
@@ -123,7 +124,7 @@ def cooptimize(
     """The partition that stands, and in words how it came to."""
     end = clock() + effort.seconds
     seen = {first.key: first}
-    chosen, before, gain = first, 0.0, 0.0
+    chosen, before, gain = first, nan, 0.0
 
     def join(graph: Graph, partition: Partition) -> bool:
         key = key_of(partition)
@@ -154,6 +155,11 @@ def cooptimize(
         promised = steps.seconds(partition) < steps.seconds(chosen.partition)
         if turn == TURNS - 1 or not promised or not join(graph, partition):
             break
+    if isnan(before):
+        return first, (
+            f"building the kernels of {len(seen)} partitions left no time to measure them, the "
+            "predicted one stands"
+        )
     what = (
         f"{len(seen)} partitions measured, the predicted one "
         + ("stands" if chosen is first else f"gave way: {_differences(first, chosen)}")

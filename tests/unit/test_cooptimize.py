@@ -360,6 +360,13 @@ def test_what_cannot_be_built_is_no_rival() -> None:
     assert chosen.partition is ONE and news.startswith("1 partitions measured")
 
 
+def test_no_time_to_measure_partitions_is_said() -> None:
+    machine = Machine(THOUGHT | {"relu": 0.1}, THOUGHT, [ONE, TWO], [TWO])
+    chosen, news = run(machine, seconds=1e-9)
+    assert chosen.partition is ONE and not machine.tuned
+    assert news.startswith("building the kernels of 2 partitions left no time to measure them")
+
+
 def test_only_what_differs_is_compared() -> None:
     """Noise of a stage that both have does not hide what one of them saves; noise of what differs
     does.
