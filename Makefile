@@ -4,8 +4,9 @@
 # make check-models  the whole family: compiled, compared, raced, its fallback stages; JSON in build/. An hour or so:
 #             make check-models CHECK_FLAGS="--no-peers --part 1/4" takes a share of it
 # make check-paper-models  the nine models of the paper's Table I, compiled and verified (minutes)
-# make check-cuda    GPUs without one: every model compiled for every architecture, more whole models emulated (an hour);
-#             images are kept in build/cuda-images, so one that was interrupted goes on where it was
+# make check-cuda    GPUs without one: every model compiled for every architecture, more whole models emulated (hours);
+#             images are kept in build/cuda-images, so that a second run is shorter; a part of it:
+#             make check-cuda PYTEST_FLAGS="-k 'machine_code and swin'"
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
