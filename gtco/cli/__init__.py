@@ -8,13 +8,14 @@ does not cut that short.
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from gtco.cli import (
     bench_command,
@@ -42,6 +43,7 @@ COMMANDS = (
     records_command,
     doctor_command,
 )
+AGAIN = 1.0  # seconds until a stop that was lost is raised again
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,17 +97,29 @@ class _Terminated(BaseException):
 
 @contextmanager
 def _stopped_once() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` and SIGTERM :class:`_Terminated`; from then on neither
-    does anything, so that what is cleaned up is cleaned up whole."""
+    """Ctrl-C raises ``KeyboardInterrupt`` and SIGTERM :class:`_Terminated`; while that is under way
+    neither does anything, so that what is cleaned up is cleaned up whole. Where it is lost, as in a
+    function that TVM calls back, which makes it a ``RuntimeError`` of that stage, it is raised
+    again."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
     before: dict[int, Any] = {}
+    over = threading.Event()
+    raised: list[int] = []
+    main_thread = threading.get_ident()
 
-    def stop(number: int, _: object) -> NoReturn:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
+    def repeat(number: int) -> None:
+        while not over.wait(AGAIN):
+            signal.pthread_kill(main_thread, number)
+
+    def stop(number: int, _: object) -> None:
+        if over.is_set() or _stopping(sys.exc_info()[1]):
+            return
+        if not raised:
+            raised.append(number)
+            _thread.start_new_thread(repeat, (number,))  # no lock that is held here, as Thread has
+        raise KeyboardInterrupt if raised[0] == signal.SIGINT else _Terminated
 
     try:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, stop)
@@ -113,5 +127,13 @@ def _stopped_once() -> Iterator[None]:
             before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
         yield
     finally:
+        over.set()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _stopping(handled: BaseException | None) -> bool:
+    """Is what is handled a stop, or came up while one was?"""
+    while handled is not None and not isinstance(handled, KeyboardInterrupt | _Terminated):
+        handled = handled.__context__
+    return handled is not None

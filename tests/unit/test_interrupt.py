@@ -115,6 +115,37 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     assert not psutil.wait_procs(processes, timeout=30)[1]
 
 
+# A command in which the first stop comes to a function that TVM calls, which loses it.
+CALLED_BACK = """
+import sys, time
+import tvm_ffi
+from gtco.cli import doctor_command, main
+def called():
+    open(sys.argv[1], "w").close()
+    time.sleep(300)
+def command(options):
+    try:
+        tvm_ffi.convert(called)()
+    except RuntimeError:
+        time.sleep(300)
+doctor_command.main = command
+raise SystemExit(main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
+    marker = tmp_path / "marker"
+    child = start(root, tmp_path, CALLED_BACK, str(marker))
+    while not marker.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=100)
+    assert child.returncode == (130 if number == signal.SIGINT else 143)
+    assert errors.startswith("interrupted") and len(errors.splitlines()) == 1
+
+
 # Runs `python -m gtco`, which gets Ctrl-C as it imports argv[1].
 WHILE_IMPORTING = """
 import os, runpy, signal, sys
