@@ -146,7 +146,8 @@ def test_reductions(
     kept = tuple(1 if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
     for dtype in ("float32", "int64"):
         if not (kind == "mean" and dtype == "int64"):
-            check(single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims))
+            stage = single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims)
+            check(stage, tolerance=1e-4)  # all terms of a single sum may nearly cancel
 
 
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
