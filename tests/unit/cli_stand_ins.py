@@ -10,16 +10,10 @@ from typing import ClassVar
 import pytest
 
 from gtco.runtime import library
+from gtco.runtime.plan import TensorSpec
 from gtco.tuning.view import View
 from gtco.tuning.whole import Verdict
 from gtco.verification import VerificationReport
-
-
-@dataclass(frozen=True)
-class Spec:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -41,8 +35,8 @@ class Report:
 class Model:
     """What gtco.runtime.module.load gives, computing y = 2 x."""
 
-    inputs: ClassVar = [Spec("x", "float32", (2, 3)), Spec("ids", "int64", (2,))]
-    outputs: ClassVar = [Spec("y", "float32", (2, 3))]
+    inputs: ClassVar = [TensorSpec("x", "float32", (2, 3)), TensorSpec("ids", "int64", (2,))]
+    outputs: ClassVar = [TensorSpec("y", "float32", (2, 3))]
     stages: ClassVar = [
         {
             "name": f"s{n}",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -125,6 +126,18 @@ def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
     )
 
 
+@contextmanager
+def recorded(
+    folder: Path,
+) -> Iterator[tuple[Compilation, Records, RecordedPolicy, AnalyticPolicy]]:
+    """A compilation for this machine, empty records, and the policies that go by them."""
+    compilation = Compilation(b"", folder / "m.so", None, CompileOptions(), silent)
+    with Records(folder / "r") as records:
+        policy = compilation.policy_for(target("native"), records)
+        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
+        yield compilation, records, policy, policy.policy
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> None:
     """Not as the cheapest of what was read at many moments would have it: one stage reads slow, and
@@ -132,11 +145,7 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
     model comes to its end, but in records that do not say of which model they are.
     """
     graph = block()
-    compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
-    with Records(tmp_path / "r") as records:
-        policy = compilation.policy_for(target("native"), records)
-        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
-        analytic = policy.policy
+    with recorded(tmp_path) as (compilation, records, policy, analytic):
         before = compilation.fuse(graph, policy)[1]
         slow = next(s for s in before.stages if "gelu" in s.label)
 
@@ -170,11 +179,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
     what was chosen.
     """
     graph = block()
-    compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
-    with Records(tmp_path / "r") as records:
-        policy = compilation.policy_for(target("native"), records)
-        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
-        analytic = policy.policy
+    with recorded(tmp_path) as (compilation, records, policy, analytic):
         first = compilation.fuse(graph, policy)[1]
         heavy = next(s for s in first.stages if "gelu" in s.label)
         price = analytic.predict

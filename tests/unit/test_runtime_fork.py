@@ -17,47 +17,23 @@ import numpy as np
 import pytest
 
 from gtco.errors import ArtifactError
-from gtco.runtime.artifact import write_artifact
 from gtco.runtime.module import Model, load
-from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from tests.unit.test_runtime_models import (
+    SLEEPER,
     check,
-    compile_kernels,
     example_inputs,
     kernels,
     small,
-    small_artifact,
+    some_tasks,
 )
 
 PATIENCE = 120.0  # seconds until a child counts as hanging
 
 
-SLEEPER = """
-#include <stdint.h>
-#include <time.h>
-void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
-  for (int64_t t = begin; t < end; ++t) {
-    struct timespec pause = {0, 20000000};
-    nanosleep(&pause, 0);
-    ((float*)y)[t] = ((float*)x)[t] + 1;
-  }
-}
-"""
-
-
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one step with 8 tasks of 20 ms each, which need no CPU."""
-    folder = tmp_path_factory.mktemp("slow")
-    artifact = small_artifact(
-        compile_kernels(SLEEPER, folder),
-        inputs=(TensorSpec("x", "float32", (8,)),),
-        outputs=(TensorSpec("y", "float32", (8,)),),
-        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), 8),),
-        weights=(),
-        arena_bytes=0,
-    )
-    return write_artifact(artifact, folder / "slow.so")
+    return some_tasks(SLEEPER, tmp_path_factory.mktemp("slow"))
 
 
 def in_child(work: Callable[[], None]) -> None:

@@ -125,6 +125,32 @@ def check(results: tuple[np.ndarray, ...], x: np.ndarray, mask: np.ndarray) -> N
     np.testing.assert_allclose(results[1], total, rtol=1e-4, atol=1e-4)
 
 
+SLEEPER = """
+#include <stdint.h>
+#include <time.h>
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    struct timespec pause = {0, 20000000};
+    nanosleep(&pause, 0);
+    ((float*)y)[t] = ((float*)x)[t] + 1;
+  }
+}
+"""
+
+
+def some_tasks(source: str, folder: Path, tasks: int = 8) -> Path:
+    """The library of a model of one step, ``slow``, with so many tasks of an element each."""
+    artifact = small_artifact(
+        compile_kernels(source, folder),
+        inputs=(TensorSpec("x", "float32", (tasks,)),),
+        outputs=(TensorSpec("y", "float32", (tasks,)),),
+        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), tasks),),
+        weights=(),
+        arena_bytes=0,
+    )
+    return write_artifact(artifact, folder / "slow.so")
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return compile_kernels(KERNELS, tmp_path_factory.mktemp("kernels"))

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,86 +20,44 @@ from gtco.errors import ArtifactError, OptionError
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import Library
 from gtco.runtime.module import load
-from gtco.runtime.plan import BufferRef, Step, TensorSpec
 from tests.unit.test_runtime_models import (
+    SLEEPER,
     check,
-    compile_kernels,
     example_inputs,
     kernels,
     small,
     small_artifact,
+    some_tasks,
 )
 from tests.unit.test_runtime_module import REPOSITORY, c_run
 
 
+def on_threads(count: int, work: Callable[[int], None]) -> None:
+    """The work on so many threads at once, each given its number; what one raises is raised."""
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(work, number) for number in range(count)]:
+            done.result()
+
+
 def test_two_handles_run_at_the_same_time(small: Path) -> None:
-    failures: list[BaseException] = []
-
     def work(seed: int) -> None:
-        try:
-            x, mask = example_inputs(seed)
-            with load(small, 2) as model:
-                for _ in range(300):
-                    check(model(x, mask), x, mask)
-        except BaseException as error:
-            failures.append(error)
+        x, mask = example_inputs(seed)
+        with load(small, 2) as model:
+            for _ in range(300):
+                check(model(x, mask), x, mask)
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failures
+    on_threads(3, work)
 
 
 def test_one_handle_from_many_threads(small: Path) -> None:
-    failures: list[BaseException] = []
     with load(small, 2) as model:
 
         def work(seed: int) -> None:
-            try:
-                x, mask = example_inputs(seed)
-                for _ in range(100):
-                    check(model(x, mask), x, mask)
-            except BaseException as error:
-                failures.append(error)
+            x, mask = example_inputs(seed)
+            for _ in range(100):
+                check(model(x, mask), x, mask)
 
-        workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-    assert not failures
-
-
-SLEEPER = """
-#include <stdint.h>
-#include <time.h>
-void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
-  for (int64_t t = begin; t < end; ++t) {
-    struct timespec pause = {0, 20000000};
-    nanosleep(&pause, 0);
-    ((float*)y)[t] = ((float*)x)[t] + 1;
-  }
-}
-"""
-
-
-def eight_tasks(source: str, folder: Path) -> Path:
-    return some_tasks(source, folder, 8)
-
-
-def some_tasks(source: str, folder: Path, tasks: int) -> Path:
-    """The library of a model of one step, ``slow``, with so many tasks of an element each."""
-    artifact = small_artifact(
-        compile_kernels(source, folder),
-        inputs=(TensorSpec("x", "float32", (tasks,)),),
-        outputs=(TensorSpec("y", "float32", (tasks,)),),
-        steps=(Step("slow", (BufferRef("input", 0), BufferRef("output", 0)), tasks),),
-        weights=(),
-        arena_bytes=0,
-    )
-    return write_artifact(artifact, folder / "slow.so")
+        on_threads(4, work)
 
 
 WAVES = """
@@ -125,7 +85,7 @@ def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
     end only where every thread works at once, and does as many of the 8 as the others.
     """
     x = np.full(8, threads, np.float32)
-    with load(eight_tasks(WAVES, tmp_path), threads) as model:
+    with load(some_tasks(WAVES, tmp_path), threads) as model:
         for _ in range(3):
             np.testing.assert_array_equal(model(x), np.ones(8, np.float32))
             time.sleep(0.02)  # the workers may fall asleep, or not
@@ -167,7 +127,7 @@ def test_a_busy_handle_is_an_error_in_c(tmp_path: Path) -> None:
     begun, say, told, tell = *os.pipe(), *os.pipe()
     x, y = np.array([say, told] + [0] * 6, np.float32), np.zeros(8, np.float32)
     statuses: list[int] = []
-    with load(eight_tasks(GATE, tmp_path), 2) as model:
+    with load(some_tasks(GATE, tmp_path), 2) as model:
         runner = threading.Thread(
             target=lambda: statuses.append(c_run(model, [x.ctypes.data], [y.ctypes.data])[0])
         )
@@ -185,7 +145,7 @@ def test_a_busy_handle_is_an_error_in_c(tmp_path: Path) -> None:
 
 
 def test_profile_times_every_stage(small: Path, tmp_path: Path) -> None:
-    with load(eight_tasks(SLEEPER, tmp_path), 2) as model:
+    with load(some_tasks(SLEEPER, tmp_path), 2) as model:
         began = time.perf_counter()
         (seconds,) = model.profile(np.zeros(8, np.float32), repeat=2)
         assert 8 * 0.02 / 2 <= seconds <= time.perf_counter() - began

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from gtco.errors import VerificationError
+from gtco.runtime.plan import TensorSpec
 from gtco.verification import compare, verify
 from gtco.verification.cases import nudged
 from gtco.verification.reference import open_reference
@@ -23,19 +24,12 @@ from gtco.verification.top1 import is_classifier
 
 
 @dataclass(frozen=True)
-class Spec:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Fake:
     """A "compiled model" y = function(x)."""
 
     function: object
-    inputs: tuple[Spec, ...] = (Spec("x", "float32", (2, 8)),)
-    outputs: tuple[Spec, ...] = (Spec("y", "float32", (2, 8)),)
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "float32", (2, 8)),)
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "float32", (2, 8)),)
 
     def run(self, inputs):
         return {"y": self.function(inputs["x"])}
@@ -104,7 +98,7 @@ def test_a_bfloat16_module_is_a_reference_too():
         def forward(self, x):
             return x + x
 
-    half = (Spec("x", "bfloat16", (2, 8)),), (Spec("y", "bfloat16", (2, 8)),)
+    half = (TensorSpec("x", "bfloat16", (2, 8)),), (TensorSpec("y", "bfloat16", (2, 8)),)
     assert verify(Fake(lambda x: x + x, *half), Double()).passed
     assert not verify(Fake(lambda x: x + x + x, *half), Double(), check=False).passed
 
@@ -300,8 +294,8 @@ CLASSES = np.random.default_rng(2).standard_normal((8, 5)).astype(np.float32)
 class Half(Fake):
     """A classifier of four images, compiled in bf16."""
 
-    inputs: tuple[Spec, ...] = (Spec("x", "float32", (4, 8)),)
-    outputs: tuple[Spec, ...] = (Spec("y", "float32", (4, 5)),)
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "float32", (4, 8)),)
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "float32", (4, 5)),)
     metadata: dict[str, str] = field(default_factory=lambda: {"precision": "bf16"})
 
 
@@ -346,10 +340,10 @@ def test_another_class_first_is_a_failure_unless_two_are_near():
 
 def test_only_classifiers_are_asked_for_classes():
     for dtype, shape in (("float32", (4, 5, 2)), ("float32", (4, 1)), ("int64", (4, 5))):
-        assert not is_classifier(Half.inputs, (Spec("y", dtype, shape),))
+        assert not is_classifier(Half.inputs, (TensorSpec("y", dtype, shape),))
     assert is_classifier(Half.inputs, Half.outputs)
     assert not is_classifier(Half.inputs, Half.outputs * 2)
-    assert not is_classifier((Spec("ids", "int64", (4, 8)),), Half.outputs)
+    assert not is_classifier((TensorSpec("ids", "int64", (4, 8)),), Half.outputs)
 
 
 def test_what_nearly_cancels_is_held_to_its_neighbours_in_bf16():
@@ -360,7 +354,7 @@ def test_what_nearly_cancels_is_held_to_its_neighbours_in_bf16():
         y[:, 2] = 1e-3
         return [y]
 
-    outputs = (Spec("y", "float32", (2, 6, 32)),)
+    outputs = (TensorSpec("y", "float32", (2, 6, 32)),)
 
     def off_by(part):
         return Half(lambda x: reference({})[0] + np.float32(part), Half.inputs, outputs)

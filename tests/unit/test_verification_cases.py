@@ -9,11 +9,11 @@ import onnx
 from onnx import TensorProto
 
 from gtco.verification import Role, cases, onnx_roles, verify
-from tests.unit.test_verification import Spec
+from tests.unit.test_verification import TensorSpec
 
 
 def test_cases_are_what_they_say_and_repeat():
-    specs = (Spec("x", "float32", (3, 5)), Spec("ids", "int64", (400,)))
+    specs = (TensorSpec("x", "float32", (3, 5)), TensorSpec("ids", "int64", (400,)))
     seen, again = cases(specs, seed=1), cases(specs, seed=1)
     assert list(seen) == ["random", "large", "zeros", "constant", "spike"]
     for case, inputs in seen.items():
@@ -26,7 +26,7 @@ def test_cases_are_what_they_say_and_repeat():
 
 
 def test_integers_reach_over_the_whole_of_their_range():
-    ids, pixels = Spec("ids", "int64", (2, 300)), Spec("pixels", "uint8", (40, 40))
+    ids, pixels = TensorSpec("ids", "int64", (2, 300)), TensorSpec("pixels", "uint8", (40, 40))
     known = cases((ids,), roles={"ids": Role(index=True, bound=30522)})["random"]["ids"]
     assert known.min() == 0 and known.max() == 30521 and len(np.unique(known)) > 300
     assert cases((ids,), ranges={"ids": (0, 16)})["random"]["ids"].max() == 15
@@ -39,10 +39,10 @@ def test_integers_reach_over_the_whole_of_their_range():
 
 def test_masks_are_tried_whole_empty_at_random_and_with_a_masked_row():
     specs = (
-        Spec("x", "float32", (2, 4)),
-        Spec("keep", "bool", (3, 7)),
-        Spec("attention_mask", "int64", (3, 7)),
-        Spec("bias", "float32", (2, 1, 5, 7)),
+        TensorSpec("x", "float32", (2, 4)),
+        TensorSpec("keep", "bool", (3, 7)),
+        TensorSpec("attention_mask", "int64", (3, 7)),
+        TensorSpec("bias", "float32", (2, 1, 5, 7)),
     )
     seen = cases(specs, roles={"bias": Role(mask="additive")})
     lowest = np.finfo(np.float32).min
@@ -61,7 +61,7 @@ def test_masks_are_tried_whole_empty_at_random_and_with_a_masked_row():
         assert set(np.unique(seen[case]["bias"])) <= {0, -np.inf}
         assert np.isneginf(seen[case]["bias"]).any() and seen[case]["keep"].dtype == np.bool_
     assert "mask row lowest" not in seen  # for a mask of which nothing is known but its name
-    either = cases((Spec("pad_mask", "float32", (3, 7)),))
+    either = cases((TensorSpec("pad_mask", "float32", (3, 7)),))
     assert set(np.unique(either["mask random"]["pad_mask"])) == {0, 1}
     assert set(np.unique(either["mask random lowest"]["pad_mask"])) == {0, lowest}
     assert set(np.unique(either["mask row -inf"]["pad_mask"])) == {0, -np.inf}
@@ -130,8 +130,8 @@ def test_ids_that_the_reference_refuses_are_drawn_smaller():
 
     @dataclass(frozen=True)
     class Embedding:
-        inputs = (Spec("ids", "int64", (2, 80)), Spec("kind", "int32", (2, 80)))
-        outputs = (Spec("y", "float32", (2, 80)),)
+        inputs = (TensorSpec("ids", "int64", (2, 80)), TensorSpec("kind", "int32", (2, 80)))
+        outputs = (TensorSpec("y", "float32", (2, 80)),)
 
         def run(self, inputs):
             return {"y": (inputs["ids"] + inputs["kind"]).astype(np.float32)}
