@@ -149,8 +149,7 @@ class RecordedPolicy:
         if pick is None:
             return None
         known = self.known(stage)
-        newest = stood(known)
-        config = newest.parsed if newest else None
+        config = standing(known)
         if config is not None and config.sketch not in without:
             space = space_of(stage, self.target)
             if followed := priced(self.policy, space, config):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from tvm import tirx
 
+from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr
 
 Combine = Callable[[Expr, Expr], Expr]
@@ -18,6 +20,31 @@ ACCUMULATORS, ALL_ACCUMULATORS = 4, 8
 
 def add(a: Expr, b: Expr) -> Expr:
     return a + b
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return tirx.max(a, b)
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return tirx.min(a, b)
+
+
+def combination(em: Emitter, kind: str) -> tuple[Combine, float]:
+    """How two elements become one, and what changes nothing; NaN propagates through extremes as in
+    numpy.
+    """
+    if kind in ("sum", "mean"):
+        return add, 0.0
+    if kind == "prod":
+        return (lambda a, b: a * b), 1.0
+    choose = tirx.max if kind == "max" else tirx.min
+
+    def extreme(a: Expr, b: Expr) -> Expr:
+        a = em.let(a)
+        return tirx.Select(is_nan(a), a, choose(a, b))
+
+    return extreme, -inf if kind == "max" else inf
 
 
 def fold(

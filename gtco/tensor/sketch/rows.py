@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
+from tvm import tirx
+
 from gtco.target import Target
 from gtco.tensor.analysis.chains import (
     Epilogue,
@@ -32,10 +34,13 @@ from gtco.tensor.analysis.chains import (
     is_static,
 )
 from gtco.tensor.analysis.reduction import NORMALISATIONS, PLACES, REDUCTIONS, Reduction
+from gtco.tensor.emit import Array, Expr
+from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch.columns import CHUNK
 from gtco.tensor.sketch.lockstep import Lockstep
 from gtco.tensor.sketch.program import program
+from gtco.tensor.sketch.rows_columns import ColumnLoops
 from gtco.tensor.sketch.rows_loops import RowsLoops
 from gtco.tensor.sketch.streaming import GATHER, grain, in_vectors, streaming_workload
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
@@ -181,6 +186,15 @@ class Rows:
         return Scratch((Piece("rows", (self.side * self.groups, padded)),) if needs else ())
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
-        loops = RowsLoops(self, config["rows"])
+        loops = (RowsLoops if self.view.by_rows else ColumnLoops)(self, config["rows"])
         tasks = ceil(self.units / config["rows"])
         return program(symbol, self.stage, self.target, tasks, loops.emit, self.scratch)
+
+    def finish(self, reader: Reader, outer: list[Expr], value: Expr, output: Array) -> None:
+        """One reduced element through the epilogue."""
+        if self.op.kind == "mean":
+            value = value * tirx.const(1.0 / self.view.count, "float32")
+        if self.op.kind in PLACES:
+            value = tirx.Cast("int64", tirx.Cast("int32", value))
+        at = self.view.result_index(outer)
+        reader.finish(self.tail, at, reader.emitter.let(value), output)

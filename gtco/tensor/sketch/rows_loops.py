@@ -1,27 +1,26 @@
-"""The loops of the rows sketch (:mod:`gtco.tensor.sketch.rows`): statistics and reductions."""
+"""The loops of the rows sketch (:mod:`gtco.tensor.sketch.rows`) over rows: statistics and
+reductions along the last axes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import ceil, inf, prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 from tvm import tirx
 
 from gtco.tensor import vector_math
 from gtco.tensor.analysis.indices import split_flat
-from gtco.tensor.analysis.reduction import NORMALISATIONS, PLACES, REDUCTIONS
+from gtco.tensor.analysis.reduction import NORMALISATIONS
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.fold import Combine, Over, add, fold_rows
+from gtco.tensor.fold import Combine, Over, add, combination, fold_rows, maximum, minimum
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch.column_moments import long_enough, row_moments
-from gtco.tensor.sketch.columns import ColumnChunk
-from gtco.tensor.sketch.places import places
 from gtco.tensor.sketch.streaming import (
     tasks_of_panels,
-    tasks_of_rows,
     unflatten,
     whole_runs,
 )
@@ -44,16 +43,11 @@ class RowsLoops:
         sketch = self.sketch
         self.em, self.args = em, args
         self.reader = Reader(sketch.stage, em, args.inputs)
-        if not self.view.by_rows:
-            with tasks_of_rows(em, args, sketch.units, self.rows) as unit:
-                self.columns(unit)
-            return
         side = min(sketch.side, 1 << (self.rows.bit_length() - 1))
         self.panel = sketch.groups * side  # rows
         self.scratch = sketch.scratch.arrays(args).get("rows")
         tasks_of_panels(em, args, sketch.units, self.rows, side, sketch.groups, self.block)
 
-    # rows -----------------------------------------------------------------------------------------
     def block(self, first: Expr, groups: Expr, side: int) -> None:
         """A panel of rows, of ``groups`` times ``side`` side by side."""
         self.first, self.groups, self.side = first, groups, side
@@ -216,7 +210,7 @@ class RowsLoops:
 
     def softmax(self) -> None:
         em = self.em
-        x, tops = self.extremes(_maximum, -inf)
+        x, tops = self.extremes(maximum, -inf)
         scales = self.statistic()
         with self.each_group():
             top = self.noted(tops)
@@ -234,7 +228,7 @@ class RowsLoops:
 
     def log_softmax(self) -> None:
         em = self.em
-        x, tops = self.extremes(_maximum, -inf)
+        x, tops = self.extremes(maximum, -inf)
         shifts = self.statistic()
         with self.each_group():
             top = self.noted(tops)
@@ -301,7 +295,7 @@ class RowsLoops:
                         outer[axis] = i
                 run(r)
 
-        combine, start = _combination(em, sketch.op.kind)
+        combine, start = combination(em, sketch.op.kind)
         with self.each_group():
             outers = [list(outer) for outer in self.outers]
             values = self.fold(self.source, combine, start, over if inner else None)
@@ -312,142 +306,18 @@ class RowsLoops:
     def place(self) -> None:
         """Where a row's extreme lies: the extreme first, then the first position that has it."""
         em = self.em
-        x, tops = self.extremes(*_combination(em, self.sketch.op.kind.removeprefix("arg")))
+        x, tops = self.extremes(*combination(em, self.sketch.op.kind.removeprefix("arg")))
         with self.each_group():
             top = self.noted(tops)
-            where = self.fold(lambda r, j: _place(em.let(x(r, j)), top(r), j), _minimum, inf)
+            where = self.fold(lambda r, j: _place(em.let(x(r, j)), top(r), j), minimum, inf)
             for r, outer in enumerate(self.outers):
                 self.finish(outer, where if self.side == 1 else tirx.Shuffle([where], [r]))
 
     def finish(self, outer: list[Expr], value: Expr) -> None:
-        """One reduced element through the epilogue."""
-        if self.sketch.op.kind == "mean":
-            value = value * tirx.const(1.0 / self.view.count, "float32")
-        if self.sketch.op.kind in PLACES:
-            value = tirx.Cast("int64", tirx.Cast("int32", value))
-        at = self.view.result_index(outer)
-        self.reader.finish(self.sketch.tail, at, self.em.let(value), self.args.output)
-
-    # columns --------------------------------------------------------------------------------------
-    def columns(self, unit: Expr) -> None:
-        em, sketch = self.em, self.sketch
-        width, last = sketch.chunk, self.view.shape[-1]
-        chunks = ceil(last / width)
-        chunk = em.let_index(unit % chunks, "chunk") if chunks > 1 else 0
-        group = em.let_index(unit // chunks, "outer") if chunks > 1 else unit
-        rows = [*sketch.beside.rows(em, unflatten(em, group, sketch.beside.counted))]
-
-        def one(first: Expr, width: int) -> None:
-            if sketch.op.kind in PLACES:
-                self.places(rows, first, width)
-            else:
-                (outer,) = rows
-                self.chunk(list(outer), first, width)
-
-        if last % width == 0:
-            one(chunk * width, width)
-            return
-        em.branch(
-            chunk < chunks - 1 if chunks > 1 else False,
-            lambda: one(chunk * width, width),
-            lambda: one((chunks - 1) * width, last % width),
-        )
-
-    def places(self, rows: list[list[Expr]], first: Expr, width: int) -> None:
-        """Where the extremes of ``width`` neighbouring columns lie, in several rows."""
-        em, view, op = self.em, self.view, self.sketch.op
-        groups = [ColumnChunk(em, view.shape, view.axes, row, first, width) for row in rows]
-
-        def read(index: list[Expr]) -> Expr:
-            return self.reader.value(op.inputs[0], index)
-
-        found = places(em, groups, view.count, read, op.kind == "argmax")
-        for row, group, place in zip(rows, groups, found, strict=True):
-            group.each(
-                lambda begin, lane, row=row, place=place: self.finish(  # type: ignore[misc]
-                    [*row[:-1], first + begin + lane], em.load(place, [begin + lane])
-                )
-            )
-
-    def chunk(self, outer: list[Expr], first: Expr, width: int) -> None:
-        """``width`` neighbouring columns from ``first``, reduced side by side."""
-        em, sketch = self.em, self.sketch
-        kind = sketch.op.kind
-        columns = ColumnChunk(em, self.view.shape, self.view.axes, outer, first, width)
-
-        def read(index: list[Expr], begin: int, lane: Expr) -> Expr:
-            return self.reader.value(sketch.op.inputs[0], index)
-
-        if kind in REDUCTIONS:
-            acc = columns.fold(read, *_combination(em, kind))
-            columns.each(
-                lambda begin, lane: self.finish(
-                    [*outer[:-1], first + begin + lane], em.load(acc, [begin + lane])
-                )
-            )
-            return
-        assert kind in ("softmax", "log_softmax"), kind
-        soft = kind == "softmax"
-        top = columns.fold(read, _maximum, -inf)
-        keep = soft and self.sketch.stage.output.type.dtype == "float32"
-
-        def exponential(index: list[Expr], begin: int, lane: Expr) -> Expr:
-            e = vector_math.exp_nonpositive(
-                em, read(index, begin, lane) - em.load(top, [begin + lane])
-            )
-            if keep:  # where the result will be: exp is dearer than storing twice
-                where = sketch.tail.positions([em.index(i) for i in index])
-                em.store(self.args.output, where[sketch.stage.output.output], e)
-            return e
-
-        total = columns.fold(exponential, add, 0.0)
-
-        def invert(begin: int, lane: Expr) -> None:
-            s = em.load(total, [begin + lane])
-            value = tirx.const(1.0, "float32") / s if soft else vector_math.log(em, s)
-            em.store(total, [begin + lane], value)
-
-        columns.each(invert)
-
-        def element(index: list[Expr], begin: int, lane: Expr) -> None:
-            s = em.load(total, [begin + lane])
-            if keep:
-                where = sketch.tail.positions([em.index(i) for i in index])
-                value = em.load(self.args.output, where[sketch.stage.output.output]) * s
-            else:
-                shifted = read(index, begin, lane) - em.load(top, [begin + lane])
-                value = vector_math.exp_nonpositive(em, shifted) * s if soft else shifted - s
-            self.reader.finish(sketch.tail, index, em.let(value), self.args.output)
-
-        columns.across(element)
-
-
-def _maximum(a: Expr, b: Expr) -> Expr:
-    return tirx.max(a, b)
-
-
-def _minimum(a: Expr, b: Expr) -> Expr:
-    return tirx.min(a, b)
+        self.sketch.finish(self.reader, outer, value, self.args.output)
 
 
 def _place(x: Expr, top: Expr, at: Expr) -> Expr:
     """``at`` as a float where x is the extreme or NaN, which then is the extreme; else infinity."""
     here = tirx.Cast("float32", at) if not isinstance(at, int) else tirx.const(at, "float32")
     return tirx.Select(tirx.Or(x == top, is_nan(x)), here, tirx.const(inf, "float32"))
-
-
-def _combination(em: Emitter, kind: str) -> tuple[Combine, float]:
-    """How two elements become one, and what changes nothing; NaN propagates through extremes as in
-    numpy.
-    """
-    if kind in ("sum", "mean"):
-        return add, 0.0
-    if kind == "prod":
-        return (lambda a, b: a * b), 1.0
-    choose = tirx.max if kind == "max" else tirx.min
-
-    def extreme(a: Expr, b: Expr) -> Expr:
-        a = em.let(a)
-        return tirx.Select(is_nan(a), a, choose(a, b))
-
-    return extreme, -inf if kind == "max" else inf
