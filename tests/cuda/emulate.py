@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import os
 import re
 import secrets
 import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,35 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from gtco.tensor import cuda, space
+from gtco.tensor import space
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Config
+from tests.cuda.emulated_objects import Fault, compiled_object, kernel_object, link
 
-HERE = Path(__file__).parent / "emulator"
-DEVICE = Path(cuda.__file__).parent / "device"
-RUNTIME = ("fibres.cpp", "collectives.cpp", "warp_groups.cpp", "memory.cpp", "figures.cpp",
-           "grid.cpp", "tickets.cpp", "library.cpp")  # fmt: skip
-FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
-         "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
-# -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).
-# Variables start as 0xfe bytes: a NaN in float16, about -1e38 in float32, wrong in any case.
-KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
-                "-ftrivial-auto-var-init=pattern", "--param=tsan-instrument-func-entry-exit=0",
-                "-Werror=uninitialized", "-Werror=frame-larger-than=65536"]  # fmt: skip
-# Loops that TVM made (sketch/cuda/fallback.py) set a sum in their first round; gcc cannot know.
-LOWERED = re.compile(r"^// .*: (one thread|\d+ independent iterations)$", re.MULTILINE)
 # Dynamic shared memory that a block may have, in bytes.
 SHARED = {750: 64 << 10, 800: 163 << 10, 890: 99 << 10, 900: 227 << 10}
 ARGUMENTS = 24
 SITES = 2048
 GUARD = 1 << 16
-KEPT = 3 * 24 * 3600  # seconds that a built file is kept
 ACCESS = ("constant", "output", "scratch", "any", "counters")  # machine.h
 KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix")
-
-
-class Fault(AssertionError):
-    """A kernel did what a GPU would not forgive."""
 
 
 @dataclass(frozen=True)
@@ -326,9 +303,9 @@ def build_shared(
         objects.append((program.source, symbol))
         calls.append(_CALL_OF_ALL.format(symbol=symbol))
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda o: _kernel_object(o[0], arch, o[1]), objects))
-    made.append(_object("".join([*calls, "}\n"]), ["-DGTCO_ARCH=800", "-O1"]))
-    return _link(made)
+        made = list(pool.map(lambda o: kernel_object(o[0], arch, o[1]), objects))
+    made.append(compiled_object("".join([*calls, "}\n"]), ["-DGTCO_ARCH=800", "-O1"]))
+    return link(made)
 
 
 def faults_of(path: Path) -> list[str]:
@@ -382,74 +359,7 @@ __attribute__((visibility("default"))) void {symbol}(
 
 @functools.cache
 def _library(source: str, arch: int) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_link([_kernel_object(source, arch)])))
-
-
-def _link(objects: Sequence[Path]) -> Path:
-    """A shared object of these and of the emulator, kept by their texts."""
-    runtime = [_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2"]) for name in RUNTIME]
-    every = [str(o) for o in (*objects, *runtime)]
-    path = _cache() / f"{hashlib.sha256(' '.join(every).encode()).hexdigest()[:24]}.so"
-    if not path.exists():
-        _make(path, lambda to: ["g++", "-shared", "-o", to, *every])
-    return path
-
-
-def _kernel_object(source: str, arch: int, renamed: str = "") -> Path:
-    """Kernels whose every access is seen; the one named ``renamed`` becomes gtco_kernel_..."""
-    seen = {f: f"gtco_{f}" for f in ("memcpy", "memset", "memmove")}  # by memory.cpp
-    if renamed:
-        seen[renamed] = f"gtco_kernel_{renamed}"
-    flags = [*KERNEL_FLAGS, *(["-Wno-maybe-uninitialized"] if LOWERED.search(source) else [])]
-    return _object(source, [f"-DGTCO_ARCH={arch}", *flags], seen)
-
-
-def _object(source: str, flags: list[str], names: Mapping[str, str] = MappingProxyType({})) -> Path:
-    included: dict[Path, str] = {}
-    _include(source, included)
-    texts = [source, *FLAGS, *flags, *names, *included.values()]
-    path = _cache() / f"{hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:24]}.o"
-    if not path.exists():
-        text = path.with_suffix(".cpp")
-        text.write_text(source)
-        renames = [f"--redefine-sym={old}={new}" for old, new in names.items()]
-        _make(
-            path,
-            lambda to: ["g++", *FLAGS, *flags, "-c", str(text), "-o", to],
-            lambda to: ["objcopy", *renames, to],
-        )
-    return path
-
-
-def _include(text: str, found: dict[Path, str]) -> None:
-    """Adds to ``found`` the headers of ours that a text includes, and those that they do."""
-    for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE):
-        path = next((p for p in (HERE / name, DEVICE / name, DEVICE / "gtco" / name)
-                     if p.is_file()), None)  # fmt: skip
-        if path and path not in found:
-            found[path] = path.read_text()
-            _include(found[path], found)
-
-
-def _make(path: Path, *commands: Callable[[str], list[str]]) -> None:
-    """Runs each ``command(file)`` and puts the file in place at once: tests run side by side."""
-    made = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    for command in commands:
-        done = subprocess.run(command(str(made)), capture_output=True, text=True)
-        if done.returncode:
-            raise Fault(f"{' '.join(command(path.name))}\n{done.stderr}")
-    made.rename(path)
-
-
-@functools.cache
-def _cache() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"gtco-emulated-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for file in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process was here before
-            if file.stat().st_mtime < time.time() - KEPT:
-                file.unlink()
-    return folder
+    return ctypes.CDLL(str(link([kernel_object(source, arch)])))
 
 
 def _lines(library: str, places: Sequence[int]) -> list[str]:

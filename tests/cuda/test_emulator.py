@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gtco.tensor.cuda.program import CudaProgram
-from tests.cuda.emulate import Fault, Report, build_shared, emulate, faults_of
+from tests.cuda.emulate import Report, build_shared, emulate, faults_of
+from tests.cuda.emulated_objects import Fault
 from tests.kernels import fresh_seed
 
 TYPES = {"float32": "float", "float16": "half", "uint16": "bf16", "uint32": "uint32_t",

@@ -35,7 +35,7 @@ from gtco.tensor.sketch.cuda import rows
 from gtco.tensor.space import Config, Option, Pick, Rejection, build, configs
 from models.export import export_onnx
 from tests.cuda.compiling import Compiling, Once, persistent_kernel
-from tests.cuda.emulate import DEVICE, Fault
+from tests.cuda.emulated_objects import DEVICE, Fault
 from tests.cuda.test_attention import MODELS, matched
 from tests.cuda.test_rows import normalised
 from tests.cuda.test_whole_models import CASES as WHOLE

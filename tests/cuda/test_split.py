@@ -36,7 +36,8 @@ from gtco.tensor.sketch.cuda import gemm, gemm_tiles
 from gtco.tensor.space import Config, Pick, configs
 from gtco.tensor.stage import Stage
 from gtco.tuning.offline import measure
-from tests.cuda.emulate import DEVICE, Fault, emulate, faults_of, run_stage
+from tests.cuda.emulate import emulate, faults_of, run_stage
+from tests.cuda.emulated_objects import DEVICE, Fault
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_candidates import Breaking, bundled
 from tests.cuda.test_gemm import ROUNDED, N, T, chain, conv, dense, inputs, sketch_of, wide

@@ -14,7 +14,8 @@ from gtco.codegen.nvrtc import compile_cuda
 from gtco.codegen.sass import machine_code
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.tensor_core import EMITTED_COLUMNS, ROWS
-from tests.cuda.emulate import Fault, emulate
+from tests.cuda.emulate import emulate
+from tests.cuda.emulated_objects import Fault
 from tests.kernels import fresh_seed
 
 THREADS = 128

@@ -295,7 +295,7 @@ void __tsan_func_exit() {}
 void __tsan_read_range(void* p, size_t n) { access(p, n, FROM, false, false); }
 void __tsan_write_range(void* p, size_t n) { access(p, n, FROM, true, false); }
 
-// emulate.py has kernels call these in place of memcpy and its like.
+// emulated_objects.py has kernels call these in place of memcpy and its like.
 void* gtco_memcpy(void* to, const void* from, size_t n) {
   access(const_cast<void*>(from), n, FROM, false, false);
   access(to, n, FROM, true, false);
