@@ -237,6 +237,23 @@ def test_hidden_rows_are_those_of_the_reference(
             assert (got[[3, 4, 5]] == 0).all()
 
 
+@pytest.mark.parametrize("dtype, split", [("float16", 1), ("float16", 4), ("float32", 2)])
+def test_a_guard_hides_no_value_that_is_no_number(dtype: str, split: int) -> None:
+    """Weights of 0 spread a NaN or infinity of V as any others do, and nothing else."""
+    stage = heads((), (ROWS, KEYS, 5, 9), dtype, bias=(ROWS, KEYS), guarded=True)
+    sketch = matched(stage)
+    every = [c for c in configs(sketch) if c["split"] == split and c["keys"] == 16]
+    arrays = special_rows(stage, -np.inf, fresh_seed())
+    arrays[2][KEYS // 3, 2], arrays[2][KEYS - 1, 7] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        want = reference(stage, [a.astype(np.float32) for a in arrays], precise=False)
+    got = run_stage(sketch, every[0], arrays)
+    assert_close(got, want, 2 * TOLERANCE[dtype])
+    lost = [0, 3, 4, 5]
+    assert np.isnan(got[lost][:, [2, 7]]).all()
+    assert (np.delete(got[lost], [2, 7], axis=1) == 0).all()
+
+
 def test_large_scores_do_not_overflow() -> None:
     """Scores reach several hundreds: their exponentials are relative to the largest so far."""
     seed = fresh_seed()

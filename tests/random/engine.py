@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +57,8 @@ BOUNDS = {
 PRODUCTS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Attention": 3}
 RUNS = 3  # with other changes each
 Arrays = Mapping[str, np.ndarray]
+# What a machine makes of the model, the inputs and the precision.
+Runner = Callable[[onnx.ModelProto, Arrays, str], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,9 @@ def run(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[
             return dict(compiled.run(dict(feeds)))
 
 
-def check(graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32") -> None:
+def check(
+    graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32", run: Runner = run
+) -> None:
     """Compare all of them, in one compile where that works and halves where it does not."""
     feeds = {k: v for g in graphs for k, v in g.feeds.items()}
     model = model_of(graphs)
@@ -238,14 +242,14 @@ def check(graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32") -> Non
         want = wanted(model, feeds, precision)
     except Exception:
         if len(graphs) > 1:
-            return _halves(graphs, tally, precision)
+            return _halves(graphs, tally, precision, run)
         tally.invalid += 1
         return None
     try:
         got = run(model, feeds, precision)
     except Exception as error:
         if len(graphs) > 1:
-            return _halves(graphs, tally, precision)
+            return _halves(graphs, tally, precision, run)
         kind = "refused" if isinstance(error, UnsupportedError) else "error"
         label = "" if isinstance(error, GtcoError) else f"{type(error).__name__}: "
         return _found(graphs[0], kind, label + str(error), tally)
@@ -262,10 +266,10 @@ def check(graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32") -> Non
     return None
 
 
-def _halves(graphs: Sequence[Drawn], tally: Tally, precision: str) -> None:
+def _halves(graphs: Sequence[Drawn], tally: Tally, precision: str, run: Runner) -> None:
     middle = len(graphs) // 2
-    check(graphs[:middle], tally, precision)
-    check(graphs[middle:], tally, precision)
+    check(graphs[:middle], tally, precision, run)
+    check(graphs[middle:], tally, precision, run)
 
 
 def _found(graph: Drawn, kind: str, reason: str, tally: Tally) -> None:

@@ -206,6 +206,7 @@ __device__ __forceinline__ void merged(unsigned char* shared,
       for (int s = 0; s < BLOCK::SPLIT; ++s) {
         factor[r][s] = score.weight(factor[r][s], shift_of(highest));
         total[r] = fmaf(first[s * BLOCK::WARPS * SHARE + (ROWS + r) * 32], factor[r][s], total[r]);
+        factor[r][s] = number<SHAPE::GUARDED>(factor[r][s]);
       }
       reciprocal[r] = 1.0f / total[r];
     }
@@ -348,7 +349,7 @@ __device__ __forceinline__ void attention(int block, Q q, K k, V v, Score score,
             }
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
-          float factor = weigh<4, 2 * KEY_TILES>(
+          float factor = weigh<4, 2 * KEY_TILES, SHAPE::GUARDED>(
               score,
               [&](int i) -> float& { return scores[r / 2][i / 2][r % 2 * 2 + i % 2]; }, top[r],
               sum[r]);

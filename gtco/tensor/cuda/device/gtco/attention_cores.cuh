@@ -91,7 +91,7 @@ __device__ __forceinline__ void attention_cores(int block, Q q, K k, V v, Score 
                 score(place.my_batch(), m, real ? n : SHAPE::KEYS - 1, scores[r][j]);
             scores[r][j] = real ? x : no_key();
           }
-          const float factor = weigh<8, KEYS>(
+          const float factor = weigh<8, KEYS, SHAPE::GUARDED>(
               score, [&](int j) -> float& { return scores[r][j]; }, top[r], sum[r]);
 #pragma unroll
           for (int i = 0; i < 4 * PIECES; ++i) out[r][i] *= factor;

@@ -62,6 +62,12 @@ __device__ __forceinline__ Scored<F> scored(F score) {
 // weight of -inf is 0 and not NaN.
 __device__ __forceinline__ float shift_of(float top) { return top == no_key() ? 0.0f : top; }
 
+// A weight or factor, which is never negative, and where it is GUARDED 0 in the place of NaN.
+template <bool GUARDED>
+__device__ __forceinline__ float number(float weight) {
+  return GUARDED ? fmaxf(weight, 0.0f) : weight;  // the greater of a NaN and a number is the number
+}
+
 template <int LANES>
 __device__ __forceinline__ float lanes_max(float x) {
 #pragma unroll
@@ -77,8 +83,9 @@ __device__ __forceinline__ float lanes_sum(float x) {
 
 // COUNT scores `at(i)` of a row become weights relative to the row's maximum so far, `top`; `sum`
 // is this lane's share of their sum. Gives the factor that what was summed before must take. A
-// maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
-template <int LANES, int COUNT, class Score, class At>
+// maximum may lose a NaN: its weight is NaN all the same, and so is the sum. Where they are GUARDED
+// the sum alone keeps the NaN, so that what the weights multiply is lost only to a NaN of its own.
+template <int LANES, int COUNT, bool GUARDED, class Score, class At>
 __device__ __forceinline__ float weigh(const Score& score, At at, float& top, float& sum) {
   float highest = top;
 #pragma unroll
@@ -89,21 +96,21 @@ __device__ __forceinline__ float weigh(const Score& score, At at, float& top, fl
   float here = 0.0f;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    at(i) = score.weight(at(i), shift);
-    here += at(i);
+    const float weight = score.weight(at(i), shift);
+    here += weight;
+    at(i) = number<GUARDED>(weight);
   }
   top = highest;
   sum = fmaf(sum, factor, here);
-  return factor;
+  return number<GUARDED>(factor);
 }
 
 // A row's sum of weights times values, by the reciprocal of its sum of weights: a division a row and
-// not one a value. A row without a key has sum 0, one with a NaN NaN: their results are NaN, or 0
-// where they are GUARDED.
+// not one a value. A row without a key has sum 0, one with a NaN NaN: their results are NaN, or where
+// they are GUARDED what weights of 0 make of the values: 0, or NaN of a NaN or infinity among them.
 template <bool GUARDED>
 __device__ __forceinline__ float normalized(float value, float sum, float reciprocal) {
-  if (GUARDED && !(sum > 0.0f)) return sum == 0.0f ? value * 0.0f : 0.0f;
-  return value * reciprocal;
+  return value * (GUARDED && !(sum > 0.0f) ? 0.0f : reciprocal);
 }
 
 }  // namespace gtco
