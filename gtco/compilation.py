@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +204,8 @@ class Compilation:
         if self.options.precision == "fp32":
             return graph
         narrow = GPU_PRECISIONS[self.options.precision]
-        graph = fold_constants(narrow_operands(graph, narrow, policy.predict)).check()
+        graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
+        graph = fold_constants(graph).check()
         self.dump("4-precision.txt", graph.dump())
         return graph
 
@@ -277,7 +277,6 @@ class Compilation:
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
         from gtco.search.recorded import RecordedPolicy
-        from gtco.search.stand_ins import stand_ins
 
         result = generate(
             stages,
@@ -288,7 +287,6 @@ class Compilation:
             ptx=self.options.ptx,
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
-            stand_ins=partial(stand_ins, policy),
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))

@@ -48,7 +48,10 @@ class GpuTarget:
 
     def rate(self, unit: str) -> float:
         """FLOP/s of a unit on all multiprocessors; 0 where the GPU has none."""
-        return dict(self.rates).get(unit, 0.0) * self.sms * self.clock
+        for name, rate in self.rates:
+            if name == unit:
+                return rate * self.sms * self.clock
+        return 0.0
 
     @property
     def generation(self) -> int:

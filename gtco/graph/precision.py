@@ -30,6 +30,9 @@ from math import isfinite
 import numpy as np
 from ml_dtypes import finfo
 
+from gtco.garbage import uncollected
+from gtco.graph.dpof import Floor
+from gtco.graph.fusion import no_floor
 from gtco.graph.graph import Graph
 from gtco.tensor.sketch.depthwise import MOST_INPUTS
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
@@ -44,14 +47,16 @@ _FIRST = frozenset("identity reshape permute slice broadcast roll gather".split(
 _MOVES = _FIRST | {"concat", "pad"}
 
 
-def narrow_operands(graph: Graph, dtype: str, cost: Cost | None = None) -> Graph:
+def narrow_operands(
+    graph: Graph, dtype: str, cost: Cost | None = None, floor: Floor = no_floor
+) -> Graph:
     """The graph with the float32 operands of its contractions rounded to ``dtype``. Depthwise
     convolutions, and those in groups as narrow, stay: they multiply vectors of channels, and are
     bound by memory that is float32. With ``cost``, so does a contraction that would be slower, for
-    want of a kernel as good.
+    want of a kernel as good; ``floor`` is at most what a stage of the operator costs.
     """
-    graph = graph.copy()
-    return _Narrowing(graph, dtype, cost).run()
+    with uncollected():  # as the fusion search, whose policy prices here too
+        return _Narrowing(graph.copy(), dtype, cost, floor).run()
 
 
 def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]:
@@ -88,8 +93,8 @@ def _alone(graph: Graph, op: Operator, narrow: tuple[int, ...], dtype: str) -> S
 class _Narrowing:
     """A graph under the pass; ``half`` is a tensor's rounded twin."""
 
-    def __init__(self, graph: Graph, dtype: str, cost: Cost | None) -> None:
-        self.graph, self.dtype, self.cost = graph, dtype, cost
+    def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
+        self.graph, self.dtype, self.cost, self.floor = graph, dtype, cost, floor
         self.half: dict[str, str] = {}
         self.found: dict[str, bool] = {}
         self.positions = {o: self.narrow(op) for o, op in graph.operators.items()}
@@ -109,7 +114,11 @@ class _Narrowing:
         plain = _alone(self.graph, op, (), self.dtype)
         if plain.key not in self.found:
             half = self.cost(_alone(self.graph, op, narrow, self.dtype))
-            self.found[plain.key] = isfinite(half) and half <= SLOWER * self.cost(plain)
+            # what the plain one takes at least mostly says it, and needs no search among configs
+            self.found[plain.key] = isfinite(half) and (
+                half <= SLOWER * self.floor(op, self.graph.types)
+                or half <= SLOWER * self.cost(plain)
+            )
         return self.found[plain.key]
 
     def run(self) -> Graph:

@@ -92,6 +92,7 @@ class GpuPolicy(PricingPolicy):
         self.target: GpuTarget = target
         self.untrusted = untrusted
         self._ranked: dict[object, tuple[Config, ...]] = {}
+        self._rooms: dict[tuple[int, int, int], int] = {}
 
     def price(self, sketch: Sketch, config: Config) -> float:
         """Predicted seconds of this very config; infinity where it cannot be launched."""
@@ -163,19 +164,28 @@ class GpuPolicy(PricingPolicy):
         however large L2 is, since a whole model's lie between two readings of them.
         """
         target = self.target
-        rate, room = target.rate(launch.unit), occupancy(launch, target).blocks
-        if not room or (launch.work and not rate):
+        room = self._room(launch)
+        if not room or (launch.work and not target.rate(launch.unit)):
             return inf
         return LAUNCH + LATENCY + max(
             self.loops(launch, room), self.memory(launch, room, constants)
         )
+
+    def _room(self, launch: Launch) -> int:
+        """Blocks of :func:`occupancy`, which many configs have in common."""
+        key = launch.threads, launch.shared, launch.registers
+        known = self._rooms.get(key)
+        if known is None:
+            known = self._rooms[key] = occupancy(launch, self.target).blocks
+        return known
 
     def loops(self, launch: Launch, room: int) -> float:
         """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does. Behind
         them, the last block of a tile that several share adds up what they have.
         """
         full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
-        seconds = full * self._wave(launch, room) + self._wave(launch, rest)
+        seconds = full * self._wave(launch, room) if full else 0.0
+        seconds += self._wave(launch, rest)
         if launch.joined:
             seconds += MEETING + launch.joined / L2_PORT / self.target.clock
         return seconds
@@ -188,9 +198,9 @@ class GpuPolicy(PricingPolicy):
         warps = blocks * ceil(launch.threads / WARP)
         # a partition idles without a warp, and while its only warp waits
         busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
-        rates = {unit: target.rate(unit) / target.sms * busy for unit in ("fma", launch.unit)}
-        work = share * launch.work / rates[launch.unit] if launch.work else 0.0
-        vector = share * launch.vector / (rates["fma"] / 2)
+        rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))
+        work = share * launch.work / rate if launch.work else 0.0
+        vector = share * launch.vector / (fma / 2)
         ports = share * max(launch.traffic / L2_PORT, launch.staged / SHARED_PORT) / target.clock
         chain = launch.steps * STEP / target.clock
         if launch.overlapped:

@@ -198,6 +198,27 @@ def test_what_would_be_slower_stays_float32() -> None:
         assert alone.dump() == graph.dump()
 
 
+def test_what_is_slower_at_best_is_not_priced() -> None:
+    """A contraction whose floor alone says that narrow operands pay; a price is a search."""
+
+    def body(g: Graph, x: str) -> str:
+        w = g.add_constant(np.full((8, 3), 0.5, np.float32))
+        return g.add("matmul", (x, w))
+
+    graph = build(body)
+    for least, priced in ((1.0, 1), (0.5, 2)):
+        asked: list[Stage] = []
+
+        def cost(stage: Stage, asked: list[Stage] = asked) -> float:
+            asked.append(stage)
+            return 0.9 if {i.type.dtype for i in stage.inputs} == {"bfloat16"} else 1.0
+
+        after = narrow_operands(graph, "bfloat16", cost, lambda op, types, least=least: least)
+        assert len(asked) == priced
+        (product,) = (op for op in after.operators.values() if op.kind == "matmul")
+        assert {after.types[x].dtype for x in product.inputs} == {"bfloat16"}
+
+
 @pytest.mark.parametrize(
     ("largest", "dtype", "narrow"),
     [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 
 from gtco.tensor.analysis.mapping import Axis, LoopNest, axis
 from gtco.tensor.stage import Operator
 
 
+@lru_cache(maxsize=256)
 def loop_nest(op: Operator, a: tuple[int, ...], b: tuple[int, ...]) -> LoopNest:
     """The loops of one of ``CONTRACTIONS`` on operands of these shapes, in the order in which its
     view counts through them, with what indexes each tensor.

@@ -16,7 +16,7 @@ mappings are legal, as the paper says, of a 1-D one 6, of a 3-D one 180.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, combinations, product
@@ -105,12 +105,11 @@ def _candidates(nest: LoopNest) -> tuple[tuple[str, ...], tuple[str, ...], tuple
     )
 
 
-def mappings(nest: LoopNest) -> Iterator[Mapping]:
+@lru_cache(maxsize=256)
+def mappings(nest: LoopNest) -> tuple[Mapping, ...]:
     """Every legal mapping, each once."""
-    for m, n, k in product(*map(_subsets, _candidates(nest))):
-        mapping = Mapping(m, n, k)
-        if legal(nest, mapping):
-            yield mapping
+    found = (Mapping(*groups) for groups in product(*map(_subsets, _candidates(nest))))
+    return tuple(mapping for mapping in found if legal(nest, mapping))
 
 
 def _subsets(loops: tuple[str, ...]) -> list[tuple[str, ...]]:

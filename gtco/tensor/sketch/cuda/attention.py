@@ -231,7 +231,7 @@ class CudaAttention:
             work=2.0 * scores * (block.depth + block.width),
             vector=scores * (SCORE + BIAS * biased)
             + sums
-            + b * m * e * (3.0 + epilogue_vectors(self.tail, LANES).total)
+            + b * m * e * (3.0 + self._tail_vectors)
             + self._prologue(rows, columns),
             read=float(self.stage.input_bytes),
             written=written,
@@ -246,10 +246,18 @@ class CudaAttention:
         """Operations of what q, k and v are computed from, by every block that reads them."""
         b, m, n, d, e = self.extents
         read = (columns * m * d, columns * rows * n * d, rows * n * e)
-        return sum(
-            b * count * vectors(self.stage, ancestors(self.stage, tensor), LANES).total
-            for tensor, count in zip(self.op.inputs[:3], read, strict=True)
-        )
+        return sum(b * count * each for count, each in zip(read, self._head_vectors, strict=True))
+
+    @cached_property
+    def _tail_vectors(self) -> float:
+        """Operations of the epilogue on one element."""
+        return epilogue_vectors(self.tail, LANES).total
+
+    @cached_property
+    def _head_vectors(self) -> tuple[float, ...]:
+        """Operations that an element of q, of k and of v is computed with."""
+        before = (ancestors(self.stage, tensor) for tensor in self.op.inputs[:3])
+        return tuple(vectors(self.stage, each, LANES).total for each in before)
 
     @property
     def signature(self) -> tuple[object, ...]:

@@ -191,15 +191,11 @@ class CudaGemm:
         (bm, bn, bk), (wm, wn) = tiles.block, tiles.warp
         steps = float(tiles.tiles * tiles.slices)
         item = ITEM_BYTES[self.operand]
-        mapped = self.mapped(config.by_name)
         epilogue = self.tail_vectors * batch * m * n * self.lonely(tiles)
         prologue = sum(
             each * tiles.tiles * size * tiles.slices * bk
-            for each, size, reading in (
-                (self.head_vectors[0], bm, mapped.a(tiles.row)),
-                (self.head_vectors[1], bn, mapped.b(tiles.row)),
-            )
-            if reading.way == "computed"
+            for each, size, copied in zip(self.head_vectors, (bm, bn), tiles.copied, strict=True)
+            if not copied
         )
         read, written = self.moved
         # what blocks ask of L2: rows and columns outside of the matrix are not read

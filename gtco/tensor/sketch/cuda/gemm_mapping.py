@@ -5,8 +5,8 @@ are stored, and the tiles that fit (the second step of GTCO's hierarchical mappi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from gtco.gpu import GpuTarget
@@ -32,6 +32,7 @@ SINGLE = 3.75
 PLACE = 3.0
 # Registers of a run that is computed, beside its values: its row, its step of k, an address.
 COMPUTED_RUN = 4.5
+LATEST = 32  # tiles that are kept
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -40,8 +41,10 @@ def times(*sizes: int) -> str:
     return "x".join(map(str, sizes))
 
 
-def sizes(text: Option) -> list[int]:
-    return [int(size) for size in str(text).split("x")]
+@lru_cache(maxsize=1024)
+def sizes(text: Option) -> tuple[int, int, int]:
+    first, second, third = (int(size) for size in str(text).split("x"))
+    return first, second, third
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Mapped:
         """
         known = self._readings
         if (row.unit, source.letter) not in known:
-            reading = source.reading()
+            reading = source.reading
             few = source.own[1] <= self._whole(row, source.letter) // 2
             known[row.unit, source.letter] = (
                 source.computed(along_k=True) if few and not reading.along_k else reading
@@ -199,32 +202,59 @@ class Mapped:
             return
         for block in block_options(self.target, self.operand, self.product.extents, row):
             fitting: dict[Option, tuple[int, ...]] = {}
-            for warps in warp_options(block, row, least):
-                tiles = self.tiles(row, block, warps, 2)
-                if tiles.crowded and not crowded:
+            for warps in warp_options(block, row.unit, least):
+                tiles = self.tiles(row, times(*block), times(*warps), 2)
+                if (tiles.crowded and not crowded) or not tiles.fits(self.target):
                     continue
                 if found := stage_options(tiles, self.target):
                     fitting[times(*warps)] = found
             if fitting:
                 yield times(*block), fitting
 
-    def tiles(
-        self, row: Row, block: tuple[int, int, int], warps: tuple[int, int, int], stages: int
-    ) -> Tiles:
-        *warp, parts = warps
-        return Tiles(
-            row,
-            self.operand,
-            self.product.extents,
-            block,
-            (warp[0], warp[1]),
-            parts,
-            stages,
-            self.transposed,
-            self._held(row, self.a_source) * block[0] + self._held(row, self.b_source) * block[1],
-            placed=self._placed(row) * block[0],
-            copied=(self.a(row).way != "computed", self.b(row).way != "computed"),
-        )
+    def tiles(self, row: Row, block: Option, warps: Option, stages: int, split: int = 1) -> Tiles:
+        """Those of these choices. The latest are kept with what they have worked out: a space is
+        walked depth first, and asks for those of a config's every decision.
+        """
+        known, choices = self._latest, (row.name, block, warps, stages, split)
+        if choices not in known:
+            if len(known) == LATEST:
+                known.clear()
+            (m, n, k), (wm, wn, parts) = sizes(block), sizes(warps)
+            held_a, held_b, placed, copied = self._waiting(row)
+            known[choices] = Tiles(
+                row,
+                self.operand,
+                self.product.extents,
+                (m, n, k),
+                (wm, wn),
+                parts,
+                stages,
+                self.transposed,
+                held_a * m + held_b * n,
+                placed * m,
+                split,
+                copied,
+            )
+        return known[choices]
+
+    @cached_property
+    def _latest(self) -> dict[tuple[Option, ...], Tiles]:
+        return {}
+
+    def _waiting(self, row: Row) -> tuple[float, float, float, tuple[bool, bool]]:
+        """What the row's tiles are reckoned with, all of them: see :meth:`_held` of A and B,
+        :meth:`_placed`, and are A and B copied?
+        """
+        known = self._waitings
+        if row.name not in known:
+            copied = self.a(row).way != "computed", self.b(row).way != "computed"
+            held_a, held_b = self._held(row, self.a_source), self._held(row, self.b_source)
+            known[row.name] = held_a, held_b, self._placed(row), copied
+        return known[row.name]
+
+    @cached_property
+    def _waitings(self) -> dict[str, tuple[float, float, float, tuple[bool, bool]]]:
+        return {}
 
     def _held(self, row: Row, source: Source) -> float:
         """Registers in which an element of the next slice waits, and its share of its run's address
@@ -251,7 +281,5 @@ class Mapped:
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""
-        m, n, k = sizes(chosen["block"])
-        wm, wn, parts = sizes(chosen["warps"])
-        tiles = self.tiles(row, (m, n, k), (wm, wn, parts), int(chosen["stages"]))
-        return replace(tiles, split=int(chosen.get("split", 1)))
+        stages, split = int(chosen["stages"]), int(chosen.get("split", 1))
+        return self.tiles(row, chosen["block"], chosen["warps"], stages, split)

@@ -5,7 +5,7 @@ takes. Mirrors ``Plan`` of ``device/gtco/gemm.cuh``; each kernel asserts that bo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
@@ -67,18 +67,19 @@ class Tiles:
         """That have a tile of their own."""
         return self.block[0] // self.warp[0] * (self.block[1] // self.warp[1])
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.warps * self.parts * WARP
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, int]:
         """Tiles along m and n."""
         return ceil(self.extents[1] / self.block[0]), ceil(self.extents[2] / self.block[1])
 
-    @property
+    @cached_property
     def tiles(self) -> int:
-        return self.extents[0] * self.counts[0] * self.counts[1]
+        down, across = self.counts
+        return self.extents[0] * down * across
 
     @property
     def blocks(self) -> int:
@@ -87,9 +88,13 @@ class Tiles:
     @property
     def scratch(self) -> int:
         """Bytes of global memory in which the sums of split tiles meet."""
-        return self.blocks * self.block[0] * self.block[1] * 4 if self.split > 1 else 0
+        return self.scratch_with(self.split)
 
-    @property
+    def scratch_with(self, split: int) -> int:
+        """``scratch`` with so many blocks a tile."""
+        return self.tiles * split * self.block[0] * self.block[1] * 4 if split > 1 else 0
+
+    @cached_property
     def slices(self) -> int:
         """Of k, of all its runs, in all blocks that share a tile."""
         return self.extents[3] * ceil(self.extents[4] / self.block[2])
@@ -100,9 +105,13 @@ class Tiles:
         m, n, k = self.block
         return (m + n) * k * ITEM_BYTES[self.operand]
 
-    @cached_property
+    @property
     def shared(self) -> int:
         """Bytes of a block's shared memory: DyGen, eq. 3, and what sums pass through at the end."""
+        return self.shared_with(self.stages)
+
+    def shared_with(self, stages: int) -> int:
+        """``shared`` with so many slices at once."""
         (m, n, _), (wm, wn) = self.block, self.warp
         slab = 32 if self.transposed and wm % 32 == 0 else 16
         if self.transposed:
@@ -111,9 +120,9 @@ class Tiles:
             size = slab * (wn if wn % 16 == 8 else wn + 8)
         parts = m * n * 4 if self.parts > 1 else 0
         aligned = ALIGNED if self.row.unit == "wgmma" else 0
-        return aligned + max(self.stages * self.stage, self.warps * size * 4, parts)
+        return aligned + max(stages * self.stage, self.warps * size * 4, parts)
 
-    @cached_property
+    @property
     def registers(self) -> int:
         """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
         next slice, if there is one and it comes by way of registers, and the rest.
@@ -143,7 +152,7 @@ class Tiles:
             beside += each * ceil(size / 16 / self.threads) * copied
         return sums + held + ceil(beside)
 
-    @cached_property
+    @property
     def _waiting(self) -> int:
         return self._of_slice(self.held)
 
@@ -152,12 +161,12 @@ class Tiles:
         return 0 if self.slices == 1 else ceil(of_step * self.block[2] / self.threads)
 
     def fits(self, target: GpuTarget) -> bool:
-        """Do a block's threads, shared memory and registers fit (DyGen, eq. 2 to 4)?"""
+        """Do a block's threads and registers fit (DyGen, eq. 2 and 4)?"""
+        registers = self.registers
         return (
             self.threads <= MOST_THREADS
-            and self.shared <= shared_limit(target)
-            and self.registers <= MOST_REGISTERS
-            and self.registers * self.threads <= target.registers_sm
+            and registers <= MOST_REGISTERS
+            and registers * self.threads <= target.registers_sm
         )
 
 
@@ -204,18 +213,18 @@ def intensity(m: int, n: int) -> float:
     return m * n / (m + n)
 
 
+@lru_cache(maxsize=1024)
 def warp_options(
-    block: tuple[int, int, int], row: Row, least: tuple[int, int]
-) -> Iterator[tuple[int, int, int]]:
+    block: tuple[int, int, int], unit: str, least: tuple[int, int]
+) -> tuple[tuple[int, int, int], ...]:
     """(W_m, W_n, parts): four or eight warps, which keep a multiprocessor's four partitions busy.
     Of one number of parts the squarest tile, which reads least of shared memory. Fewer warps where
     the block's tile and slice are too small for four. Tiles are multiples of ``least``.
     """
     bm, bn, bk = block
-    if row.unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
-        yield GROUP_ROWS // 4, bn, 1
-        return
-    step = 16 if row.unit == "mma" else 8
+    if unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
+        return ((GROUP_ROWS // 4, bn, 1),)
+    step = 16 if unit == "mma" else 8
     found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
     shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
     for wm, wn in sorted(shapes, key=lambda w: (abs(w[0] - w[1]), -w[1])):
@@ -226,18 +235,19 @@ def warp_options(
                 warps = bm // wm * (bn // wn) * parts
                 found.setdefault(warps, {}).setdefault(parts, (wm, wn, parts))
     fewer = max((count for count in found if count < ENOUGH[0]), default=0)
-    for warps in [count for count in ENOUGH if count in found] or [fewer]:
-        yield from list(found.get(warps, {}).values())[:2]
+    counts = [count for count in ENOUGH if count in found] or [fewer]
+    return tuple(each for warps in counts for each in list(found.get(warps, {}).values())[:2])
 
 
 def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
-    """Slices in shared memory at once, as many as k has: asynchronous copies begin with sm_80, and
-    before that the next slice waits in registers while one multiplies.
+    """Slices in shared memory at once, as many as k has and as fit there (DyGen, eq. 3):
+    asynchronous copies begin with sm_80, and before that the next slice waits in registers while
+    one multiplies.
     """
     least = 3 if tiles.row.unit == "wgmma" else 2  # a slice that is read has a slot of its own
-    wanted = range(4, least - 1, -1) if oldest(target) >= 80 else (2,)
-    fitting = [s for s in wanted if replace(tiles, stages=s).fits(target)]
-    return tuple([s for s in fitting if s <= max(tiles.slices, least)][:2])
+    most = min(4, max(tiles.slices, least)) if oldest(target) >= 80 else 2
+    room = shared_limit(target)
+    return tuple([s for s in range(most, least - 1, -1) if tiles.shared_with(s) <= room][:2])
 
 
 def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
@@ -246,12 +256,12 @@ def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
     """
     if tiles.tiles >= target.sms:
         return (1,)
-    split = [replace(tiles, split=s) for s in SPLITS if s > 1]
     fitting = (
-        t.split
-        for t in split
-        if t.blocks <= CROWD * target.sms
-        and t.slices >= LEAST_SLICES * t.split
-        and t.scratch <= L2_SHARE * target.l2
+        split
+        for split in SPLITS
+        if split > 1
+        and tiles.tiles * split <= CROWD * target.sms
+        and tiles.slices >= LEAST_SLICES * split
+        and tiles.scratch_with(split) <= L2_SHARE * target.l2
     )
     return (1, *fitting)

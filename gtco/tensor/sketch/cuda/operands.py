@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tvm import tirx
@@ -76,6 +77,7 @@ class Source:
         return self.tensor in self.stage.constants
 
     # the analysis ---------------------------------------------------------------------------------
+    @cached_property
     def reading(self) -> Reading:
         if self.letter == "b" and self.constant:
             return Reading("packed")
