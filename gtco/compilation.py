@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,6 +278,7 @@ class Compilation:
     def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
         from gtco.search.recorded import RecordedPolicy
+        from gtco.search.stand_ins import stand_ins
 
         result = generate(
             stages,
@@ -287,6 +289,7 @@ class Compilation:
             ptx=self.options.ptx,
             strict=self.options.strict,
             progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
+            stand_ins=partial(stand_ins, policy),
         )
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))

@@ -1,5 +1,6 @@
 """Every stage of a model -> kernels. What fails is given to the stage's other sketches, then cut
-into single operators; the last sketch of those is the fallback.
+into single operators; the last sketch of those is the fallback. What spills on a GPU gives way to
+the stage's next-best configs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gtco.codegen.build import Failure, Job, Kernel
+from gtco.codegen.spilling import StandIns, without_spills
 from gtco.codegen.workers import Workers
 from gtco.errors import REPORT, BuildError, InternalError
 from gtco.target import Machine
@@ -54,13 +56,15 @@ def generate(
     ptx: bool = False,
     strict: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    stand_ins: StandIns = lambda stage, pick: (),
 ) -> Generated:
     """Build each different stage once, in ``workers``.
 
     A stage that cannot be built as ``choose`` would have it is chosen for anew without that sketch;
     where none is left it is cut into single operators. Every failure becomes a note, or where
     ``strict`` an :class:`InternalError`. Raises :class:`BuildError` where an operator alone has no
-    sketch left.
+    sketch left. ``stand_ins`` are what :func:`gtco.codegen.spilling.without_spills` tries; what
+    spills all the same is a note.
     """
     result = Generated(list(stages))
     tried: dict[str, set[str]] = {}
@@ -83,6 +87,10 @@ def generate(
             for stage in result.stages
             for piece in (split(stage) if stage.key in hopeless else [stage])
         ]
+    every = {stage.key: stage for stage in result.stages}
+    result.notes += without_spills(
+        every, result.kernels, result.choices, stand_ins, target, workers, text, ptx
+    )
     return result
 
 

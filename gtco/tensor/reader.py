@@ -177,3 +177,16 @@ class Reader:
         """Store what the epilogue makes of the anchor's ``value`` at ``index`` where it belongs."""
         result, where = self.through(tail, index, value)
         self.emitter.store(output, where, result)
+
+    def prefetch(self, tail: Epilogue, index: Sequence[Expr], output: Array) -> None:
+        """Ask for the lines that :meth:`finish` takes at ``index``, some time before it: the
+        output's, and those of inputs that have an element for each of its own, as a residual has.
+        """
+        em = self.emitter
+        where = tail.positions([em.index(i) for i in index])
+        for op in tail.operators:
+            for x in dict.fromkeys(x for x in op.inputs if x in self.inputs):
+                if self.shape(x) == self.shape(op.output):
+                    em.prefetch(self.inputs[x], self.inputs[x].flat(where[op.output]))
+        at = em.index(output.flat(where[self.stage.output.output]))
+        em.prefetch_value(output.buffer[at], write=True)

@@ -12,9 +12,7 @@ import random
 import numpy as np
 import pytest
 
-from gtco.search.statements import statements
 from gtco.target import target
-from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.operators import ELEMENTWISE, OPERATORS
 from gtco.tensor.sketch import gemm
 from gtco.tensor.space import Program, Sketch, configs
@@ -132,32 +130,6 @@ def test_what_is_packed_of_a_by_rows_stays_in_l1() -> None:
         assert isinstance(program, Program)
         sizes.append(program.workspace)
     assert sizes[0] > 197 * 192 * 4 and sizes[1] < 16 << 10
-
-
-@pytest.mark.parametrize("name", targets())
-@pytest.mark.parametrize(("m", "tile"), [(1, "1x4"), (5, "5x2"), (48, "6x2")])
-def test_lines_that_are_asked_for(m: int, tile: str, name: str) -> None:
-    """Every line of a panel while the one before is computed, however few blocks of rows share in
-    it; with ``both`` each line that an iteration reads besides.
-    """
-    machine, k, n = runnable(name), 96, 128
-    sketch = gemm.match(dense(m, k, n), machine)
-    row = MicroKernel.parse(tile, machine.lanes)
-    lines = k * n * 4 / 64
-    asked = {}
-    for how in ("next", "none", "both"):
-        config = config_with(sketch, tile=tile, chunks_m=1, chunks_n=1, a="direct", prefetch=how)
-        program = sketch.build(config, "k")
-        assert isinstance(program, Program)
-        found = statements(program, sketch.stage, 4 * machine.lanes)
-        asked[how] = round(sum(s.runs * s.operations.get("prefetch", 0) for s in found))
-    blocks, panels = -(-m // row.rows), -(-n // row.columns)
-    rows = blocks * panels * k if m > 1 else 0  # A's, one an iteration
-    assert asked["none"] == 0
-    assert asked["next"] - rows >= lines
-    if blocks == 1:
-        assert asked["next"] - rows == lines
-    assert asked["both"] - asked["next"] == blocks * lines
 
 
 @pytest.mark.parametrize("name", targets())

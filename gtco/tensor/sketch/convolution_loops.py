@@ -184,24 +184,29 @@ class ConvolutionLoops:
 
         heights = shape.heights
         height: Expr = heights[0]
+        if len(heights) > 1:
+            tall, low = (tirx.const(h, "int32") for h in heights)
+            height = tirx.Select(block < shape.taller, tall, low)
+        store = TileStore(
+            em,
+            self.sketch.product.tail,
+            self.reader,
+            self.args.output,
+            self.tile,
+            view.n,
+            heights,
+            self.sketch.product.stores_columns,
+            lambda m, n: view.place(image, row0 + y, m, view.group(batch) * view.n + n),
+        )
+        last = kb == self.kblocks - 1 if self.kblocks > 1 else True
+        if self.config["prefetch"] == "next":
+            with em.when(last):
+                store.prefetch(panel, start, height)
         if len(heights) == 1:
             micro(heights[0])()
         else:
             em.branch(block < shape.taller, micro(heights[0]), micro(heights[1]))
-            tall, low = (tirx.const(h, "int32") for h in heights)
-            height = tirx.Select(block < shape.taller, tall, low)
-        with em.when(kb == self.kblocks - 1 if self.kblocks > 1 else True):
-            store = TileStore(
-                em,
-                self.sketch.product.tail,
-                self.reader,
-                self.args.output,
-                self.tile,
-                view.n,
-                heights,
-                self.sketch.product.stores_columns,
-                lambda m, n: view.place(image, row0 + y, m, view.group(batch) * view.n + n),
-            )
+        with em.when(last):
             store.write(tile, panel, start, height)
 
     def micro_kernel(

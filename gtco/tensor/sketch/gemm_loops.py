@@ -119,10 +119,6 @@ class GemmLoops:
                 rows, tile, batch, kb, first_panel, panel, block, start, row0
             )
 
-        if len(shape.heights) == 1:
-            micro(shape.heights[0])()
-        else:
-            em.branch(this_block < shape.taller, micro(shape.heights[0]), micro(shape.heights[1]))
         height = (
             shape.heights[0]
             if len(shape.heights) == 1
@@ -132,19 +128,27 @@ class GemmLoops:
                 tirx.const(shape.heights[1], "int32"),
             )
         )
-        with em.when(kb == self.kblocks - 1 if self.kblocks > 1 else True):
-            view = self.view
-            store = TileStore(
-                em,
-                self.sketch.tail,
-                self.reader,
-                self.args.output,
-                self.tile,
-                view.n,
-                shape.heights,
-                self.sketch.stores_columns,
-                lambda m, n: view.c_index(batch, m, n),
-            )
+        view = self.view
+        store = TileStore(
+            em,
+            self.sketch.tail,
+            self.reader,
+            self.args.output,
+            self.tile,
+            view.n,
+            shape.heights,
+            self.sketch.stores_columns,
+            lambda m, n: view.c_index(batch, m, n),
+        )
+        last = kb == self.kblocks - 1 if self.kblocks > 1 else True
+        if self.config["prefetch"] != "none":
+            with em.when(last):
+                store.prefetch(first_panel + panel, start, height)
+        if len(shape.heights) == 1:
+            micro(shape.heights[0])()
+        else:
+            em.branch(this_block < shape.taller, micro(shape.heights[0]), micro(shape.heights[1]))
+        with em.when(last):
             store.write(tile, first_panel + panel, start, height)
 
     def micro_kernel(

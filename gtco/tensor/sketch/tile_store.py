@@ -11,6 +11,8 @@ from gtco.tensor.emit import Array, Emitter, Expr
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
 
+LINE = 16  # elements of a cache line, of the widest that are stored
+
 
 @dataclass(frozen=True)
 class TileStore:
@@ -44,6 +46,23 @@ class TileStore:
             cut(rest)()
         else:
             self.em.branch(panel < panels - 1, cut(columns), cut(rest))
+
+    def prefetch(self, panel: Expr, start: Expr, height: Expr) -> None:
+        """Ask for the lines that :meth:`write` will take of this tile, row by row: each lies in a
+        page of its own, where no hardware prefetcher follows.
+        """
+        em, columns = self.em, self.tile.columns
+        if self.by_columns:
+            with em.loop(columns, "column") as j:
+                self._prefetch(start, panel * columns + j)
+        else:
+            with em.loop(height, "row") as i:
+                m = em.let_index(start + i, "m")
+                for j in range(0, columns, LINE):
+                    self._prefetch(m, panel * columns + j)
+
+    def _prefetch(self, m: Expr, n: Expr) -> None:
+        self.reader.prefetch(self.tail, self.index(m, n), self.output)
 
     def _rows(self, tile: Array, column: Expr, start: Expr, height: Expr, width: int) -> None:
         """Row by row, vectors along n."""
