@@ -1,18 +1,22 @@
 """Models for GPUs beside their peers, in one run: ``python -m bench gpu prepare`` compiles them, on
 any machine; ``python -m bench gpu measure``, on a machine with a GPU, checks and times everything
-that lies in the folder, and writes JSON after each model.
+that lies in the folder, and writes JSON after each part.
 
-``prepare --folder build/gpu [--models vit-base-16,...] [--batches 1,8,32] [--precision fp16]
-[--target cuda:sm_90a] [--launches persistent] [--untrusted]``: the ONNX files in float32 and
-float16, and gtco's libraries.
+``prepare --folder build/gpu [--models vit-base-16,...] [--kernels product-197x768x768,...]
+[--batches 1,8,32] [--precision fp16] [--target cuda:sm_90a] [--launches persistent]
+[--untrusted]``: the ONNX files in float32 and float16, and gtco's libraries.
 
-``measure --folder build/gpu [--json FILE] [--rounds 7] [--peers torch,...]``: each system lives in
-a process of its own, all but one stopped (``bench/harness.py``). Inputs and outputs stay on the
-device; a call ends when the device has done its work. A library with the persistent kernel is timed
-launched as a graph too (``gtco:graph``). Peers run in float16: torch eager,
-torch.compile (``max-autotune`` with CUDA graphs, and ``reduce-overhead``), ONNX Runtime's CUDA
-provider where it is installed. Outputs are held against torch eager in float32. For gtco the time
-of each stage is kept too.
+``measure --folder build/gpu [--json FILE] [--rounds 7] [--peers torch,...] [--no-sanitizer]``:
+first kernels of every family, each held against torch's (products against cuBLAS, attention against
+scaled_dot_product_attention) and timed beside it (``bench/gpu_kernel_times.py``). Then the models:
+each system lives in a process of its own, all but one stopped (``bench/harness.py``). Inputs and
+outputs stay on the device; a call ends when the device has done its work. A library with the
+persistent kernel is timed launched as a graph too (``gtco:graph``). Peers run in float16: torch
+eager, torch.compile (``max-autotune`` with CUDA graphs, and ``reduce-overhead``), ONNX Runtime's
+CUDA provider where it is installed. Outputs are held against torch eager in float32. For gtco the
+time of each stage is kept too. Last, compute-sanitizer watches the kernels and ViT-Ti at batch 1,
+where it is to be had (``pip install nvidia-cuda-sanitizer-api``, a wheel that can be carried
+along).
 """
 
 from __future__ import annotations
@@ -20,14 +24,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
+from bench import gpu_kernel_times as kernels
+from bench.gpu_kernels import KERNELS
 from bench.gpu_peers import GRAPH, REFERENCE, WORKER, arrays, cuda_torch, ways
 from bench.harness import Candidate, Comparison, compare
 from bench.machine import describe
@@ -42,6 +49,7 @@ MODELS = (
     "vit-huge-14"
 )
 PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
+WATCHED = "vit-ti-16.b1"  # by compute-sanitizer, beside the kernels: a whole model, one kernel
 TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
 
 
@@ -59,7 +67,10 @@ def prepare(options: argparse.Namespace) -> int:
     import_tvm()
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for name in options.models.split(","):
+    for said in kernels.prepare(options.folder, options.kernels, options.target, options.untrusted):
+        failed += ": error: " in said
+        print(said, flush=True)
+    for name in filter(None, options.models.split(",")):
         for batch in options.batches:
             stem = options.folder / f"{name}.b{batch}"
             job: dict[str, Any] = {"model": name, "batch": batch, "precision": options.precision}
@@ -118,16 +129,40 @@ def _export(name: str, batch: int, stem: Path) -> None:
 def measure(options: argparse.Namespace) -> int:
     gpu = _gpu()
     jobs = sorted(options.folder.glob("*.b*.json"))
-    if not jobs:
+    if not jobs and not list(options.folder.glob(f"{kernels.PREFIX}*.so")):
         raise OptionError(f"nothing to measure in {options.folder}: run 'bench gpu prepare' first")
     output = console()
     output.print(f"{gpu}", highlight=False, markup=False)
-    report: dict[str, Any] = {"gpu": gpu, "machine": describe(1), "models": {}}
-    table = Table(title="ms a call; peers as their time over gtco's", title_justify="left")
+    report: dict[str, Any] = {"gpu": gpu, "machine": describe(1), "kernels": [], "models": {}}
+
+    def keep() -> None:  # after each: a long run keeps what it has
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(report, indent=1, default=str))
+
+    table = _table("us a call, by the device's events", "kernel", "gtco", "torch over gtco's")
+    for one in kernels.measure(options.folder, options.rounds):
+        report["kernels"].append(one)
+        table.add_row(one["kernel"], *_kernel_cells(one))
+        keep()
+    output.print(table)
+    _measure_models(jobs, options, report["models"], keep, output)
+    if options.sanitizer:
+        report["compute-sanitizer"] = _watched(options.folder, output)
+        keep()
+    return 0
+
+
+def _measure_models(
+    jobs: Sequence[Path],
+    options: argparse.Namespace,
+    report: dict[str, Any],
+    keep: Callable[[], None],
+    output: Console,
+) -> None:
     peers = [peer for peer in options.peers.split(",") if peer]
     others = [GRAPH, *peers]
-    for heading in ("model", "gtco", *others):
-        table.add_column(heading, justify="right" if heading != "model" else "left")
+    table = _table("ms a call; peers as their time over gtco's", "model", "gtco", *others)
     for path in jobs:
         stem = path.name.removesuffix(".json")
         job = {**json.loads(path.read_text()), **_files(path.with_name(stem))}
@@ -142,13 +177,42 @@ def measure(options: argparse.Namespace) -> int:
         entry: dict[str, Any] = {"job": job, "systems": [asdict(m) for m in found.measurements]}
         if "error" not in job:
             entry["stages"] = _stages(job)
-        report["models"][stem] = entry
+        report[stem] = entry
         table.add_row(stem, *_cells(found, others, job))
-        if options.json:  # after each: a long run keeps what it has
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(report, indent=1, default=str))
+        keep()
     output.print(table)
-    return 0
+
+
+def _watched(folder: Path, output: Console) -> Any:
+    """What compute-sanitizer says of each library, or why it says nothing."""
+    program = kernels.sanitizer()
+    if program is None:
+        output.print("no compute-sanitizer: pip install nvidia-cuda-sanitizer-api")
+        return "not there"
+    libraries = [*sorted(folder.glob(f"{kernels.PREFIX}*.so")), folder / f"{WATCHED}.so"]
+    found = {}
+    table = _table("compute-sanitizer", "library", *kernels.TOOLS)
+    for path in filter(Path.exists, libraries):
+        found[path.stem] = said = kernels.sanitized(program, path)
+        table.add_row(path.stem, *(said[name].splitlines()[0] for name in kernels.TOOLS))
+    output.print(table)
+    return found
+
+
+def _table(title: str, *headings: str) -> Table:
+    """The first column to the left."""
+    table = Table(title=title, title_justify="left")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def _kernel_cells(one: Mapping[str, Any]) -> list[str]:
+    if "error" in one:
+        return [str(one["error"])[:40], "-"]
+    if one["wrong"]:
+        return [f"wrong: {one['difference']:.2g} of the largest result", "-"]
+    return [f"{one['gtco_s'] * 1e6:.1f}", f"{one['torch_s'] / one['gtco_s']:.2f}"]
 
 
 def _files(stem: Path) -> dict[str, str]:
@@ -201,6 +265,16 @@ def _gpu() -> str:
     return f"{torch.cuda.get_device_name()} (sm_{major}{minor}), CUDA {torch.version.cuda}"
 
 
+def _kernels(text: str) -> tuple[str, ...]:
+    """The kernels that ``gelu,joined`` names; "" is none."""
+    names = tuple(filter(None, text.split(",")))
+    if unknown := [name for name in names if name not in KERNELS]:
+        raise argparse.ArgumentTypeError(
+            f"unknown kernel {unknown[0]}: choose from {', '.join(KERNELS)}"
+        )
+    return names
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench gpu", description="models for GPUs beside their peers"
@@ -211,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (ready, timed):
         command.add_argument("--folder", type=Path, default=Path("build/gpu"))
     ready.add_argument("--models", default=MODELS)
+    ready.add_argument("--kernels", type=_kernels, default=tuple(KERNELS))
     ready.add_argument("--precision", default="fp16")
     ready.add_argument("--target", default="cuda:sm_90a")
     # the libraries are launched in both ways where they can, so that one run measures both
@@ -222,6 +297,7 @@ def _parser() -> argparse.ArgumentParser:
     timed.add_argument("--rounds", type=positive, default=7)
     timed.add_argument("--peers", default=",".join(PEERS))
     timed.add_argument("--json", type=Path)
+    timed.add_argument("--sanitizer", action=argparse.BooleanOptionalAction, default=True)
     return parser
 
 

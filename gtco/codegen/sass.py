@@ -23,6 +23,7 @@ PACKAGES = {
     "cuobjdump": "nvidia-cuda-cuobjdump",
     "nvdisasm": "nvidia-cuda-nvdisasm",
     "ptxas": "nvidia-cuda-nvcc",
+    "compute-sanitizer": "nvidia-cuda-sanitizer-api",
 }
 _USED = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _KERNEL = re.compile(r"^\.text\.(\S+):$")

@@ -39,6 +39,7 @@ def test_what_cannot_be_compiled_is_kept_with_its_reason(
     monkeypatch.setattr("gtco.compiler.compile_to_file", compile_to_file)
     monkeypatch.setattr(gpu, "_export", lambda *_: None)
     arguments = ["--models", "vit-ti-16", "--batches", "1,8", "--folder", str(tmp_path)]
+    arguments += ["--kernels", ""]
     assert bench.main(["gpu", "prepare", *arguments]) == 1
     options = {"target": "cuda:sm_90a", "precision": "fp16", "launches": "persistent"}
     options |= {"untrusted": False}
