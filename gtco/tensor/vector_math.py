@@ -35,6 +35,10 @@ AVX512_LANES = 16  # vectors of so many are AVX-512's, which has an instruction 
 EXP_6 = (1.3814539e-3, 8.368745e-3, 4.166839e-2, 1.6666521e-1, 4.9999994e-1, 1.0, 1.0)
 EXP_5 = (8.312501e-3, 4.189033e-2, 1.6667116e-1, 4.999923e-1, 1.0, 1.0)
 
+# 2^r on |r| <= 1/2 as 1 + r P(r): 1.1e-7 and 1.0e-4 relative.
+EXP2_5 = (1.32647273e-3, 9.67151299e-3, 5.55073358e-2, 2.40222424e-1, 6.93147004e-1, 1.0)
+EXP2_3 = (5.50089292e-2, 2.42210954e-1, 6.93282902e-1, 1.0)
+
 
 def dtype_of(x: Expr) -> str:
     """Element dtype of an expression, without its lanes."""
@@ -129,6 +133,16 @@ def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
     # a product with 2^n, not a sum of exponents' bits: that would make numbers of some NaNs
     value = horner(r, EXP_5) * _power_of_two(shifted)
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
+
+
+def exp2_nonpositive(em: Emitter, x: Expr, polynomial: Sequence[float] = EXP2_5) -> Expr:
+    """2^x for ``x <= 0`` or NaN, which stays NaN; with ``EXP2_5`` at most 2 ulp. Below -126, where
+    results are no normal numbers, it may be off as a whole, and from -126.5 on it is 0.
+    """
+    x = em.let(T.max(constant(x, -127.0), x), "x")
+    shifted = em.let(x + constant(x, BIASED_ROUND), "s")
+    r = em.let(x - (shifted - constant(x, BIASED_ROUND)), "r")
+    return em.let(horner(r, polynomial) * _power_of_two(bits(shifted)), "e")
 
 
 # erf(x) = x + x P(x^2) on |x| < 1 (1.2e-9 relative) and 1 - exp(Q(|x|)) on 1 <= |x| <= 4 (1.6e-8).

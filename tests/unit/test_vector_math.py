@@ -7,7 +7,7 @@ import pytest
 
 from gtco.codegen.llvm import compile_functions
 from gtco.tensor import special_functions, vector_math
-from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.emit import Emitter, Expr, KernelArguments, kernel
 from gtco.tensor.stage import TensorType
 from tests.kernels import elementwise_kernel, fresh_seed, runnable, targets
 
@@ -86,6 +86,33 @@ def test_exp_nonpositive(name: str, explicit: bool) -> None:
     assert (got[x < -87] == 0).all()
     assert ulps(got[~(x < -87)], wanted[~(x < -87)]).max() <= 2.2
     assert got[x == 0].tolist() == [1.0] * int((x == 0).sum())
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
+@pytest.mark.parametrize("name", targets())
+def test_exp2_nonpositive(name: str, explicit: bool) -> None:
+    x = -np.abs(samples(-140, 0, fresh_seed()))
+    payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)  # any NaN stays one
+    x[: payloads.size] = payloads.view(np.float32)
+    x[payloads.size] = -np.inf
+    got = elementwise_kernel(vector_math.exp2_nonpositive, SIZE, runnable(name), explicit)(x)
+    wanted = np.exp2(x.astype(np.float64))
+    normal = ~(x < -126)
+    assert ulps(got[normal], wanted[normal]).max() <= 2.2
+    assert (got[~normal] <= 2.0**-126).all() and (got[x < -126.5] == 0).all()
+    assert got[x == 0].tolist() == [1.0] * int((x == 0).sum())
+
+
+def test_a_shorter_power_of_two_is_right_to_a_bfloat16() -> None:
+    """Its error is a twentieth of what rounding to a bfloat16 makes."""
+
+    def short(em: Emitter, x: Expr) -> Expr:
+        return vector_math.exp2_nonpositive(em, x, vector_math.EXP2_3)
+
+    x = -np.abs(samples(-126, 0, fresh_seed()))
+    x[~(x >= -126)] = 0
+    got = elementwise_kernel(short, SIZE, runnable("x86-64-v3"), True)(x)
+    assert (np.abs(got / np.exp2(x.astype(np.float64)) - 1) <= 1.1e-4).all()
 
 
 def _wide(function):  # type: ignore[no-untyped-def]
@@ -216,6 +243,8 @@ def test_gelu_is_cheap() -> None:
         ("exp", "x86-64-v3", 18),
         ("exp_nonpositive", "x86-64-v4", 12),
         ("exp_nonpositive", "x86-64-v3", 13),
+        ("exp2_nonpositive", "x86-64-v4", 11),
+        ("exp2_nonpositive", "x86-64-v3", 11),
     ],
 )
 def test_exp_is_cheap(kind: str, name: str, most: int) -> None:

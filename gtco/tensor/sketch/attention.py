@@ -7,7 +7,7 @@ cache.
       pack K transposed [n / lanes, d, lanes], V [n, e]           # once a task, stays in L2
       for block of mr (or mr - 1) query rows:
         scores[mr, n] = scale * Q[mr, d] x K^T[d, n]              # micro-kernel, L1
-        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows
+        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows, as 2^x
         tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
 
 Whole score rows are kept (mr x n floats). Blocks of keys with an online softmax would save nothing
@@ -44,7 +44,11 @@ from gtco.tensor.space import (
 )
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
-ROUNDING = 8.0  # vector instructions that round a vector of weights to bfloat16
+# Vector instructions of a vector of weights: maximum, difference, power of 2 and sum, by what they
+# are multiplied as; of rounding it to that; and of adding a bias to the scores.
+WEIGHTS = {"float32": 15.0, "bfloat16": 13.0}
+ROUNDING = {"float32": 0.0, "bfloat16": 3.0}
+BIAS = 4.0
 
 
 def match(stage: Stage, target: Target) -> Attention | None:
@@ -145,11 +149,11 @@ class Attention:
         """Packing of K and V, softmax."""
         b, m, n, d, e = self.extents
         keys = ceil(n / self.target.lanes)
-        bias = keys * 3 if len(self.op.inputs) > 3 else 0
-        rounding = keys * ROUNDING if self.operand == "bfloat16" else 0
+        bias = keys * BIAS if len(self.op.inputs) > 3 else 0
+        rounding = keys * ROUNDING[self.operand]
         return (
             Extra("pack", 3.0 * b * chunks * keys * (d + e)),
-            Extra("exp", b * m, keys * 18.0),
+            Extra("exp", b * m, keys * WEIGHTS[self.operand]),
             Extra("vector", b * m, bias + rounding + 40),
         )
 

@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 from gtco.tensor import vector_math
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
-from gtco.tensor.bfloat16 import convert, literal
+from gtco.tensor.bfloat16 import convert, literal, rounded_weight
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
@@ -57,6 +57,9 @@ class AttentionLoops:
         lanes, kind = self.tile.lanes, self.tile.kind
         self.lanes, self.kind = lanes, kind
         self.rounds = sketch.operand == "bfloat16"
+        self.biased = len(self.op.inputs) > 3
+        # weights are powers of 2: of the scores as they are, unless a bias is added to those
+        self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
         self.blocks = ceil(self.m / self.tile.rows)
         self.height, self.taller = divmod(self.m, self.blocks)
         self.task_blocks = ceil(self.blocks / config["chunks_m"])
@@ -180,7 +183,7 @@ class AttentionLoops:
 
     def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
         em, lanes = self.em, self.lanes
-        scale = tirx.const(self.op["scale"], "float32")
+        scale = tirx.const(self.scale, "float32")
         with em.loop(rows, "i") as i:
 
             def scaled(j: Expr, width: int) -> None:
@@ -280,7 +283,7 @@ class AttentionLoops:
         bfloat16 are rounded, their sum is not.
         """
         em, lanes, n = self.em, self.lanes, self.n
-        if len(self.op.inputs) > 3:
+        if self.biased:
             whole = n // lanes
             if whole:
                 with em.loop(whole, "p") as p, em.vector(lanes) as v:
@@ -297,9 +300,11 @@ class AttentionLoops:
         top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
 
         def weight(j: Expr) -> Expr:
-            value = vector_math.exp_nonpositive(em, em.load(self.scores, [i, j]) - top)
-            if self.rounds:
-                value = em.let(value, "weight")
+            polynomial = vector_math.EXP2_3 if self.rounds else vector_math.EXP2_5
+            below = em.load(self.scores, [i, j]) - top
+            if self.biased:
+                below = below * tirx.const(vector_math.LOG2E, "float32")
+            value = vector_math.exp2_nonpositive(em, below, polynomial)
             em.store(self.weights, [i, j], self.rounded(value))
             return value
 
@@ -317,8 +322,7 @@ class AttentionLoops:
         """A weight as it is multiplied with v."""
         if not self.rounds:
             return weight
-        bits = convert(self.em, weight, "float32", "bfloat16")
-        return convert(self.em, bits, "bfloat16", self.weights.dtype)
+        return convert(self.em, rounded_weight(weight), "bfloat16", self.weights.dtype)
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
         em, hidden = self.em, self.op.get("hidden")
