@@ -10,7 +10,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gtco.gpu import gpu_target
+from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.sass import machine_code
+from gtco.gpu import ARCHITECTURES, gpu_target
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.tensor_core import (
     EMITTED,
@@ -24,8 +26,6 @@ from gtco.tensor.cuda.tensor_core import (
 )
 from tests.cuda.emulate import emulate
 from tests.kernels import fresh_seed
-
-KNOWN = [row for row in ROWS.values() if None not in (row.a.fragment, row.b.fragment)]
 
 
 def fragments(row: Row) -> list[tuple[Fragment, tuple[int, int]]]:
@@ -50,18 +50,22 @@ def test_every_element_is_held(row: Row) -> None:
             assert fragment.lanes * fragment.elements == len(every)
 
 
-@pytest.mark.parametrize("row", KNOWN, ids=[row.name for row in KNOWN])
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_row_means_what_it_says(row: Row) -> None:
-    """Dealt to lanes, multiplied there and collected again, it is a product of matrices."""
+    """Dealt to lanes where that is known, multiplied there and collected again, it is a product of
+    matrices.
+    """
     rng = np.random.default_rng(fresh_seed())
     m, n, k = row.extents
     a, b, c = (
         rng.integers(-8, 9, (row.batch, *shape)).astype(np.float64)
         for shape in ((m, k), (k, n), (m, n))
     )
-    (fa, _), (fb, _), (fc, _) = fragments(row)
-    got = fc.collect(row.run(fa.deal(a), fb.deal(b), fc.deal(c)), c.shape)
-    np.testing.assert_array_equal(got, c + a @ b)
+    known = [operand.fragment for operand in (row.a, row.b, row.c)]
+    dealt = [f.deal(x) if f else x for f, x in zip(known, (a, b, c), strict=True)]
+    got = row.run(*dealt)
+    last = known[-1]
+    np.testing.assert_array_equal(last.collect(got, c.shape) if last else got, c + a @ b)
 
 
 # The PTX manual's words for lane and element, of 16-bit operands and float32 sums: groupID = lane
@@ -175,6 +179,68 @@ def test_the_instruction_computes_what_the_row_means(name: str, dtype: str) -> N
     out = np.empty_like(given)
     emulate(CudaProgram(text, (1, 1, 1), 32), "multiply", [*arrays, given], out)
     np.testing.assert_array_equal(fc.collect(out, c.shape), c + a @ b)
+
+
+# Rows that no kernel is made of, by the names that the row has for its instructions; eights of
+# registers each, of m8n8k4 two for either operand.
+HIDDEN = """{{ .reg .b32 a<8>, b<8>; .reg .f32 c<8>;
+{load_a}.sync.aligned.row.{shape}.global.f16 {{{a}}}, [%0];
+{load_b}.sync.aligned.col.{shape}.global.f16 {{{b}}}, [%1];
+{load_c}.sync.aligned.row.{shape}.global.f32 {{{c}}}, [%2];
+wmma.mma.sync.aligned.row.col.{shape}.f32.f32 {{{c}}}, {{{a}}}, {{{b}}}, {{{c}}};
+{store_d}.sync.aligned.row.{shape}.global.f32 [%2], {{{c}}}; }}"""
+QUADS = """{{ .reg .b32 a<2>, b<2>; .reg .f32 c<8>;
+ld.global.v2.b32 {{a0,a1}}, [%0]; ld.global.v2.b32 {{b0,b1}}, [%1];
+ld.global.v4.f32 {{c0,c1,c2,c3}}, [%2]; ld.global.v4.f32 {{c4,c5,c6,c7}}, [%2+16];
+mma.sync.aligned.{shape}.row.col.f32.f16.f16.f32 {{{c}}}, {{a0,a1}}, {{b0,b1}}, {{{c}}};
+st.global.v4.f32 [%2], {{c0,c1,c2,c3}}; st.global.v4.f32 [%2+16], {{c4,c5,c6,c7}}; }}"""
+# What an instruction of the machine multiplies; Turing's m8n8k4 is four steps of one.
+MACHINE = {"HMMA.1688": 2 * 16 * 8 * 8, "HMMA.16816": 2 * 16 * 8 * 16, "HMMA.884": 4 * 2 * 8 * 8}
+
+
+def machine_products(row: Row, arch: str) -> int:
+    """FLOPs of Tensor Cores in the machine code of the row's instruction."""
+    unit, shape = row.name.split(".")
+    registers = {x: ",".join(f"{x}{i}" for i in range(8)) for x in "abc"}
+    text = (HIDDEN if unit == "wmma" else QUADS).format(
+        shape=shape,
+        load_a=row.a.load,
+        load_b=row.b.load,
+        load_c=row.c.load,
+        store_d=row.c.store,
+        **registers,
+    )
+    lines = "\n".join(f'    "{line}\\n"' for line in text.splitlines())
+    source = (
+        '#include "gtco/device.cuh"\n'
+        'extern "C" __global__ void row(const half* a, const half* b, float* c) {\n'
+        f'  asm volatile(\n{lines} :: "l"(a), "l"(b), "l"(c) : "memory");\n}}\n'
+    )
+    code = machine_code(compile_cuda(source, arch).cubin)["row"]
+    return sum(
+        n * flops
+        for name, n in code.instructions.items()
+        for stem, flops in MACHINE.items()
+        if name.startswith(f"{stem}.")
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("wmma.")])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_an_instruction_with_hidden_layouts_multiplies_as_much_as_its_row(
+    name: str, arch: str
+) -> None:
+    assert ROWS[name].admitted(gpu_target(f"cuda:{arch}"), "float16")
+    assert machine_products(ROWS[name], arch) == ROWS[name].flops
+
+
+def test_quad_pairs_are_tensor_cores_on_turing_alone() -> None:
+    """As its ``until`` says: later ones multiply it on CUDA cores."""
+    row = ROWS["mma.m8n8k4"]
+    for arch in ARCHITECTURES:
+        there = row.admitted(gpu_target(f"cuda:{arch}"), "float16")
+        assert there is (arch == "sm_75")
+        assert machine_products(row, arch) == (row.flops if there else 0)
 
 
 def test_targets_have_the_rows_of_their_architecture() -> None:

@@ -149,15 +149,18 @@ class Row:
         return result
 
     def run(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """The same on registers [lane, element]: what the lanes' C is after the instruction."""
+        """The same on registers [lane, element]: what the lanes' C is after the instruction. Where
+        the row hides an operand's layout, it is [matrix, row, column] here too.
+        """
         m, n, k = self.extents
         parts = ((self.a, a, (m, k)), (self.b, b, (k, n)), (self.c, c, (m, n)))
-        whole = []
-        for operand, dealt, shape in parts:
-            assert operand.fragment is not None, f"{self.name} hides where its operands lie"
-            whole.append(operand.fragment.collect(dealt, (self.batch, *shape)))
-        assert self.c.fragment is not None
-        return self.c.fragment.deal(self.multiply(*whole))
+        made = self.multiply(
+            *(
+                operand.fragment.collect(given, (self.batch, *shape)) if operand.fragment else given
+                for operand, given, shape in parts
+            )
+        )
+        return self.c.fragment.deal(made) if self.c.fragment else made
 
 
 # ---- fragments: t = lane % 4, g = lane / 4 in the PTX manual's words
