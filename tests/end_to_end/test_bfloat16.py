@@ -16,7 +16,7 @@ from torch import nn
 import gtco
 from gtco.errors import OptionError, VerificationError
 from gtco.graph.graph import Graph
-from gtco.graph.precision import Cost, narrow_operands
+from gtco.graph.precision import narrow_operands
 from gtco.verification import verify
 from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess
@@ -146,7 +146,7 @@ def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyP
     weights counts as zero.
     """
 
-    def broken(graph: Graph, dtype: str, cost: Cost) -> Graph:
+    def broken(graph: Graph, dtype: str, *prices: object) -> Graph:
         made = narrow_operands(graph, dtype)
         op = next(o for o in made.operators.values() if o.kind == "matmul")
         (name,) = [made.producer(x).inputs[0] for x in op.inputs[1:]]  # type: ignore[union-attr]
