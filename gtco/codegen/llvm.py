@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from gtco.codegen import round_bfloat16
 from gtco.target import Target
 
 # LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
@@ -62,6 +63,8 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     """The kernels lowered to what LLVM's code generator takes: flat buffers, vectors, no packed
     calling convention.
     """
+    if round_bfloat16.INSTRUCTION in target.features:
+        functions = [round_bfloat16.with_instruction(f) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),
@@ -72,7 +75,8 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
         tirx.transform.BF16StorageLegalize(),
         tirx.transform.LowerIntrin(),
     ]
-    return tvm.ir.transform.Sequential(passes)(module)
+    with llvm_target(target):
+        return tvm.ir.transform.Sequential(passes)(module)
 
 
 def compile_functions(functions: Sequence[Any], target: Target) -> Any:

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import tvm
 from tvm import tirx
 
 from gtco.tensor.arithmetic import cast, is_nan
-from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.emit import Emitter, Expr, lanes_of
 from gtco.tensor.vector_math import bits, constant, from_bits
 
 BFLOAT16 = "bfloat16"
+ROUND = "tirx.gtco_round_bfloat16"  # an operator: float32 to the bits of the nearest bfloat16
+PURE = 1  # TVM's CallEffectKind
 QUIET = 0x0040  # the first bit of the fraction: what is left of a NaN must not read as infinity
+
+tvm.get_global_func("ir.RegisterOp")(ROUND, "float32 to the bits of the nearest bfloat16")
+tvm.ir.register_op_attr(ROUND, "TVectorizable", True)
+tvm.ir.register_op_attr(ROUND, "TCallEffectKind", PURE)
 
 
 def widened(x: Expr) -> Expr:
@@ -26,26 +33,23 @@ def widened(x: Expr) -> Expr:
 
 def rounded(em: Emitter, x: Expr) -> Expr:
     """The bits of the bfloat16 nearest to a float32, to even between two: beyond the largest it is
-    infinity, as IEEE 754 has it, and NaN stays NaN.
+    infinity, as IEEE 754 has it, and NaN stays NaN. It stays an operator of its own until all
+    vectors are made (:mod:`gtco.codegen.round_bfloat16`).
     """
     if em.bfloat16_rounding:
         return tirx.call_pure_extern("uint16", em.bfloat16_rounding, x)
-    x = em.let(x)
-    word = em.let(bits(x), "bits")
+    lanes = lanes_of(x)
+    return tirx.call_intrin(f"uint16x{lanes}" if lanes > 1 else "uint16", ROUND, em.let(x))
+
+
+def rounded_by_integers(x: Expr) -> Expr:
+    """What :func:`rounded` says, where there is no instruction for it."""
+    word = bits(x)
     one, sixteen = constant(word, 1), constant(word, 16)
     odd = tirx.bitwise_and(tirx.shift_right(word, sixteen), one)
     nearest = tirx.shift_right(word + (odd + constant(word, 0x7FFF)), sixteen)
     nan = tirx.bitwise_or(tirx.shift_right(word, sixteen), constant(word, QUIET))
     return cast(tirx.Select(is_nan(x), nan, nearest), "uint32", "uint16")
-
-
-def rounded_weight(x: Expr) -> Expr:
-    """The bits of the bfloat16 nearest to a weight of a softmax, 0 to 1, the larger of two. A NaN
-    may become a number: the sum that the weight is divided by is one.
-    """
-    word = bits(x)
-    nearest = tirx.shift_right(word + constant(word, 0x8000), constant(word, 16))
-    return cast(nearest, "uint32", "uint16")
 
 
 def pair(low: Expr, high: Expr) -> Expr:

@@ -19,6 +19,7 @@ from tvm.target.codegen import llvm_get_intrinsic_name
 from gtco.tensor import scalar
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.arithmetic import LIBM
+from gtco.tensor.bfloat16 import ROUND
 from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of, operands
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
@@ -50,6 +51,7 @@ PRICES = {
     "Div": DIVIDE,
     "tirx.sqrt": SQUARE_ROOT,
     "ldexp": 3.0,  # its integers to floats, and vscalefps, which is two on Intel
+    ROUND: 2.0,  # vcvtneps2bf16 and moving its half of a vector
 }
 
 

@@ -73,8 +73,9 @@ def test_every_bfloat16_widens_exactly(name: str, vectors: str) -> None:
 
 
 @pytest.mark.parametrize("vectors", ["loop", "explicit", "serial"])
-@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("name", [*targets(), "native"])
 def test_float32_rounds_to_the_nearest_even(name: str, vectors: str) -> None:
+    """By integer arithmetic, and by the instruction where this CPU has one."""
     x = boundaries()
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = x.astype(BF16)

@@ -178,12 +178,19 @@ def test_products_stay_in_whole_vectors() -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_pairs_are_multiplied_where_the_machine_can(name: str) -> None:
-    """VDPBF16PS stands in kernels of a target that asks for it at open, and in no other's."""
+    """VDPBF16PS stands in kernels of a target that asks for it at open, and in no other's; so does
+    VCVTNEPS2BF16 where the result is rounded.
+    """
     machine = MACHINES[name]
-    x = T((64, 64), "bfloat16")
-    sketch = sketches(single("matmul", x, x, out=T((64, 64))), machine)[0]
-    lines = instructions(object_code(builds(sketch, "product"), machine))
-    assert any("vdpbf16ps" in line for line in lines) == ("avx512bf16" in machine.features)
+    x, wide = T((64, 64), "bfloat16"), T((64, 64))
+    stages = {
+        "vdpbf16ps": single("matmul", x, x, out=wide),
+        "vcvtneps2bf16": single("cast", wide, out=x),
+    }
+    for instruction, stage in stages.items():
+        kernels = builds(sketches(stage, machine)[0], "kernel")
+        found = any(instruction in line for line in instructions(object_code(kernels, machine)))
+        assert found == ("avx512bf16" in machine.features), instruction
 
 
 SAMPLES = {

@@ -1,0 +1,58 @@
+"""What rounding to bfloat16 is lowered to, once vectors are made: the CPU's instruction for it,
+vcvtneps2bf16, or integer arithmetic where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from gtco.tensor.bfloat16 import ROUND, rounded_by_integers
+from gtco.tensor.emit import lanes_of
+
+INSTRUCTION = "avx512bf16"
+VECTORS = (2, 4, 8, 16, 32)  # lanes
+
+
+def _name(lanes: int) -> str:
+    return f"gtco_round_{lanes}"
+
+
+def _source() -> str:
+    """Functions in LLVM IR, since TVM knows no bfloat16 that LLVM's backend does: one for each
+    number of lanes, for vectors to vectors of its bits.
+    """
+    text = ""
+    for lanes in VECTORS:
+        bits, half, wide = (f"<{lanes} x {kind}>" for kind in ("i16", "bfloat", "float"))
+        text += (
+            f"define internal {bits} @{_name(lanes)}({wide} %x) alwaysinline {{\n"
+            f"  %half = fptrunc {wide} %x to {half}\n"
+            f"  %bits = bitcast {half} %half to {bits}\n"
+            f"  ret {bits} %bits\n}}\n"
+        )
+    return text
+
+
+SOURCE = _source()
+
+
+def with_instruction(function: Any) -> Any:
+    """The kernel with the functions that a lowered rounding calls."""
+    zero = tirx.const(0, "int32")
+    return function.with_body(tirx.AttrStmt(zero, "pragma_import_llvm", SOURCE, function.body))
+
+
+def _lower(call: Any) -> Any:
+    (x,) = call.args
+    lanes = lanes_of(x)
+    features: Sequence[Any] = tvm.target.Target.current().attrs["mattr"]
+    if lanes in VECTORS and f"+{INSTRUCTION}" in map(str, features):
+        return tirx.call_pure_extern(str(call.ty), _name(lanes), x)
+    return rounded_by_integers(x)
+
+
+tvm.get_global_func("tirx.RegisterOpLowerIntrinsic")(ROUND, _lower, "llvm", 10)
