@@ -165,6 +165,36 @@ def test_mask_at_run_time(low: float, place: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e9, -1e4])
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_constant_mask_with_a_bias_behind_it(low: float, lower: bool) -> None:
+    """A hidden score stays hidden, also an infinite one, whatever is added to it; one that the bias
+    puts as low is none.
+    """
+    graph = Graph(("x",), (), {"x": TensorType((2, 5, 8))})
+    scores = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
+    mask = np.ones((5, 5), bool)
+    mask[:, 3], mask[0, 1] = False, False
+    bias = RNG.standard_normal((5, 5)).astype(np.float32)
+    if lower:  # of the first row's kept keys
+        bias[0, [0, 2, 4]] = low
+    condition = graph.add_constant(mask, "m")
+    scores = graph.add("where", (condition, scores, number(graph, low)))
+    scores = graph.add("add", (scores, graph.add_constant(bias, "b")))
+    p = graph.add("softmax", (scores,), axis=2)
+    graph.add("matmul", (p, "x"), output="y")
+    graph.outputs = ("y",)
+    after = canonicalize(graph.check())
+    assert ("attention" in after.histogram()) == (not lower or low < -1e10)
+    x = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+    wild = x.copy()
+    wild[0, 3, 0] = np.inf
+    for value in (x, wild):
+        with np.errstate(invalid="ignore"):
+            wanted, got = (g.evaluate({"x": value})["y"] for g in (graph, after))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e30, -1e9, -1e4])
 @pytest.mark.parametrize("constant", [True, False])
 def test_a_bias_as_low_as_the_mask_hides_nothing_itself(low: float, constant: bool) -> None:

@@ -156,7 +156,7 @@ def _product(
     if op.kind == "add":
         for x, term in (op.inputs, op.inputs[::-1]):
             if graph.types[x] == op.type and _reaches_product(graph, x):
-                if not _apart(graph, term, scores):
+                if not _apart(graph, term, scores.scale, scores.hidden):
                     return None
                 moved = _outwards(graph, term, op.type.shape, scores.path)
                 return _product(
@@ -184,14 +184,15 @@ def _by_heads(
     return None
 
 
-def _apart(graph: Graph, term: str, scores: _Scores) -> bool:
-    """Whether a score with ``term`` added cannot be taken for a hidden one, which is known by its
-    bias alone: a sum with what is as low as ``hidden`` may differ from it, unless that absorbs.
+def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool:
+    """Whether a score with ``factor`` times ``term`` added cannot be taken for a hidden one, which
+    is known by its bias alone: a sum with what is as low as ``hidden`` may differ from it, unless
+    that absorbs.
     """
-    if scores.hidden is None or scores.hidden <= _ABSORBS:
+    if hidden is None or hidden <= _ABSORBS:
         return True
     value = graph.constants.get(term)
-    return value is not None and bool((value * scores.scale > scores.hidden / 8).all())
+    return value is not None and bool((value * factor > hidden / 8).all())
 
 
 def _reaches_product(graph: Graph, tensor: str) -> bool:
@@ -233,6 +234,8 @@ def _masked(
             return None
         with numpy.errstate(over="ignore"):
             hidden = float(numpy.asarray(low * scores.scale).astype(op.type.dtype))
+        if not all(_apart(graph, term, factor, hidden) for term, factor in scores.terms):
+            return None
         moved = _outwards(graph, condition, op.type.shape, scores.path)
         terms = (*scores.terms, (moved, place == 2))
         return _product(graph, x, replace(scores, terms=terms, hidden=hidden), shape)
@@ -269,13 +272,15 @@ def _outwards(
 
 
 def _bias(graph: Graph, scores: _Scores, made: TensorType) -> str | None:
-    """The terms as one tensor; constant zeros are left out."""
+    """The terms as one tensor; constant zeros are left out. The mask's comes last, wherever it
+    stood: a hidden score is known by a bias that is ``hidden`` to the bit.
+    """
 
     def constant(value: float) -> str:
         return graph.add_constant(numpy.asarray(value, made.dtype), "bias")
 
     total: str | None = None
-    for term, factor in reversed(scores.terms):
+    for term, factor in sorted(reversed(scores.terms), key=lambda t: isinstance(t[1], bool)):
         if isinstance(factor, bool):
             assert scores.hidden is not None
             pair = (total or constant(0.0), constant(scores.hidden))
