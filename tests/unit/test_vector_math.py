@@ -54,6 +54,14 @@ def samples(low: float, high: float, seed: int) -> np.ndarray:
     return np.concatenate([SPECIAL, patterns, dense])
 
 
+def nonpositive(low: float) -> np.ndarray:
+    """:func:`samples` of [low, 0], -inf, and NaN of many payloads."""
+    x = -np.abs(samples(low, 0, fresh_seed()))
+    payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)
+    x[: payloads.size], x[payloads.size] = payloads.view(np.float32), -np.inf
+    return x
+
+
 def ulps(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Distance in units of the last place of the float32 nearest to ``wanted``; NaN and infinities
     must agree.
@@ -78,9 +86,7 @@ def test_exp(name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
 @pytest.mark.parametrize("name", targets())
 def test_exp_nonpositive(name: str, explicit: bool) -> None:
-    x = -np.abs(samples(-95, 0, fresh_seed()))
-    payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)  # any NaN stays one
-    x[: payloads.size] = payloads.view(np.float32)
+    x = nonpositive(-95)
     got = elementwise_kernel(vector_math.exp_nonpositive, SIZE, runnable(name), explicit)(x)
     wanted = np.exp(x.astype(np.float64))
     assert (got[x < -87] == 0).all()
@@ -91,10 +97,7 @@ def test_exp_nonpositive(name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
 @pytest.mark.parametrize("name", targets())
 def test_exp2_nonpositive(name: str, explicit: bool) -> None:
-    x = -np.abs(samples(-140, 0, fresh_seed()))
-    payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)  # any NaN stays one
-    x[: payloads.size] = payloads.view(np.float32)
-    x[payloads.size] = -np.inf
+    x = nonpositive(-140)
     got = elementwise_kernel(vector_math.exp2_nonpositive, SIZE, runnable(name), explicit)(x)
     wanted = np.exp2(x.astype(np.float64))
     normal = ~(x < -126)
