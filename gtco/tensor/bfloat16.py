@@ -52,6 +52,16 @@ def rounded_by_integers(x: Expr) -> Expr:
     return cast(tirx.Select(is_nan(x), nan, nearest), "uint32", "uint16")
 
 
+def rounded_weight(x: Expr) -> Expr:
+    """The bits of the bfloat16 nearest to a weight of a softmax, 0 to 1, the larger of two. A NaN
+    may become a number: the sum that the weight is divided by is one. Three instructions that leave
+    the multipliers alone, as vcvtneps2bf16 on a Zen 4 does not.
+    """
+    word = bits(x)
+    nearest = tirx.shift_right(word + constant(word, 0x8000), constant(word, 16))
+    return cast(nearest, "uint32", "uint16")
+
+
 def pair(low: Expr, high: Expr) -> Expr:
     """The bits of two, the first in the lower half of an int32."""
     upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))

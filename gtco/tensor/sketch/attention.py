@@ -47,7 +47,7 @@ from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 # Vector instructions of a vector of weights: maximum, difference, power of 2 and sum, by what they
 # are multiplied as; of rounding it to that; and of adding a bias to the scores.
 WEIGHTS = {"float32": 15.0, "bfloat16": 13.0}
-ROUNDING = {"float32": 0.0, "bfloat16": 2.0}
+ROUNDING = {"float32": 0.0, "bfloat16": 3.0}
 BIAS = 4.0
 
 

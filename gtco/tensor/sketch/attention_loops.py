@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 from gtco.tensor import vector_math
 from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
-from gtco.tensor.bfloat16 import convert, literal
+from gtco.tensor.bfloat16 import convert, literal, rounded_weight
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.fold import add, fold
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
@@ -322,8 +322,7 @@ class AttentionLoops:
         """A weight as it is multiplied with v."""
         if not self.rounds:
             return weight
-        bits = convert(self.em, weight, "float32", "bfloat16")
-        return convert(self.em, bits, "bfloat16", self.weights.dtype)
+        return convert(self.em, rounded_weight(weight), "bfloat16", self.weights.dtype)
 
     def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
         em, hidden = self.em, self.op.get("hidden")
