@@ -222,6 +222,49 @@ def test_a_bias_as_low_as_the_mask_hides_nothing_itself(low: float, constant: bo
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_masks_and_biases_in_any_order(seed: int) -> None:
+    """One mask and up to two biases, constant or not, of which some hold the mask's value or -inf,
+    with scales between: what is hidden is hidden, and rows that have nothing else keep their
+    values.
+    """
+    rng = np.random.default_rng(seed)
+    low = float(rng.choice([-np.inf, LOWEST, -1e30, -1e9, -1e4]))
+    graph, feeds = Graph(("x",), (), {"x": TensorType((2, 5, 8))}), {}
+    feeds["x"] = rng.standard_normal((2, 5, 8)).astype(np.float32)
+
+    def operand(value: np.ndarray) -> str:
+        name = f"t{len(graph.types)}"
+        if rng.integers(2):
+            return graph.add_constant(value, name)
+        graph.inputs, feeds[name] = (*graph.inputs, name), value
+        graph.types[name] = TensorType(value.shape, str(value.dtype))
+        return name
+
+    deep = True  # two sums that overflow may end with different infinities
+    t = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
+    for kind in rng.permutation(["mask", *["bias"] * rng.integers(1, 3), "scale"]):
+        if kind == "scale":
+            t = graph.add("multiply", (t, number(graph, 0.5)))
+        elif kind == "mask":
+            condition = operand(rng.integers(0, 3, (2, 5, 5)) > 0)
+            t = graph.add("where", (condition, t, number(graph, low)))
+        else:
+            odds = rng.choice([0.0, 0.3, 0.9])
+            bias = rng.standard_normal((5, 5)).astype(np.float32)
+            bias[rng.random((5, 5)) < odds] = rng.choice([low, -np.inf]) if deep else 0
+            deep = False
+            t = graph.add("add", (t, operand(bias)))
+    p = graph.add("softmax", (t,), axis=2)
+    graph.add("matmul", (p, "x"), output="y")
+    graph.outputs = ("y",)
+    after = canonicalize(graph.check())
+    with np.errstate(invalid="ignore", over="ignore"):
+        wanted, got = (g.evaluate({n: feeds[n] for n in g.inputs})["y"] for g in (graph, after))
+    atol = 2e-3 if low == -1e4 else 1e-5  # sums with -1e4 are rounded to 1e-3
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=atol)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_swin_mask_through_reshapes(batch: int) -> None:
     """Scores [batch * 3 windows, 2 heads, 4, 4] plus a mask per window, as Swin adds it."""

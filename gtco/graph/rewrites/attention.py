@@ -192,7 +192,10 @@ def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool
     if hidden is None or hidden <= _ABSORBS:
         return True
     value = graph.constants.get(term)
-    return value is not None and bool((value * factor > hidden / 8).all())
+    if value is None:
+        return False
+    added = value * factor
+    return bool((numpy.isfinite(added) & (added > hidden / 8)).all())
 
 
 def _reaches_product(graph: Graph, tensor: str) -> bool:
@@ -230,10 +233,10 @@ def _masked(
         mask = graph.constants.get(condition)
         allowed = mask if mask is None or place == 1 else ~mask
         keeps = allowed is not None and allowed.ndim and bool(allowed.any(axis=-1).all())
-        if scores.terms and low > _ABSORBS and not keeps:
-            return None
         with numpy.errstate(over="ignore"):
             hidden = float(numpy.asarray(low * scores.scale).astype(op.type.dtype))
+        if scores.terms and hidden > _ABSORBS and not keeps:
+            return None
         if not all(_apart(graph, term, factor, hidden) for term, factor in scores.terms):
             return None
         moved = _outwards(graph, condition, op.type.shape, scores.path)
@@ -272,15 +275,21 @@ def _outwards(
 
 
 def _bias(graph: Graph, scores: _Scores, made: TensorType) -> str | None:
-    """The terms as one tensor; constant zeros are left out. The mask's comes last, wherever it
-    stood: a hidden score is known by a bias that is ``hidden`` to the bit.
+    """The terms as one tensor; constant zeros are left out.
+
+    A hidden score is known by a bias that is ``hidden`` to the bit. Where ``hidden`` absorbs what
+    is added outside, that is so anyway, and an infinity added there still counts; else the mask's
+    term comes last, wherever it stood.
     """
 
     def constant(value: float) -> str:
         return graph.add_constant(numpy.asarray(value, made.dtype), "bias")
 
     total: str | None = None
-    for term, factor in sorted(reversed(scores.terms), key=lambda t: isinstance(t[1], bool)):
+    terms = list(reversed(scores.terms))
+    if scores.hidden is not None and scores.hidden > _ABSORBS:
+        terms.sort(key=lambda t: isinstance(t[1], bool))
+    for term, factor in terms:
         if isinstance(factor, bool):
             assert scores.hidden is not None
             pair = (total or constant(0.0), constant(scores.hidden))
