@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gtco.codegen.llvm import compile_functions
+from gtco.search.analytic import AnalyticPolicy
 from gtco.search.statements import statements
 from gtco.target import target
 from gtco.tensor.sketch import attention
@@ -255,6 +256,36 @@ def test_a_kernel_is_no_longer_where_its_shape_is_larger(name: str) -> None:
 
 
 LOOP = re.compile(r"^(\.LBB\w+):[^\n]*\n((?:(?!\.LBB\w+:).*\n)*?\s+j\w+\s+\1\n)", re.MULTILINE)
+
+
+def test_what_comes_before_the_operands_is_priced() -> None:
+    """The same attention in bfloat16 costs more for each step that it takes to its operands: a
+    bias, rounding, reading them as float32.
+    """
+    shapes = {"q": (6, 197, 64), "k": (6, 197, 64), "v": (6, 197, 64)}
+
+    def stage(source: str, *kinds: str) -> Stage:
+        types, ops = {}, []
+        for x, shape in shapes.items():
+            types[x] = T(shape, source)
+            last = x
+            for kind in kinds:
+                inputs, dtype = (last,), "bfloat16" if kind == "cast" else source
+                if kind == "add":
+                    types[f"{x}b"], inputs = T((64,), source), (last, f"{x}b")
+                last = f"{x}{kind}"
+                attrs = {"dtype": dtype} if kind == "cast" else {}
+                ops.append(Operator(kind, inputs, last, T(shape, dtype), make_attrs(**attrs)))
+        operands = tuple("".join((x, *kinds[-1:])) for x in shapes)
+        attend = Operator("attention", operands, "o", T((6, 197, 64)), make_attrs(scale=0.125))
+        return make_stage([*ops, attend], types, [])
+
+    policy = AnalyticPolicy(target("znver4"))
+    plain, cast, biased = (
+        policy.predict(stage(*given))
+        for given in (("bfloat16",), ("float32", "cast"), ("float32", "add", "cast"))
+    )
+    assert plain < cast < biased < 1.5 * plain
 
 
 @pytest.mark.parametrize("keys", [256, 1370])

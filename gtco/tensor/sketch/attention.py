@@ -25,8 +25,14 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import Epilogue, anchor, epilogue, prologue_readable
-from gtco.tensor.cost import epilogue_vectors
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    anchor,
+    epilogue,
+    prologue_readable,
+)
+from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch.attention_loops import AttentionLoops
 from gtco.tensor.sketch.program import program
@@ -128,7 +134,9 @@ class Attention:
             (Stream(operands, operands + 4.0 * height * n),),
             (Stream(item_out * height * e, item_out * m * e, handed=True),),
         )
-        keys_values = Stream(operands, item * b * n * (d + e), handed=True)
+        _, k_bytes, v_bytes = self.source_bytes
+        read = n * (k_bytes * d + v_bytes * e)
+        keys_values = Stream(read, b * read, handed=True)
         task = Layer(1, (keys_values,), (), b * chunks)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
@@ -145,14 +153,36 @@ class Attention:
             ),
         )
 
+    @cached_property
+    def source_bytes(self) -> tuple[float, ...]:
+        """Bytes that an element of q, k and v is read as, in front of what the stage computes."""
+        return tuple(self._source_bytes(x) for x in self.op.inputs[:3])
+
+    def _source_bytes(self, operand: str) -> float:
+        types, producers = self.stage.types, self.stage.producers
+        before = ancestors(self.stage, operand)
+        read = {x for op in before for x in op.inputs if x not in producers} or {operand}
+        whole = [types[x] for x in read if types[x].size >= types[operand].size]
+        return float(sum(ITEM_BYTES[t.dtype] for t in whole))
+
+    @cached_property
+    def head_vectors(self) -> tuple[float, ...]:
+        """Vector instructions that come before a vector of q, k and v."""
+        lanes, inputs = self.target.lanes, self.op.inputs[:3]
+        return tuple(vectors(self.stage, ancestors(self.stage, x), lanes).total for x in inputs)
+
     def extra(self, chunks: int) -> tuple[Extra, ...]:
-        """Packing of K and V, softmax."""
+        """Packing of K and V, what is computed of q, k and v as they are read, softmax."""
         b, m, n, d, e = self.extents
-        keys = ceil(n / self.target.lanes)
+        lanes, head = self.target.lanes, self.head_vectors
+        keys = ceil(n / lanes)
         bias = keys * BIAS if len(self.op.inputs) > 3 else 0
         rounding = keys * ROUNDING[self.operand]
         return (
             Extra("pack", 3.0 * b * chunks * keys * (d + e)),
+            Extra("vector", b * m * ceil(d / lanes), head[0]),
+            Extra("vector", b * chunks * keys * d, head[1]),
+            Extra("vector", b * chunks * keys * e, head[2]),
             Extra("exp", b * m, keys * WEIGHTS[self.operand]),
             Extra("vector", b * m, bias + rounding + 40),
         )
@@ -160,7 +190,8 @@ class Attention:
     @property
     def signature(self) -> tuple[object, ...]:
         """All that the space and the loops' price depend on."""
-        return (self.name, self.operand, self.stage.output.type.dtype, *self.extents)
+        dtype = self.stage.output.type.dtype
+        return (self.name, self.operand, dtype, *self.source_bytes, *self.extents)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = AttentionLoops(self, config)
