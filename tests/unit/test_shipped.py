@@ -301,7 +301,9 @@ def test_what_ships_is_what_stood_on_cpus() -> None:
     rows = shipped()
     assert rows and rows == sorted(rows, key=lambda r: (r.label, r.stage, r.circumstances))
     for record in rows:
-        assert record.outcome in STANDING and record.seconds
+        # a model may end with a pick that its tuning had no time to measure
+        assert record.outcome in STANDING
+        assert record.seconds or (record.outcome == "chosen" and record.reason)
         assert {"cpu", "features", "gtco", "mcpu", "threads", "tvm"} == set(record.known)
     unnamed = [(r.stage, r.circumstances) for r in rows if not r.reason]  # as to the model
     assert len(set(rows)) == len(rows) and len(set(unnamed)) == len(unnamed)
