@@ -255,9 +255,6 @@ def test_a_kernel_is_no_longer_where_its_shape_is_larger(name: str) -> None:
             assert count <= MOST_STATEMENTS, f"{sketch.extents}, {config.to_json()}: {count}"
 
 
-LOOP = re.compile(r"^(\.LBB\w+):[^\n]*\n((?:(?!\.LBB\w+:).*\n)*?\s+j\w+\s+\1\n)", re.MULTILINE)
-
-
 def test_what_comes_before_the_operands_is_priced() -> None:
     """The same attention in bfloat16 costs more for each step that it takes to its operands: a
     bias, rounding, reading them as float32.
@@ -286,6 +283,9 @@ def test_what_comes_before_the_operands_is_priced() -> None:
         for given in (("bfloat16",), ("float32", "cast"), ("float32", "add", "cast"))
     )
     assert plain < cast < biased < 1.5 * plain
+
+
+LOOP = re.compile(r"^(\.LBB\w+):[^\n]*\n((?:(?!\.LBB\w+:).*\n)*?\s+j\w+\s+\1\n)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("keys", [256, 1370])

@@ -25,13 +25,7 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
-from gtco.tensor.analysis.chains import (
-    Epilogue,
-    ancestors,
-    anchor,
-    epilogue,
-    prologue_readable,
-)
+from gtco.tensor.analysis.chains import Epilogue, ancestors, anchor, epilogue, prologue_readable
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch.attention_loops import AttentionLoops
@@ -134,9 +128,7 @@ class Attention:
             (Stream(operands, operands + 4.0 * height * n),),
             (Stream(item_out * height * e, item_out * m * e, handed=True),),
         )
-        _, k_bytes, v_bytes = self.source_bytes
-        read = n * (k_bytes * d + v_bytes * e)
-        keys_values = Stream(read, b * read, handed=True)
+        keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=True)
         task = Layer(1, (keys_values,), (), b * chunks)
         behind = epilogue_vectors(self.tail, lanes)
         row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
@@ -154,22 +146,29 @@ class Attention:
         )
 
     @cached_property
-    def source_bytes(self) -> tuple[float, ...]:
-        """Bytes that an element of q, k and v is read as, in front of what the stage computes."""
-        return tuple(self._source_bytes(x) for x in self.op.inputs[:3])
-
-    def _source_bytes(self, operand: str) -> float:
-        types, producers = self.stage.types, self.stage.producers
-        before = ancestors(self.stage, operand)
-        read = {x for op in before for x in op.inputs if x not in producers} or {operand}
-        whole = [types[x] for x in read if types[x].size >= types[operand].size]
-        return float(sum(ITEM_BYTES[t.dtype] for t in whole))
+    def heads(self) -> tuple[list[Operator], ...]:
+        """What the stage computes q, k and v by."""
+        return tuple(ancestors(self.stage, x) for x in self.op.inputs[:3])
 
     @cached_property
     def head_vectors(self) -> tuple[float, ...]:
         """Vector instructions that come before a vector of q, k and v."""
-        lanes, inputs = self.target.lanes, self.op.inputs[:3]
-        return tuple(vectors(self.stage, ancestors(self.stage, x), lanes).total for x in inputs)
+        return tuple(vectors(self.stage, head, self.target.lanes).total for head in self.heads)
+
+    @cached_property
+    def read_bytes(self) -> float:
+        """Bytes that K and V of one head are read as, in front of what is computed of them."""
+        _, _, n, d, e = self.extents
+        return n * (self._item(1) * d + self._item(2) * e)
+
+    def _item(self, operand: int) -> float:
+        """Bytes that are read for one element: a tensor as large as the operand counts, a bias does
+        not.
+        """
+        types, producers, name = self.stage.types, self.stage.producers, self.op.inputs[operand]
+        read = {x for op in self.heads[operand] for x in op.inputs if x not in producers} or {name}
+        whole = [types[x] for x in read if types[x].size >= types[name].size]
+        return float(sum(ITEM_BYTES[t.dtype] for t in whole))
 
     def extra(self, chunks: int) -> tuple[Extra, ...]:
         """Packing of K and V, what is computed of q, k and v as they are read, softmax."""
@@ -191,7 +190,7 @@ class Attention:
     def signature(self) -> tuple[object, ...]:
         """All that the space and the loops' price depend on."""
         dtype = self.stage.output.type.dtype
-        return (self.name, self.operand, dtype, *self.source_bytes, *self.extents)
+        return (self.name, self.operand, dtype, self.read_bytes, *self.extents)
 
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = AttentionLoops(self, config)

@@ -9,7 +9,7 @@
 // `void KERNEL(void** arguments, const unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says
 // how many arguments it has. One with `int KERNEL_sizes[]` is launched cooperatively and is given copies of its parameters,
 // of so many bytes, not pointers.
-#include "machine.h"
+#include "streams.h"
 
 API int cuInit(unsigned flags) {
   Call call(__func__);
