@@ -79,6 +79,7 @@ class AttentionLoops:
             Piece("query", (rows, -(-self.d // line) * line), kind.a.dtype),
             Piece("scores", (rows, self.ld_scores)),
             Piece("tile", (rows, self.ld_values)),
+            Piece("top", (16 * ceil(rows / 16),)),
             Piece("inverse", (16 * ceil(rows / 16),)),
         ]
         if kind.a.dtype != "float32":  # the scores' weights, as they are multiplied
@@ -92,7 +93,8 @@ class AttentionLoops:
         self.reader = Reader(self.stage, em, args.inputs)
         arrays = self.scratch.arrays(args)
         self.keys, self.values, self.query = arrays["keys"], arrays["values"], arrays["query"]
-        self.scores, self.tiles, self.inverse = arrays["scores"], arrays["tile"], arrays["inverse"]
+        self.scores, self.tiles = arrays["scores"], arrays["tile"]
+        self.top, self.inverse = arrays["top"], arrays["inverse"]
         self.weights = arrays.get("weights", self.scores)
         with em.range(args.begin, args.end, "task") as task:
             em.bind(task, self.tasks)
@@ -210,8 +212,10 @@ class AttentionLoops:
             scale if self.rounds else None,
             chain=CHAIN,
         )
+        with em.loop(rows, "i") as i:  # a loop of their own: what needs a maximum waits for it
+            self.top_row(i, batch, start)
         with em.loop(rows, "i") as i:
-            self.softmax_row(i, batch, start)
+            self.weights_row(i)
         self.products(
             rows,
             self.value_vectors,
@@ -277,10 +281,9 @@ class AttentionLoops:
                     block=min(BLOCK, ceil(chained / 2)),  # two loops, whatever the depth
                 )
 
-    def softmax_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
-        """weights[i] = exp(scores[i] + bias - max), inverse[i] = 1 / sum: whole vectors, padding
-        columns masked; with ``guarded``, both are 0 where they would be NaN. Weights that are
-        bfloat16 are rounded, their sum is not.
+    def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
+        """top[i] = max(scores[i] + bias), which the scores become: whole vectors, padding columns
+        masked.
         """
         em, lanes, n = self.em, self.lanes, self.n
         if self.biased:
@@ -298,6 +301,14 @@ class AttentionLoops:
         # A maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
         length = self.key_vectors * lanes
         top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
+        em.store(self.top, [i], top)
+
+    def weights_row(self, i: Expr) -> None:
+        """weights[i] = exp(scores[i] - top[i]), inverse[i] = 1 / sum; with ``guarded``, both are 0
+        where they would be NaN. Weights that are bfloat16 are rounded, their sum is not.
+        """
+        em, lanes = self.em, self.lanes
+        top = em.let(em.load(self.top, [i]), "top")
 
         def weight(j: Expr) -> Expr:
             polynomial = vector_math.EXP2_3 if self.rounds else vector_math.EXP2_5
@@ -308,7 +319,7 @@ class AttentionLoops:
             em.store(self.weights, [i, j], self.rounded(value))
             return value
 
-        total = fold(em, length, weight, add, 0.0)
+        total = fold(em, self.key_vectors * lanes, weight, add, 0.0)
         inverse = tirx.const(1, "float32") / total
         if self.op.get("guarded"):
             lost = is_nan(total)
