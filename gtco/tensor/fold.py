@@ -160,6 +160,30 @@ def fold_rows(
     return total
 
 
+def fold_vectors(
+    em: Emitter, count: int, value: Callable[[Expr], Expr], combine: Combine, start: float
+) -> Expr:
+    """``value(0)`` to ``value(count - 1)``, explicit vectors, combined into one scalar, from
+    ``start`` on.
+    """
+    lanes, chains = em.lanes, min(ACCUMULATORS, count)
+    groups, left = divmod(count, chains)
+    acc = em.registers(chains * lanes)
+    for c in range(chains):
+        em.store_vector(acc, [c * lanes], em.splat(start))
+
+    def into(first: Expr, wide: int) -> None:
+        for c in range(wide):
+            at = [c * lanes]
+            em.store_vector(acc, at, combine(em.load_vector(acc, at), value(first + c)))
+
+    with em.loop(groups, "group") as group:
+        into(group * chains, chains)
+    into(groups * chains, left)
+    vectors = [em.load_vector(acc, [c * lanes]) for c in range(chains)]
+    return em.reduce_vector(by_pairs(em, vectors, combine), combine)
+
+
 def by_pairs(em: Emitter, values: Sequence[Expr], combine: Combine) -> Expr:
     """All values combined in short chains: neighbours first, then what they make."""
     left = list(values)

@@ -35,9 +35,20 @@ AVX512_LANES = 16  # vectors of so many are AVX-512's, which has an instruction 
 EXP_6 = (1.3814539e-3, 8.368745e-3, 4.166839e-2, 1.6666521e-1, 4.9999994e-1, 1.0, 1.0)
 EXP_5 = (8.312501e-3, 4.189033e-2, 1.6667116e-1, 4.999923e-1, 1.0, 1.0)
 
-# 2^r on |r| <= 1/2 as 1 + r P(r): 1.1e-7 and 1.0e-4 relative.
-EXP2_5 = (1.32647273e-3, 9.67151299e-3, 5.55073358e-2, 2.40222424e-1, 6.93147004e-1, 1.0)
-EXP2_3 = (5.50089292e-2, 2.42210954e-1, 6.93282902e-1, 1.0)
+# 2^r as 1 + r P(r), by degree, on |r| <= 1/2 (1.1e-7 and 1.0e-4 relative) and on 0 <= r < 1, where
+# it is 2 at 1 (1.3e-7 and 8.6e-5).
+EXP2 = {
+    5: (1.32647273e-3, 9.67151299e-3, 5.55073358e-2, 2.40222424e-1, 6.93147004e-1, 1.0),
+    3: (5.50089292e-2, 2.42210954e-1, 6.93282902e-1, 1.0),
+}
+EXP2_FROM_0 = {
+    5: (1.89685e-3, 8.94775e-3, 5.5855296e-2, 2.4014712e-1, 6.9315298e-1, 1.0),
+    3: (7.706704e-2, 2.27645e-1, 6.9511676e-1, 1.0),
+}
+FRACTION = "llvm.x86.avx512.mask.reduce.ps.512"  # vreduceps: x less its multiple of 2^-m below
+SCALE = "llvm.x86.avx512.mask.scalef.ps.512"  # vscalefps: a 2^floor(b)
+DOWN = 0b1001  # vreduceps's immediate: m is 0, rounding goes down, nothing is signalled
+AS_SET = 4  # their rounding: by the CPU's mode
 
 
 def dtype_of(x: Expr) -> str:
@@ -135,14 +146,31 @@ def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
 
 
-def exp2_nonpositive(em: Emitter, x: Expr, polynomial: Sequence[float] = EXP2_5) -> Expr:
-    """2^x for ``x <= 0`` or NaN, which stays NaN; with ``EXP2_5`` at most 2 ulp. Below -126, where
-    results are no normal numbers, it may be off as a whole, and from -126.5 on it is 0.
+def exp2_nonpositive(em: Emitter, x: Expr, degree: int = 5) -> Expr:
+    """2^x for ``x <= 0`` or NaN, which stays NaN; at most 3 ulp with a polynomial of degree 5.
+    Below -126, where results are no normal numbers, it may be off as a whole, and from -150 on it
+    is 0.
     """
+    if lanes_of(x) == AVX512_LANES:  # an explicit vector, which intrinsics take
+        return _exp2_by_instructions(em, x, EXP2_FROM_0[degree])
     x = em.let(T.max(constant(x, -127.0), x), "x")
     shifted = em.let(x + constant(x, BIASED_ROUND), "s")
     r = em.let(x - (shifted - constant(x, BIASED_ROUND)), "r")
-    return em.let(horner(r, polynomial) * _power_of_two(bits(shifted)), "e")
+    return em.let(horner(r, EXP2[degree]) * _power_of_two(bits(shifted)), "e")
+
+
+def _exp2_by_instructions(em: Emitter, x: Expr, polynomial: Sequence[float]) -> Expr:
+    """2^x = 2^floor(x) P(x - floor(x)), in AVX-512's instructions for both; -inf is none of their
+    special cases.
+    """
+    x = em.let(x, "x")
+    every, as_set = tirx.const(-1, "int16"), tirx.const(AS_SET, "int32")
+
+    def call(name: str, *operands: Any) -> Any:
+        return tirx.call_llvm_pure_intrin(str(x.ty), name, *operands, x, every, as_set)
+
+    r = em.let(call(FRACTION, x, tirx.const(DOWN, "int32")), "r")
+    return em.let(call(SCALE, horner(r, polynomial), x), "e")
 
 
 # erf(x) = x + x P(x^2) on |x| < 1 (1.2e-9 relative) and 1 - exp(Q(|x|)) on 1 <= |x| <= 4 (1.6e-8).

@@ -97,24 +97,25 @@ def test_exp_nonpositive(name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
 @pytest.mark.parametrize("name", targets())
 def test_exp2_nonpositive(name: str, explicit: bool) -> None:
-    x = nonpositive(-140)
+    x = nonpositive(-170)
     got = elementwise_kernel(vector_math.exp2_nonpositive, SIZE, runnable(name), explicit)(x)
     wanted = np.exp2(x.astype(np.float64))
     normal = ~(x < -126)
-    assert ulps(got[normal], wanted[normal]).max() <= 2.2
-    assert (got[~normal] <= 2.0**-126).all() and (got[x < -126.5] == 0).all()
+    assert ulps(got[normal], wanted[normal]).max() <= 2.7
+    assert (got[~normal] <= 2.0**-126).all() and (got[x <= -150] == 0).all()
     assert got[x == 0].tolist() == [1.0] * int((x == 0).sum())
 
 
-def test_a_shorter_power_of_two_is_right_to_a_bfloat16() -> None:
+@pytest.mark.parametrize("name", targets())
+def test_a_shorter_power_of_two_is_right_to_a_bfloat16(name: str) -> None:
     """Its error is a twentieth of what rounding to a bfloat16 makes."""
 
     def short(em: Emitter, x: Expr) -> Expr:
-        return vector_math.exp2_nonpositive(em, x, vector_math.EXP2_3)
+        return vector_math.exp2_nonpositive(em, x, 3)
 
     x = -np.abs(samples(-126, 0, fresh_seed()))
     x[~(x >= -126)] = 0
-    got = elementwise_kernel(short, SIZE, runnable("x86-64-v3"), True)(x)
+    got = elementwise_kernel(short, SIZE, runnable(name), True)(x)
     assert (np.abs(got / np.exp2(x.astype(np.float64)) - 1) <= 1.1e-4).all()
 
 
@@ -246,7 +247,7 @@ def test_gelu_is_cheap() -> None:
         ("exp", "x86-64-v3", 18),
         ("exp_nonpositive", "x86-64-v4", 12),
         ("exp_nonpositive", "x86-64-v3", 13),
-        ("exp2_nonpositive", "x86-64-v4", 11),
+        ("exp2_nonpositive", "x86-64-v4", 7),
         ("exp2_nonpositive", "x86-64-v3", 11),
     ],
 )

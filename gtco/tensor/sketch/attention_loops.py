@@ -15,7 +15,7 @@ from gtco.tensor.analysis.indices import broadcast_index, reshape_index
 from gtco.tensor.arithmetic import is_nan
 from gtco.tensor.bfloat16 import convert, literal, rounded_weight
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
-from gtco.tensor.fold import add, fold
+from gtco.tensor.fold import add, fold, fold_vectors
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.reader import Reader
@@ -310,16 +310,15 @@ class AttentionLoops:
         em, lanes = self.em, self.lanes
         top = em.let(em.load(self.top, [i]), "top")
 
-        def weight(j: Expr) -> Expr:
-            polynomial = vector_math.EXP2_3 if self.rounds else vector_math.EXP2_5
-            below = em.load(self.scores, [i, j]) - top
+        def weight(p: Expr) -> Expr:
+            below = em.load_vector(self.scores, [i, p * lanes]) - em.splat(top)
             if self.biased:
-                below = below * tirx.const(vector_math.LOG2E, "float32")
-            value = vector_math.exp2_nonpositive(em, below, polynomial)
-            em.store(self.weights, [i, j], self.rounded(value))
+                below = below * em.splat(vector_math.LOG2E)
+            value = vector_math.exp2_nonpositive(em, below, 3 if self.rounds else 5)
+            em.store_vector(self.weights, [i, p * lanes], self.rounded(value))
             return value
 
-        total = fold(em, self.key_vectors * lanes, weight, add, 0.0)
+        total = fold_vectors(em, self.key_vectors, weight, add, 0.0)
         inverse = tirx.const(1, "float32") / total
         if self.op.get("guarded"):
             lost = is_nan(total)
