@@ -15,6 +15,7 @@ from gtco.search.gpu_launches import MOST_THREADS, narrow
 from gtco.search.gpu_policy import KEPT, GpuPolicy
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, persistent_program
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.cuda.source import has_roles
 from gtco.tensor.space import Rejection, packed_types
 from gtco.tensor.stage import Stage
 
@@ -33,6 +34,9 @@ def persistent(
         kernel.symbol: CudaProgram(kernel.source, kernel.grid, kernel.threads, kernel.shared)
         for kernel in kernels.values()
     }
+    if roles := [name for name, program in programs.items() if has_roles(program.source)]:
+        detail = f"{roles[0]} hands over registers, which is for a kernel of its own"
+        return Rejection("warp roles", detail)
     most = max((_buffers(stage, generated) for stage in generated.stages), default=0)
     if not programs:
         return Rejection("no steps", "a model without a step")
@@ -73,8 +77,8 @@ def persistent(
 
 def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[str, GpuKernel]:
     """The kernels that the persistent one is made of, by stage: those of the stages, but where a
-    block has more threads than it should have one with fewer (:func:`narrow`), if that reads the
-    same constants and leaves others the same sums.
+    block has more threads than it should have one with fewer, and where its warps have roles one
+    without (:func:`narrow`), if that reads the same constants and leaves others the same sums.
     """
     found: dict[str, GpuKernel] = {}
     jobs = {}
@@ -82,7 +86,7 @@ def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[st
         kernel = generated.kernels[stage.key]
         assert isinstance(kernel, GpuKernel)
         found[stage.key] = kernel
-        if kernel.threads > MOST_THREADS:
+        if kernel.threads > MOST_THREADS or has_roles(kernel.source):
             pick = generated.choices[stage.key]
             fewer = narrow(GpuPolicy(target), pick)
             if fewer is not pick:

@@ -55,9 +55,9 @@ class LaunchPrices:
 
 
 def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
-    """What the persistent kernel does the pick's stage with: the pick, or where its blocks have
-    more than MOST_THREADS the sketch's config of least predicted time whose blocks have not; the
-    pick where there is none.
+    """What the persistent kernel does the pick's stage with: the pick, without warp roles where its
+    warps have any, or where its blocks have more than MOST_THREADS the sketch's config of least
+    predicted time whose blocks have not; the pick where there is none.
     """
     sketch = pick.sketch
 
@@ -65,6 +65,10 @@ def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
         found: Any = sketch.workload(config)
         return found
 
+    if launch(pick.config).copying:
+        alike = (config for config in configs(sketch) if not launch(config).copying)
+        nearest = min(alike, key=lambda config: _differences(config, pick.config))
+        pick = Pick(sketch, nearest, policy.price(sketch, nearest))
     if launch(pick.config).threads <= MOST_THREADS:
         return pick
     picks = [
@@ -74,6 +78,11 @@ def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
     ]
     best = min(picks, key=lambda one: one.seconds, default=pick)
     return best if best.seconds < inf else pick
+
+
+def _differences(one: Config, other: Config) -> int:
+    """Decisions that are not the same in both."""
+    return len({*one.choices} ^ {*other.choices})
 
 
 def launch_prices(

@@ -74,12 +74,15 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
 
 
 class Priced(NamedTuple):
-    """A config of which launch: may it be picked unmeasured, do its blocks add up their sums?"""
+    """A config of which launch: may it be picked unmeasured, do its blocks add up their sums, do
+    some of its warps only copy?
+    """
 
     seconds: float
     config: Config
     trusted: bool
     joined: bool
+    roles: bool
 
 
 class GpuPolicy(PricingPolicy):
@@ -116,12 +119,13 @@ class GpuPolicy(PricingPolicy):
             seconds = self.seconds(launch, constants)
             if seconds < inf:
                 trusted = self.untrusted or launch.trusted
-                found.append(Priced(seconds, config, trusted, launch.joined > 0))
+                joined, roles = launch.joined > 0, launch.copying > 0
+                found.append(Priced(seconds, config, trusted, joined, roles))
         found.sort(key=lambda one: one.seconds)
         if signature is not None and known is None:
             kinds: dict[object, list[Config]] = {}
             for one in found:
-                kinds.setdefault((one.trusted, one.joined), []).append(one.config)
+                kinds.setdefault((one.trusted, one.joined, one.roles), []).append(one.config)
             self._ranked[signature] = tuple(c for kind in kinds.values() for c in kind[:RANKED])
         return found
 
@@ -134,12 +138,17 @@ class GpuPolicy(PricingPolicy):
         """What is worth measuring: the ``n`` configs of :meth:`best`, of which the best that are
         not trusted take the last places, a quarter of them and one at least beside the first. And
         where blocks are to share tiles in all others, or in none, the best of which that is not so
-        takes the place before them: readings are to say whether it pays.
+        takes the place before them: readings are to say whether it pays. Of several that are not
+        trusted the last is, in the same way, the best with warp roles where no other has them, or
+        without.
         """
         every = self._of_sketches(stage, self._compared)
         trusted = [one for one in every if one.trusted]
         others = [one for one in every if not one.trusted]
         taken = others[: min(max(n // 4, 1), n - 1)]
+        if len(taken) > 1 and len({one.roles for one in taken}) == 1:
+            rivals = (one for one in others if one.roles is not taken[0].roles)
+            taken[-1] = next(rivals, taken[-1])
         found = trusted[: n - len(taken)]
         if len(found) > 1 and len({one.joined for one in found}) == 1:
             rivals = (one for one in trusted if one.joined is not found[0].joined)
@@ -195,7 +204,7 @@ class GpuPolicy(PricingPolicy):
         if not blocks:
             return 0.0
         target, share = self.target, blocks / launch.blocks
-        warps = blocks * ceil(launch.threads / WARP)
+        warps = blocks * ceil((launch.threads - launch.copying) / WARP)
         # a partition idles without a warp, and while its only warp waits
         busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
         rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))

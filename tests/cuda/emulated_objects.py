@@ -19,8 +19,8 @@ from gtco.tensor import cuda
 
 HERE = Path(__file__).parent / "emulator"
 DEVICE = Path(cuda.__file__).parent / "device"
-RUNTIME = ("fibres.cpp", "collectives.cpp", "warp_groups.cpp", "memory.cpp", "figures.cpp",
-           "grid.cpp", "tickets.cpp", "library.cpp")  # fmt: skip
+RUNTIME = ("fibres.cpp", "collectives.cpp", "warp_groups.cpp", "mbarriers.cpp", "clocks.cpp",
+           "memory.cpp", "figures.cpp", "grid.cpp", "tickets.cpp", "library.cpp")  # fmt: skip
 FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden",
          "-Wno-unknown-pragmas", "-DGTCO_EMULATE", "-I", str(HERE), "-I", str(DEVICE)]  # fmt: skip
 # -fsanitize=thread has the compiler call memory.cpp before each access (libtsan is not linked).

@@ -193,12 +193,12 @@ def split_program(name: str) -> tuple[CudaProgram, list[np.ndarray], np.ndarray]
 # What is taken out of gemm.cuh or changed there, and what is found.
 LACKING = {
     "the barrier ahead of the ticket": (
-        "sync<Numbers::THREADS>();  // all of the block's are there",
+        "meet();  // all of the block's are there",
         "  // all of",
         "race: reads byte .* that block",
     ),
     "the barrier behind it": (
-        "*before = take_ticket(of_tile.done + block, BLOCKS);\n    sync<Numbers::THREADS>();",
+        "*before = take_ticket(of_tile.done + block, BLOCKS);\n    meet();",
         "*before = take_ticket(of_tile.done + block, BLOCKS);",
         "race: .* byte .* of shared memory|never written",
     ),

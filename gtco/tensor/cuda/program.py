@@ -45,7 +45,7 @@ class Launch:
     block that wait for one another, as those between two barriers of a loop over k. ``trusted``:
     may it be picked where no device has run it? What may not is proposed to be measured.
     ``joined``: bytes that the last of the blocks that share a tile reads when all others have
-    ended.
+    ended. ``copying``: how many of the threads do nothing but bring what the others multiply.
     """
 
     blocks: int
@@ -64,3 +64,4 @@ class Launch:
     steps: int = 1
     trusted: bool = True
     joined: float = 0.0
+    copying: int = 0

@@ -11,6 +11,7 @@ from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read
 BLOCK = "const int block = blockIdx.x;"  # which part of the stage a kernel does
+PRODUCER_GROUP = "gtco::ProducerGroup"  # of roles.cuh
 BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # as launch_bounds has them
 
 
@@ -69,9 +70,20 @@ def launch_bounds(threads: int, side_by_side: int = 0) -> str:
 
 def bounded(text: str, side_by_side: int) -> str:
     """A translation unit whose kernel is told of so many blocks side by side, whatever it was told
-    before; as it stands where its kernel is told of no launch.
+    before; as it stands where its kernel is told of no launch, and where its warps hand over
+    registers, as many as they have by the bounds that it was given.
     """
+    if has_roles(text):
+        return text
     return re.sub(BOUNDS, lambda found: launch_bounds(int(found[1]), side_by_side), text)
+
+
+def has_roles(text: str) -> bool:
+    """Does a translation unit's kernel have warps of different roles, which hand over registers?
+    Then it is launched by itself: beside other stages in one kernel there is no one number of
+    registers that every block begins with.
+    """
+    return PRODUCER_GROUP in text
 
 
 def wrapped(line: str) -> list[str]:

@@ -9,10 +9,10 @@ namespace gtco_emulator {
 
 unsigned char* shared_memory() { return machine->shared; }
 
-void barrier(int which, int threads) {
+// `all`: of all of the block's threads; else the others do not take part.
+static void barrier(int which, int threads, bool all, uint64_t pc) {
   Fibre& self = *machine->running;
-  self.pc = HERE, self.waits = BARRIER, self.barrier = which;
-  const bool all = !machine->job->parameters;  // the persistent kernel's stages may have fewer
+  self.pc = pc, self.waits = BARRIER, self.barrier = which;
   if (threads > static_cast<int>(machine->job->threads) ||
       (all && threads != static_cast<int>(machine->job->threads)) || self.thread >= threads) {
     fault(self.pc, 0, "sync of %d threads in a block of %u", threads, machine->job->threads);
@@ -32,6 +32,12 @@ void barrier(int which, int threads) {
   if (++machine->arrived[which] < threads) return suspend();
   machine->arrived[which] = 0;
   ++machine->epoch;
+  if (all || machine->job->parameters) {  // a persistent kernel's others wait for the next step
+    machine->full_epoch = machine->epoch;
+  } else {
+    machine->first_threads = static_cast<uint32_t>(threads);
+  }
+  meet_clocks(0, threads);
   ++machine->job->collectives;
   for (int w = 0; w * WARP < threads; ++w) {
     machine->warp[w].in_barrier = 0;
@@ -39,6 +45,20 @@ void barrier(int which, int threads) {
   }
   for (int t = 0; t < threads; ++t) make_ready(machine->fibre[t]);
   suspend();
+}
+
+void barrier(int which, int threads) {
+  // the persistent kernel's stages may have fewer than all
+  barrier(which, threads, !machine->job->parameters, HERE);
+}
+
+void barrier_of_first(int threads) {
+  const uint64_t pc = HERE;
+  const uint32_t before = machine->first_threads;
+  if (before && before != static_cast<uint32_t>(threads) && machine->epoch > machine->full_epoch) {
+    fault(pc, 0, "a barrier of the first %d threads behind one of the first %u", threads, before);
+  }
+  barrier(1, threads, false, pc);
 }
 
 bool meet(Collective kind, uint64_t pc, void* operands) {
@@ -77,7 +97,9 @@ void release() {
 
 void warp_barrier() {
   if (!meet(WARP_BARRIER, HERE, nullptr)) return;
-  ++machine->warp[machine->running->warp].epoch;
+  const int warp = machine->running->warp;
+  ++machine->warp[warp].epoch;
+  meet_clocks(warp * WARP, (warp + 1) * WARP);
   release();
 }
 

@@ -21,10 +21,13 @@ enum Collective : int {
   WGMMA_FENCE,
   WGMMA_COMMIT,
   WGMMA_WAIT,
+  MBARRIER_WAIT,
+  SETMAXNREG,
 };
 
 unsigned char* shared_memory();
 void barrier(int which, int threads);
+void barrier_of_first(int threads);
 void warp_barrier();
 uint64_t shuffle(Collective kind, uint64_t bits, int operand);
 void ldmatrix(Collective kind, uint32_t* into, int matrices, const void* row);

@@ -67,7 +67,7 @@ const char* name_of(int collective) {
                                       "mma_m16n8k16<bf16>", "mma_m16n8k8<half>",
                                       "the barrier of all blocks",
                                       "wgmma<half>", "wgmma<bf16>", "wgmma_fence",
-                                      "wgmma_commit", "wgmma_wait"};
+                                      "wgmma_commit", "wgmma_wait", "mbarrier_wait", "setmaxnreg"};
   return collective < 0 ? "nothing" : names[collective];
 }
 
@@ -189,7 +189,8 @@ void begin_block(uint32_t block) {
     f.thread = t, f.warp = t / WARP, f.lane = t % WARP, f.done = false, f.groups = 0;
     f.copies.clear();
     f.products.clear(), f.sums.clear();
-    f.product_groups = f.fences = f.fences_before = f.fence_epoch = 0, f.fenced = false;
+    f.product_groups = 0, f.fenced = false;
+    f.fences.clear(), f.known.clear(), f.tick = 1;
     // Six registers, the entry, and a return address that nothing returns to.
     void** top = reinterpret_cast<void**>(machine->stacks + (t + 1) * STACK - 64);
     top[6] = reinterpret_cast<void*>(life), top[7] = nullptr;
@@ -201,7 +202,9 @@ void begin_block(uint32_t block) {
     machine->warp[w].lanes = left < WARP ? left : WARP;
     machine->warp[w].arrived = machine->warp[w].in_barrier = machine->warp[w].group_arrived = 0;
   }
-  machine->block_epoch = ++machine->epoch;
+  machine->block_epoch = machine->full_epoch = ++machine->epoch;
+  machine->first_threads = 0, machine->clocked = false;
+  machine->mbarriers.clear();
   begin_block_memory();
 }
 

@@ -1,12 +1,13 @@
 // The emulated multiprocessor: one block at a time, its threads as fibres. fibres.cpp runs them,
-// collectives.cpp and warp_groups.cpp are what they do together, memory.cpp checks what they read and write, figures.cpp
-// counts what it would cost a GPU. A cooperative kernel's blocks are alive all at once, each with a
-// Machine: grid.cpp has what passes between them.
+// collectives.cpp, warp_groups.cpp and mbarriers.cpp are what they do together, memory.cpp checks
+// what they read and write, by clocks.cpp, figures.cpp counts what it would cost a GPU. A cooperative
+// kernel's blocks are alive all at once, each with a Machine: grid.cpp has what passes between them.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "emulator.h"
@@ -69,11 +70,17 @@ struct Copy {
   uint32_t pc;
 };
 
-// Of warp groups: what a product reads of shared memory, in pieces of 16 bytes, until all of the
-// group's threads have waited for it.
+constexpr int GROUP_WARPS = 4;  // of a warp group
+
+struct Time {  // of what a thread does
+  uint32_t epoch, tick;
+};
+
+// Of warp groups: a product reads shared memory until all of the group's warps have waited for it.
 struct Product {
-  int waiting;
-  std::vector<uint32_t> pieces;
+  int first;  // the group's first thread
+  uint32_t pc;
+  Time waited[GROUP_WARPS * WARP];  // when each of its threads had, tick 0 before that
 };
 struct Pending {  // a thread's share in one
   uint32_t product, group;
@@ -99,7 +106,9 @@ struct Fibre {
   std::vector<Pending> products;
   std::vector<Sums> sums;
   bool fenced;  // by wgmma_fence
-  uint32_t fences, fences_before, fence_epoch;  // of fence_proxy: all, and those before that epoch
+  std::vector<Time> fences;  // of fence_proxy
+  uint32_t tick;                // counts what it has told others by mbarriers
+  std::vector<uint32_t> known;  // up to which tick what each thread did lies before
 };
 
 struct Warp {
@@ -114,9 +123,21 @@ struct Warp {
 struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
   uint32_t write_epoch, write_warp_epoch, write_pc;
   uint32_t read_epoch, read_warp_epoch, read_pc;
+  uint32_t write_tick;
   uint32_t write_fences;  // that the writer had passed
   uint16_t writer, reader;
   bool read_by_lanes, read_by_warps;  // besides `reader`: others of its warp, and of other warps
+};
+
+struct Reading {  // of a byte, in a block with mbarriers
+  uint16_t thread;
+  uint32_t pc, warp_epoch;
+  Time then;
+};
+
+struct Mbarrier {
+  uint32_t arrivals, pending, phases;  // of a phase, still to come, passed
+  std::vector<uint32_t> told, released;  // in this phase, and in the one before
 };
 
 constexpr int BARRIERS = 2;  // of a block: for all of its threads, and for its first ones
@@ -130,6 +151,8 @@ struct Machine {
   int arrived[BARRIERS], expected[BARRIERS], finished;
   uint32_t epoch;  // block barriers so far, and blocks
   uint32_t block_epoch;  // the epoch that this block began with
+  uint32_t full_epoch;   // and that begun by the latest barrier of all threads
+  uint32_t first_threads;  // that had the barriers since
   uint32_t block;
   uint64_t random;
   void* main_sp;
@@ -138,7 +161,10 @@ struct Machine {
   std::vector<Shadow> shadow;
   std::vector<uint8_t> state;
   std::vector<Product> products;  // of this block
-  std::vector<uint32_t> readers, reader_pc;  // of each 16 bytes: products under way
+  std::vector<std::vector<uint32_t>> readers;  // of each 16 bytes: products, since it was written
+  bool clocked;  // this block has mbarriers
+  std::map<uint32_t, Mbarrier> mbarriers;  // by place
+  std::vector<std::vector<Reading>> readings;  // of each byte since it was written, where clocked
   // Of the grid's barriers: the epoch of the block when its first thread came to each, and when it
   // knew that all had come.
   std::vector<uint32_t> arrivals, passages;
@@ -155,6 +181,7 @@ uint32_t draw(uint32_t below);
 // True for the last of the warp: it does the work of all and lets them go by `release`.
 bool meet(Collective kind, uint64_t pc, void* operands);
 void release();
+bool meet_group(Collective kind, uint64_t pc, void* operands);  // as meet, of a warp group
 uint64_t place(const void* return_address);  // in the library; 0 is its start
 const char* who();                           // "block (0, 1, 0), thread 5"
 void meet_at(const Warp& warp, uint64_t pc);  // like the warp's first
@@ -173,9 +200,24 @@ void read_shared(uint32_t at, uint32_t bytes, uint32_t pc);
 void write_shared(uint32_t at, uint32_t bytes, uint32_t pc);
 void copy_begins(uint32_t at, uint32_t bytes, uint32_t pc);  // written, and not to be read yet
 void copy_ends(uint32_t at, uint32_t bytes, uint32_t pc);
+void make_barrier(uint32_t at, uint32_t bytes, uint32_t pc);  // not to be read or written any more
+void read_by_product(uint32_t at, uint32_t pc, int first);   // 16 bytes, by a warp group
+// Byte `at` is used by the thread: was it written before that?
+void check_writer(const Fibre& by, uint32_t at, uint32_t pc, const char* what);
 uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* what);
 void read_global(const void* p, uint32_t bytes, uint64_t pc);
 void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic);
+
+// ---- what lies before what in a block (clocks.cpp)
+
+void begin_clocks();
+Time now();  // of the running thread
+bool before(const Fibre& by, uint32_t thread, const Time& then);
+void learn(std::vector<uint32_t>& known, const std::vector<uint32_t>& other);
+void tell(Fibre& fibre, std::vector<uint32_t>& into);  // its clock ticks
+void meet_clocks(int first, int end);                  // all these threads know what each of them does
+void note_reading(uint32_t at, uint32_t pc);
+void check_readings(uint32_t at, uint32_t pc);
 
 // ---- what blocks tell one another by tickets (tickets.cpp)
 

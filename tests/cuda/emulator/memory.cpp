@@ -13,7 +13,7 @@ extern char _end __attribute__((visibility("hidden")));
 
 namespace gtco_emulator {
 
-enum State : uint8_t { UNWRITTEN, WRITTEN, IN_FLIGHT };
+enum State : uint8_t { UNWRITTEN, WRITTEN, IN_FLIGHT, OF_BARRIER };
 
 struct OutShadow {  // of one byte of the output
   uint32_t block, epoch, warp_epoch, pc;  // block + 1; 0: not written
@@ -42,8 +42,8 @@ void begin_block_memory() {
   memset(machine->state.data(), UNWRITTEN, machine->job->shared);
   memset(machine->shared, 0xff, machine->job->shared);
   machine->products.clear();
-  machine->readers.assign(machine->job->shared / 16 + 1, 0);
-  machine->reader_pc.assign(machine->job->shared / 16 + 1, 0);
+  machine->readers.resize(machine->job->shared / 16 + 1);
+  for (auto& of : machine->readers) of.clear();
 }
 
 static void end_counters(const Buffer& buffer) {
@@ -89,11 +89,79 @@ uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* w
 
 static const char* race = "race: %s byte %u of shared memory that thread %u %s, no barrier between";
 
-static void check_writer(const Shadow& s, uint32_t at, uint32_t pc, const char* what) {
-  const Fibre& self = *machine->running;
-  if (s.write_epoch != machine->epoch || s.writer == self.thread) return;
-  if (s.writer / WARP == self.warp && s.write_warp_epoch != machine->warp[self.warp].epoch) return;
+void check_writer(const Fibre& by, uint32_t at, uint32_t pc, const char* what) {
+  const Shadow& s = machine->shadow[at];
+  if (before(by, s.writer, {s.write_epoch, s.write_tick})) return;
+  if (s.writer / WARP == by.warp && s.write_warp_epoch != machine->warp[by.warp].epoch) return;
   fault(pc, s.write_pc, race, what, at, s.writer, "wrote");
+}
+
+static void check_written(uint32_t at, uint32_t pc) {
+  const Shadow& s = machine->shadow[at];
+  switch (machine->state[at]) {
+    case WRITTEN:
+      return;
+    case IN_FLIGHT:
+      fault(pc, s.write_pc, "reads byte %u of shared memory, a copy of thread %u to which has not "
+            "been waited for", at, s.writer);
+    case OF_BARRIER:
+      fault(pc, s.write_pc, "reads byte %u of shared memory, which is an mbarrier's", at);
+    default:
+      fault(pc, 0, "reads byte %u of shared memory, which was never written", at);
+  }
+}
+
+// A thread's fence_proxy lies between what it wrote and what `by` has others' products read.
+static bool seen_by_products(const Fibre& by, const Shadow& s) {
+  const std::vector<Time>& fences = machine->fibre[s.writer].fences;
+  return s.write_fences < fences.size() && before(by, s.writer, fences[s.write_fences]);
+}
+
+void read_by_product(uint32_t at, uint32_t pc, int first) {
+  const Shadow* last = nullptr;
+  for (uint32_t i = at; i < at + 16; ++i) {
+    const Shadow& s = machine->shadow[i];
+    check_written(i, pc);
+    const bool alike = last && s.writer == last->writer && s.write_epoch == last->write_epoch &&
+                       s.write_tick == last->write_tick && s.write_fences == last->write_fences &&
+                       s.write_warp_epoch == last->write_warp_epoch;
+    last = &s;
+    if (alike) continue;
+    // barriers are the same to all threads, so the first and the last stand for them
+    for (int t = 0; t < GROUP_WARPS * WARP; t += machine->clocked ? 1 : GROUP_WARPS * WARP - 1) {
+      const Fibre& by = machine->fibre[first + t];
+      check_writer(by, i, pc, "reads");
+      if (!seen_by_products(by, s)) {
+        fault(pc, s.write_pc, "a product reads byte %u of shared memory that thread %u wrote, "
+              "with no fence_proxy between that and the barrier", i, s.writer);
+      }
+    }
+  }
+}
+
+// The products that read these 16 bytes are done for all that wrote nothing since.
+static void check_products(uint32_t piece, uint32_t at, uint32_t pc) {
+  const Fibre& self = *machine->running;
+  for (uint32_t number : machine->readers[piece]) {
+    const Product& product = machine->products[number];
+    for (int w = 0; w < GROUP_WARPS; ++w) {  // warps wait as one: any lane's word counts
+      bool waited = false, known = false;
+      for (int l = w * WARP; l < (w + 1) * WARP && !known; ++l) {
+        if (!product.waited[l].tick) continue;
+        waited = true;
+        known = before(self, static_cast<uint32_t>(product.first + l), product.waited[l]);
+      }
+      if (!waited) {
+        fault(pc, product.pc, "writes byte %u of shared memory, which a product that has not been "
+              "waited for reads", at);
+      }
+      if (!known) {
+        fault(pc, product.pc, "race: writes byte %u of shared memory, which a product of warp %d "
+              "read, no barrier between", at, product.first / WARP + w);
+      }
+    }
+  }
+  machine->readers[piece].clear();
 }
 
 void read_shared(uint32_t at, uint32_t bytes, uint32_t pc) {
@@ -101,15 +169,11 @@ void read_shared(uint32_t at, uint32_t bytes, uint32_t pc) {
   const uint32_t warp_epoch = machine->warp[self.warp].epoch;
   for (uint32_t i = at; i < at + bytes; ++i) {
     Shadow& s = machine->shadow[i];
-    if (machine->state[i] != WRITTEN) {
-      if (machine->state[i] == IN_FLIGHT) {
-        fault(pc, s.write_pc, "reads byte %u of shared memory, a copy of thread %u to which has not "
-              "been waited for", i, s.writer);
-      }
-      fault(pc, 0, "reads byte %u of shared memory, which was never written", i);
-    }
-    check_writer(s, i, pc, "reads");
-    if (s.read_epoch != machine->epoch) {
+    check_written(i, pc);
+    check_writer(self, i, pc, "reads");
+    if (machine->clocked) {
+      note_reading(i, pc);
+    } else if (s.read_epoch != machine->epoch) {
       s.read_epoch = machine->epoch, s.read_warp_epoch = warp_epoch, s.read_pc = pc;
       s.reader = static_cast<uint16_t>(self.thread);
       s.read_by_lanes = s.read_by_warps = false;
@@ -133,11 +197,12 @@ static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
       fault(pc, s.write_pc, "writes byte %u of shared memory, to which a copy of thread %u is under "
             "way", i, s.writer);
     }
-    check_writer(s, i, pc, "writes");
-    if (machine->readers[i / 16]) {
-      fault(pc, machine->reader_pc[i / 16], "writes byte %u of shared memory, which a product that "
-            "has not been waited for reads", i);
+    if (machine->state[i] == OF_BARRIER) {
+      fault(pc, s.write_pc, "writes byte %u of shared memory, which is an mbarrier's", i);
     }
+    check_writer(self, i, pc, "writes");
+    check_products(i / 16, i, pc);
+    if (machine->clocked) check_readings(i, pc);
     if (s.read_epoch == machine->epoch) {
       const bool same_warp = s.reader / WARP == self.warp;
       const bool same_time = s.read_warp_epoch == warp_epoch;
@@ -149,12 +214,14 @@ static void write(uint32_t at, uint32_t bytes, uint32_t pc, State now) {
     }
     s.write_epoch = machine->epoch, s.write_warp_epoch = warp_epoch, s.write_pc = pc;
     s.writer = static_cast<uint16_t>(self.thread);
-    s.write_fences = self.fences;
+    s.write_tick = self.tick, s.write_fences = static_cast<uint32_t>(self.fences.size());
     machine->state[i] = now;
   }
 }
 
 void write_shared(uint32_t at, uint32_t bytes, uint32_t pc) { write(at, bytes, pc, WRITTEN); }
+
+void make_barrier(uint32_t at, uint32_t bytes, uint32_t pc) { write(at, bytes, pc, OF_BARRIER); }
 
 void copy_begins(uint32_t at, uint32_t bytes, uint32_t pc) {
   write(at, bytes, pc, IN_FLIGHT);

@@ -9,7 +9,7 @@ namespace gtco_emulator {
 
 #define HERE place(__builtin_return_address(0))
 
-constexpr int GROUP_WARPS = 4, ROWS = 64, DEPTH = 16;
+constexpr int ROWS = 64, DEPTH = 16;
 constexpr uint32_t WINDOW = 1024;  // where a Hopper's dynamic shared memory begins
 constexpr uint32_t POISON = 0xffbadbad;
 
@@ -18,19 +18,7 @@ uint32_t shared_address(const void* pointer) {
 }
 
 // A thread's writes before this and before a barrier are seen by products behind the barrier.
-void fence_proxy() {
-  Fibre& self = *machine->running;
-  if (self.fence_epoch != machine->epoch) {
-    self.fences_before = self.fences, self.fence_epoch = machine->epoch;
-  }
-  ++self.fences;
-}
-
-static bool seen_by_products(const Shadow& s) {
-  const Fibre& writer = machine->fibre[s.writer];
-  const bool now = writer.fence_epoch == machine->epoch;
-  return (now ? writer.fences_before : writer.fences) > s.write_fences;
-}
+void fence_proxy() { machine->running->fences.push_back(now()); }
 
 void wgmma_fence() {
   if (meet(WGMMA_FENCE, HERE, nullptr)) release();
@@ -69,9 +57,7 @@ void wgmma_wait(int groups) {
       continue;
     }
     Product& product = machine->products[p.product];
-    if (--product.waiting) continue;
-    for (uint32_t piece : product.pieces) --machine->readers[piece];
-    product.pieces.clear();
+    product.waited[self.thread - product.first] = now();
   }
   self.products.resize(kept);
   size_t left = 0;
@@ -120,7 +106,7 @@ struct Described {
 
 // Reads an operand's rows, and notes that they must stay as they are.
 static void read(const Described& from, int rows, bool is_bf16, float (*into)[DEPTH],
-                 Product& product, uint64_t pc, const char* operand) {
+                 uint32_t product, uint64_t pc, const char* operand) {
   for (int row = 0; row < rows; ++row) {
     for (int k = 0; k < DEPTH; k += 8) {
       const uint32_t address = from.address(row, k), at = address - WINDOW;
@@ -128,17 +114,8 @@ static void read(const Described& from, int rows, bool is_bf16, float (*into)[DE
         fault(pc, 0, "out of bounds: row %d of %s lies at %ld of %u bytes of shared memory", row,
               operand, static_cast<long>(address) - WINDOW, machine->job->shared);
       }
-      read_shared(at, 16, static_cast<uint32_t>(pc));
-      for (uint32_t i = at; i < at + 16; ++i) {
-        const Shadow& s = machine->shadow[i];
-        if (!seen_by_products(s)) {
-          fault(pc, s.write_pc, "a product reads byte %u of shared memory that thread %u wrote, "
-                "with no fence_proxy between that and the barrier", i, s.writer);
-        }
-      }
-      ++machine->readers[at / 16];
-      machine->reader_pc[at / 16] = static_cast<uint32_t>(pc);
-      product.pieces.push_back(at / 16);
+      read_by_product(at, static_cast<uint32_t>(pc), machine->products[product].first);
+      machine->readers[at / 16].push_back(product);
       for (int e = 0; e < 8; ++e) {
         uint16_t bits;
         memcpy(&bits, machine->shared + at + 2 * e, 2);
@@ -149,7 +126,7 @@ static void read(const Described& from, int rows, bool is_bf16, float (*into)[DE
 }
 
 // As meet, of all threads of a warp group.
-static bool meet_group(Collective kind, uint64_t pc, void* operands) {
+bool meet_group(Collective kind, uint64_t pc, void* operands) {
   const int first = machine->running->warp / GROUP_WARPS * GROUP_WARPS;
   if (static_cast<uint32_t>(first + GROUP_WARPS) * WARP > machine->job->threads) {
     fault(pc, 0, "%s in a warp group of fewer than four warps", name_of(kind));
@@ -193,11 +170,10 @@ void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a
   }
   static float left[ROWS][DEPTH], right[256][DEPTH];
   const uint32_t number = static_cast<uint32_t>(machine->products.size());
-  machine->products.push_back({threads, {}});
-  Product& product = machine->products.back();
-  read(Described(b_at, pc, "B"), columns, is_bf16, right, product, pc, "B");
+  machine->products.push_back({of->thread, static_cast<uint32_t>(pc), {}});
+  read(Described(b_at, pc, "B"), columns, is_bf16, right, number, pc, "B");
   if (!a) {
-    read(Described(a_at, pc, "A"), ROWS, is_bf16, left, product, pc, "A");
+    read(Described(a_at, pc, "A"), ROWS, is_bf16, left, number, pc, "A");
   } else {  // each warp's as mma_m16n8k16 has it
     for (int i = 0; i < threads; ++i) {
       for (int r = 0; r < 4; ++r) {

@@ -14,7 +14,8 @@ split in two ways, both added up in a fixed order, so that every run gives the s
 block, ``parts`` warps share a warp's tile, each with its part W_k of every slice. Where tiles are
 fewer than multiprocessors, ``split`` blocks share a tile, each with a part of the slices; their
 sums meet in L2, and the block that comes last, which an atomic counter says, adds them up and does
-the epilogue.
+the epilogue. Of warp groups, one more may bring the slices that the others multiply
+(``warp_roles``).
 """
 
 from __future__ import annotations
@@ -45,11 +46,18 @@ from gtco.tensor.analysis.placement import along_memory
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
-from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import Row, emitted_rows, group_rows
 from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
-from gtco.tensor.sketch.cuda.gemm_tiles import GROUP_DEPTH, GROUP_ROWS, Tiles, split_options
+from gtco.tensor.sketch.cuda.gemm_roles import NONE, ROLES, Registers, registers, role_options
+from gtco.tensor.sketch.cuda.gemm_tiles import (
+    GROUP_DEPTH,
+    GROUP_ROWS,
+    PRODUCERS,
+    Tiles,
+    split_options,
+)
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
@@ -149,6 +157,9 @@ class CudaGemm:
         if "split" not in chosen:
             options = split_options(self.tiles(chosen), self.target)
             return Decision("split", "parallel", options, unsaid=1)
+        if row.unit == "wgmma" and ROLES not in chosen:
+            roles = role_options(self.tiles(chosen), self.target)
+            return Decision(ROLES, "overlap", roles, unsaid=NONE)
         if "group" not in chosen:
             return Decision("group", "grain", self.group_options(self.tiles(chosen)))
         return None
@@ -189,6 +200,7 @@ class CudaGemm:
         tiles = self.tiles(config.by_name)
         batch, m, n, outer, depth = tiles.extents
         (bm, bn, bk), (wm, wn) = tiles.block, tiles.warp
+        roles = self.roles(tiles)
         steps = float(tiles.tiles * tiles.slices)
         item = ITEM_BYTES[self.operand]
         epilogue = self.tail_vectors * batch * m * n * self.lonely(tiles)
@@ -210,7 +222,7 @@ class CudaGemm:
             blocks=tiles.blocks,
             threads=tiles.threads,
             shared=tiles.shared,
-            registers=tiles.registers,
+            registers=roles.begin if roles else tiles.registers,
             unit=tiles.row.rate(self.operand),
             work=2.0 * steps * bm * bn * bk,
             vector=epilogue + prologue,
@@ -222,7 +234,16 @@ class CudaGemm:
             steps=ceil(tiles.slices / tiles.split) + tiles.parts - 1,
             trusted=tiles.row.trusted,
             joined=tiles.scratch / tiles.tiles,
+            copying=tiles.threads - tiles.workers,
         )
+
+    def roles(self, tiles: Tiles) -> Registers | None:
+        """Registers by role, where warps have roles."""
+        if not tiles.producer:
+            return None
+        found = registers(tiles, self.target)
+        assert found is not None, "role_options offers no others"
+        return found
 
     def lonely(self, tiles: Tiles) -> float:
         """Where blocks share tiles, the last of a tile does the whole epilogue, one block on a
@@ -266,6 +287,7 @@ class CudaGemm:
     def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
         chosen = config.by_name
         mapped, tiles = self.mapped(chosen), self.tiles(chosen)
+        roles = self.roles(tiles)
         a, b = mapped.a(tiles.row), mapped.b(tiles.row)
         product, packings = mapped.product, {}
         if b.way == "packed":
@@ -281,9 +303,10 @@ class CudaGemm:
                 *mapped.b_source.lambdas(args, b),
                 store,
             ),
-            self.call(tiles, int(chosen["group"]), stored),
+            self.call(tiles, int(chosen["group"]), stored, roles),
             tiles.threads,
             self.about(mapped, tiles),
+            side_by_side=roles.side_by_side if roles else 0,
             shares=tiles.split > 1,
         )
         return CudaProgram(
@@ -301,12 +324,13 @@ class CudaGemm:
         (m, n, k), warps = tiles.block, tiles.warps
         split = f", {tiles.split} blocks share a tile" if tiles.split > 1 else ""
         shared = f", {tiles.parts} of which share a tile" if tiles.parts > 1 else ""
+        producer = f" and {PRODUCERS // 32} that bring the slices" if tiles.producer else ""
         return (
             f"{tiles.row.name} on {mapped.name}, blocks of {m}x{n}, slices of {k}, "
-            f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}{split}"
+            f"{tiles.stages} at once, {warps * tiles.parts} warps{shared}{producer}{split}"
         )
 
-    def call(self, tiles: Tiles, group: int, stored: str) -> str:
+    def call(self, tiles: Tiles, group: int, stored: str, roles: Registers | None) -> str:
         """The statements behind the lambdas."""
         types = (
             ("Shape", tiles.extents, "batch, m, n, runs of k, steps of one"),
@@ -320,6 +344,11 @@ class CudaGemm:
             for name, values, what in types
         ]
         split = f", gtco::Split<{tiles.split}>{{scratch, counters}}" if tiles.split > 1 else ""
+        if roles:
+            names = f"{roles.producer}, {roles.consumer}"
+            what = "registers of a thread that copies, that multiplies"
+            lines.append(f"using Roles = {PRODUCER_GROUP}<{names}>;  // {what}")
+            rows_first += ", Roles"
         plan = f"gtco::Plan<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"
         return "\n".join(
             [

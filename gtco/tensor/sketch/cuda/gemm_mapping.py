@@ -19,6 +19,7 @@ from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import side_by_side, storing
 from gtco.tensor.cuda.tensor_core import Row, oldest
+from gtco.tensor.sketch.cuda.gemm_roles import NONE, PRODUCER, ROLES
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles, block_options, stage_options, warp_options
 from gtco.tensor.sketch.cuda.operands import CHUNK, Reading, Source
 from gtco.tensor.space import Option
@@ -211,11 +212,19 @@ class Mapped:
             if fitting:
                 yield times(*block), fitting
 
-    def tiles(self, row: Row, block: Option, warps: Option, stages: int, split: int = 1) -> Tiles:
+    def tiles(
+        self,
+        row: Row,
+        block: Option,
+        warps: Option,
+        stages: int,
+        split: int = 1,
+        producer: bool = False,
+    ) -> Tiles:
         """Those of these choices. The latest are kept with what they have worked out: a space is
         walked depth first, and asks for those of a config's every decision.
         """
-        known, choices = self._latest, (row.name, block, warps, stages, split)
+        known, choices = self._latest, (row.name, block, warps, stages, split, producer)
         if choices not in known:
             if len(known) == LATEST:
                 known.clear()
@@ -234,6 +243,8 @@ class Mapped:
                 placed * m,
                 split,
                 copied,
+                self.a_source.padded,
+                producer,
             )
         return known[choices]
 
@@ -282,4 +293,5 @@ class Mapped:
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""
         stages, split = int(chosen["stages"]), int(chosen.get("split", 1))
-        return self.tiles(row, chosen["block"], chosen["warps"], stages, split)
+        producer = chosen.get(ROLES, NONE) == PRODUCER
+        return self.tiles(row, chosen["block"], chosen["warps"], stages, split, producer)

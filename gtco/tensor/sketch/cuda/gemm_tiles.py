@@ -39,6 +39,8 @@ LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
 # Warp groups: rows of one, of a block, steps of a slice (a swizzled row of 128 bytes), and bytes
 # that it takes for tiles to begin where swizzled ones must.
 GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
+# Where one of them brings the slices (gemm_roles.py): its threads, and bytes of a slot's barriers.
+PRODUCERS, SLOT_BARRIERS = 128, 2 * 8
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Tiles:
     """One kernel's numbers: ``row`` multiplies elements of ``operand`` in tiles of ``block``
     (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
     parts), with ``stages`` slices in shared memory. ``split`` blocks share a tile, each with a part
-    of k's slices. ``transposed``: sums are stored along columns.
+    of k's slices. ``transposed``: sums are stored along columns. ``producer``: does a warp group
+    that multiplies nothing bring the slices? ``padded``: may pieces of A lie outside an image?
     """
 
     row: Row
@@ -61,6 +64,8 @@ class Tiles:
     placed: float = 0.0  # those beside them that the compiler can do without
     split: int = 1
     copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
+    padded: bool = False
+    producer: bool = False
 
     @property
     def warps(self) -> int:
@@ -68,8 +73,13 @@ class Tiles:
         return self.block[0] // self.warp[0] * (self.block[1] // self.warp[1])
 
     @cached_property
-    def threads(self) -> int:
+    def workers(self) -> int:
+        """Threads that multiply."""
         return self.warps * self.parts * WARP
+
+    @cached_property
+    def threads(self) -> int:
+        return self.workers + (PRODUCERS if self.producer else 0)
 
     @cached_property
     def counts(self) -> tuple[int, int]:
@@ -120,12 +130,13 @@ class Tiles:
             size = slab * (wn if wn % 16 == 8 else wn + 8)
         parts = m * n * 4 if self.parts > 1 else 0
         aligned = ALIGNED if self.row.unit == "wgmma" else 0
-        return aligned + max(stages * self.stage, self.warps * size * 4, parts)
+        barriers = SLOT_BARRIERS * stages if self.producer else 0
+        return aligned + max(stages * self.stage, self.warps * size * 4, parts) + barriers
 
     @property
     def registers(self) -> int:
-        """About what a thread needs (DyGen, eq. 4): sums, fragments held twice, its share of the
-        next slice, if there is one and it comes by way of registers, and the rest.
+        """About what a thread that multiplies needs (DyGen, eq. 4): sums, fragments held twice, its
+        share of the next slice, if there is one and it comes by way of registers, and the rest.
         """
         return min(self._settled + self._waiting + self._of_slice(self.placed), MOST_REGISTERS)
 
@@ -149,7 +160,7 @@ class Tiles:
         beside = OVERHEAD + (SHARED_SUM * sums if self.split > 1 else 0)
         for rows, each, copied in zip(self.block, PIECES, self.copied, strict=False):
             size = rows * self.block[2] * ITEM_BYTES[self.operand]
-            beside += each * ceil(size / 16 / self.threads) * copied
+            beside += each * ceil(size / 16 / self.threads) * (copied and not self.producer)
         return sums + held + ceil(beside)
 
     @property

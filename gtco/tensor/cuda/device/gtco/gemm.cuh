@@ -9,11 +9,13 @@
 //       sums += A B of this step
 //   parts are added up; sums -> shared memory -> store(b, m, n / RUN, sums)
 //
+// Or the copies are one warp group's and the products the others' (roles.cuh).
+//
 // Where a tile is split, several blocks share it, each with a part of k's slices: their sums meet in
 // global memory, and the block that comes last adds them up and stores.
 #pragma once
-#include "gtco/mma.cuh"
-#include "gtco/vectors.cuh"
+#include "gtco/movers.cuh"
+#include "gtco/roles.cuh"
 
 namespace gtco {
 
@@ -45,57 +47,6 @@ struct Split {
   float* sums;
   uint32_t* done;
 };
-
-// ---- operands: at(b, i, k) for row or column i
-
-constexpr bool ALONG_K = true, ALONG_ROWS = false;  // in which direction neighbours lie in memory
-
-// Chunks of 16 bytes lie in memory as they are multiplied: at() gives the address of a chunk's first
-// element, or nullptr where its elements count as zeros.
-template <bool ALONG, class F>
-struct InPlace {
-  static constexpr bool along_k = ALONG;
-  F at;
-};
-template <bool ALONG, class F>
-__device__ __forceinline__ InPlace<ALONG, F> in_place(F at) {
-  return {at};
-}
-// at() computes the element as a float.
-template <bool ALONG, class F>
-struct Computed {
-  static constexpr bool along_k = ALONG;
-  F at;
-};
-template <bool ALONG, class F>
-__device__ __forceinline__ Computed<ALONG, F> computed(F at) {
-  return {at};
-}
-// at(b, i, q, x) computes RUN neighbours along k, the q-th there are, with their loads as one; or
-// at(b, q, k, x) along the operand's own axis. Rows have whole runs.
-template <bool ALONG, int RUN_, class F>
-struct ComputedRuns {
-  static constexpr bool along_k = ALONG;
-  static constexpr int RUN = RUN_;
-  F at;
-};
-template <bool ALONG, int RUN, class F>
-__device__ __forceinline__ ComputedRuns<ALONG, RUN, F> computed_runs(F at) {
-  return {at};
-}
-// A constant B, laid out at compile time tile by tile, with zeros at the edges:
-// [batch][tile of columns][slice][column][step of k].
-// `batch_of` says which of the batches one reads.
-template <class T, class F>
-struct Packed {
-  static constexpr bool along_k = true;
-  const T* tiles;
-  F batch_of;
-};
-template <class T, class F>
-__device__ __forceinline__ Packed<T, F> packed(const T* tiles, F batch_of) {
-  return {tiles, batch_of};
-}
 
 // ---- results, of which lanes have RUN neighbours each: in a row, or in a column where the output
 // has those side by side (ROWS_FIRST)
@@ -132,185 +83,16 @@ __device__ __forceinline__ OneByOne<F> one_by_one(F at) {
   return {at};
 }
 
-// Where a block's next slice of k lies: `outer` times Shape::K and `k` steps more.
-struct Slice {
-  int number, outer, k;
-};
-
-// Brings an operand's slices to shared memory. `begin` asks for one, `end` puts into the tile what
-// came by way of registers; EXTENT is the operand's rows or columns.
-template <class T, class Tile, class Shape, int EXTENT, int THREADS, class Source>
-struct Mover;
-
-template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, class F>
-struct Mover<T, Tile, Shape, EXTENT, THREADS, InPlace<ALONG, F>> {
-  static constexpr int COUNT = ceil_div(Tile::SIZE, THREADS), CHUNK = Tile::CHUNK;
-  static_assert((ALONG ? Shape::K : EXTENT) % CHUNK == 0, "chunks end where the operand ends");
-  const InPlace<ALONG, F>& source;
-  const int batch, first, tile_number;
-#if GTCO_ARCH < 800
-  uint4 held[COUNT];
-#endif
-
-  __device__ __forceinline__ void begin(unsigned char* tile, const Slice& slice) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-      const int row = number / Tile::CHUNKS, chunk = number % Tile::CHUNKS;
-      const int own = first + (ALONG ? row : chunk * CHUNK);
-      const int k = slice.k + (ALONG ? chunk * CHUNK : row);
-      const T* from = nullptr;
-      if (own < EXTENT && k < Shape::K) from = source.at(batch, own, slice.outer * Shape::K + k);
-#if GTCO_ARCH >= 800
-      copy_16(tile + Tile::chunk(row, chunk), from, from != nullptr);
-#else
-      held[i] = from ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-#endif
-    }
-  }
-  __device__ __forceinline__ void end(unsigned char* tile) {
-#if GTCO_ARCH < 800
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
-      *reinterpret_cast<uint4*>(tile + at) = held[i];
-    }
-#endif
-  }
-};
-
-template <class T, class Tile, class Shape, int EXTENT, int THREADS, class F>
-struct Mover<T, Tile, Shape, EXTENT, THREADS, Packed<T, F>> {
-  static constexpr int COUNT = ceil_div(Tile::SIZE, THREADS), CHUNK = Tile::CHUNK;
-  static constexpr int SLICES = Shape::OUTER * ceil_div(Shape::K, Tile::depth);
-  static constexpr int TILES = ceil_div(EXTENT, Tile::length);
-  const Packed<T, F>& source;
-  const int batch, first, tile_number;
-#if GTCO_ARCH < 800
-  uint4 held[COUNT];
-#endif
-
-  __device__ __forceinline__ void begin(unsigned char* tile, const Slice& slice) {
-    const int place = (source.batch_of(batch) * TILES + tile_number) * SLICES + slice.number;
-    const T* from = source.tiles + place * (Tile::SIZE * CHUNK);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-#if GTCO_ARCH >= 800
-      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
-      copy_16(tile + at, from + number * CHUNK, true);
-#else
-      held[i] = *reinterpret_cast<const uint4*>(from + number * CHUNK);
-#endif
-    }
-  }
-  __device__ __forceinline__ void end(unsigned char* tile) {
-#if GTCO_ARCH < 800
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
-      *reinterpret_cast<uint4*>(tile + at) = held[i];
-    }
-#endif
-  }
-};
-
-// By pairs of neighbours: lanes that follow each other read what lies side by side.
-template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, class F>
-struct Mover<T, Tile, Shape, EXTENT, THREADS, Computed<ALONG, F>> {
-  static constexpr int PAIRS = Tile::CHUNKS * Tile::CHUNK / 2;  // of a row
-  static constexpr int SIZE = (ALONG ? Tile::length : Tile::depth) * PAIRS;
-  static constexpr int COUNT = ceil_div(SIZE, THREADS);
-  const Computed<ALONG, F>& source;
-  const int batch, first, tile_number;
-  float held[COUNT][2];
-
-  __device__ __forceinline__ void begin(unsigned char*, const Slice& slice) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (SIZE % THREADS != 0 && number >= SIZE) break;
-      const int row = number / PAIRS, column = number % PAIRS * 2;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int own = first + (ALONG ? row : column + e);
-        const int k = slice.k + (ALONG ? column + e : row);
-        held[i][e] = 0.0f;
-        if (own < EXTENT && k < Shape::K)
-          held[i][e] = source.at(batch, own, slice.outer * Shape::K + k);
-      }
-    }
-  }
-  __device__ __forceinline__ void end(unsigned char* tile) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (SIZE % THREADS != 0 && number >= SIZE) break;
-      unsigned char* const at = tile + Tile::element(number / PAIRS, number % PAIRS * 2);
-      if constexpr (sizeof(T) == 4)
-        *reinterpret_cast<float2*>(at) = make_float2(held[i][0], held[i][1]);
-      else
-        *reinterpret_cast<uint32_t*>(at) = pack<T>(held[i][0], held[i][1]);
-    }
-  }
-};
-
-// By runs: what lies outside of the operand is read inside of it and counts as zeros, so that no
-// branch keeps loads from being under way at once.
-template <class T, class Tile, class Shape, int EXTENT, int THREADS, bool ALONG, int RUN, class F>
-struct Mover<T, Tile, Shape, EXTENT, THREADS, ComputedRuns<ALONG, RUN, F>> {
-  static constexpr int RUNS = Tile::CHUNKS * Tile::CHUNK / RUN;  // of a row
-  static constexpr int SIZE = (ALONG ? Tile::length : Tile::depth) * RUNS;
-  static constexpr int COUNT = ceil_div(SIZE, THREADS);
-  static_assert((ALONG ? Shape::K : EXTENT) % RUN == 0, "runs end where the operand ends");
-  const ComputedRuns<ALONG, RUN, F>& source;
-  const int batch, first, tile_number;
-  float held[COUNT][RUN];
-
-  __device__ __forceinline__ void begin(unsigned char*, const Slice& slice) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (SIZE % THREADS != 0 && number >= SIZE) break;
-      const int row = number / RUNS, column = number % RUNS * RUN;
-      int own = first + (ALONG ? row : column), k = slice.k + (ALONG ? column : row);
-      const bool valid = own < EXTENT && k < Shape::K;
-      own = own < EXTENT ? own : EXTENT - 1;
-      k = slice.outer * Shape::K + (k < Shape::K ? k : Shape::K - 1);
-      source.at(batch, ALONG ? own : own / RUN, ALONG ? k / RUN : k, held[i]);
-#pragma unroll
-      for (int e = 0; e < RUN; ++e) held[i][e] = valid ? held[i][e] : 0.0f;
-    }
-  }
-  __device__ __forceinline__ void end(unsigned char* tile) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) + i * THREADS;
-      if (SIZE % THREADS != 0 && number >= SIZE) break;
-      unsigned char* const at = tile + Tile::element(number / RUNS, number % RUNS * RUN);
-      static_assert(RUN == 4, "one store");
-      const auto& x = held[i];
-      if constexpr (sizeof(T) == 4)
-        put_values<T>(reinterpret_cast<T*>(at), x);
-      else
-        *reinterpret_cast<uint2*>(at) = make_uint2(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]));
-    }
-  }
-};
-
 // ---- the kernel's numbers, which the host reckons with too (sketch/cuda/gemm.py)
 
-template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST>
+template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST,
+          class Roles = NoRoles>
 struct Plan {
   static constexpr int ACROSS = Block::N / Warps::N, DOWN = Block::M / Warps::M;
   static constexpr int SHARE = ACROSS * DOWN;  // warps that have a tile of their own
-  static constexpr int THREADS = SHARE * Warps::PARTS * 32;
+  static constexpr int WORKERS = SHARE * Warps::PARTS * 32;  // threads that multiply
+  static constexpr int THREADS = WORKERS + Roles::PRODUCERS;
+  static constexpr int COPIERS = Roles::PRODUCERS ? Roles::PRODUCERS : WORKERS;
   static constexpr int TILES_M = ceil_div(Shape::M, Block::M);
   static constexpr int TILES_N = ceil_div(Shape::N, Block::N);
   static constexpr int BLOCKS = Shape::BATCH * TILES_M * TILES_N;
@@ -325,8 +107,9 @@ struct Plan {
   static constexpr int PARTS_BYTES = Warps::PARTS > 1 ? Block::M * Block::N * 4 : 0;
   // Dynamic shared memory begins at a multiple of 128 bytes, and swizzled tiles at one of 1024.
   static constexpr int ALIGNED = Unit::ASYNCHRONOUS ? 1024 - 128 : 0;
-  static constexpr int SHARED =
-      ALIGNED + larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
+  static constexpr int ROOM = larger(STAGES * STAGE, larger(SHARE * SLAB_BYTES, PARTS_BYTES));
+  // Behind it lie the barriers by which slots change hands, two of each.
+  static constexpr int SHARED = ALIGNED + ROOM + (Roles::PRODUCERS ? 2 * STAGES * 8 : 0);
 };
 
 // What a warp's sums are given to, one or two neighbours of a row at a time.
@@ -373,14 +156,71 @@ struct Slab {
   }
 };
 
+// The main loop where every warp copies and multiplies: begin(slot) and end(slot) bring the next slice
+// there, AHEAD of the one that is multiplied. B's tile lies BYTES_A behind A's.
+template <class Unit, int THREADS, int STAGES, int AHEAD, int STEPS, int BYTES_A, class Share,
+          class Stage, class Begin, class End>
+__device__ __forceinline__ void every_warp(int slices, Share& share, int m, int n, int k,
+                                           const Stage& stage, const Begin& begin,
+                                           const End& end) {
+  int reading = 0, writing = AHEAD % STAGES;
+  // The slices' copies end: the next is there, and nobody reads the slot any more that comes next.
+  const auto arrived = [&]() {
+    copy_wait<AHEAD - 1>();
+    if constexpr (Unit::ASYNCHRONOUS) Unit::visible();
+    sync<THREADS>();
+  };
+  if constexpr (Unit::FETCHES) {
+    arrived();
+    share.fetch(stage(0), stage(0) + BYTES_A, m, n, k);
+  }
+#pragma unroll 1
+  for (int s = 0; s < slices; ++s) {
+    if constexpr (!Unit::FETCHES) arrived();
+    if constexpr (Unit::ASYNCHRONOUS)
+      share.template begin<STEPS>(stage(reading), stage(reading) + BYTES_A, m);
+    const bool more = s + AHEAD < slices;
+    if (more) begin(writing);
+    copy_commit();
+    if constexpr (Unit::FETCHES) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        share.turn();
+        if (step + 1 < STEPS) {
+          share.fetch(stage(reading), stage(reading) + BYTES_A, m, n,
+                      k + (step + 1) * Unit::STEP);
+        } else if (s + 1 < slices) {
+          if (AHEAD == 1) end(writing);
+          arrived();
+          reading = reading + 1 == STAGES ? 0 : reading + 1;
+          share.fetch(stage(reading), stage(reading) + BYTES_A, m, n, k);
+        }
+        share.multiply();
+      }
+      if (AHEAD > 1 && more) end(writing);
+    } else if constexpr (Unit::ASYNCHRONOUS) {
+      if (more) end(writing);
+      share.template wait<1>();  // all others: behind the next barrier nobody reads their slots
+      reading = reading + 1 == STAGES ? 0 : reading + 1;
+    } else {
+      share.template add<STEPS>(stage(reading), stage(reading) + BYTES_A, m, n, k);
+      if (more) end(writing);
+      reading = reading + 1 == STAGES ? 0 : reading + 1;
+    }
+    writing = writing + 1 == STAGES ? 0 : writing + 1;
+  }
+  if constexpr (Unit::ASYNCHRONOUS) share.template wait<0>();
+}
+
 // A whole stage, one block a part of a tile of C, the `block`-th of Plan::BLOCKS times PARTS. GROUP
 // rows of tiles are walked together, columns outermost, so that blocks which run at once share tiles
 // of A and B in L2.
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, int GROUP,
-          bool ROWS_FIRST = false, class A, class B, class Store, class Part = Whole>
+          bool ROWS_FIRST = false, class Roles = NoRoles, class A, class B, class Store,
+          class Part = Whole>
 __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const Store& store,
                                      const Part& of_tile = {}) {
-  using Numbers = Plan<T, Unit, Shape, Block, Warps, STAGES, ROWS_FIRST>;
+  using Numbers = Plan<T, Unit, Shape, Block, Warps, STAGES, ROWS_FIRST, Roles>;
   using TileA = Operand<T, A::along_k, Block::M, Block::K>;
   using TileB = Operand<T, B::along_k, Block::N, Block::K>;
   // A slice that may still be read while the next one is multiplied has a slot of its own.
@@ -406,8 +246,9 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
   const int tile_m = group * GROUP + inside % high, tile_n = inside / high;
   const int m0 = tile_m * Block::M, n0 = tile_n * Block::N;
 
-  Mover<T, TileA, Shape, Shape::M, Numbers::THREADS, A> mover_a{a, batch, m0, tile_m};
-  Mover<T, TileB, Shape, Shape::N, Numbers::THREADS, B> mover_b{b, batch, n0, tile_n};
+  constexpr int COPIERS = Numbers::COPIERS, FIRST = Numbers::THREADS - COPIERS;
+  Mover<T, TileA, Shape, Shape::M, COPIERS, FIRST, A> mover_a{a, batch, m0, tile_m};
+  Mover<T, TileB, Shape, Shape::N, COPIERS, FIRST, B> mover_b{b, batch, n0, tile_n};
   Slice next{0, 0, 0};
   if constexpr (BLOCKS > 1) {
     constexpr int INSIDE = SLICES / Shape::OUTER;
@@ -427,76 +268,51 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     next.k += Block::K;
     if (Shape::OUTER > 1 && next.k >= Shape::K) ++next.outer, next.k = 0;
   };
+  if constexpr (Roles::PRODUCERS == 0) {
 #pragma unroll
-  for (int s = 0; s < AHEAD; ++s) {
-    if (s < slices) {
-      begin(s);
-      end(s);
+    for (int s = 0; s < AHEAD; ++s) {
+      if (s < slices) {
+        begin(s);
+        end(s);
+      }
+      copy_commit();
     }
-    copy_commit();
   }
-
   const int part = warp() / Numbers::SHARE, own = warp() % Numbers::SHARE;
   const int m = own / Numbers::ACROSS * Warps::M, n = own % Numbers::ACROSS * Warps::N;
   typename Unit::template Warp<T, TileA, TileB, Warps::M, Warps::N> share;
   const int k = part * STEPS * Unit::STEP;
-  int reading = 0, writing = AHEAD % STAGES;
-  // The slices' copies end: the next is there, and nobody reads the slot any more that comes next.
-  const auto arrived = [&]() {
-    copy_wait<AHEAD - 1>();
-    if constexpr (Unit::ASYNCHRONOUS) Unit::visible();
-    sync<Numbers::THREADS>();
-  };
-  if constexpr (Unit::FETCHES) {
-    arrived();
-    share.fetch(stage(0), stage(0) + TileA::BYTES, m, n, k);
-  }
-#pragma unroll 1
-  for (int s = 0; s < slices; ++s) {
-    if constexpr (!Unit::FETCHES) arrived();
-    if constexpr (Unit::ASYNCHRONOUS)
-      share.template begin<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m);
-    const bool more = s + AHEAD < slices;
-    if (more) begin(writing);
-    copy_commit();
-    if constexpr (Unit::FETCHES) {
-#pragma unroll
-      for (int step = 0; step < STEPS; ++step) {
-        share.turn();
-        if (step + 1 < STEPS) {
-          share.fetch(stage(reading), stage(reading) + TileA::BYTES, m, n,
-                      k + (step + 1) * Unit::STEP);
-        } else if (s + 1 < slices) {
-          if (AHEAD == 1) end(writing);
-          arrived();
-          reading = reading + 1 == STAGES ? 0 : reading + 1;
-          share.fetch(stage(reading), stage(reading) + TileA::BYTES, m, n, k);
-        }
-        share.multiply();
-      }
-      if (AHEAD > 1 && more) end(writing);
-    } else if constexpr (Unit::ASYNCHRONOUS) {
-      if (more) end(writing);
-      share.template wait<1>();  // all others: behind the next barrier nobody reads their slots
-      reading = reading + 1 == STAGES ? 0 : reading + 1;
-    } else {
-      share.template add<STEPS>(stage(reading), stage(reading) + TileA::BYTES, m, n, k);
-      if (more) end(writing);
-      reading = reading + 1 == STAGES ? 0 : reading + 1;
+  if constexpr (Roles::PRODUCERS > 0) {
+    const auto slots = Roles::template slots<STAGES, Numbers::WORKERS>(shared + Numbers::ROOM);
+    if (whole_warp(warp() >= Numbers::WORKERS / 32)) {
+      return Roles::produce(slots, slices, [&](int slot) {
+        begin(slot);
+        end(slot);
+      });
     }
-    writing = writing + 1 == STAGES ? 0 : writing + 1;
+    Roles::consume(slots, slices, share, [&](int slot) {
+      share.template begin<STEPS>(stage(slot), stage(slot) + TileA::BYTES, m);
+    });
+  } else {
+    every_warp<Unit, Numbers::THREADS, STAGES, AHEAD, STEPS, TileA::BYTES>(slices, share, m, n, k,
+                                                                           stage, begin, end);
   }
-  if constexpr (Unit::ASYNCHRONOUS) share.template wait<0>();
+  const auto meet = [] {  // of all that multiply
+    if constexpr (Roles::PRODUCERS > 0)
+      Roles::template meet<Numbers::WORKERS>();
+    else
+      sync<Numbers::THREADS>();
+  };
 
   float* const sums = reinterpret_cast<float*>(shared);
   if constexpr (Warps::PARTS > 1) {
     // one after the other, so that the sum is the same each time
 #pragma unroll 1
     for (int p = 1; p < Warps::PARTS; ++p) {
-      sync<Numbers::THREADS>();
+      meet();
       float* const mine = sums + own * 32 + lane();
       if (whole_warp(part == p)) share.each(0, Warps::M, Handed<Numbers::SHARE * 32>{mine});
-      sync<Numbers::THREADS>();
+      meet();
       if (whole_warp(part == 0)) share.each(0, Warps::M, Added<Numbers::SHARE * 32>{mine});
     }
   }
@@ -505,10 +321,10 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
     float* const first = of_tile.sums + block * BLOCKS * (Block::M * Block::N) + own * 32 + lane();
     if (whole_warp(part == 0))
       share.each(0, Warps::M, Handed<STEP>{first + of_k * (Block::M * Block::N)});
-    sync<Numbers::THREADS>();  // all of the block's are there, and nobody needs the slices any more
+    meet();  // all of the block's are there, and nobody needs the slices any more
     uint32_t* const before = reinterpret_cast<uint32_t*>(shared);
     if (threadIdx.x == 0) *before = take_ticket(of_tile.done + block, BLOCKS);
-    sync<Numbers::THREADS>();
+    meet();
     if (whole_warp(*before != BLOCKS - 1)) return;
     // in their order, whichever block came last, so that the sum is the same each time
     if (whole_warp(part == 0)) {
@@ -518,7 +334,7 @@ __device__ __forceinline__ void gemm(int block, const A& a, const B& b, const St
         share.each(0, Warps::M, Added<STEP>{first + p * (Block::M * Block::N)});
     }
   }
-  sync<Numbers::THREADS>();
+  meet();
   if (whole_warp(part > 0)) return;
   constexpr int SLAB = Numbers::SLAB, PITCH = Numbers::PITCH, RUN = Store::RUN;
   constexpr int LONG = ROWS_FIRST ? SLAB : Warps::N;  // neighbours of a row (column) of a slab

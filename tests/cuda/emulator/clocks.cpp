@@ -1,0 +1,74 @@
+// What lies before what in a block. All threads meet at barriers, and what was done before one lies
+// before all that comes after it: epochs count them. Mbarriers order less: what a thread did before
+// it arrived lies before what those do that have waited for it. So where a block has mbarriers, each
+// thread has a clock, which ticks where it releases what it did, and knows of every other thread up
+// to which tick all that one did lies before (vector clocks).
+#include "machine.h"
+
+namespace gtco_emulator {
+
+static int threads() { return static_cast<int>(machine->job->threads); }
+
+void begin_clocks() {
+  if (machine->clocked) return;
+  machine->clocked = true;
+  for (int t = 0; t < threads(); ++t) machine->fibre[t].known.assign(threads(), 0);
+  machine->readings.resize(machine->job->shared);
+  for (auto& of : machine->readings) of.clear();
+}
+
+bool before(const Fibre& by, uint32_t thread, const Time& then) {
+  if (static_cast<int>(thread) == by.thread || then.epoch < machine->full_epoch) return true;
+  const uint32_t of_first = machine->first_threads;
+  if (then.epoch != machine->epoch && thread < of_first &&
+      static_cast<uint32_t>(by.thread) < of_first) {
+    return true;
+  }
+  return machine->clocked && by.known[thread] >= then.tick;
+}
+
+Time now() { return {machine->epoch, machine->running->tick}; }
+
+void learn(std::vector<uint32_t>& known, const std::vector<uint32_t>& other) {
+  known.resize(threads());
+  for (size_t t = 0; t < other.size(); ++t) {
+    if (other[t] > known[t]) known[t] = other[t];
+  }
+}
+
+void tell(Fibre& fibre, std::vector<uint32_t>& into) {
+  learn(into, fibre.known);
+  into[fibre.thread] = fibre.tick++;
+}
+
+void meet_clocks(int first, int end) {
+  if (!machine->clocked) return;
+  std::vector<uint32_t> all;
+  for (int t = first; t < end; ++t) tell(machine->fibre[t], all);
+  for (int t = first; t < end; ++t) machine->fibre[t].known = all;
+}
+
+void note_reading(uint32_t at, uint32_t pc) {
+  const Fibre& self = *machine->running;
+  const Reading mine{static_cast<uint16_t>(self.thread), pc, machine->warp[self.warp].epoch, now()};
+  for (Reading& other : machine->readings[at]) {
+    if (other.thread == mine.thread) {
+      other = mine;
+      return;
+    }
+  }
+  machine->readings[at].push_back(mine);
+}
+
+void check_readings(uint32_t at, uint32_t pc) {
+  const Fibre& self = *machine->running;
+  for (const Reading& r : machine->readings[at]) {
+    if (before(self, r.thread, r.then)) continue;
+    if (r.thread / WARP == self.warp && r.warp_epoch != machine->warp[self.warp].epoch) continue;
+    fault(pc, r.pc, "race: writes byte %u of shared memory that thread %u read, no barrier between",
+          at, r.thread);
+  }
+  machine->readings[at].clear();
+}
+
+}  // namespace gtco_emulator
