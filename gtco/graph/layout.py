@@ -161,7 +161,16 @@ class _Pass:
 
     def settle(self, sink: bool) -> Graph:
         """Apply the rules until none applies. Every step moves a permutation towards the outputs
-        (sink), or moves fewer elements (pull), so it ends."""
+        (sink), or moves fewer elements (pull), so it ends. Those that have sunk as far as they go
+        are pulled in the end like all others: they may have met, or what others have made.
+        """
+        self._until_none_applies(sink)
+        if sink:
+            self.down.clear()
+            self._until_none_applies(sink=False)
+        return name_outputs(self.graph)
+
+    def _until_none_applies(self, sink: bool) -> None:
         changed = True
         while changed:
             changed = False
@@ -174,7 +183,6 @@ class _Pass:
                 elif op.kind == "reshape":
                     changed |= self._merge_reshapes(op)
             self.graph.prune()
-        return name_outputs(self.graph)
 
     def _pull(self, op: Operator) -> bool:
         """Replace a permutation by what moves fewer elements: nothing, a folded constant, a

@@ -87,7 +87,7 @@ def same(graph: Graph) -> Graph:
     either = ("max_pool2d", "avg_pool2d", "resize2d")
     for op in made.operators.values():
         assert op.kind in either or op.get("layout", "NHWC") == "NHWC"
-    moving = {"identity", "permute", "reshape", "pad"}  # no arithmetic is done twice
+    moving = {"identity", "permute", "reshape"}  # no arithmetic is done twice
     counts = [{k: n for k, n in g.histogram().items() if k not in moving} for g in (graph, made)]
     assert counts[0] == counts[1]
     for op in made.operators.values():  # an output takes over its maker, where it may
@@ -301,11 +301,10 @@ def random_models(draw: st.DrawFn) -> Graph:
 @settings(max_examples=200, deadline=None)
 @given(random_models())
 def test_random_models_keep_their_values(graph: Graph) -> None:
-    spatial = [op for op in graph.operators.values() if "layout" in dict(op.attrs)]
-    around = sum(graph.types[t].size for op in spatial for t in (op.inputs[0], op.output))
+    spatial = sum("layout" in dict(op.attrs) for op in graph.operators.values())
     made = same(graph)
-    # Never more than the plain conversion: a permutation on either side of each spatial operator.
-    assert moved_elements(made) <= moved_elements(graph) + around
+    # Never more than the plain conversion: two permutations around each spatial operator.
+    assert len(permutes(made)) <= len(permutes(graph)) + 2 * spatial
     again = channels_last(made)
     assert moved_elements(again) <= moved_elements(made)
 
