@@ -36,7 +36,7 @@ from gtco.tensor.stage import Stage
 from tests.cuda.emulate import emulate
 from tests.cuda.emulated_objects import DEVICE, Fault
 from tests.cuda.fake_driver import FakeDriver
-from tests.cuda.test_gemm import STAGES, check, conv, dense, inputs, sketch_of
+from tests.cuda.test_gemm import STAGES, N, T, chain, check, conv, dense, inputs, sketch_of
 from tests.cuda.test_gemm_groups import HOPPER, LARGE, ROW, by_groups
 from tests.cuda.test_split import Force, force  # noqa: F401 (a fixture)
 from tests.cuda.whole import emulated, outputs, prepared
@@ -145,7 +145,7 @@ LACKING = {
     "room for the last products": ("BEHIND = STAGES - 2;", "BEHIND = STAGES - 1;",
                                    "waits in mbarrier_wait"),
     "the block's barrier": ("sync<PRODUCERS + CONSUMERS>();", "", "race: uses|no mbarrier"),
-    "the consumers' barrier": ("sync_first<CONSUMERS>();", "", "race"),
+    "the consumers' barrier": ("sync_first<CONSUMERS>();", "", LATE),
     "its threads": ("sync_first<CONSUMERS>();", "sync<CONSUMERS>();", "sync of"),
 }  # fmt: skip
 
@@ -175,7 +175,11 @@ def test_every_part_of_it_is_needed(what: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 LARGER = {**LARGE, "strided": conv(56, 64, 128, 3, "float16", strides=(2, 2)),
-          "deep": dense(197, 768, 3072, "float16")}  # fmt: skip
+          "strided_1x1": conv(28, 128, 256, 1, "float16", strides=(2, 2)),
+          "deep": dense(197, 768, 3072, "float16"),
+          "heads": chain({"x": N(12, 577, 768), "b": N(12, 768, 768)},
+                         ("permute", "b", "t", N(12, 768, 768), {"axes": (0, 2, 1)}),
+                         ("matmul", "x t", "y", T(12, 577, 768), {}))}  # fmt: skip
 
 
 def of_large(stage: Stage) -> Iterator[tuple[CudaGemm, Config]]:

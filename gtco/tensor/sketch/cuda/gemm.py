@@ -50,7 +50,14 @@ from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.cuda.tensor_core import Row, emitted_rows, group_rows
 from gtco.tensor.sketch.cuda.gemm_mapping import Mapped
-from gtco.tensor.sketch.cuda.gemm_roles import NONE, ROLES, Registers, registers, role_options
+from gtco.tensor.sketch.cuda.gemm_roles import (
+    NONE,
+    PRODUCER,
+    ROLES,
+    Registers,
+    registers,
+    role_options,
+)
 from gtco.tensor.sketch.cuda.gemm_tiles import (
     GROUP_DEPTH,
     GROUP_ROWS,
@@ -158,7 +165,7 @@ class CudaGemm:
             options = split_options(self.tiles(chosen), self.target)
             return Decision("split", "parallel", options, unsaid=1)
         if row.unit == "wgmma" and ROLES not in chosen:
-            roles = role_options(self.tiles(chosen), self.target)
+            roles = role_options(self.tiles({**chosen, ROLES: PRODUCER}), self.target)
             return Decision(ROLES, "overlap", roles, unsaid=NONE)
         if "group" not in chosen:
             return Decision("group", "grain", self.group_options(self.tiles(chosen)))
@@ -346,7 +353,7 @@ class CudaGemm:
         split = f", gtco::Split<{tiles.split}>{{scratch, counters}}" if tiles.split > 1 else ""
         if roles:
             names = f"{roles.producer}, {roles.consumer}"
-            what = "registers of a thread that copies, that multiplies"
+            what = "registers of a thread: copying, multiplying"
             lines.append(f"using Roles = {PRODUCER_GROUP}<{names}>;  // {what}")
             rows_first += ", Roles"
         plan = f"gtco::Plan<{element}, {unit}, Shape, Block, Warps, {tiles.stages}, {rows_first}>"

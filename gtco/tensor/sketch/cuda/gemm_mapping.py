@@ -19,7 +19,7 @@ from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import side_by_side, storing
 from gtco.tensor.cuda.tensor_core import Row, oldest
-from gtco.tensor.sketch.cuda.gemm_roles import NONE, PRODUCER, ROLES
+from gtco.tensor.sketch.cuda.gemm_roles import NONE, PRODUCER, ROLES, piece_registers
 from gtco.tensor.sketch.cuda.gemm_tiles import Tiles, block_options, stage_options, warp_options
 from gtco.tensor.sketch.cuda.operands import CHUNK, Reading, Source
 from gtco.tensor.space import Option
@@ -243,7 +243,7 @@ class Mapped:
                 placed * m,
                 split,
                 copied,
-                self.a_source.padded,
+                self._pieces(row) if producer else (),
                 producer,
             )
         return known[choices]
@@ -251,6 +251,11 @@ class Mapped:
     @cached_property
     def _latest(self) -> dict[tuple[Option, ...], Tiles]:
         return {}
+
+    def _pieces(self, row: Row) -> tuple[float, ...]:
+        """Registers of pieces of A and of B that a producer copies."""
+        packed = [x.way == "packed" for x in (self.a(row), self.b(row))]
+        return piece_registers(packed, (self.a_source.even, self.b_source.even))
 
     def _waiting(self, row: Row) -> tuple[float, float, float, tuple[bool, bool]]:
         """What the row's tiles are reckoned with, all of them: see :meth:`_held` of A and B,

@@ -5,7 +5,8 @@ their registers it hands to the consumers; see ``device/gtco/roles.cuh``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from gtco.gpu import GpuTarget
@@ -17,10 +18,12 @@ LEAST_SLICES = 2  # of a block: with one there is nothing to bring ahead
 GRANULE = 8  # registers of a thread are handed over in eights
 MOST = 240  # of a thread that has taken some: instructions name no more than 255
 KEPT_SHARED = 1024  # bytes of shared memory that each block costs beside its own
-# Registers of a producer's thread: counters, slots and addresses; of each piece of 16 bytes that it
-# copies of A and of B; and of one of A that may lie outside a padded image. The fewest with which
-# ptxas spilled nothing in 18 kernels were 24 to 40, and 48 to 80 of padded images.
-OWN, PIECES, OUTSIDE = 24, (2.0, 1.0), 5.0
+# Registers of a producer's thread, fitted to the fewest with which ptxas spills nothing, 24 to 136
+# in 65 kernels: counters, slots and addresses; and where each piece of 16 bytes lies that it
+# copies, of an operand that is packed, of one in place beside such a one, of either where both are
+# in place, and of one whose rows do not lie evenly apart, or maybe outside of a padded image.
+OWN = 24
+PACKED, IN_PLACE, BOTH_IN_PLACE, UNEVEN = 1.0, 2.0, 4.5, 7.0
 # ptxas refuses a product of warp groups in a kernel that begins with fewer than this beside half a
 # register a column.
 BEGIN = 26
@@ -40,12 +43,12 @@ class Registers:
 
 
 def role_options(tiles: Tiles, target: GpuTarget) -> tuple[str, ...]:
-    """Where every warp copies and multiplies is the first: no device has said yet what roles are
-    worth.
+    """Of a kernel whose numbers with a producer these are. Where every warp copies and multiplies
+    is the first: no device has said yet what roles are worth.
     """
     if tiles.slices // tiles.split < LEAST_SLICES or tiles.stages < 2:
         return (NONE,)
-    return (NONE, PRODUCER) if registers(replace(tiles, producer=True), target) else (NONE,)
+    return (NONE, PRODUCER) if registers(tiles, target) else (NONE,)
 
 
 def registers(tiles: Tiles, target: GpuTarget) -> Registers | None:
@@ -62,20 +65,29 @@ def registers(tiles: Tiles, target: GpuTarget) -> Registers | None:
             return Registers(max(producing(tiles), tiles.registers))
         if begin < tiles.block[1] // 2 + BEGIN:
             continue
-        given = min(producing(tiles), begin)
-        taken = min(down((begin * tiles.threads - given * PRODUCERS) / tiles.workers), MOST)
-        if producing(tiles) <= begin and taken >= tiles.registers:
-            return Registers(begin, given, taken, blocks)
+        left = begin * tiles.threads - producing(tiles) * PRODUCERS
+        taken = min(down(left / tiles.workers), MOST)
+        if taken > begin and taken >= tiles.registers:
+            return Registers(begin, producing(tiles), taken, blocks)
     return None
 
 
 def producing(tiles: Tiles) -> int:
     """Registers of a producer's thread."""
     found = float(OWN)
-    for rows, each, outside in zip(tiles.block, PIECES, (tiles.padded, False), strict=False):
+    for rows, each in zip(tiles.block, tiles.pieces, strict=False):
         size = rows * tiles.block[2] * ITEM_BYTES[tiles.operand]
-        found += (each + OUTSIDE * outside) * ceil(size / 16 / PRODUCERS)
+        found += each * ceil(size / 16 / PRODUCERS)
     return ceil(found / GRANULE) * GRANULE
+
+
+def piece_registers(packed: Sequence[bool], even: Sequence[bool]) -> tuple[float, ...]:
+    """Of a piece of A and of B, as they are read: packed, or from where they lie evenly apart?"""
+    in_place = IN_PLACE if any(packed) else BOTH_IN_PLACE
+    return tuple(
+        PACKED if laid else in_place if apart else UNEVEN
+        for laid, apart in zip(packed, even, strict=True)
+    )
 
 
 def down(count: float) -> int:

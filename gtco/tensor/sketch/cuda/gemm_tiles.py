@@ -49,7 +49,8 @@ class Tiles:
     (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
     parts), with ``stages`` slices in shared memory. ``split`` blocks share a tile, each with a part
     of k's slices. ``transposed``: sums are stored along columns. ``producer``: does a warp group
-    that multiplies nothing bring the slices? ``padded``: may pieces of A lie outside an image?
+    that multiplies nothing bring the slices? ``pieces``: registers in which such a one keeps where
+    a piece of A lies, and of B.
     """
 
     row: Row
@@ -64,7 +65,7 @@ class Tiles:
     placed: float = 0.0  # those beside them that the compiler can do without
     split: int = 1
     copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
-    padded: bool = False
+    pieces: tuple[float, ...] = ()
     producer: bool = False
 
     @property

@@ -72,6 +72,20 @@ class Source:
         view = self.product.view
         return self.letter == "a" and isinstance(view, ConvView) and view.padded
 
+    @cached_property
+    def even(self) -> bool:
+        """Do its rows (columns) lie evenly apart, and none outside of the tensor?"""
+        if self.padded:
+            return False
+        scope, size = Scope(), self.own[1]
+        b, i, k = scope.variables((self.product.batch, max(1, size - 1), self.product.k))
+        here, next_one, first, second = (
+            self._flat(scope, at) for at in ((b, i, k), (b, i + 1, k), (0, 0, 0), (0, 1, 0))
+        )
+        if size == 1 or here is None or next_one is None or first is None or second is None:
+            return size == 1
+        return scope.known(next_one - here == second - first) is True
+
     @property
     def constant(self) -> bool:
         return self.tensor in self.stage.constants
