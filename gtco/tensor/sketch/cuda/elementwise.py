@@ -46,6 +46,7 @@ THREADS = (128, 256, 512)
 CHUNK = 16  # bytes of one access
 SECTOR = 32  # bytes that memory gives at least
 LANES = 16  # of the vectors that operators are counted in
+JOINED = 4  # registers of each further part of a concatenation, which a thread chooses between
 
 
 def match(stage: Stage, target: GpuTarget) -> Elementwise | None:
@@ -131,11 +132,12 @@ class Elementwise:
             assert self.turning is not None
             return self.turning.launch(config["tile"], read, work, flops)
         n, threads = config["neighbours"], config["threads"]
+        joined = sum(len(op.inputs) - 1 for op in stage.operators if op.kind == "concat")
         return Launch(
             blocks=ceil(self.groups(n) / threads),
             threads=threads,
             shared=0,
-            registers=32 + 8 * n,
+            registers=32 + 8 * n + JOINED * joined,
             unit="fma",
             work=0.0,
             vector=work,

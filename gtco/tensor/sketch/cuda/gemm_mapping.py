@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gtco.gpu import GpuTarget
-from gtco.tensor.analysis.chains import Epilogue, shape_of
+from gtco.tensor.analysis.chains import Epilogue, ancestors, shape_of
 from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.mapped import MappedProduct
 from gtco.tensor.analysis.probe import Probe
@@ -29,6 +29,7 @@ RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
 # Registers of an element that is computed by itself: its value, on its way an address, and a part
 # of what its neighbours have in common.
 SINGLE = 3.75
+GUARDED = 1.5  # and of one that may lie in what a pad adds: where it is along the axes
 # Registers of a chunk of a padded image: its window's row and column, by which it is inside or not.
 PLACE = 3.0
 # Registers of a run that is computed, beside its values: its row, its step of k, an address.
@@ -282,7 +283,8 @@ class Mapped:
         fitted = row.unit == "mma"
         if reading.way == "computed":
             if reading.run == 1:
-                return SINGLE
+                pads = any(op.kind == "pad" for op in ancestors(self.stage, source.tensor))
+                return SINGLE + (GUARDED if pads else 0.0)
             return 1.0 + (COMPUTED_RUN / reading.run if fitted else 0.0)
         waiting = item / 4 if oldest(self.target) < 80 else 0.0
         return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)

@@ -39,6 +39,9 @@ from gtco.tensor.stage import Operator, Stage
 
 VECTORS = (4, 2, 1)  # neighbours that a thread may read at once
 MOST_POSITIONS = 1 << 31
+# Where a thread keeps more than so many elements of a row, the compiler asks for gain, shift and
+# what the epilogue reads of many of them ahead: in as many registers again, and a few more.
+FEW_HELD, ROOM_AHEAD = 8, 4
 START = 30.0  # instructions of a thread that finds its row and what lies there
 # Passes over a row, and instructions of an element in all of them.
 PASSES = {"softmax": (3, 14.0), "log_softmax": (3, 14.0), "layer_norm": (3, 6.0),
@@ -178,6 +181,7 @@ class Rows:
         steps = passes + read * ceil(pieces / (pieces if held else 4))
         traffic = read * float(self.stage.input_bytes)
         traffic += self.stage.output.type.nbytes
+        ahead = held + ROOM_AHEAD if held > FEW_HELD else 0
         apart = 1.0 if vector > 1 else 1.0 + 3.0 * self._apart
         blocks, threads = self._blocks(config), team * rows
         # an access and its address for a vector of each tensor; a thread's start and its folds
@@ -188,7 +192,7 @@ class Rows:
             self.stage,
             threads,
             each * size + accesses + beside,
-            BESIDE + (held or 4 * vector),
+            BESIDE + (held or 4 * vector) + ahead,
             blocks,
             shared=self._shared(config),
             steps=steps,
