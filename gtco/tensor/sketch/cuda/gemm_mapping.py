@@ -34,6 +34,7 @@ GUARDED = 1.5  # and of one that may lie in what a pad adds: where it is along t
 PLACE = 3.0
 # Registers of a run that is computed, beside its values: its row, its step of k, an address.
 COMPUTED_RUN = 4.5
+FURTHER = 2.5  # and of each further tensor that it is computed of: an address, what is read there
 LATEST = 32  # tiles that are kept
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
@@ -282,10 +283,12 @@ class Mapped:
         # what else lanes of CUDA cores and warp groups hold is reckoned high enough for places too
         fitted = row.unit == "mma"
         if reading.way == "computed":
+            before = ancestors(self.stage, source.tensor)
             if reading.run == 1:
-                pads = any(op.kind == "pad" for op in ancestors(self.stage, source.tensor))
-                return SINGLE + (GUARDED if pads else 0.0)
-            return 1.0 + (COMPUTED_RUN / reading.run if fitted else 0.0)
+                return SINGLE + (GUARDED if any(op.kind == "pad" for op in before) else 0.0)
+            read = {x for op in before for x in op.inputs} - self.stage.producers.keys()
+            run = COMPUTED_RUN + FURTHER * max(len(read) - 1, 0)
+            return 1.0 + (run / reading.run if fitted else 0.0)
         waiting = item / 4 if oldest(self.target) < 80 else 0.0
         return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)
 
