@@ -60,8 +60,11 @@ def test_sizes_that_divide_nothing(kind: str, shape: tuple[int, int, int], name:
     sketch = across.match(made, machine)
     assert sketch is not None
     arrays = random_inputs(made, fresh_seed())
+    # Two values, their mean taken away, may be so near 0 that epsilon alone is divided by: what is
+    # left of them is their mean's rounding, times 1 / sqrt(epsilon).
+    near = 2.0**-23 * np.abs(arrays[0]).max() / 1e-5**0.5 if shape[1] == 2 else 0.0
     for built in some_kernels(sketch, machine):
-        assert_close(built(*arrays, unaligned=True), reference(made, arrays), 1e-5)
+        assert_close(built(*arrays, unaligned=True), reference(made, arrays), 1e-5 + near)
 
 
 @pytest.mark.parametrize("name", targets())
