@@ -14,6 +14,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made fo
 # The one whose PTX a GPU newer than all of them is given: a block of it takes 99 KiB of shared
 # memory at most, and sm_120 has no more than that for one.
 NEWER = "sm_89"
+MOST_REGISTERS = 255  # of a thread: instructions name no more
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gtco.gpu import ARCHITECTURES, GpuTarget, gpu_target
 from gtco.search.gpu_policy import GpuPolicy, occupancy
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Config, build
+from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 from tests import stages
 from tests.cuda.test_attention import MODELS, matched, merged_heads
 from tests.cuda.test_drawn import CORES
@@ -131,6 +132,25 @@ def test_a_kernel_makes_room_for_the_blocks_that_its_price_has() -> None:
         used = replace(sketch.workload(config), registers=images["sm_80"].registers)
         blocks.append(occupancy(used, target).blocks)
     assert blocks == [1, 2]
+
+
+def test_no_more_registers_are_reckoned_with_than_a_block_has() -> None:
+    """Rows that 1024 threads share, and a concatenation of more parts than a thread has registers:
+    were they thought to need them, nothing but the fallback would be left.
+    """
+    row, each = TensorType((64, 32768)), TensorType((8, 64))
+    names = tuple(f"x{i}" for i in range(200))
+    joined, axis = TensorType((8, 64 * len(names))), make_attrs(axis=1)
+    norm = Operator("layer_norm", ("x", "g", "b"), "y", row, make_attrs(epsilon=1e-5))
+    vector = TensorType((32768,))
+    concat = Operator("concat", names, "c", joined, axis)
+    relu = Operator("relu", ("c",), "y", joined, make_attrs())
+    long = make_stage([norm], {"x": row, "g": vector, "b": vector}, [])
+    many = make_stage([concat, relu], dict.fromkeys(names, each), [])
+    for architecture in ARCHITECTURES:
+        policy = GpuPolicy(gpu_target(f"cuda:{architecture}"))
+        assert policy.choose(long).sketch.name == "rows"
+        assert policy.choose(many).sketch.name == "elementwise"
 
 
 @pytest.mark.scheduled

@@ -37,6 +37,7 @@ from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES, OR, PRODUCT, SUM, indented
 from gtco.tensor.emit import Expr, storage
 from gtco.tensor.reader import Reader
+from gtco.tensor.sketch.cuda.streaming import taken
 from gtco.tensor.sketch.cuda.turning import Turning, turning
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
@@ -137,7 +138,7 @@ class Elementwise:
             blocks=ceil(self.groups(n) / threads),
             threads=threads,
             shared=0,
-            registers=32 + 8 * n + JOINED * joined,
+            registers=taken(32 + 8 * n + JOINED * joined, threads, self.target),
             unit="fma",
             work=0.0,
             vector=work,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil
 
-from gtco.gpu import GPUS, GpuTarget
+from gtco.gpu import GPUS, MOST_REGISTERS, GpuTarget
 from gtco.tensor.cuda.tensor_core import Row, oldest
 from gtco.tensor.stage import ITEM_BYTES
 
 WARP = 32
 MOST_THREADS = 1024  # of a block
-MOST_REGISTERS = 255  # of a thread
 # Registers of a thread beside sums and fragments, fitted to what ptxas takes of 143 drawn configs:
 OVERHEAD = 20  # places, counters and addresses
 # of each piece of 16 bytes of a slice of A and of B that it copies: where it lies is computed once

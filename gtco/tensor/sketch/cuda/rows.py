@@ -32,7 +32,7 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.neighbours import HEADER, reading, side_by_side, storing
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
-from gtco.tensor.sketch.cuda.streaming import around, floats, launch, number
+from gtco.tensor.sketch.cuda.streaming import around, floats, launch, number, taken
 from gtco.tensor.sketch.cuda.teams import BESIDE, HELD, WARP, columns, side, splits, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage
@@ -192,7 +192,7 @@ class Rows:
             self.stage,
             threads,
             each * size + accesses + beside,
-            BESIDE + (held or 4 * vector) + ahead,
+            taken(BESIDE + (held or 4 * vector) + ahead, threads, self.target),
             blocks,
             shared=self._shared(config),
             steps=steps,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 import numpy as np
 
+from gtco.gpu import MOST_REGISTERS, GpuTarget
 from gtco.tensor import cost
 from gtco.tensor.analysis.chains import Epilogue, epilogue, prologue_readable
 from gtco.tensor.cuda.program import Launch
@@ -13,6 +15,7 @@ from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
 
 FLOATS = ("float32", "float16", "bfloat16")  # what kernels read as float32
+ALLOCATED = 128  # threads of four warps, one on each partition, which have registers together
 COUNTED = 16  # lanes that a price in vector instructions is asked for
 
 
@@ -37,6 +40,14 @@ def operations(stage: Stage) -> float:
         for op in stage.operators
         if pattern(op.kind) == ELEMENTWISE
     )
+
+
+def taken(registers: int, threads: int, target: GpuTarget) -> int:
+    """Registers of a thread that would like so many: no more than instructions name, nor than a
+    block of so many threads leaves it, which launch bounds tell the compiler.
+    """
+    whole = ceil(threads / ALLOCATED) * ALLOCATED
+    return min(registers, MOST_REGISTERS, target.registers_sm // whole)
 
 
 def launch(
