@@ -36,6 +36,8 @@ PLACE = 3.0
 COMPUTED_RUN = 4.5
 FURTHER = 2.5  # and of each further tensor that it is computed of: an address, what is read there
 LATEST = 32  # tiles that are kept
+# Of A and of B: registers of an element that the compiler needs, can do without; is it copied?
+Waiting = tuple[tuple[float, float], tuple[float, float], tuple[bool, bool]]
 # What fits: by the block's tile, by the warps', numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
@@ -231,7 +233,7 @@ class Mapped:
             if len(known) == LATEST:
                 known.clear()
             (m, n, k), (wm, wn, parts) = sizes(block), sizes(warps)
-            held_a, held_b, placed, copied = self._waiting(row)
+            held, placed, copied = self._waiting(row)
             known[choices] = Tiles(
                 row,
                 self.operand,
@@ -241,8 +243,8 @@ class Mapped:
                 parts,
                 stages,
                 self.transposed,
-                held_a * m + held_b * n,
-                placed * m,
+                held[0] * m + held[1] * n,
+                placed[0] * m + placed[1] * n,
                 split,
                 copied,
                 self._pieces(row) if producer else (),
@@ -259,19 +261,21 @@ class Mapped:
         packed = [x.way == "packed" for x in (self.a(row), self.b(row))]
         return piece_registers(packed, (self.a_source.even, self.b_source.even))
 
-    def _waiting(self, row: Row) -> tuple[float, float, float, tuple[bool, bool]]:
-        """What the row's tiles are reckoned with, all of them: see :meth:`_held` of A and B,
-        :meth:`_placed`, and are A and B copied?
+    def _waiting(self, row: Row) -> Waiting:
+        """What the row's tiles are reckoned with, all of them, of A and of B: see :meth:`_held` and
+        :meth:`_placed`, and is it copied?
         """
         known = self._waitings
         if row.name not in known:
+            sources = self.a_source, self.b_source
             copied = self.a(row).way != "computed", self.b(row).way != "computed"
-            held_a, held_b = self._held(row, self.a_source), self._held(row, self.b_source)
-            known[row.name] = held_a, held_b, self._placed(row), copied
+            held_a, held_b = (self._held(row, source) for source in sources)
+            placed_a, placed_b = (self._placed(row, source) for source in sources)
+            known[row.name] = (held_a, held_b), (placed_a, placed_b), copied
         return known[row.name]
 
     @cached_property
-    def _waitings(self) -> dict[str, tuple[float, float, float, tuple[bool, bool]]]:
+    def _waitings(self) -> dict[str, Waiting]:
         return {}
 
     def _held(self, row: Row, source: Source) -> float:
@@ -283,22 +287,26 @@ class Mapped:
         # what else lanes of CUDA cores and warp groups hold is reckoned high enough for places too
         fitted = row.unit == "mma"
         if reading.way == "computed":
-            before = ancestors(self.stage, source.tensor)
             if reading.run == 1:
-                return SINGLE + (GUARDED if any(op.kind == "pad" for op in before) else 0.0)
-            read = {x for op in before for x in op.inputs} - self.stage.producers.keys()
-            run = COMPUTED_RUN + FURTHER * max(len(read) - 1, 0)
-            return 1.0 + (run / reading.run if fitted else 0.0)
+                return SINGLE
+            return 1.0 + (COMPUTED_RUN / reading.run if fitted else 0.0)
         waiting = item / 4 if oldest(self.target) < 80 else 0.0
         return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)
 
-    def _placed(self, row: Row) -> float:
-        """Registers of an element of A in which its run's place in an image is kept, padded or not:
-        the compiler can compute it once more.
+    def _placed(self, row: Row, source: Source) -> float:
+        """Registers of a computed element beside those: of its run's place in an image, padded or
+        not, and of what each further tensor has for the run; of its place in front of a pad. The
+        compiler can compute these once more.
         """
-        reading = self.a(row)
-        runs = reading.way == "computed" and reading.run > 1 and row.unit == "mma"
-        return PLACE / reading.run if runs and self.a_source.image else 0.0
+        reading = self._reading(row, source)
+        if reading.way != "computed" or row.unit != "mma":
+            return 0.0
+        before = ancestors(self.stage, source.tensor)
+        if reading.run == 1:
+            return GUARDED if any(op.kind == "pad" for op in before) else 0.0
+        read = {x for op in before for x in op.inputs} - self.stage.producers.keys()
+        place = PLACE if source.image else 0.0
+        return (place + FURTHER * max(len(read) - 1, 0)) / reading.run
 
     def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""
