@@ -9,7 +9,7 @@ and public ones of latencies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
@@ -85,6 +85,17 @@ class Priced(NamedTuple):
     roles: bool
 
 
+def with_rival(ranked: Sequence[Priced], n: int, kind: Callable[[Priced], bool]) -> list[Priced]:
+    """The first ``n``; where there are several and all are of one kind, the first of the other, if
+    there is one, takes the last place.
+    """
+    found = [*ranked[:n]]
+    if len(found) > 1 and len({kind(one) for one in found}) == 1:
+        rivals = (one for one in ranked if kind(one) is not kind(found[0]))
+        found[-1] = next(rivals, found[-1])
+    return found
+
+
 class GpuPolicy(PricingPolicy):
     """Picks the config of least predicted time for a stage on one GPU, of those that may be
     picked unmeasured (``Launch.trusted``), or of all that are there where ``untrusted`` says so.
@@ -145,14 +156,8 @@ class GpuPolicy(PricingPolicy):
         every = self._of_sketches(stage, self._compared)
         trusted = [one for one in every if one.trusted]
         others = [one for one in every if not one.trusted]
-        taken = others[: min(max(n // 4, 1), n - 1)]
-        if len(taken) > 1 and len({one.roles for one in taken}) == 1:
-            rivals = (one for one in others if one.roles is not taken[0].roles)
-            taken[-1] = next(rivals, taken[-1])
-        found = trusted[: n - len(taken)]
-        if len(found) > 1 and len({one.joined for one in found}) == 1:
-            rivals = (one for one in trusted if one.joined is not found[0].joined)
-            found[-1] = next(rivals, found[-1])
+        taken = with_rival(others, min(max(n // 4, 1), n - 1), lambda one: one.roles)
+        found = with_rival(trusted, n - len(taken), lambda one: one.joined)
         return [one.config for one in found + taken]
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:

@@ -69,6 +69,20 @@ template <class T, class Tile, class Shape, int EXTENT, int THREADS, int FIRST,
           class Source>
 struct Mover;
 
+#if GTCO_ARCH < 800
+// A thread's chunks of a tile, which came by way of registers.
+template <class Tile, int THREADS, int FIRST, int COUNT>
+__device__ __forceinline__ void put_chunks(unsigned char* tile, const uint4 (&held)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int number = int(threadIdx.x) - FIRST + i * THREADS;
+    if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
+    const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
+    *reinterpret_cast<uint4*>(tile + at) = held[i];
+  }
+}
+#endif
+
 template <class T, class Tile, class Shape, int EXTENT, int THREADS, int FIRST, bool ALONG, class F>
 struct Mover<T, Tile, Shape, EXTENT, THREADS, FIRST, InPlace<ALONG, F>> {
   static constexpr int COUNT = ceil_div(Tile::SIZE, THREADS), CHUNK = Tile::CHUNK;
@@ -98,13 +112,7 @@ struct Mover<T, Tile, Shape, EXTENT, THREADS, FIRST, InPlace<ALONG, F>> {
   }
   __device__ __forceinline__ void end(unsigned char* tile) {
 #if GTCO_ARCH < 800
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) - FIRST + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
-      *reinterpret_cast<uint4*>(tile + at) = held[i];
-    }
+    put_chunks<Tile, THREADS, FIRST>(tile, held);
 #endif
   }
 };
@@ -137,13 +145,7 @@ struct Mover<T, Tile, Shape, EXTENT, THREADS, FIRST, Packed<T, F>> {
   }
   __device__ __forceinline__ void end(unsigned char* tile) {
 #if GTCO_ARCH < 800
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int number = int(threadIdx.x) - FIRST + i * THREADS;
-      if (Tile::SIZE % THREADS != 0 && number >= Tile::SIZE) break;
-      const int at = Tile::chunk(number / Tile::CHUNKS, number % Tile::CHUNKS);
-      *reinterpret_cast<uint4*>(tile + at) = held[i];
-    }
+    put_chunks<Tile, THREADS, FIRST>(tile, held);
 #endif
   }
 };
