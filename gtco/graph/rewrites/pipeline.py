@@ -9,17 +9,21 @@ from gtco.graph.graph import Graph
 from gtco.graph.rewrites.activations import activations
 from gtco.graph.rewrites.attention import attention
 from gtco.graph.rewrites.common_subexpressions import common_subexpressions
+from gtco.graph.rewrites.compose_products import compose_products
 from gtco.graph.rewrites.conv_scale import conv_scale
 from gtco.graph.rewrites.exponential_activations import exponential_activations
 from gtco.graph.rewrites.fold_constants import fold_constants
 from gtco.graph.rewrites.layer_norm import layer_norm
 from gtco.graph.rewrites.merge_projections import merge_projections
 from gtco.graph.rewrites.name_outputs import name_outputs
+from gtco.graph.rewrites.pointwise_before_upsampling import pointwise_before_upsampling
 from gtco.graph.rewrites.roll import roll
+from gtco.graph.rewrites.rows_unread import rows_unread
 from gtco.graph.rewrites.simplify_arithmetic import simplify_arithmetic
 from gtco.graph.rewrites.simplify_movement import simplify_movement
 from gtco.graph.rewrites.simplify_slices import simplify_slices
 from gtco.graph.rewrites.softmax import softmax
+from gtco.graph.rewrites.split_projections import split_projections
 
 Rewrite = Callable[[Graph], Graph]
 
@@ -52,7 +56,13 @@ PIPELINE: tuple[Rewrite, ...] = (
     fold_constants,
     simplify_movement,
     simplify_slices,
+    # Fewer multiplications for the same function: before projections that read one tensor merge,
+    # so that queries which nobody reads can go alone.
+    rows_unread,
+    split_projections,
     merge_projections,
+    pointwise_before_upsampling,
+    compose_products,
     # A last round over what the patterns left.
     simplify_movement,
     simplify_slices,

@@ -85,28 +85,29 @@ def _above_reshape(graph: Graph, op: Operator, reshape: Operator) -> str | None:
     if 0 in source:
         return None
     taken = _shape(graph, op.output)
-    begin, shape = [0] * len(source), list(source)
+    begin, strides, shape = [0] * len(source), [1] * len(source), list(source)
     for left, right in axis_groups(source, target):
         cut = [a for a in right if taken[a] != target[a] or op["strides"][a] != 1]
         if not cut:
             continue
         full = [a for a in left if source[a] != 1]
+        inner = prod(target[a] for a in right if a > cut[0])
         if (
             len(cut) != 1
-            or op["strides"][cut[0]] != 1
+            or (op["strides"][cut[0]] != 1 and inner != 1)
             or len(full) != 1
             or any(target[a] != 1 for a in right if a < cut[0])
         ):
             return None
-        inner = prod(target[a] for a in right if a > cut[0])
         begin[full[0]], shape[full[0]] = op["begin"][cut[0]] * inner, taken[cut[0]] * inner
+        strides[full[0]] = op["strides"][cut[0]]
     x = graph.add(
         "slice",
         reshape.inputs,
         TensorType(tuple(shape), op.type.dtype),
         name=op.name,
         begin=begin,
-        strides=[1] * len(source),
+        strides=strides,
     )
     return graph.add("reshape", (x,), op.type, name=reshape.name)
 

@@ -1,0 +1,109 @@
+"""Two products by constants, one behind the other, become one where that multiplies less.
+
+before: (x @ V + b) @ W, with V [k, h], W [h, n] and k * n < k * h + h * n
+after:  x @ (V W) + b W
+
+A convolution may stand for the first product and a 1x1 convolution for the second, and a reshape
+that keeps the channels between them. What projects each scale of a segmentation head to a common
+width does so in front of a product that takes their sum, with nothing in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule, axis_vector, with_constant
+from gtco.graph.rewrites.pointwise_before_upsampling import is_pointwise
+from gtco.tensor.stage import Operator, TensorType
+
+
+def compose_products(graph: Graph) -> Graph:
+    return apply_rule(graph, {"matmul", "conv2d"}, _rule)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product by constants: ``op``, the axis of its channels, and its weights [k, n]."""
+
+    op: Operator
+    axis: int
+    weight: numpy.ndarray
+
+
+def _product(graph: Graph, op: Operator) -> _Product | None:
+    if not graph.is_constant(op.inputs[1]):
+        return None
+    weight = graph.constants[op.inputs[1]]
+    if weight.dtype.kind != "f":
+        return None
+    if op.kind == "matmul":
+        return _Product(op, len(op.type.shape) - 1, weight) if weight.ndim == 2 else None
+    if op["groups"] != 1:
+        return None
+    return _Product(op, 1 if op["layout"] == "NCHW" else 3, weight.reshape(len(weight), -1).T)
+
+
+def _rule(graph: Graph, op: Operator) -> str | None:
+    second = _product(graph, op)
+    if second is None or (op.kind == "conv2d" and not is_pointwise(graph, op)):
+        return None
+    last = second.axis == len(op.type.shape) - 1  # channels last
+    between: list[Operator] = []  # what stands between the products, the last first
+    bias: numpy.ndarray | None = None
+    maker = _only(graph, op.inputs[0])
+    while maker is not None and maker.kind in ("reshape", "add"):
+        shape, source = maker.type.shape, maker.inputs[0]
+        if maker.kind == "add":
+            pair = with_constant(graph, maker)
+            if pair is None or bias is not None or graph.types[pair[0]].shape != shape:
+                return None
+            source = pair[0]
+            bias = axis_vector(graph, pair[1], len(shape) - 1 if last else second.axis, shape)
+            if bias is None:
+                return None
+        elif not last or graph.types[source].shape[-1:] != shape[-1:]:
+            return None
+        between.append(maker)
+        maker = _only(graph, source)
+    first = _product(graph, maker) if maker and maker.kind in ("matmul", "conv2d") else None
+    if first is None or first.axis != (len(first.op.type.shape) - 1 if last else second.axis):
+        return None
+    (k, h), n = first.weight.shape, second.weight.shape[1]
+    return _composed(graph, first, second, between, bias) if k * n < k * h + h * n else None
+
+
+def _only(graph: Graph, tensor: str) -> Operator | None:
+    """What makes ``tensor``, where only one operator reads it."""
+    return graph.producer(tensor) if graph.only_user(tensor) is not None else None
+
+
+def _composed(
+    graph: Graph,
+    first: _Product,
+    second: _Product,
+    between: list[Operator],
+    bias: numpy.ndarray | None,
+) -> str:
+    """The one product, with what stood between the two behind it."""
+    op, behind = first.op, second.weight.astype(numpy.float64)
+    # In double precision, so that composing costs one rounding.
+    dtype = first.weight.dtype
+    weight = (first.weight.astype(numpy.float64) @ behind).astype(dtype)
+    if op.kind == "conv2d":
+        taps = graph.constants[op.inputs[1]].shape[1:]
+        weight = numpy.ascontiguousarray(weight.T).reshape(-1, *taps)
+    spread = (1,) * (len(second.op.type.shape) - 1 - second.axis)  # axes behind the channels
+    known = graph.add_constant(weight, op.inputs[1])
+    y = graph.add(op.kind, (op.inputs[0], known), name=op.name, **dict(op.attrs))
+    for step in reversed(between):
+        if bias is not None and step.kind == "add":
+            vector = (bias.astype(numpy.float64) @ behind).astype(dtype)
+            moved = graph.add_constant(vector.reshape(-1, *spread), "bias")
+            y = graph.add("add", (y, moved), name=step.name)
+        else:
+            made = TensorType((*step.type.shape[:-1], second.weight.shape[1]), step.type.dtype)
+            y = graph.add("reshape", (y,), made, name=step.name)
+    return y

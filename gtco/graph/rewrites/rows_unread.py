@@ -1,0 +1,105 @@
+"""Rows that nobody reads are not computed: a slice comes before what works row by row.
+
+before: slice(f(x)), f element by element or along axes that the slice leaves whole
+after:  f(slice(x))
+
+before: slice(matmul(x, W)), slice(attention(q, k, v)), along the rows of x and q
+after:  matmul(slice(x), W), attention(slice(q), k, v)
+
+A classifier that reads the class token alone needs one query of its last attention and one row of
+all behind it: of a ViT of 12 blocks about 6 % of the multiplications are saved. A slice passes
+where nobody else reads what it cuts, so that nothing is computed twice, and where it leaves at
+least half of it out: with one row of 197 less, nothing is gained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule
+from gtco.graph.rewrites.simplify_slices import simplify_slices
+from gtco.tensor.elementwise import BROADCASTING, UNARY
+from gtco.tensor.stage import Dim, Operator, TensorType
+
+Axis = tuple[int, int, Dim]  # the first element that is taken, the stride and the count
+
+
+def rows_unread(graph: Graph) -> Graph:
+    """To a fixed point, ``simplify_slices`` taking slices past movement in between."""
+    while True:
+        before = graph.operators
+        graph = simplify_slices(apply_rule(graph, {"slice"}, _rule))
+        if graph.operators == before:
+            return graph
+
+
+def _rule(graph: Graph, op: Operator) -> str | None:
+    source = op.inputs[0]
+    inner = graph.producer(source)
+    if inner is None or graph.only_user(source) is None or op.output in graph.outputs:
+        return None
+    if 2 * _size(op) > _size(inner):
+        return None
+    cut = list(zip(op["begin"], op["strides"], op.type.shape, strict=True))
+    wanted = _read(graph, inner, cut)
+    if wanted is None:
+        return None
+    inputs = [
+        x if axes is None else part(graph, x, axes)
+        for x, axes in zip(inner.inputs, wanted, strict=True)
+    ]
+    made = TensorType(op.type.shape, inner.type.dtype)
+    return graph.add(inner.kind, inputs, made, name=inner.name, **dict(inner.attrs))
+
+
+def _read(graph: Graph, op: Operator, cut: Sequence[Axis]) -> list[Sequence[Axis] | None] | None:
+    """What this part of the output is computed from: of each input the axes, None for all of it;
+    None where parts of the output are not computed apart.
+    """
+    whole = [[(0, 1, d) for d in graph.types[x].shape] for x in op.inputs]
+    size = len(op.type.shape)
+
+    def uncut(axis: int) -> bool:
+        return cut[axis] == (0, 1, op.type.shape[axis])
+
+    match op.kind:
+        case "matmul" if size >= 2 and uncut(size - 1):
+            a, b = whole
+            return [[*cut[:-1], a[-1]], [*cut[:-2], *b[-2:]]] if len(a) >= 2 else None
+        case "attention" if uncut(size - 1):
+            q, k, v = whole[:3]
+            rows = [*cut[:-1], q[-1]], [*cut[:-2], *k[-2:]], [*cut[:-2], *v[-2:]]
+            return [*rows, *([*cut[:-1], (0, 1, k[-2][2])] for _ in whole[3:])]
+        case "layer_norm" | "rms_norm" if uncut(size - 1):
+            return [cut, *(None for _ in whole[1:])]
+        case "softmax" | "log_softmax" if uncut(op["axis"]):
+            return [cut]
+        case kind if kind in UNARY or kind in BROADCASTING:
+            return [cut for _ in whole]
+    return None
+
+
+def part(graph: Graph, tensor: str, axes: Sequence[Axis]) -> str:
+    """This of ``tensor``, whose axes are the last of these; those of length 1 broadcast. What was
+    cut so before is not cut again.
+    """
+    kind = graph.types[tensor]
+    taken = [
+        (0, 1, 1) if size == 1 else axis
+        for size, axis in zip(kind.shape, axes[len(axes) - len(kind.shape) :], strict=True)
+    ]
+    made = TensorType(tuple(count for _, _, count in taken), kind.dtype)
+    if made == kind:
+        return tensor
+    begin, strides = tuple(first for first, _, _ in taken), tuple(stride for _, stride, _ in taken)
+    for other in graph.consumers(tensor):
+        if other.kind == "slice" and other.type == made:
+            if (other["begin"], other["strides"]) == (begin, strides):
+                return other.output
+    return graph.add("slice", (tensor,), made, begin=begin, strides=strides)
+
+
+def _size(op: Operator) -> int:
+    return prod(int(d) for d in op.type.shape)

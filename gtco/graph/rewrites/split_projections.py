@@ -1,0 +1,69 @@
+"""A product of merged projections, of which one is read for few rows only, comes apart.
+
+before: y = x @ [Wq Wk Wv] + [bq bk bv]; q, k, v = slices of y, q along the rows too
+after:  q = slice(x) @ Wq + bq; k = x @ Wk + bk; v = x @ Wv + bv
+
+For models that come with q, k and v merged and read the class token alone, whose slice
+``rows_unread`` has brought here. ``merge_projections`` puts k and v together again.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy
+
+from gtco.graph.graph import Graph
+from gtco.graph.rewrites.apply import apply_rule, axis_vector, with_constant
+from gtco.graph.rewrites.rows_unread import part
+from gtco.tensor.stage import Operator
+
+
+def split_projections(graph: Graph) -> Graph:
+    """Where the slices share no column, so that nothing is computed twice."""
+    return apply_rule(graph, {"matmul"}, _rule)
+
+
+def _rule(graph: Graph, op: Operator) -> str | None:
+    x, known = op.inputs
+    if not graph.is_constant(known) or graph.constants[known].ndim != 2:
+        return None
+    y, bias = op, numpy.zeros(0)
+    add = graph.only_user(op.output)
+    if add is not None and add.kind == "add" and add.type == op.type:
+        pair = with_constant(graph, add)
+        shape = op.type.shape
+        vector = axis_vector(graph, pair[1], len(shape) - 1, shape) if pair is not None else None
+        if vector is None:
+            return None
+        y, bias = add, vector
+    slices = [o for o in graph.consumers(y.output) if o.kind == "slice" and o["strides"][-1] == 1]
+    if y.output in graph.outputs or slices != graph.consumers(y.output) or not _few(y, slices):
+        return None
+    for one in slices:
+        first = one["begin"][-1]
+        columns = slice(first, first + int(one.type.shape[-1]))
+        rows = [*zip(one["begin"], one["strides"], one.type.shape, strict=True)]
+        rows[-1] = (0, 1, graph.types[x].shape[-1])
+        weight = graph.add_constant(
+            numpy.ascontiguousarray(graph.constants[known][:, columns]), known
+        )
+        new = graph.add("matmul", (part(graph, x, rows), weight), name=op.name)
+        if y is not op:
+            new = graph.add("add", (new, graph.add_constant(bias[columns], "bias")), name=y.name)
+        graph.replace_uses(one.output, new)
+        graph.drop_dead(one.output)
+    return None
+
+
+def _few(y: Operator, slices: list[Operator]) -> bool:
+    """Does one of these take at most half of the rows, and none a column of another's?"""
+    read: list[int] = []
+    for o in slices:
+        first = o["begin"][-1]
+        read += range(first, first + int(o.type.shape[-1]))
+    return len(read) == len(set(read)) and any(2 * _rows(o) <= _rows(y) for o in slices)
+
+
+def _rows(op: Operator) -> int:
+    return prod(int(d) for d in op.type.shape[:-1])
