@@ -291,6 +291,20 @@ def test_gather_of_a_range_is_a_slice_and_of_anything_else_stays() -> None:
     same(build(take([-1, 0, 2])), {"gather": 1})
 
 
+@pytest.mark.parametrize("axis, above", [(0, True), (1, False)])
+def test_every_second_slice_of_a_reshape(axis: int, above: bool) -> None:
+    """It passes an axis that the reshape keeps, and none that it takes apart."""
+
+    def body(g: Graph, x: str) -> str:
+        y = g.add("reshape", (x,), TensorType((2, 4, 3)))
+        shape = tuple(d - d // 2 if i == axis else d for i, d in enumerate((2, 4, 3)))
+        strides = tuple(1 + (i == axis) for i in range(3))
+        return g.add("slice", (y,), TensorType(shape), begin=(0, 0, 0), strides=strides)
+
+    after = same(build(body, (2, 12)), {"reshape": 1, "slice": 1})
+    assert (next(iter(after.operators.values())).kind == "slice") is above
+
+
 def test_a_stack_that_is_flattened_at_once_is_a_concatenation() -> None:
     """As deformable attention puts its levels together; behind the next axis it is none."""
 

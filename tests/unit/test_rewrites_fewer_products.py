@@ -124,7 +124,9 @@ def test_drawn_heads(seed: int) -> None:
     np.testing.assert_allclose(now, before, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["down", "wider", "3x3", "strides", "groups", "axis", "read"])
+@pytest.mark.parametrize(
+    "case", ["down", "wider", "3x3", "strides", "groups", "axis", "read", "joined"]
+)
 def test_convolutions_that_stay_behind_the_resizing(case: str) -> None:
     def body(g: Graph, x: str) -> str:
         y = resized(g, x, *((2, 2) if case == "down" else (9, 8)))
@@ -134,12 +136,16 @@ def test_convolutions_that_stay_behind_the_resizing(case: str) -> None:
             case "strides":
                 return convolution(g, y, 6, strides=(2, 2))
             case "groups":
-                return g.add("conv2d", (y, weights(g, 6, 4, 1, 1)), **PLAIN | {"groups": 2},
-                             layout="NCHW")
+                known = weights(g, 4, 4, 1, 1)
+                return g.add("conv2d", (y, known), **PLAIN | {"groups": 2}, layout="NCHW")
             case "axis":
                 return convolution(g, g.add("concat", (y, y), axis=2), 6)
             case "read":  # 8 channels of 9 x 8 would be resized twice
                 return g.add("add", (convolution(g, y, 8), g.add("relu", (y,))))
+            case "joined":
+                y = g.add("concat", (y, resized(g, x, 9, 8, method="nearest")), axis=1)
+                z = g.add("mean", (g.add("relu", (y,)),), axes=(1,), keepdims=True)
+                return g.add("add", (convolution(g, y, 8), z))
         return convolution(g, y, 99 if case == "wider" else 6)
 
     graph = build(body, (2, 8, 4, 4))
@@ -178,6 +184,30 @@ def test_convolutions_in_a_row_with_channels_first() -> None:
     same(build(body, (2, 5, 9, 9)), {"conv2d": 1, "add": 1}, 1e-5)
 
 
+def test_biases_on_both_sides_of_a_reshape() -> None:
+    def body(g: Graph, x: str) -> str:
+        y = g.add("add", (g.add("matmul", (x, weights(g, 8, 40))), weights(g, 40)))
+        y = g.add("reshape", (y,), TensorType((10, 40), "float32"))
+        return g.add("matmul", (g.add("add", (y, weights(g, 40))), weights(g, 40, 6)))
+
+    same(build(body), canonicalize(build(body)).histogram(), 1e-5)
+
+
+@pytest.mark.parametrize("case", ["groups", "3x3"])
+def test_convolutions_in_a_row_that_stay_two(case: str) -> None:
+    def body(g: Graph, x: str) -> str:
+        if case == "groups":
+            known = weights(g, 40, 3, 1, 1)
+            y = g.add("conv2d", (x, known), **PLAIN | {"groups": 2}, layout="NHWC")
+            return convolution(g, y, 2, "NHWC")
+        y = g.add("matmul", (x, weights(g, 6, 40)))
+        return convolution(g, y, 2, "NHWC", size=3)
+
+    graph = build(body, (2, 5, 5, 6))
+    kinds = {"conv2d": 2} if case == "groups" else {"matmul": 1, "conv2d": 1}
+    assert products(same(graph, kinds, 1e-5)) == products(graph)
+
+
 @pytest.mark.parametrize("case", ["narrow", "relu", "read", "output", "map", "axis"])
 def test_products_that_stay_two(case: str) -> None:
     def body(g: Graph, x: str) -> str:
@@ -198,8 +228,7 @@ def test_products_that_stay_two(case: str) -> None:
         graph.outputs = ("y", graph.operators["y"].inputs[0])
         inner = next(op for op in graph.operators.values() if op.kind == "matmul")
         graph.outputs = ("y", inner.output)
-    after = canonicalize(graph)
-    assert after.histogram()["matmul"] == 2
+    assert products(canonicalize(graph)) == products(graph)
 
 
 def block(g: Graph, x: str, merged: bool, heads: int = 2) -> str:
@@ -249,6 +278,42 @@ def test_rows_that_are_unread(merged: bool, rows: int, first: int, stride: int) 
     x = {"x": RNG.standard_normal((2, 9, 8)).astype(np.float32)}
     (before,), (now,) = (g.evaluate(x, dtype="float64").values() for g in (graph, after))
     np.testing.assert_allclose(now, before, rtol=1e-9, atol=1e-9)
+
+
+def test_images_of_a_batch_that_are_unread() -> None:
+    """Every operand of an attention is cut along the batch."""
+
+    def body(g: Graph, x: str) -> str:
+        q, k, v = (g.add("matmul", (x, weights(g, 8, 8))) for _ in range(3))
+        y = g.add("attention", (q, k, v, weights(g, 4, 1, 5)), scale=0.3)
+        made = TensorType((1, 5, 8), "float32")
+        return g.add("slice", (y,), made, begin=(2, 0, 0), strides=(1, 1, 1))
+
+    graph = build(body, (4, 5, 8))
+    assert products(same(graph, canonicalize(graph).histogram())) * 4 == products(graph)
+
+
+@pytest.mark.parametrize("case", ["whole", "overlap", "read"])
+def test_products_that_stay_merged(case: str) -> None:
+    """Where all parts are read for all rows, two share columns, or somebody reads everything."""
+
+    def body(g: Graph, x: str) -> str:
+        y = g.add("add", (g.add("matmul", (x, weights(g, 8, 24))), weights(g, 24)))
+
+        def columns(first: int, rows: int = 9) -> str:
+            made = TensorType((2, rows, 8), "float32")
+            return g.add("slice", (y,), made, begin=(0, 0, first), strides=(1, 1, 1))
+
+        few = columns(0, 9 if case == "whole" else 1)
+        others = [columns(4 if case == "overlap" else 8), columns(16)]
+        z = g.add("multiply", (g.add("multiply", (few, others[0])), others[1]))
+        if case == "read":
+            z = g.add("add", (z, g.add("mean", (y,), axes=(2,), keepdims=True)))
+        return z
+
+    graph = build(body, (2, 9, 8))
+    after = canonicalize(graph)
+    assert (products(after), after.histogram()["matmul"]) == (products(graph), 1)
 
 
 @pytest.mark.parametrize("case", ["most", "read", "output", "along"])
@@ -301,7 +366,7 @@ def test_drawn_slices(seed: int) -> None:
                     q, k, v = (str(rng.choice(values)) for _ in range(3))
                     y = g.add("attention", (q, k, v), scale=0.5)
             values.append(y)
-        sizes = tuple(int(rng.integers(1, d + 1)) for d in shape)
+        sizes = tuple(d if rng.random() < 0.5 else int(rng.integers(1, d + 1)) for d in shape)
         begin = tuple(int(rng.integers(0, d - n + 1)) for d, n in zip(shape, sizes, strict=True))
         made = TensorType(sizes, "float32")
         y = g.add("slice", (values[-1],), made, begin=begin, strides=(1,) * len(shape))
