@@ -29,8 +29,8 @@ COUNTED = r"(?m)^\| (`[^|]*`) \| (\d+)(?: each)? \|"
 
 @pytest.fixture(scope="module")
 def layer() -> Once:
-    """ViT-Ti with one of its twelve layers, which are alike."""
-    model = VisionTransformer(width=192, heads=3, depth=1, image_size=(224, 224)).eval()
+    """ViT-Ti with two of its twelve layers: all but the last, of which one row is read, are one."""
+    model = VisionTransformer(width=192, heads=3, depth=2, image_size=(224, 224)).eval()
     return Once(model, (torch.zeros(1, 3, 224, 224),))
 
 
