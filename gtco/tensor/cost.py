@@ -100,6 +100,11 @@ def instructions(op: Operator, dtypes: Sequence[str], lanes: int) -> float:
     return _instructions(op.kind, op.attrs, op.type.dtype, tuple(dtypes), lanes)
 
 
+def conversion(old: str, new: str, lanes: int) -> float:
+    """Vector instructions that take a vector of one dtype to another."""
+    return 0.0 if old == new else _instructions("cast", (), new, (old,), lanes)
+
+
 @lru_cache(maxsize=4096)
 def _instructions(
     kind: str, attrs: tuple[tuple[str, Any], ...], out: str, dtypes: tuple[str, ...], lanes: int

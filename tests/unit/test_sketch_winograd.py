@@ -2,26 +2,29 @@
 images, prologues and epilogues, and what the two sizes of tiles round to.
 
 Tolerance: 2e-6 x sqrt(k) of the largest magnitude with k = 9 x channels, as for the direct
-convolution.
+convolution; of bfloat16, where that is tested.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from gtco.search.analytic import AnalyticPolicy
-from gtco.target import TARGETS, target
+from gtco.target import TARGETS, Target, target
 from gtco.tensor import space
 from gtco.tensor.sketch import convolution, winograd
 from gtco.tensor.sketch.winograd_transform import TRANSFORMS
 from gtco.tensor.space import Program, configs
 from gtco.tensor.stage import Stage, TensorType, make_stage
-from tests.kernels import build, reference, runnable, targets
+from tests.kernels import build, fresh_seed, reference, runnable, targets
+from tests.unit.test_sketch_bfloat16 import WINDOWS, conv, few, inputs, machines
 from tests.unit.test_sketch_contractions import check, grouped, op
 from tests.unit.test_sketch_convolution import dressed, window
 
@@ -121,6 +124,66 @@ def test_rounding_beside_a_direct_convolution(channels: int) -> None:
     assert four < 3e-7 * channels**0.5
 
 
+SHORT = {
+    "conv3x3": WINDOWS["conv3x3"],
+    "dressed": WINDOWS["dressed"],  # a prologue that rounds, a residual, a result that is rounded
+    "wide": conv(5, 512, 20, 3),
+    "narrow": conv(11, 2, 70, 3),
+    "unpadded": conv(6, 34, 17, 3, padding=(0,) * 4),
+}
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", SHORT.values(), ids=SHORT)
+def test_bfloat16_against_float64(stage: Stage, name: str) -> None:
+    """Of the same operands, by every kind of row. Transformed, they are rounded once more: 4e-3 of
+    the outputs in the root of the mean square where inputs are random, 2e-2 in the worst of some
+    thousands; twice that is allowed.
+    """
+    machine = runnable(name)
+    sketch = winograd.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    for config in few(sketch, 3):
+        assert config["m"] == 2
+        error = build(sketch, config, machine)(*arrays).astype(np.float64) - wanted
+        assert np.sqrt(np.square(error).mean()) <= 8e-3 * wanted.std(), config.to_json()
+        assert np.abs(error).max() <= 4e-2 * wanted.std() + 2.0**-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("channels", [16, 64, 512])
+def test_bfloat16_beside_a_direct_convolution(channels: int, name: str) -> None:
+    """Root of the mean square error, beside float64 of what was not rounded yet: F(2x2) has twice a
+    direct one's, or 1.5 times where inputs are widened and their transforms stay float32.
+    """
+    machine, stage = runnable(name), conv(8, channels, 16, 3)
+    rng = np.random.default_rng(fresh_seed())
+    exact = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    arrays = [x.astype(ml_dtypes.bfloat16) for x in exact]
+    wanted = reference(conv_of_float32(stage), exact).astype(np.float64)
+
+    def error(rule: Callable[[Stage, Target], space.Sketch | None]) -> float:
+        sketch = rule(stage, machine)
+        assert sketch is not None
+        got = build(sketch, next(configs(sketch)), machine)(*arrays)
+        return float(np.sqrt(np.square(got - wanted).mean()))
+
+    direct, two = error(convolution.match), error(winograd.match)
+    assert 1.2 * direct < two < 2.3 * direct
+
+
+def conv_of_float32(stage: Stage) -> Stage:
+    types = {i.name: T(i.type.shape) for i in stage.inputs}
+    return make_stage(stage.operators, types, ["w"])
+
+
+@pytest.mark.parametrize("name", machines())
+def test_no_pair_of_bfloat16_spans_two_pixels(name: str) -> None:
+    assert winograd.match(conv(7, 5, 11, 3), runnable(name)) is None
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_transforms_are_exact(size: int) -> None:
     """y = A^T [(G w) * (B^T x)] in rational numbers, and float32 holds A and B."""
@@ -176,10 +239,14 @@ def test_not_its_business_either() -> None:
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_is_picked_where_it_saves_most(name: str) -> None:
-    """ResNet's layers; not where a tile covers more than the image, or the weights are all there
-    is to read. And what is picked has a program, on every target."""
+    """ResNet's layers, of bfloat16 too; not where a tile covers more than the image, or the weights
+    are all there is to read. And what is picked has a program, on every target."""
     policy = AnalyticPolicy(target(name))
-    for c, size in ((64, 56), (128, 28), (256, 50)):
+    layers = ((64, 56), (128, 28), (256, 50))
+    for c, size in layers:
+        short = policy.choose(conv(size, c, c, 3))
+        assert short is not None and short.sketch.name == "winograd"
+    for c, size in layers:
         pick = policy.choose(plain(c, c, size, size))
         assert pick is not None and pick.sketch.name == "winograd"
         assert isinstance(space.build(pick.sketch, pick.config, "k"), Program)

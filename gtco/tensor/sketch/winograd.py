@@ -21,6 +21,10 @@ the square root of the channels as a direct one's does (8e-7 of the outputs' at 
 at 512). Errors are relative to the largest inputs of a tile's window: an output that is small
 beside its neighbours has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile as
 NaN, and inputs whose products come within 10^4 of the largest float32 may overflow.
+
+bfloat16 operands are transformed in float32 and rounded once more: F(2x2) is off by twice as much
+as a direct convolution is whose operands were rounded (4.5e-3 of the outputs for 2.3e-3), F(4x4)
+would be by ten times and is no option.
 """
 
 from __future__ import annotations
@@ -31,9 +35,10 @@ from functools import cached_property
 from math import ceil, prod
 
 from gtco.target import Target
+from gtco.tensor import cost
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.image_product import ImageProduct
@@ -54,7 +59,7 @@ from gtco.tensor.space import (
     Stream,
     Workload,
 )
-from gtco.tensor.stage import Stage
+from gtco.tensor.stage import ITEM_BYTES, Stage
 
 MOVE_COST = 3.0  # vector instructions in the time that a vector is loaded and stored in
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, that the transformed inputs of the held tiles may take
@@ -68,10 +73,11 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     if not applicable(op, stage.types[op.inputs[1]].shape):
         return None
     product = gemm.match(stage, target)
-    if product is None or product.operand != "float32" or not isinstance(product.view, ConvView):
+    if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
         return None
     assert not isinstance(product.view, TransposedView)
-    return None if product.view.channels_first else Winograd(product)
+    found = Winograd(product)
+    return found if found.kinds else None
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,17 @@ class Winograd(ImageProduct):
 
     name = "winograd"
     structure = "SSSRS"
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of micro-kernels: those whose steps of k are whole."""
+        every = kinds(self.target, self.product.operand)
+        return tuple(kind for kind in every if self.view.channels % kind.step == 0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of tiles: rounded to bfloat16, those of 4x4 would be off by too much."""
+        return tuple(TRANSFORMS) if self.product.operand == "float32" else (min(TRANSFORMS),)
 
     # tiles ----------------------------------------------------------------------------------------
     def grid(self, size: int) -> tuple[int, int, int]:
@@ -117,10 +134,11 @@ class Winograd(ImageProduct):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         cores, n = self.target.cores, self.view.n
         if "m" not in chosen:
-            return Decision("m", "grain", tuple(TRANSFORMS))
+            return Decision("m", "grain", self.sizes)
         size = int(chosen["m"])
         if "tile" not in chosen:
-            return tile_decision(self.line(size).tiles(), n)
+            tiles = (t for t in self.line(size).tiles() if t.kind in self.kinds)
+            return tile_decision(tuple(tiles), n)
         tile = self.row(chosen)
         if "chunks_m" not in chosen:
             options = chunk_options(ceil(self.tiles(size) / tile.rows), cores)
@@ -139,7 +157,8 @@ class Winograd(ImageProduct):
         size, tile = int(chosen["m"]), self.row(chosen)
         shape = self._shape(size, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         capacity = self.target.level("L2").capacity
-        block = 4.0 * TRANSFORMS[size].positions * self.view.channels * shape.heights[0]
+        row = tile.kind.a.nbytes * TRANSFORMS[size].positions * self.view.channels
+        block = row * shape.heights[0]
         fitting = (max(1, int(share * capacity / block)) for share in SHARES)
         return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
 
@@ -161,40 +180,44 @@ class Winograd(ImageProduct):
         size, lanes, depth, columns = config["m"], self.target.lanes, v.channels, tile.columns
         transform = TRANSFORMS[size]
         positions, tiles = transform.positions, self.tiles(size)
+        # bytes of an element as it is multiplied, of A and B, and in the tensors
+        item_a, item_b = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes)
+        item = float(ITEM_BYTES[self.product.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         held = self.blocks_at_once(config)
         passes = shape.task_blocks / held
         rows, panels = shape.task_rows / passes, shape.task_panels
         height = rows / held
         a_tile, b_panel, c_tile = (
-            4.0 * height * depth,
-            4.0 * depth * columns,
+            item_a * height * depth,
+            item_b * depth * columns,
             4.0 * height * columns,
         )
-        inputs, products = 4.0 * positions * rows * depth, 4.0 * positions * rows * columns
+        inputs, products = item_a * positions * rows * depth, 4.0 * positions * rows * columns
         micro = Layer(
             held,
             (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
             (Stream(c_tile, inputs + products),),
         )
         # all cores walk the same weights: they come from memory once
-        weights, rounds = 4.0 * positions * depth * v.n, passes * ceil(
-            shape.tasks / self.target.cores
-        )
+        weights = item_b * positions * depth * v.n
+        rounds = passes * ceil(shape.tasks / self.target.cores)
         again = b_panel * (1 - 1 / rounds)
         position = Layer(
             positions * panels,
             (Stream(b_panel - again, weights, "DRAM"), Stream(again, weights)),
             overlapped=config["prefetch"] == "next",
         )
-        image = Stream(4.0 * rows * (size * size) * depth, 4.0 * prod(v.a_shape), handed=True)
+        read = item * rows * (size * size) * depth
+        image = Stream(read, item * prod(v.a_shape), handed=True)
         held_layer = Layer(  # products wait for the transforms, and these for memory
             passes,
             (image, Stream(products * panels, inputs + products)),
             (Stream(inputs, inputs + products),),
             overlapped=False,
         )
-        written = 4.0 * rows * passes * size * size * panels * columns
-        task = Layer(1, (), (Stream(written, 4.0 * v.m * v.n, handed=True),), shape.tasks)
+        written = item_out * rows * passes * size * size * panels * columns
+        task = Layer(1, (), (Stream(written, item_out * v.m * v.n, handed=True),), shape.tasks)
         vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
         vectors_out = tiles * shape.panels * tile.vectors
         forth, back = self.instructions(size)
@@ -206,12 +229,21 @@ class Winograd(ImageProduct):
             v.flops,
             (
                 Extra("vector", vectors_in * positions, self.product.head_vectors),
+                Extra("vector", vectors_in * positions, self.conversions(tile.kind)),
                 Extra("fma", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
                 Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
                 Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
                 Extra("fma", tiles * shape.panels * size * RUN_COST),
             ),
             self.product.behind,
+        )
+
+    def conversions(self, kind: Kind) -> float:
+        """Vector instructions that a vector of the input takes to float32 and to what is
+        multiplied.
+        """
+        return cost.conversion(self.product.operand, "float32", self.target.lanes) + (
+            cost.conversion("float32", kind.a.dtype, self.target.lanes)
         )
 
     def instructions(self, size: int) -> tuple[int, int]:
@@ -225,20 +257,22 @@ class Winograd(ImageProduct):
     def signature(self) -> tuple[object, ...]:
         """All that the space and the price without prologue and epilogue depend on."""
         v = self.view
-        return (self.name, v.a_shape, v.b_shape, v.result, v.op["padding"])
+        operand, out = self.product.operand, self.stage.output.type.dtype
+        return (self.name, operand, out, v.a_shape, v.b_shape, v.result, v.op["padding"])
 
     # the program ----------------------------------------------------------------------------------
     def packing(self, config: Config) -> Packing:
-        """[panels, positions, k, nr]"""
-        v, columns = self.view, self.row(config).columns
-        transform = TRANSFORMS[config["m"]]
-        panels = ceil(v.n / columns)
+        """[panels, positions, k / step, nr, step], the last only where it is not 1."""
+        v, tile = self.view, self.row(config)
+        transform, step = TRANSFORMS[config["m"]], tile.kind.b.step
+        panels = ceil(v.n / tile.columns)
+        steps = (v.channels,) if step == 1 else (v.channels // step, step)
         return Packing(
             (v.n, v.channels, transform.positions),
             (2, 1, 0),
-            (0, 0, panels * columns - v.n),
-            (transform.positions, v.channels, panels, columns),
-            (2, 0, 1, 3),
+            (0, 0, panels * tile.columns - v.n),
+            (transform.positions, *steps, panels, tile.columns),
+            (2, 0, 1, 3) if step == 1 else (3, 0, 1, 4, 2),
             both=transform.weight_matrix,
         )
 

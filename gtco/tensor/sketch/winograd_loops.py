@@ -14,6 +14,7 @@ from tvm import tirx
 
 from gtco.tensor.analysis.indices import reshape_index
 from gtco.tensor.analysis.placement import run_breaks
+from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.reader import Reader
@@ -23,18 +24,20 @@ from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tile_store import TileStore
 from gtco.tensor.sketch.winograd_transform import TRANSFORMS
 from gtco.tensor.space import Config
+from gtco.tensor.stage import ITEM_BYTES
 
 if TYPE_CHECKING:
     from gtco.tensor.sketch.winograd import Winograd
 
-LINE = 16  # floats of a cache line
+LINE = 64  # bytes of a cache line
 
 
-def spread(floats: int) -> int:
-    """So many floats, and what makes them an odd number of cache lines: what lies so far apart
+def spread(elements: int, dtype: str = "float32") -> int:
+    """So many elements, and what makes them an odd number of cache lines: what lies so far apart
     shares no cache set.
     """
-    return (ceil(floats / LINE) // 2 * 2 + 1) * LINE
+    line = LINE // ITEM_BYTES[dtype]
+    return (ceil(elements / line) // 2 * 2 + 1) * line
 
 
 class WinogradLoops:
@@ -49,18 +52,20 @@ class WinogradLoops:
         self.held = sketch.blocks_at_once(config)
         self.rows = self.shape.rows(self.held)  # tiles that are held at once
         self.channels, self.columns = self.view.channels, self.tile.columns
-        self.lda = spread(self.channels)
-        self.plane_a, self.plane_c = spread(self.rows * self.lda), spread(self.rows * self.columns)
+        self.operand, self.multiplied = sketch.product.operand, self.tile.kind.a.dtype
+        self.lda = spread(self.channels, self.multiplied)
+        self.plane_a = spread(self.rows * self.lda, self.multiplied)
+        self.plane_c = spread(self.rows * self.columns)
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
         """What a thread keeps beside its registers."""
         positions = self.transform.positions
-        yield Piece("inputs", (positions, self.plane_a))
+        yield Piece("inputs", (positions, self.plane_a), self.multiplied)
         yield Piece("products", (positions, self.plane_c))
         yield Piece("outputs", (self.size, self.size, self.columns))
         if self.sketch.borders(self.size):
-            yield Piece("patch", (positions, self.lda))
+            yield Piece("patch", (positions, spread(self.channels)))
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         shape = self.shape
@@ -111,7 +116,6 @@ class WinogradLoops:
     def transform_inputs(self, start: Expr, t: Expr) -> None:
         """inputs[position, t, c] = (B^T x B)[position] of the tile ``start + t``."""
         em, view, width = self.em, self.view, self.width
-        source = view.op.inputs[0]
         (top, left, _, _), (height, across) = view.op["padding"], view.image
         image, row, column = self.place(start + t)
         row, column = em.let_index(row - top, "y"), em.let_index(column - left, "x")
@@ -120,9 +124,7 @@ class WinogradLoops:
         def inside() -> None:
             self.transform_tile(
                 t,
-                lambda i, j, c: self.reader.value(
-                    source, view.x_index(0, image, row + i, column + j, c)
-                ),
+                lambda i, j, c: self.source(image, row + i, column + j, c),
             )
 
         if not self.sketch.borders(self.size):
@@ -139,7 +141,7 @@ class WinogradLoops:
                     lambda: copy_run(
                         em,
                         self.channels,
-                        lambda c: self.reader.value(source, view.x_index(0, image, y, x, c)),
+                        lambda c: self.source(image, y, x, c),
                         lambda c, value: em.store(patch, [at, c], value),
                         run_breaks(self.stage, view),
                     ),
@@ -157,6 +159,12 @@ class WinogradLoops:
         )
         em.branch(whole, inside, border)
 
+    def source(self, image: Expr, row: Expr, column: Expr, c: Expr) -> Expr:
+        """An element of the input, as float32."""
+        index = self.view.x_index(0, image, row, column, c)
+        value = self.reader.value(self.view.op.inputs[0], index)
+        return convert(self.em, value, self.operand, "float32")
+
     def prefetch(self, image: Expr, row: Expr, column: Expr) -> None:
         """Ask for what the tile at an input's row and column has beyond the one to its left: short
         runs in many rows, which no hardware follows. Only where the input lies as it is read.
@@ -165,10 +173,11 @@ class WinogradLoops:
         source = view.op.inputs[0]
         if source in self.stage.producers:
             return
-        with em.loop(ceil(self.channels / LINE), "line") as line:
+        run = LINE // ITEM_BYTES[self.operand]
+        with em.loop(ceil(self.channels / run), "line") as line:
             for i in range(self.width):
                 for j in range(self.width - self.size, self.width):
-                    place = view.x_index(0, image, row + i, column + j, line * LINE)
+                    place = view.x_index(0, image, row + i, column + j, line * run)
                     em.prefetch_value(self.reader.value(source, place))
 
     def transform_tile(self, t: Expr, read: Callable[[int, int, Expr], Expr]) -> None:
@@ -181,6 +190,7 @@ class WinogradLoops:
                     x = [[em.let(read(i, j, c), "x") for j in range(width)] for i in range(width)]
                     for i, made in enumerate(self.transform.transformed(em, x)):
                         for j, value in enumerate(made):
+                            value = convert(em, value, "float32", self.multiplied)
                             em.store(inputs, [i * width + j, t * self.lda + c], value)
 
     # products -------------------------------------------------------------------------------------
@@ -221,7 +231,7 @@ class WinogradLoops:
             replace(self.tile, rows=rows),
             depth,
             Operand(inputs.buffer, a, self.lda),
-            Operand(array.buffer, base, columns),
+            Operand(array.buffer, base, columns * self.tile.kind.b.step),
             lambda i, j, vector: em.store_vector(products, [0, c + i * columns + j], vector),
             step=step,
         )
