@@ -8,13 +8,17 @@ import onnx
 import onnx.defs
 import onnx.helper
 import onnx.inliner
+import onnx.shape_inference
+
+# ONNX infers nothing behind these: they give the type and shape of what they normalize.
+_UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")
 
 
 def written_out(model: onnx.ModelProto, operators: Sequence[tuple[str, str]]) -> onnx.ModelProto:
     """The model with these operators, (domain, type), by their definitions. ``model`` itself is
-    given the types of its initializers, which ONNX's inliner does not know otherwise, and the
-    attributes that were left to their defaults, which it does not fill in. Raises what the inliner
-    raises where a definition depends on more than is known.
+    given the types of its initializers and of what ONNX infers none for, which its inliner does not
+    know otherwise, and the attributes that were left to their defaults, which it does not fill in.
+    Raises what the inliner raises where a definition depends on more than is known.
     """
     opset = {_domain(entry.domain): entry.version for entry in model.opset_import}
     _set_defaults(model.graph, frozenset(operators), opset)
@@ -22,9 +26,25 @@ def written_out(model: onnx.ModelProto, operators: Sequence[tuple[str, str]]) ->
         model.graph.value_info.append(
             onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
         )
+    _add_types(model)
     return onnx.inliner.inline_selected_functions(
         model, list(operators), exclude=False, inline_schema_functions=True
     )
+
+
+def _add_types(model: onnx.ModelProto) -> None:
+    """Of what ONNX would infer no types for, so none behind it either."""
+    nodes = (n for n in model.graph.node if not _domain(n.domain) and n.op_type in _UNINFERRED)
+    names = {node.output[0] for node in nodes}
+    if not names:
+        return
+    alike = onnx.ModelProto()
+    alike.CopyFrom(model)
+    for node in alike.graph.node:
+        if node.output[0] in names:
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output))
+    inferred = onnx.shape_inference.infer_shapes(alike).graph.value_info
+    model.graph.value_info.extend(value for value in inferred if value.name in names)
 
 
 def _set_defaults(

@@ -160,6 +160,8 @@ def taps(axis: Axis, method: Method) -> Taps:
 
 
 def _nearest(at: numpy.ndarray, mode: str) -> numpy.ndarray:
+    halves = numpy.round(2 * at) / 2  # 8.5 / (17 / 7) - 0.5 is 3, and a little more in float64
+    at = numpy.where(numpy.abs(at - halves) < 1e-9, halves, at)
     if mode == "floor":
         return numpy.floor(at)
     if mode == "ceil":

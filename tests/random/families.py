@@ -20,6 +20,13 @@ def small(b: Builder, x: Tensor, most: int) -> Tensor:
     return x
 
 
+def _without_hidden_rows(b: Builder, x: Tensor) -> Tensor:
+    """``x`` with numbers for the NaN of rows that a mask of -inf hid."""
+    if any(np.isneginf(c).any() for c in b.constants.values() if c.dtype == np.float32):
+        return b.add("Where", [b.add("IsNaN", [x], x.shape, "bool"), b.number(0.5), x], x.shape)
+    return x
+
+
 # products -----------------------------------------------------------------------------------------
 def matmul(b: Builder, x: Tensor) -> Tensor:
     x = b.shaped(x, b.random.randint(2, 4))
@@ -134,7 +141,7 @@ def conv(b: Builder, x: Tensor) -> Tensor:
 def conv_transpose(b: Builder, x: Tensor) -> Tensor:
     space = b.pick([1, 2, 2, 2])
     b.special = False  # a phase that has fewer taps than the others multiplies by zeros
-    x = small(b, _image(b, x, 2 + space), 800)
+    x = _without_hidden_rows(b, small(b, _image(b, x, 2 + space), 800))
     channels = x.shape[1]
     groups = b.pick([1, 1, b.split_of(channels)])
     outputs = b.pick([1, 2, 3, 8])
@@ -362,9 +369,7 @@ def scan(b: Builder, x: Tensor) -> Tensor:
         return b.add("CumSum", [x, axes], x.shape)
     b.smooth = False
     shape = [1 if a == axis else n for a, n in enumerate(x.shape)]
-    if any(np.isneginf(c).any() for c in b.constants.values() if c.dtype == np.float32):
-        # rows that a mask hid may be NaN, and which of them is the largest is an engine's own
-        x = b.add("Where", [b.add("IsNaN", [x], x.shape, "bool"), b.number(0.5), x], x.shape)
+    x = _without_hidden_rows(b, x)  # which of several NaN is the largest is an engine's own
     index = b.add(b.pick(["ArgMax", "ArgMin"]), [x], shape, "int64", axis=axis, keepdims=1)
     return b.add("Cast", [index], shape, to=1)
 

@@ -169,6 +169,15 @@ def test_resize_by_scales_that_make_no_whole_size(shape, scales, mode):
     check(node_model("Resize", x, constants, ["x", "", "scales"], 1, mode=mode), x)
 
 
+def test_resize_to_a_whole_position_that_float64_misses():
+    """The middle of 7 -> 17 is 8.5 / (17 / 7) - 0.5, which float64 makes a little more than 3."""
+    x = {"x": np.arange(7, dtype=np.float32)[None, None]}
+    attrs = {"mode": "nearest", "nearest_mode": "ceil", "axes": [2]}
+    sizes = {"sizes": np.array([17], np.int64)}
+    (got,) = check(node_model("Resize", x, sizes, ["x", "", "", "sizes"], 1, **attrs), x)
+    assert got[0, 0, 8] == 3
+
+
 def test_resize_crops():
     x = {"x": np.random.default_rng(0).normal(size=(1, 1, 6, 7)).astype(np.float32)}
     constants = {
@@ -377,3 +386,25 @@ def test_attributes_left_to_their_defaults(operator: str) -> None:
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     (got,) = lower(load_onnx(model)).evaluate({"x": x}).values()
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["GroupNormalization", "MeanVarianceNormalization"])
+def test_behind_what_onnx_infers_no_type_of(norm):
+    """Celu's definition asks for its input's type; twice: the second is inferred from the first."""
+    inputs = {"x": np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)}
+    groups = {"num_groups": 2} if norm == "GroupNormalization" else {}
+    scales = ["ones", "ones"] if groups else []
+    nodes = [
+        helper.make_node(norm, ["x", *scales], ["n"], **groups),
+        helper.make_node("Celu", ["n"], ["c"]),
+        helper.make_node(norm, ["c", *scales], ["m"], **groups),
+        helper.make_node("Celu", ["m"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs["x"].shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones(6, np.float32), "ones")],
+    )
+    check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), inputs)
