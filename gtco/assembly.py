@@ -19,7 +19,8 @@ from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
 from gtco.target import Machine
-from gtco.tensor.space import Packing, Pick
+from gtco.tensor.packing import Packing
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 from gtco.version import __version__
 

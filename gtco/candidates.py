@@ -32,8 +32,9 @@ from gtco.gpu import GpuTarget
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
 from gtco.runtime.plan import BufferRef, TensorSpec, round_up
 from gtco.search.policy import Policy, priced
+from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Packing, Pick, packed_types
+from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import TOLERANCE, values
 

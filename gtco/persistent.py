@@ -16,7 +16,8 @@ from gtco.search.gpu_policy import KEPT, GpuPolicy
 from gtco.tensor.cuda.persistent import MOST_POINTERS, MOST_TENSORS, persistent_program
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.source import has_roles
-from gtco.tensor.space import Rejection, packed_types
+from gtco.tensor.packing import packed_types
+from gtco.tensor.space import Rejection
 from gtco.tensor.stage import Stage
 
 SYMBOL = "gtco_model"

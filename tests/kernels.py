@@ -18,9 +18,10 @@ from gtco.codegen.load import load
 from gtco.target import V4, Target, detect, target
 from gtco.tensor import space
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.packing import Packing
 from gtco.tensor.reference import evaluate
 from gtco.tensor.sketch import streaming
-from gtco.tensor.space import Config, Packing, Program, Sketch, configs
+from gtco.tensor.space import Config, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
 
 GUARD = 256  # bytes on either side of an output or workspace

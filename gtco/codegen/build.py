@@ -13,8 +13,9 @@ from gtco.errors import describe
 from gtco.gpu import GpuTarget
 from gtco.target import Machine, Target
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Config, Packing, Program, Rejection, Space
+from gtco.tensor.space import Config, Program, Rejection, Space
 from gtco.tensor.stage import Stage
 
 

@@ -23,8 +23,9 @@ from gtco.search.rates import RateTable
 from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import kinds, micro_kernels
 from gtco.tensor.sketch.winograd_transform import least_products
-from gtco.tensor.space import Config, Decision, Option, Sketch, Stream, Workload
+from gtco.tensor.space import Config, Decision, Option, Sketch
 from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.workload import Stream, Workload
 
 T = TypeVar("T", float, np.ndarray)
 

@@ -20,18 +20,12 @@ from gtco.target import Target
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.packing import packed_types
 from gtco.tensor.sketch import space_of
 from gtco.tensor.sketch.pack import copy_run
-from gtco.tensor.space import (
-    Config,
-    Program,
-    Sketch,
-    Workload,
-    build,
-    configs,
-    packed_types,
-)
+from gtco.tensor.space import Config, Program, Sketch, build, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from gtco.tensor.workload import Workload
 
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
 REPEATS = 1000  # passes over the operands in one call: a call must dwarf what calling costs

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from random import Random
-from typing import Any, Literal, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, Literal, Protocol
 
 from gtco.target import Machine
-from gtco.tensor.stage import Stage, TensorType
+from gtco.tensor.packing import Packing
+from gtco.tensor.stage import Stage
+from gtco.tensor.workload import Workload
 
 Option = int | str
 SKETCH = "sketch"  # the name of the first decision
@@ -107,40 +107,6 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Packing:
-    """How a constant input is laid out before it is stored in the artifact.
-
-    The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
-    ``pad``, viewed as ``split`` and transposed by ``order``; then packed once more where ``then``
-    says so. Before all that its last two axes are multiplied by the matrix ``both`` from both
-    sides, w -> both w both^T, where there is one: in float64, and rounded once. Every field is
-    data, so a packing crosses processes and goes to JSON.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    pad: tuple[int, ...]
-    split: tuple[int, ...]
-    order: tuple[int, ...]
-    then: Packing | None = None
-    both: tuple[tuple[float, ...], ...] = ()
-
-    def apply(self, array: np.ndarray) -> np.ndarray:
-        if self.both:
-            matrix = np.array(self.both)
-            array = (matrix @ array.astype(np.float64) @ matrix.T).astype(array.dtype)
-        view = array.reshape(self.shape).transpose(self.axes)
-        if any(self.pad):
-            view = np.pad(view, [(0, p) for p in self.pad])
-        packed = np.ascontiguousarray(view.reshape(self.split).transpose(self.order))
-        return self.then.apply(packed) if self.then else packed
-
-    @property
-    def packed_shape(self) -> tuple[int, ...]:
-        return self.then.packed_shape if self.then else tuple(self.split[i] for i in self.order)
-
-
-@dataclass(frozen=True)
 class Program:
     """What ``build`` yields: a TIR function and what the runtime must know to call it.
 
@@ -154,73 +120,6 @@ class Program:
     workspace: int
     packings: Mapping[str, Packing]
     sources: tuple[str, ...] = ()
-
-
-class Stream(NamedTuple):
-    """Bytes that one iteration reads or writes, out of a working set of ``resident`` bytes.
-
-    The working set says where the bytes come from: the innermost level of memory that holds it
-    (Helix eq. 1). ``memory`` names the level where it is known, as "DRAM" for weights. ``chains``:
-    the bytes are read as so many short runs at once, which no hardware prefetcher follows; 0 for
-    one sequential run. ``cores``: the working set is dealt out to so many, each of which keeps its
-    own share in its own caches. ``handed``: between stages it passes through the hands of whichever
-    cores are free, so that those caches hold what others read next.
-    """
-
-    nbytes: float
-    resident: float
-    memory: str = ""
-    chains: int = 0
-    cores: int = 1
-    handed: bool = False
-
-
-class Layer(NamedTuple):
-    """One level of the rKernel (Helix, Table 2): ``iterations`` (N_TmpIter) of the layer below,
-    each loading and storing.
-
-    ``parallel`` is N_ParIter of eq. 6. ``overlapped``: are loads of one iteration under way while
-    the one before computes (eq. 5), or does each wait for its own?
-    """
-
-    iterations: float
-    loads: tuple[Stream, ...] = ()
-    stores: tuple[Stream, ...] = ()
-    parallel: int = 1
-    overlapped: bool = True
-
-
-@dataclass(frozen=True)
-class Extra:
-    """Level-0 work of another kind: ``count`` pieces (rows that are packed, vectors that are
-    stored) of ``units`` each.
-    """
-
-    kernel: str
-    count: float
-    units: float = 1.0
-
-
-class Workload(NamedTuple):
-    """What the analytic policy prices: level 0 by its kind and size, the levels above as layers,
-    inner to outer.
-
-    ``kernel`` is a row of the table of rates: ``fma:6x4`` (the micro-kernel of 6 rows and 4
-    vectors), ``fma`` (the fastest of them) or vector instructions of a kind
-    (:mod:`gtco.search.rates`); ``work`` is how many units of it one iteration of the innermost
-    layer runs (for ``fma``: vector FMAs), and ``beside`` what work of other kinds that iteration
-    does. ``extra`` is such work beside the loops, over all tasks. ``fixed`` is more of it that no
-    choice changes, as an epilogue: priced, and left out where configs are compared, so that stages
-    around one contraction share their best. ``flops`` is what the stage is counted for.
-    """
-
-    kernel: str
-    work: float
-    layers: tuple[Layer, ...]
-    flops: float
-    extra: tuple[Extra, ...] = ()
-    fixed: tuple[Extra, ...] = ()
-    beside: tuple[Extra, ...] = ()
 
 
 class Sketch(Protocol):
@@ -422,13 +321,3 @@ class Space:
         while decision := self.next_decision(chosen):
             chosen[decision.name] = choose(decision)
         return Config.from_json(chosen)
-
-
-def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
-    """Types of a stage's inputs as its kernel sees them."""
-    return {
-        i.name: TensorType(packings[i.name].packed_shape, i.type.dtype)
-        if i.name in packings
-        else i.type
-        for i in stage.inputs
-    }

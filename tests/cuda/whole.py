@@ -19,8 +19,9 @@ from gtco.gpu import gpu_target
 from gtco.options import CompileOptions
 from gtco.runtime.module import load
 from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.sketch import space_of
-from gtco.tensor.space import Packing, Rejection, packed_types
+from gtco.tensor.space import Rejection
 from tests.cuda.emulate import build_shared, faults_of
 from tests.cuda.fake_driver import FakeDriver, image
 

@@ -13,8 +13,9 @@ from gtco.search.analytic import HIDDEN, LINE, TILES_KEPT, AnalyticPolicy
 from gtco.search.rates import LAUNCH, WORK, RateTable, default_rate
 from gtco.target import MemoryLevel, Target, target
 from gtco.tensor.sketch import sketches
-from gtco.tensor.space import Config, Extra, Layer, Stream, Workload, configs
+from gtco.tensor.space import Config, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 MEMORY = (
     MemoryLevel("L1", 1_000, 100.0, 0.5),

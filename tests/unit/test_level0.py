@@ -16,8 +16,8 @@ from gtco.target import Target, detect, target
 from gtco.tensor.cost import instructions
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
-from gtco.tensor.space import Extra, Layer, Workload
 from gtco.tensor.stage import Operator, TensorType
+from gtco.tensor.workload import Extra, Layer, Workload
 
 
 def tile_of(machine: Target) -> MicroKernel:

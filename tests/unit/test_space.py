@@ -21,19 +21,18 @@ from hypothesis import strategies as st
 from gtco.codegen.build import Failure, Job
 from gtco.codegen.build import build as build_job
 from gtco.target import target
+from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.sketch import gemm, space_of
 from gtco.tensor.space import (
     Config,
     Decision,
     Option,
-    Packing,
     Program,
     Rejection,
     Space,
     build,
     check,
     configs,
-    packed_types,
 )
 from gtco.tensor.stage import (
     Operator,

@@ -17,7 +17,7 @@ from gtco.tensor.analysis.indices import broadcast_index, floordiv, floormod, re
 from gtco.tensor.analysis.loop_nest import loop_nest
 from gtco.tensor.analysis.mapping import widest
 from gtco.tensor.analysis.scope import Expr
-from gtco.tensor.space import Packing
+from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Operator, Stage
 
 CONTRACTIONS = ("matmul", "conv2d", "conv_transpose2d")

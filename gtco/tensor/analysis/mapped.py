@@ -16,7 +16,7 @@ from gtco.tensor.analysis.indices import flatten, split_flat
 from gtco.tensor.analysis.loop_nest import loop_nest
 from gtco.tensor.analysis.mapping import LoopNest, Mapping, mappings, widest
 from gtco.tensor.analysis.scope import Expr
-from gtco.tensor.space import Packing
+from gtco.tensor.packing import Packing
 
 OTHER = "batch of B"  # loops that stay batches of the view: see contraction()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gtco.tensor.cuda.spelling import CTYPES
-from gtco.tensor.space import Packing
+from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Stage, TensorType
 
 # Other blocks write there while a kernel runs: the compiler may not take them for its own alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gtco.tensor.space import Packing
+from gtco.tensor.packing import Packing
 
 
 @dataclass(frozen=True)

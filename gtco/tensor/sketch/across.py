@@ -38,8 +38,9 @@ from gtco.tensor.sketch.streaming import (
     tasks_of_rows,
     unflatten,
 )
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 PASSES = 7.0  # vector instructions of a vector of the tensor, where it takes no exp
 LINE = 16  # floats of a cache line

@@ -31,19 +31,10 @@ from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
 from gtco.tensor.sketch.attention_loops import AttentionLoops
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import chunk_options, tile_decision, tile_options
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Extra,
-    Layer,
-    Option,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.vector_math import AVX512_LANES
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 # Vector instructions of a vector of weights: maximum, difference, power of 2 and sum, by what they
 # are multiplied as, and of those fewer where AVX-512 has instructions for it; of rounding it to

@@ -35,18 +35,9 @@ from gtco.tensor.sketch.image_product import ImageProduct
 from gtco.tensor.sketch.pack import RUN_COST
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Extra,
-    Layer,
-    Option,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line is put between
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task

@@ -21,20 +21,14 @@ from gtco.tensor.analysis.chains import (
 )
 from gtco.tensor.analysis.window import Geometry, geometry
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
+from gtco.tensor.packing import Packing
 from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import window
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import in_vectors
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Option,
-    Packing,
-    Program,
-    Rejection,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 MOST_INPUTS = 8  # of a group: more leave no registers for the sums
 

@@ -24,6 +24,7 @@ from gtco.tensor.analysis.contraction import CONTRACTIONS, Contraction, contract
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.packing import Packing
 from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Piece, Scratch
 from gtco.tensor.sketch import gemm
@@ -31,19 +32,9 @@ from gtco.tensor.sketch.pack import pack_rows, row_vectors
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import vector_runs
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Extra,
-    Layer,
-    Option,
-    Packing,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 COLUMNS = 4  # more fill a vector of 8 lanes better than its sums are added up
 ALIGN = 16  # floats: rows and columns in scratch begin on a cache line each

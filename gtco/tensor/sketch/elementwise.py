@@ -58,8 +58,9 @@ from gtco.tensor.sketch.streaming import (
     wide_runs,
 )
 from gtco.tensor.sketch.transposing import Tiling, emit_tiles, tiling
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
+from gtco.tensor.workload import Workload
 
 
 def match(stage: Stage, target: Target) -> Elementwise | None:

@@ -24,9 +24,10 @@ from gtco.tensor.relax_bridge import lower_module
 from gtco.tensor.relax_calls import BridgeError
 from gtco.tensor.relax_spellings import module_of
 from gtco.tensor.sampling import sampled
-from gtco.tensor.space import Config, Decision, Layer, Option, Program, Rejection, Stream, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.spatial import Source, pooled, resized
 from gtco.tensor.stage import Operator, Stage, TensorType
+from gtco.tensor.workload import Layer, Stream, Workload
 
 SLOWNESS = (
     16.0  # how many times the bytes it moves are reckoned, so that any other sketch is preferred

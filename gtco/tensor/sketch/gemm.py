@@ -62,18 +62,9 @@ from gtco.tensor.sketch.tiling import (
     tile_decision,
     tile_options,
 )
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Extra,
-    Layer,
-    Option,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 OPERANDS = ("float32", "bfloat16")
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector

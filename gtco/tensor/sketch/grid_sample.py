@@ -48,17 +48,9 @@ from gtco.tensor.sketch.streaming import (
     unflatten,
     vector_runs,
 )
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Layer,
-    Option,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Layer, Stream, Workload
 
 BLOCK = 128  # points whose corners are kept: 4 KB
 LOCATING = 60.0  # vector instructions that find the corners of as many points as there are lanes

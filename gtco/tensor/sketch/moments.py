@@ -43,8 +43,9 @@ from gtco.tensor.sketch.streaming import (
     vector_runs,
     vectorizable,
 )
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 BLOCK = 64  # channels of a merging task, at least, where there are so many
 

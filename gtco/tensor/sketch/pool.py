@@ -27,8 +27,9 @@ from gtco.tensor.reader import Reader
 from gtco.tensor.sketch import pool_rows, window
 from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.streaming import grain, in_vectors, streaming_workload
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 KINDS = ("max_pool2d", "avg_pool2d")
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 from gtco.target import Target
 from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.scratch import Scratch
-from gtco.tensor.space import Packing, Program, packed_types
+from gtco.tensor.space import Program
 from gtco.tensor.stage import Stage
 
 

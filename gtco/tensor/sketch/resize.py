@@ -43,9 +43,10 @@ from gtco.tensor.sketch.streaming import (
     unflatten,
     vector_runs,
 )
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.spatial import ResizedAxis
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 Tap = tuple[Expr, Expr | None]  # source position, weight (None for 1)
 LARGEST = 1 << 24  # positions are kept as float32

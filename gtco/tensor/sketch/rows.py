@@ -43,8 +43,9 @@ from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.rows_columns import ColumnLoops
 from gtco.tensor.sketch.rows_loops import RowsLoops
 from gtco.tensor.sketch.streaming import GATHER, grain, in_vectors, streaming_workload
-from gtco.tensor.space import Config, Decision, Option, Program, Rejection, Workload
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Workload
 
 # Vector instructions of a vector of the reduced tensor (level 0's ``reduce`` where vectors run
 # along the reduction), and those of its exp.

@@ -19,8 +19,9 @@ from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.cost import Vectors
 from gtco.tensor.emit import Emitter, Expr, KernelArguments
 from gtco.tensor.operators import ELEMENTWISE, pattern
-from gtco.tensor.space import Decision, Extra, Layer, Option, Stream, Workload
+from gtco.tensor.space import Decision, Option
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
 UNROLLED = 16  # vectors of a row that are code of their own: a head of 128 has 16 of AVX2's

@@ -33,8 +33,9 @@ from gtco.tensor.reader import Reader
 from gtco.tensor.scratch import Scratch
 from gtco.tensor.sketch.streaming import rows_per_task, tasks_of_rows, unflatten, vector_runs
 from gtco.tensor.sketch.window_groups import mix
-from gtco.tensor.space import Config, Decision, Extra, Layer, Option, Stream, Workload
+from gtco.tensor.space import Config, Decision, Option
 from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
 

@@ -39,6 +39,7 @@ from gtco.tensor import cost
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
 from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch import gemm
 from gtco.tensor.sketch.gemm import Gemm
 from gtco.tensor.sketch.image_product import ImageProduct
@@ -47,19 +48,9 @@ from gtco.tensor.sketch.program import program
 from gtco.tensor.sketch.tiling import TaskShape, chunk_options, task_shape, tile_decision
 from gtco.tensor.sketch.winograd_loops import WinogradLoops
 from gtco.tensor.sketch.winograd_transform import TAPS, TRANSFORMS, applicable
-from gtco.tensor.space import (
-    Config,
-    Decision,
-    Extra,
-    Layer,
-    Option,
-    Packing,
-    Program,
-    Rejection,
-    Stream,
-    Workload,
-)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 MOVE_COST = 3.0  # vector instructions in the time that a vector is loaded and stored in
 SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, that the transformed inputs of the held tiles may take

@@ -23,9 +23,10 @@ from gtco.tensor.cuda.lambdas import Body
 from gtco.tensor.cuda.neighbours import HEADER, NearReader, each_lane, function, reading
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
+from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.cuda.streaming import around, floats
 from gtco.tensor.sketch.cuda.window import Windows
-from gtco.tensor.space import Config, Decision, Option, Packing, Rejection
+from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 MOST_INPUTS = 8  # of a group: wider ones are products
