@@ -140,7 +140,7 @@ def emission(path: Path) -> list[str]:
     its own and the values, and TVM's builders.
     """
     values = ("gtco.tensor.analysis", "gtco.tensor.operators", "gtco.tensor.stage")
-    packing = "gtco.tensor.space"  # how a constant is laid out is a value too
+    packing = "gtco.tensor.packing"  # how a constant is laid out is a value too
     return [
         f"{path.name}:{line} imports {module}"
         for line, module in imports(path)
