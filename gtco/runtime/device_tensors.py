@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from ctypes import POINTER, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Any
 
@@ -38,6 +38,8 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, (ctypes.py_objec
 
 def device_of(value: Any) -> int | None:
     """Number of the GPU that a tensor lies on; None for all else."""
+    if _is_torch(value):
+        return int(value.get_device()) if value.is_cuda else None
     ask = getattr(value, "__dlpack_device__", None)
     if ask is None:
         return None
@@ -101,17 +103,10 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def stream_handle(stream: Any, values: Sequence[Any]) -> int:
+def stream_handle(stream: Any) -> int:
     """The driver's handle of ``stream``: a number, a stream of torch or cupy, or anything with
-    ``__cuda_stream__``. None is torch's current stream where a value is torch's, else the legacy
-    default stream (0).
+    ``__cuda_stream__``.
     """
-    if stream is None:
-        torch = _torch(values)
-        if torch is None:
-            return 0
-        on = next(v for v in values if _is_torch(v) and device_of(v) is not None)
-        stream = torch.cuda.current_stream(on.device)
     if isinstance(stream, int):
         if stream < 0:
             raise InputError(
@@ -120,56 +115,90 @@ def stream_handle(stream: Any, values: Sequence[Any]) -> int:
         return 0 if stream == _LEGACY_STREAM else stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
+        return stream_handle(int((protocol() if callable(protocol) else protocol)[1]))
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
-            return handle
+            return stream_handle(handle)
     raise InputError(
         f"stream is a {type(stream).__name__}; give a torch.cuda.Stream, an object with "
         "__cuda_stream__, or the number of a CUstream"
     )
 
 
-def empty_outputs(
-    specs: Sequence[TensorSpec], values: Sequence[Any], ordinal: int, stream: int
-) -> list[Any]:
-    """New tensors for the outputs, of torch, as memory of that stream. Raises :class:`InputError`
-    where the inputs are of another library.
+class Caller:
+    """Who runs a model on tensors of the GPU ``ordinal``, and the stream that the run is put into:
+    ``stream`` as :func:`stream_handle` takes it; None is torch's current one where a value is
+    torch's, else the legacy default stream (0).
     """
-    torch = _torch(values)
-    if torch is None:
-        raise InputError(
-            f"the inputs are of {type(values[0]).__module__}, and gtco makes outputs for torch "
-            "alone: pass tensors of your own in out=, one or a sequence of "
-            f"{', '.join(map(str, specs))}"
+
+    def __init__(self, values: Sequence[Any], ordinal: int, stream: Any) -> None:
+        self.ordinal = ordinal
+        self._given = values[0]
+        self._torch = _torch(values)
+        current = self._torch.cuda.current_stream(ordinal).cuda_stream if self._torch else 0
+        self.stream: int = current if stream is None else stream_handle(stream)
+        # Does torch keep what its tensors hold until the stream is done with it?
+        self._at_home = self._torch is not None and self.stream == current
+
+    def borrow(self, role: str, spec: TensorSpec, value: Any) -> tuple[int, Any]:
+        """The pointer to a tensor that fits ``spec``, and what holds its memory; see
+        :class:`Borrowed`, whose errors this raises.
+        """
+        if self._at_home and type(value) is self._torch.Tensor and self._fits(spec, value):
+            with suppress(RuntimeError):  # a wrapper of vmap's has no memory, as DLPack will say
+                return int(value.data_ptr()), value
+        borrowed = Borrowed(role, spec, value, self.ordinal, self.stream)
+        return borrowed.pointer, borrowed
+
+    def _fits(self, spec: TensorSpec, value: Any) -> bool:
+        """Would DLPack find nothing to say against a torch tensor, nor to wait for? It takes the
+        host longer to ask it than a small model takes on a GPU to begin.
+        """
+        return (
+            device_of(value) == self.ordinal
+            and value.dtype is getattr(self._torch, spec.dtype, None)
+            and tuple(value.shape) == spec.shape
+            and value.layout is self._torch.strided
+            and value.is_contiguous()
+            and not (value.requires_grad or value.is_neg())
         )
-    device = torch.device("cuda", ordinal)
-    current = torch.cuda.current_stream(device).cuda_stream == stream
-    inside: AbstractContextManager[Any] = (
-        nullcontext()
-        if current
-        else torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
-    )
-    with inside:
-        return [
-            torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-            for spec in specs
-        ]
 
+    def outputs(self, specs: Sequence[TensorSpec]) -> list[Any]:
+        """New tensors, of torch, as memory of the stream. Raises :class:`InputError` where the
+        inputs are of another library.
+        """
+        torch = self._torch
+        if torch is None:
+            raise InputError(
+                f"the inputs are of {type(self._given).__module__}, and gtco makes outputs for "
+                "torch alone: pass tensors of your own in out=, one or a sequence of "
+                f"{', '.join(map(str, specs))}"
+            )
+        device = torch.device("cuda", self.ordinal)
+        inside: AbstractContextManager[Any] = (
+            nullcontext() if self._at_home else torch.cuda.stream(self._external())
+        )
+        with inside:
+            return [
+                torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
+                for spec in specs
+            ]
 
-def held_for(values: Sequence[Any], ordinal: int, stream: int) -> list[Any]:
-    """Those of ``values`` that have to be held until what ``stream`` has been given is over, lest
-    their memory be given out again before: torch's allocator knows how to wait, and is told.
-    """
-    torch = _torch(values)
-    if torch is not None:
-        device = torch.device("cuda", ordinal)
-        if torch.cuda.current_stream(device).cuda_stream != stream:
-            external = torch.cuda.ExternalStream(stream, device=device)
+    def held(self, values: Sequence[Any]) -> list[Any]:
+        """Those of ``values`` that have to be held until what the stream has been given is over,
+        lest their memory be given out again before: torch's allocator knows how to wait, and is
+        told.
+        """
+        if self._torch is not None and not self._at_home:
+            external = self._external()
             for value in filter(_is_torch, values):
                 value.record_stream(external)
-    return [value for value in values if not _is_torch(value)]
+        return [value for value in values if not _is_torch(value)]
+
+    def _external(self) -> Any:
+        device = self._torch.device("cuda", self.ordinal)
+        return self._torch.cuda.ExternalStream(self.stream, device=device)
 
 
 def _is_torch(value: Any) -> bool:

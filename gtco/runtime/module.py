@@ -16,13 +16,7 @@ import numpy as np
 
 from gtco.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.options import MOST_THREADS, check_whole
-from gtco.runtime.device_tensors import (
-    Borrowed,
-    device_of,
-    empty_outputs,
-    held_for,
-    stream_handle,
-)
+from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
@@ -193,25 +187,28 @@ class Model:
         self, values: Sequence[Any], device: int, stream: Any = None, out: Any = None
     ) -> list[Any]:
         """The outputs of a run that is under way on the stream."""
-        handle = stream_handle(stream, values)
+        caller = Caller(values, device, stream)
         inputs = [
-            Borrowed("input", spec, value, device, handle)
+            caller.borrow("input", spec, value)
             for spec, value in zip(self.inputs, values, strict=True)
         ]
         if out is None:
-            given = empty_outputs(self.outputs, values, device, handle)
+            given = caller.outputs(self.outputs)
         else:
             given = list(out) if isinstance(out, (tuple, list)) else [out]
         if len(given) != len(self.outputs):
             raise InputError(f"out has {len(given)} tensors; the model has {len(self.outputs)}")
         outputs = [
-            Borrowed("output", spec, value, device, handle)
+            caller.borrow("output", spec, value)
             for spec, value in zip(self.outputs, given, strict=True)
         ]
-        held = held_for([*values, *given], device, handle)
-        held += [*inputs, *outputs] if held else []
+        held = caller.held([*values, *given])
+        held += [holder for _, holder in (*inputs, *outputs)] if held else []
         self._call(
-            [i.pointer for i in inputs], [o.pointer for o in outputs], stream=handle, held=held
+            [pointer for pointer, _ in inputs],
+            [pointer for pointer, _ in outputs],
+            stream=caller.stream,
+            held=held,
         )
         return given
 

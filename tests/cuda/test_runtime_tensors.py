@@ -8,7 +8,7 @@ import gc
 import sys
 import weakref
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from tests.cuda.fake_driver import (
     FakeDriver,
     small_gpu_artifact,
 )
+from tests.cuda.fake_torch import FakeTorch
 from tests.unit.test_runtime_models import COLUMNS, ROWS, check, example_inputs
 
 
@@ -189,104 +190,87 @@ def test_pointers_that_are_not_aligned_cost_a_copy(driver: FakeDriver, small_gpu
 def test_torch_gets_torch_back(
     driver: FakeDriver, small_gpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a torch that has the fake GPU: its current stream, and outputs that are memory of it."""
+    """With a torch that has the fake GPU: its current stream, and outputs that are memory of it.
+    DLPack is asked where work of another stream is to be waited for.
+    """
     stream, other = driver.stream(0, NON_BLOCKING), driver.stream(0, NON_BLOCKING)
-    inside: list[int] = [stream]
-    made = {}
-    used_on: list[Any] = []  # what torch's allocator is told of
-
-    class Entered:
-        def __init__(self, handle: int) -> None:
-            self.handle = handle
-
-        def __enter__(self) -> None:
-            inside.append(self.handle)
-
-        def __exit__(self, *_: object) -> None:
-            inside.pop()
-
-    def empty(shape: Any, dtype: Any, device: Any) -> Any:
-        made[shape] = (inside[-1], device)
-        return TorchTensor(driver, np.empty(shape, dtype), ordinal=device[1])
-
-    current = [0]
-
-    class OnDevice(Entered):
-        def __enter__(self) -> None:
-            current.append(self.handle)
-
-        def __exit__(self, *_: object) -> None:
-            current.pop()
-
-    class TorchTensor(Tensor):
-        @property
-        def device(self) -> tuple[str, int]:
-            return ("cuda", self.ordinal)
-
-        def record_stream(self, stream: int) -> None:
-            used_on.append((self, stream))
-
-        def is_neg(self) -> bool:
-            return False
-
-        def __dlpack__(self, *, stream: Any = None) -> Any:
-            if current[-1] != self.ordinal:
-                raise BufferError("Can't export tensors on a different CUDA device index.")
-            return super().__dlpack__(stream=stream)
-
-    TorchTensor.__module__ = "torch.fake"
-    torch = ModuleType("torch")
-    torch.empty, torch.float32 = empty, "float32"  # type: ignore[attr-defined]
-    torch.device = lambda kind, ordinal: (kind, ordinal)  # type: ignore[attr-defined]
-    torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
-        current_stream=lambda device: SimpleNamespace(cuda_stream=inside[-1]),
-        ExternalStream=lambda handle, device: handle,
-        stream=Entered,
-        device=lambda device: OnDevice(device[1]),
-    )
+    torch = FakeTorch(driver, stream)
     monkeypatch.setitem(sys.modules, "torch", torch)
     x, mask = example_inputs()
-    inputs = (TorchTensor(driver, x), TorchTensor(driver, mask))
     with load(small_gpu) as model:
         for handle, given in (
             (stream, {}),
             (other, {"stream": SimpleNamespace(cuda_stream=other)}),
         ):
+            inputs = (torch.Tensor(driver, x), torch.Tensor(driver, mask))
             y, total = model(*inputs, **given)
-            assert made == {s: (handle, ("cuda", 0)) for s in (Y.shape, TOTAL.shape)}
-            assert inputs[0].asked.pop() == y.asked.pop() == handle
-            told = [] if handle == stream else [(t, other) for t in (*inputs, y, total)]
-            assert used_on == told and not model._held
+            assert torch.made == {s: (handle, ("cuda", 0)) for s in (Y.shape, TOTAL.shape)}
+            every = (*inputs, y, total)
+            assert {tuple(t.asked) for t in every} == {() if handle == stream else (handle,)}
+            assert torch.used_on == ([] if handle == stream else [(t, other) for t in every])
+            assert not model._held
             driver.sync(handle, 0)
             check((y.numpy(), total.numpy()), x, mask)
     # on a device that is not torch's current one, and beside a torch tensor of the host
-    inside.append(driver.stream(1, NON_BLOCKING))
+    torch.streams.append(driver.stream(1, NON_BLOCKING))
     with load(small_gpu, device=1) as model:
-        on = [TorchTensor(driver, array, ordinal=1) for array in (x, mask)]
-        y, total = model(*on)
-        assert current == [0]
-        driver.sync(inside[-1], 1)
-        check((y.numpy(), total.numpy()), x, mask)
-        host = TorchTensor(driver, x)
-        monkeypatch.setattr(host, "__dlpack_device__", lambda: (1, 0), raising=False)
+        on = [torch.Tensor(driver, array, ordinal=1) for array in (x, mask)]
+        for given in ({}, {"stream": driver.stream(1, NON_BLOCKING)}):
+            y, total = model(*on, **given)
+            assert torch.devices == [0]
+            driver.sync(given.get("stream", torch.streams[-1]), 1)
+            check((y.numpy(), total.numpy()), x, mask)
+        host = torch.Tensor(driver, x)
+        monkeypatch.setattr(host, "is_cuda", False)
         with pytest.raises(InputError, match="'x' is not on a GPU, and this model runs on cuda:1"):
             model(host, on[1])
     driver.check()
 
 
+def test_what_is_wrong_with_torch_tensors_is_dlpacks_to_say(
+    driver: FakeDriver, small_gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = driver.stream(0, NON_BLOCKING)
+    torch = FakeTorch(driver, stream)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    x, mask = example_inputs()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"array": x[:5]}, r"'x' has shape \(5, 40\), expected \(96, 40\)"),
+        ({"array": x.astype(np.float16)}, "'x' has dtype float16, expected float32"),
+        ({"strides": (1, ROWS)}, "'x' is not dense and row-major"),
+        ({"requires_grad": True}, r"'x' cannot be read: Can't export.*x\.detach"),
+        ({"layout": "sparse_coo"}, "'x' cannot be read: Can't export"),
+        ({"memory": False}, "'x' cannot be read: Can't export"),  # as what vmap wraps
+    ]
+    with load(small_gpu) as model:
+        for changes, text in wrong:
+            odd = torch.Tensor(driver, x)
+            vars(odd).update(changes)
+            with pytest.raises(InputError, match=text):
+                model(odd, torch.Tensor(driver, mask))
+            assert odd.asked == [stream]
+    driver.check()
+
+
 def test_spellings_of_a_stream() -> None:
     class Protocol:
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return (0, 70)
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
 
-    assert stream_handle(Protocol(), []) == 70
-    assert stream_handle(SimpleNamespace(ptr=71), []) == 71
-    assert stream_handle(72, []) == 72 and stream_handle(None, []) == 0
-    assert stream_handle(1, []) == 0  # the legacy default stream has two numbers
-    with pytest.raises(InputError, match="stream is -1; give the number"):
-        stream_handle(-1, [])  # DLPack's "no stream", which is a pointer to nowhere here
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return (0, self.handle)
+
+    def spellings(handle: int) -> list[Any]:
+        named = SimpleNamespace(ptr=handle), SimpleNamespace(cuda_stream=handle)
+        return [handle, Protocol(handle), *named]
+
+    for handle, expected in ((70, 70), (0, 0), (1, 0)):  # the legacy default stream has two numbers
+        assert {stream_handle(stream) for stream in spellings(handle)} == {expected}
+    for stream in spellings(-1):  # DLPack's "no stream", which is a pointer to nowhere here
+        with pytest.raises(InputError, match="stream is -1; give the number"):
+            stream_handle(stream)
     with pytest.raises(InputError, match="stream is a str; give a"):
-        stream_handle("first", [])
+        stream_handle("first")
 
 
 def test_wrong_tensors_are_named(driver: FakeDriver, small_gpu: Path) -> None:
