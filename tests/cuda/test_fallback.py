@@ -4,6 +4,8 @@ lowers as well as what has a thread for each element.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,6 +15,7 @@ from tvm.relax import op as R
 
 from gtco.codegen.nvrtc import compile_cuda
 from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.tensor import cuda
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.operators import OPERATORS
 from gtco.tensor.sketch import fallback as cpu
@@ -104,8 +107,22 @@ def test_what_tvm_lowers_in_several_loops_keeps_its_values_in_global_memory() ->
     stage = single("log_softmax", [T((40, 30))], T((40, 30)), axis=1)
     program = sketch_of(stage).build(ONLY, "gtco_test")
     assert isinstance(program, CudaProgram)
-    assert program.threads == 1 and "__device__ alignas(64) unsigned char" in program.source
+    assert program.threads == 1 and program.scratch >= 4 * 40
     check([stage], 1e-5, fresh_seed())
+
+
+def test_no_kernel_has_memory_of_its_own() -> None:
+    """It would be one for all handles of a device, whose runs may be under way at once."""
+    variable = re.compile(r"^(?:static )?__(?:device|constant|managed)__ [^(]*[;=]", re.MULTILINE)
+    assert variable.search("__device__ alignas64 unsigned char kept[12];")
+    headers = sorted((Path(cuda.__file__).parent / "device" / "gtco").glob("*.cuh"))
+    texts = {path.name: path.read_text() for path in headers}
+    for name, stage in OPAQUE.items():
+        program = sketch_of(stage).build(ONLY, "gtco_test")
+        assert isinstance(program, CudaProgram)
+        texts[name] = program.source
+    assert len(texts) > 30
+    assert not [name for name, text in texts.items() if variable.search(text)]
 
 
 def test_independent_iterations_have_a_thread_each() -> None:

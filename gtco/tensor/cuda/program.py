@@ -12,13 +12,15 @@ from gtco.tensor.packing import Packing
 class CudaProgram:
     """One kernel: a translation unit of CUDA C++ that includes headers of ``device/`` and defines
     ``extern "C" __global__ void symbol(inputs..., out)``, pointers to the stage's inputs in order
-    and to its output, in the elements' own types. Where blocks work together (``counters``), it is
-    ``symbol(inputs..., scratch, counters, out)``.
+    and to its output, in the elements' own types. With ``counters`` it is
+    ``symbol(inputs..., scratch, counters, out)``: a global variable would be one for all handles,
+    whose runs may overlap.
 
     ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
     a block in bytes; ``packings``: how constant inputs are laid out, by input name. ``scratch``:
-    the bytes of global memory in which blocks leave each other floats; ``counters``: how many
-    uint32 they count in, zeros before each run, which each run leaves as zeros. ``registers`` that
+    the bytes of global memory in which blocks leave each other floats, or one what it needs between
+    its loops; ``counters``: how many uint32 blocks that work together count in, zeros before each
+    run, which each run leaves as zeros. ``registers`` that
     the price reckons a thread with, 0 where there is none: with these blocks lie side by side.
     """
 

@@ -23,15 +23,13 @@ def source(
     call: str,
     threads: int,
     about: str = "",
-    before: Sequence[str] = (),
     side_by_side: int = 0,
     shares: bool = False,
 ) -> str:
     """The translation unit. ``headers`` as ``gemm.cuh``; ``lambdas`` and ``call`` are statements of
     the kernel's body, each of one line or several; ``about`` goes into the comment, behind the
-    stage's operators; ``before`` are definitions ahead of the kernel; ``side_by_side``, where it is
-    given, the blocks of a multiprocessor that a thread's registers must leave room for; ``shares``:
-    do blocks pass each other what they have, through ``scratch`` and ``counters``?
+    stage's operators; ``side_by_side``, where it is given, the blocks of a multiprocessor that a
+    thread's registers must leave room for; ``shares``: has it ``scratch`` and ``counters``?
     """
     includes = dict.fromkeys(("math.cuh", *headers))
     bounds = launch_bounds(threads, side_by_side)
@@ -43,8 +41,6 @@ def source(
         [
             *(f'#include "gtco/{header}"' for header in includes),
             "",
-            *before,
-            *([""] if before else []),
             f"// {what}{': ' if about else ''}{about}",
             f'extern "C" __global__ void {bounds} {symbol}(',
             *(

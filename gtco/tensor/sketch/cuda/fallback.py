@@ -177,19 +177,15 @@ class Fallback:
         printer = Printer()
         for p in (*pointers, begin, end):
             printer.name(p, str(p.name))
-        printer.names[workspace] = f"{symbol}_scratch" if scratch else "nullptr"
+        printer.names[workspace] = "((unsigned char*)scratch)" if scratch else "nullptr"
         threads = THREADS if tasks > 1 else 1
         place = f"int64_t(block) * {THREADS} + threadIdx.x" if tasks > 1 else "0"
         lines = [f"const int64_t begin = {place}, end = begin + 1;"]
         if tasks % threads:
             lines.append(f"if (begin >= {tasks}) return;")
         lines += printer.lines(function.body)
-        before = []
-        if scratch:
-            before = [
-                "// What the kernel keeps between its loops: of one launch at a time.",
-                f"__device__ alignas(64) unsigned char {symbol}_scratch[{scratch}];",
-            ]
         about = f"{tasks} independent iterations" if tasks > 1 else "one thread"
-        text = source(symbol, stage, [], lines, "", threads, about, before)
-        return CudaProgram(text, (ceil(tasks / threads), 1, 1), threads)
+        text = source(symbol, stage, [], lines, "", threads, about, shares=scratch > 0)
+        counters = int(scratch > 0)  # they come with scratch, which is the handle's own
+        grid = (ceil(tasks / threads), 1, 1)
+        return CudaProgram(text, grid, threads, scratch=scratch, counters=counters)
