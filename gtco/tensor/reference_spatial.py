@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gtco.tensor.analysis.resizing import nearest
+
 Array = np.ndarray
 
 
@@ -181,17 +183,8 @@ def source_coordinates(size: int, out: int, coordinates: str) -> Array:
 def nearest_indices(size: int, out: int, coordinates: str, rounding: str) -> Array:
     """The input index each output position copies; rounding as ONNX names it (``round`` is
     ``round_prefer_floor``)."""
-    position = source_coordinates(size, out, coordinates)
-    if rounding == "floor":
-        # a ratio such as 7 * (3 / 7) must not fall just under its integer
-        index = np.floor(position + 1e-5)
-    elif rounding == "ceil":
-        index = np.ceil(position - 1e-5)
-    elif rounding == "round_prefer_ceil":
-        index = np.floor(position + 0.5)
-    else:
-        index = np.ceil(position - 0.5)
-    return np.clip(index, 0, size - 1).astype(np.int64)
+    times, plus, over = nearest(size, out, coordinates, rounding)
+    return np.clip((np.arange(out, dtype=np.int64) * times + plus) // over, 0, size - 1)
 
 
 def interpolation_weights(

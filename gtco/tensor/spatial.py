@@ -1,9 +1,9 @@
 """Where pooling windows and resizing read: index and weight expressions, and one output element as
 scalar code.
 
-The positions are those of ONNX's Resize, in float64 as in ``gtco.tensor.reference_spatial``; an
-index computed in float32 would fall one short where a ratio such as 7 * (3 / 7) belongs on an
-integer.
+The positions are those of ONNX's Resize, in float64 as in ``gtco.tensor.reference_spatial``, where
+a little more or less is a little of a weight. Nearest ones are whole numbers' arithmetic: a
+position half way between two falls on the wrong side by any rounding, or by a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.analysis.images import spatial_axes
+from gtco.tensor.analysis.resizing import nearest
 from gtco.tensor.analysis.window import geometry
 from gtco.tensor.bfloat16 import convert
 from gtco.tensor.emit import Emitter, Expr
@@ -67,17 +68,17 @@ class ResizedAxis:
         """The input index that output position ``i`` copies."""
         if self.size == self.out and self.op["coordinates"] != "align_corners":
             return i
-        where = self.position(i)
-        match self.op["rounding"]:
-            case "floor":
-                index = tirx.floor(where + wide(1e-5))
-            case "ceil":
-                index = tirx.ceil(where - wide(1e-5))
-            case "round_prefer_ceil":
-                index = tirx.floor(where + wide(0.5))
-            case _:
-                index = tirx.ceil(where - wide(0.5))
-        return self.clipped(em, em.let(tirx.Cast("int32", index), "nearest"))
+        times, plus, over = nearest(
+            self.size, self.out, self.op["coordinates"], self.op["rounding"]
+        )
+        below = int(plus < 0)  # 1 more before the division and 1 less behind it: none is negative
+        largest = times * self.out + plus + over
+        if largest >= 1 << 31 and not isinstance(i, int):
+            i = tirx.Cast("int64", i)
+        index = (i * times + (plus + below * over)) // over - below
+        if largest >= 1 << 31 and not isinstance(i, int):
+            index = tirx.Cast("int32", index)
+        return self.clipped(em, em.let_index(index, "nearest"))
 
     def located(self, em: Emitter, i: Expr, dtype: str = "float32") -> tuple[Expr, list[Expr]]:
         """Where the taps of output position ``i`` start, from -1 on and not cut to the axis, and

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import product
+from math import ceil, floor
+
 import pytest
 
 from gtco.target import target
+from gtco.tensor.analysis.resizing import nearest
 from gtco.tensor.sketch import resize
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.kernels import (
@@ -86,6 +91,40 @@ def test_nearest(rounding: str, layout: str) -> None:
                 "x86-64-v3",
                 0,
             )
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+def test_nearest_positions_are_exact(rounding: str, coordinates: str) -> None:
+    """In rational numbers; ties and whole positions among them, which floats miss."""
+    rounded = {
+        "floor": floor,
+        "ceil": ceil,
+        "round_prefer_floor": lambda at: ceil(at - Fraction(1, 2)),
+        "round_prefer_ceil": lambda at: floor(at + Fraction(1, 2)),
+    }[rounding]
+    for size, out in product(range(1, 20), range(1, 30)):
+        times, plus, over = nearest(size, out, coordinates, rounding)
+        for i in range(out):
+            if coordinates == "align_corners":
+                at = Fraction(i * (size - 1), max(1, out - 1))
+            elif coordinates == "asymmetric":
+                at = Fraction(i * size, out)
+            elif coordinates == "pytorch_half_pixel" and out == 1:
+                at = Fraction(0)
+            else:
+                at = (i + Fraction(1, 2)) * Fraction(size, out) - Fraction(1, 2)
+            assert (i * times + plus) // over == rounded(at)
+
+
+def test_nearest_half_way_between_two() -> None:
+    """2 -> 75: the middle lies at 0.5, and a fused multiply-add made it a little more. The second:
+    positions beyond 2^31 before they are divided.
+    """
+    for size, out in (((2, 7), (75, 17)), ((1, 40000), (1, 40001))):
+        for rounding in ("round_prefer_floor", "round_prefer_ceil", "ceil"):
+            wide = resizing(size, out, "nearest", "half_pixel", rounding, "NCHW", channels=1)
+            check(wide, "x86-64-v3", 0)
 
 
 @pytest.mark.parametrize("method", ["nearest", "linear", "cubic"])

@@ -21,7 +21,7 @@ from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.spatial import TAPS, ResizedAxis
 from gtco.tensor.stage import Operator, Stage
 
-LOCATING = {"nearest": 60.0, "linear": 120.0, "cubic": 240.0}  # float64 is slow on most GPUs
+LOCATING = {"nearest": 16.0, "linear": 120.0, "cubic": 240.0}  # float64 is slow on most GPUs
 
 
 def match(stage: Stage, target: GpuTarget) -> Resize | None:

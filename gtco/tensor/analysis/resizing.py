@@ -1,0 +1,35 @@
+"""Where nearest-neighbour resizing reads, in whole numbers."""
+
+from __future__ import annotations
+
+from math import gcd
+
+
+def nearest(size: int, out: int, coordinates: str, rounding: str) -> tuple[int, int, int]:
+    """(times, plus, over): output position ``i`` of ``out`` copies position
+    ``(i * times + plus) // over`` of ``size``, cut to the axis. ONNX's Resize by sizes, whose
+    names these are (``round`` is ``round_prefer_floor``).
+    """
+    match coordinates:  # the position is (i * times + plus) / over
+        case "align_corners":
+            times, plus, over = (size - 1, 0, out - 1) if out > 1 else (0, 0, 1)
+        case "asymmetric":
+            times, plus, over = size, 0, out
+        case "pytorch_half_pixel" if out == 1:
+            times, plus, over = 0, 0, 1
+        case "half_pixel" | "pytorch_half_pixel":
+            times, plus, over = 2 * size, size - out, 2 * out
+        case _:
+            raise AssertionError(coordinates)
+    match rounding:
+        case "floor":
+            pass
+        case "ceil":
+            plus += over - 1
+        case "round_prefer_ceil":
+            times, plus, over = 2 * times, 2 * plus + over, 2 * over
+        case _:  # as the least whole number that is not below the position less a half
+            times, plus, over = 2 * times, 2 * plus + over - 1, 2 * over
+    common = gcd(times, over)
+    # what is lost of plus is less than the step between two positions
+    return times // common, plus // common, over // common
