@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,9 +36,10 @@ from rich.table import Table
 
 from bench import gpu_kernel_times as kernels
 from bench.gpu_kernels import KERNELS
-from bench.gpu_peers import GRAPH, REFERENCE, WORKER, arrays, cuda_torch, ways
+from bench.gpu_peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
 from bench.harness import Candidate, Comparison, compare
 from bench.machine import describe
+from bench.process import child_environment
 from bench.suite import console
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
@@ -50,6 +52,7 @@ MODELS = (
 )
 PEERS = ("torch", "torch-compile", "torch-compile:reduce-overhead", "onnxruntime")
 WATCHED = "vit-ti-16.b1"  # by compute-sanitizer, beside the kernels: a whole model, one kernel
+STAGES_TIMEOUT = 120.0  # seconds
 TOLERANCE = 0.03  # of the largest output, for float16 through some fifty layers
 
 
@@ -128,7 +131,7 @@ def _export(name: str, batch: int, stem: Path) -> None:
 
 def measure(options: argparse.Namespace) -> int:
     gpu = _gpu()
-    jobs = sorted(options.folder.glob("*.b*.json"))
+    jobs = sorted(options.folder.glob("*.b*.json"), key=_turn)
     if not jobs and not list(options.folder.glob(f"{kernels.PREFIX}*.so")):
         raise OptionError(f"nothing to measure in {options.folder}: run 'bench gpu prepare' first")
     output = console()
@@ -166,6 +169,8 @@ def _measure_models(
     for path in jobs:
         stem = path.name.removesuffix(".json")
         job = {**json.loads(path.read_text()), **_files(path.with_name(stem))}
+        if "error" not in job and not Path(job["library"]).exists():
+            job["error"] = f"{job['library']} is not there"
         systems = [REFERENCE, *([] if "error" in job else ways(Path(job["library"]))), *peers]
         found = compare(
             [Candidate(name, {**job, "system": name}, WORKER) for name in systems],
@@ -174,12 +179,12 @@ def _measure_models(
             tolerance=TOLERANCE,
             progress=lambda text, stem=stem: output.print(f"{stem}: {text}", style="dim"),  # type: ignore[misc]
         )
-        entry: dict[str, Any] = {"job": job, "systems": [asdict(m) for m in found.measurements]}
-        if "error" not in job:
-            entry["stages"] = _stages(job)
-        report[stem] = entry
+        report[stem] = entry = {"job": job, "systems": [asdict(m) for m in found.measurements]}
         table.add_row(stem, *_cells(found, others, job))
         keep()
+        if "error" not in job and found["gtco"].error is None:
+            entry["stages"] = _stages(job["library"])
+            keep()
     output.print(table)
 
 
@@ -237,19 +242,26 @@ def _cells(found: Comparison, peers: Sequence[str], job: Mapping[str, Any]) -> l
     return cells
 
 
-def _stages(job: Mapping[str, Any]) -> Any:
-    """Each stage's seconds, by events of the device, beside what it is."""
-    from gtco.runtime.module import load
-
+def _stages(library: str) -> Any:
+    """Each stage with its ``measured_seconds``, by events of the device, in a process of its own: a
+    kernel that faults or never ends takes that one with it.
+    """
+    command = [sys.executable, "-m", "gtco", "inspect", library, "--json"]
     try:
-        with load(job["library"]) as model:
-            seconds = model.profile(*arrays(job), repeat=20)
-            return [
-                {**stage, "measured_seconds": took}
-                for stage, took in zip(model.stages, seconds, strict=True)
-            ]
-    except GtcoError as error:
-        return {"error": str(error)}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=STAGES_TIMEOUT, env=child_environment()
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done in {STAGES_TIMEOUT:.0f} s"}
+    if done.returncode:
+        return {"error": done.stderr.strip() or f"ended with {done.returncode}"}
+    return json.loads(done.stdout)["stages"]
+
+
+def _turn(job: Path) -> tuple[int, int]:
+    """Batch 1 first, and of each batch the smallest model: what comes last may be cut off."""
+    library = job.with_suffix(".so")
+    return int(job.stem.rpartition(".b")[2]), library.stat().st_size if library.exists() else 0
 
 
 def _gpu() -> str:

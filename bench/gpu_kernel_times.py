@@ -1,14 +1,13 @@
 """Kernels on a GPU, one by one, beside torch's (``python -m bench gpu``): are they right there, and
 how long do they take? compute-sanitizer watches them where it is to be had.
 
-``python -m bench.gpu_kernel_times FOLDER ROUNDS NAME...`` is the process in which they run, a line
-of JSON each. A fault takes the process's context with it, so that it ends there, and another one
-goes on behind it.
+``python -m bench.gpu_kernel_times`` is the process in which they run (the line protocol of
+``bench/worker.py``). A fault takes the process's context with it, and a kernel may never end: then
+another process goes on behind it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -18,18 +17,25 @@ from statistics import median
 from typing import Any
 
 from bench.gpu_kernels import KERNELS, dtype_of
+from bench.process import Worker, WorkerError
+from bench.worker import answer
 from gtco.codegen.sass import tool
 from gtco.errors import BuildError, GtcoError
 from gtco.nested import tensors
 from gtco.torchless import import_tvm
 
 PREFIX = "kernel."  # of the files of one
-CALLS = 20  # between two events of the device: a call takes the host some time too
+CALLS = 20  # between two events of the device
 WARM = 3  # rounds that do not count
 TOLERANCE = 0.01  # of the largest result: float16 in, float16 out, sums in float32
 FAULTS_EXIT = 86  # how compute-sanitizer ends where it found something
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-PATIENCE = 300.0  # seconds for a kernel, and for a library under compute-sanitizer
+KERNEL_TIMEOUT = 120.0  # seconds, the first one's with the process's start
+PATIENCE = 300.0  # seconds for a library under compute-sanitizer
+WORKER = (sys.executable, "-m", "bench.gpu_kernel_times")
+# Cycles of the GPU in which the host enqueues what is timed: some 10 ms, doubled where they are too
+# few. Kernels shorter than the host's share of a call would wait for it otherwise.
+PAUSE, LONGEST_PAUSE = 20_000_000, 2_000_000_000
 
 
 def library(folder: Path, name: str) -> Path:
@@ -60,37 +66,29 @@ def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) ->
         yield f"{PREFIX}{name}: {said}"
 
 
-def measure(folder: Path, rounds: int, command: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """What is known of each kernel in the folder: ``difference`` from torch in float32, as a share
-    of the largest result; ``gtco_s`` and ``torch_s``, medians of a call; or ``error``. ``command``
-    is the process, this module as it stands.
+def measure(
+    folder: Path, rounds: int, command: Sequence[str] = WORKER
+) -> Iterator[dict[str, Any]]:
+    """What is known of each kernel in the folder, as soon as it is: ``difference`` from torch in
+    float32, as a share of the largest result; ``gtco_s`` and ``torch_s``, medians of a call; or
+    ``error``. ``command`` is the process, this module as it stands.
     """
-    left = [name for name in KERNELS if library(folder, name).exists()]
-    while left:
-        start = [
-            *(command or (sys.executable, "-m", "bench.gpu_kernel_times")),
-            str(folder),
-            str(rounds),
-        ]
-        try:
-            done = subprocess.run(
-                [*start, *left], capture_output=True, text=True, timeout=PATIENCE * len(left)
-            )
-            lines, ended = done.stdout.splitlines(), f"it ended with {done.returncode}"
-            ended += f": {done.stderr.strip().splitlines()[-1:]}"
-        except subprocess.TimeoutExpired as error:
-            lines, ended = _text(error.stdout).splitlines(), "it did not end"
-        found = [json.loads(line) for line in lines if line.startswith('{"kernel"')]
-        yield from found
-        done_with = len(found)
-        if done_with < len(left) and not (found and "error" in found[-1]):
-            yield {"kernel": left[done_with], "error": ended}
-            done_with += 1
-        left = left[done_with:]
-
-
-def _text(said: bytes | str | None) -> str:
-    return said.decode() if isinstance(said, bytes) else said or ""
+    worker: Worker | None = None
+    try:
+        for name in KERNELS:
+            if not library(folder, name).exists():
+                continue
+            worker = worker or Worker(command)
+            asked = {"folder": str(folder), "kernel": name, "rounds": rounds}
+            try:
+                yield worker.ask(KERNEL_TIMEOUT, **asked)
+            except WorkerError as error:
+                worker.kill()
+                worker = None
+                yield {"kernel": name, "error": str(error)}
+    finally:
+        if worker is not None:
+            worker.kill()
 
 
 def sanitizer() -> str | None:
@@ -130,6 +128,7 @@ def _kernel(folder: Path, name: str, rounds: int) -> dict[str, Any]:
     from gtco.runtime.module import load
 
     torch, dtype = cuda_torch(), dtype_of(name)
+    torch.backends.cudnn.benchmark = True  # its fastest kernels, not those that it would guess
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     inputs = [x.to(dtype).cuda() for x in KERNELS[name].inputs()]
     half = [x.half() for x in inputs]
@@ -159,27 +158,26 @@ def _kernel(folder: Path, name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def _seconds(torch: Any, run: Callable[[], Any]) -> float:
-    """Of a call, by events of the device around ``CALLS`` of them."""
+def _seconds(torch: Any, run: Callable[[], Any], pause: int = PAUSE) -> float:
+    """Of a call, by events of the device around ``CALLS`` of them, all of which are enqueued before
+    the first one begins.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(pause)
     start.record()
     for _ in range(CALLS):
         run()
     end.record()
+    waited = not start.query()
     end.synchronize()
+    if not waited and pause < LONGEST_PAUSE:
+        return _seconds(torch, run, 2 * pause)
     return float(start.elapsed_time(end)) / 1e3 / CALLS
 
 
-def main(folder: str, rounds: str, *names: str) -> int:
-    for name in names:
-        try:
-            print(json.dumps(_kernel(Path(folder), name, int(rounds))), flush=True)
-        except Exception as error:  # the next one may find the device as it was left
-            what = f"{type(error).__name__}: {error}"
-            print(json.dumps({"kernel": name, "error": what}), flush=True)
-            return 1
-    return 0
+def _answered(request: Mapping[str, Any]) -> dict[str, Any]:
+    return _kernel(Path(request["folder"]), request["kernel"], int(request["rounds"]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    answer(_answered)

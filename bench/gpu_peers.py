@@ -111,6 +111,7 @@ def _open_torch(job: Job, dtype: str, compiler: Callable[[Any], Any] | None = No
 
     tf32 = dtype != "float32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True  # its fastest kernels, not those that it would guess
     module = create(job["model"]).eval().cuda().to(getattr(torch, dtype))
     inputs = _device_inputs(job, dtype)
     function: Callable[..., Any] = compiler(module) if compiler else module
@@ -150,6 +151,8 @@ def open_onnxruntime(job: Job) -> System:
         import onnxruntime as ort
     except ImportError:
         raise OptionError("onnxruntime is not installed (pip install onnxruntime-gpu)") from None
+    if hasattr(ort, "preload_dlls"):  # CUDA's libraries where they are pip's
+        ort.preload_dlls()
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         raise OptionError("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu")
     return bound(job, "CUDAExecutionProvider", "cuda")

@@ -4,7 +4,7 @@ rounds.
 Two runtimes that share a process, or that take turns while both are awake, steal each other's
 cores: their thread pools spin for a while after each call. So every system is loaded and warmed up
 in its own process (``bench/worker.py``) and stopped with SIGSTOP; a round wakes one, throws its
-first call away, times a few, and stops it again. The order rotates from round to round, so a
+first calls away, times a few, and stops it again. The order rotates from round to round, so a
 machine that drifts (other tenants, frequency) drifts for everyone.
 """
 

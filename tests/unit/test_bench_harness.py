@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import worker
 from bench.agreement import Agreement, agree
 from bench.harness import Candidate, Measurement, calls_per_round, compare
 from bench.process import Worker, WorkerError
@@ -16,7 +17,8 @@ from bench.process import Worker, WorkerError
 FAKE = """
 import json, os, sys, threading, time
 import numpy as np
-from bench.worker import System, serve
+from bench import worker
+from bench.worker import System
 
 def open_fake(job):
     print("a library that talks on standard output")
@@ -41,7 +43,8 @@ def open_fake(job):
         time.sleep(job["seconds"])
     return System("1.0", call, lambda: [np.array(job.get("output", [1.0, -2.0]))])
 
-serve({"fake": open_fake})
+worker.WAKING = 0.0  # one call is thrown away
+worker.serve({"fake": open_fake})
 """
 
 
@@ -178,3 +181,18 @@ def test_calls_fill_the_budget_within_bounds():
     assert calls_per_round(1.0, 0.3) == 3
     assert calls_per_round(0.01, 0.3) == 30
     assert calls_per_round(1e-6, 0.3) == 50
+
+
+def test_what_was_stopped_is_awake_before_it_is_timed(monkeypatch):
+    """As many calls as fill that time: a GPU's clocks take some milliseconds to rise."""
+    now, calls = [0.0], []
+
+    def call():
+        calls.append(now[0])
+        now[0] += 0.004
+
+    monkeypatch.setattr(worker, "CLOCK", lambda: now[0])
+    system = worker.System("1.0", call, list)
+    seconds = worker._time(system, {"calls": 3})["seconds"]
+    assert seconds == pytest.approx([0.004] * 3)
+    assert calls[-3] >= worker.WAKING and calls[-4] < worker.WAKING

@@ -68,15 +68,45 @@ def test_what_is_greatest_is_so_alone() -> None:
     assert (first > second).all()
 
 
-class Event:
-    def __init__(self, enable_timing: bool) -> None: ...
+class Device:
+    """One that does nothing before its pause is over: ``host`` and ``free`` are when the host is
+    and when the device has done all that it was given, in cycles.
+    """
 
-    def record(self) -> None: ...
+    def __init__(self, host: int, device: int) -> None:
+        self.of_host, self.of_device = host, device  # cycles of a call
+        self.host = self.free = 0
+        self.pauses: list[int] = []
 
-    def synchronize(self) -> None: ...
+    def _sleep(self, cycles: int) -> None:
+        self.pauses.append(cycles)
+        self.free = self.host + cycles
 
-    def elapsed_time(self, other: Event) -> float:
-        return 3.0  # milliseconds
+    def call(self) -> None:
+        self.host += self.of_host
+        self.free = max(self.free, self.host) + self.of_device
+
+    def Event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(at=0)
+        event.record = lambda: setattr(event, "at", max(self.free, self.host))
+        event.query = lambda: event.at <= self.host
+        event.synchronize = lambda: setattr(self, "host", max(self.host, event.at))
+        event.elapsed_time = lambda end: float(end.at - event.at)
+        return event
+
+
+@pytest.mark.parametrize(("host", "pauses"), [(5, 1), (300, 2), (2000, 5)])
+def test_a_kernel_is_timed_and_not_the_hosts_share(host: int, pauses: int) -> None:
+    device = Device(host, 7)
+    seconds = times._seconds(SimpleNamespace(cuda=device), device.call, 4000)
+    assert seconds == pytest.approx(7e-3) and len(device.pauses) == pauses
+
+
+def test_a_host_that_no_pause_is_long_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "LONGEST_PAUSE", 16000)
+    device = Device(2000, 7)
+    assert times._seconds(SimpleNamespace(cuda=device), device.call, 4000) > 7e-3
+    assert device.pauses == [4000, 8000, 16000]
 
 
 @pytest.mark.parametrize(
@@ -110,33 +140,47 @@ def test_a_kernel_beside_torch(
     for kind in (torch.Tensor, torch.nn.Module):
         monkeypatch.setattr(kind, "cuda", lambda self: self)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(times, "CALLS", 2)
+    monkeypatch.setattr(times, "_seconds", lambda torch, run: (run(), 1.5e-3)[1])
     found = times._kernel(Path("folder"), name, 2)
     assert found["kernel"] == name and found["wrong"] is wrong
-    assert found["gtco_s"] == found["torch_s"] == 3e-3 / 2
-    assert set(calls) == {dtype_of(name)} and len(calls) == 1 + 2 * (times.WARM + 2)
+    assert found["torch_s"] == 1.5e-3
+    assert set(calls) == {dtype_of(name)} and len(calls) == 1 + times.WARM + 2
 
 
-def test_a_fault_ends_the_process_and_not_the_run(tmp_path: Path) -> None:
+def test_a_fault_ends_the_process_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a kernel that never ends; what is known of one is there before the next is asked."""
     names = list(KERNELS)[:5]
     for name in names:
         times.library(tmp_path, name).touch()
     worker = tmp_path / "worker.py"
-    worker.write_text(f"""import json, os, sys
-for name in sys.argv[3:]:
+    worker.write_text(f"""import os, time
+from bench.worker import answer
+def kernel(request):
+    name = request["kernel"]
+    with open({str(tmp_path / "asked")!r}, "a") as file:
+        print(os.getpid(), name, file=file)
     if name == {names[1]!r}:
-        print(json.dumps({{"kernel": name, "error": "CUDA_ERROR_ILLEGAL_ADDRESS"}}))
-        sys.exit(1)
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+    if name == {names[2]!r}:
+        time.sleep(60)
     if name == {names[3]!r}:
-        sys.stdout.flush()
         os.abort()
-    print(json.dumps({{"kernel": name, "wrong": False}}), flush=True)
+    return {{"kernel": name, "wrong": False}}
+answer(kernel)
 """)
-    found = list(times.measure(tmp_path, 3, (sys.executable, str(worker))))
+    monkeypatch.setattr(times, "KERNEL_TIMEOUT", 5.0)
+    found = []
+    for one in times.measure(tmp_path, 3, (sys.executable, str(worker))):
+        found.append(one)
+        assert len((tmp_path / "asked").read_text().splitlines()) == len(found)
     assert [one["kernel"] for one in found] == names
-    assert "ILLEGAL_ADDRESS" in found[1]["error"] and "ended with -6" in found[3]["error"]
-    assert not any("error" in found[n] for n in (0, 2, 4))
+    assert "ILLEGAL_ADDRESS" in found[1]["error"] and "no answer in 5 s" in found[2]["error"]
+    assert "killed by SIGABRT" in found[3]["error"]
+    assert not any("error" in found[n] for n in (0, 4))
+    asked = [line.split()[0] for line in (tmp_path / "asked").read_text().splitlines()]
+    assert len(set(asked)) == 4 and asked[0] == asked[1]
 
 
 def test_what_compute_sanitizer_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
