@@ -143,6 +143,17 @@ def check_output(path: Path) -> None:
     check_place(path)
 
 
+def check_bundle(path: Path, model: Any) -> None:
+    """The file that candidates go to; a slip of the hand is no reason to lose the model."""
+    if path.suffix != ".bundle":
+        raise OptionError(
+            f"the output '{path}' must end in .bundle, as what gtco measure takes is called"
+        )
+    check_place(path)
+    if isinstance(model, Path) and path.exists() and path.samefile(model):
+        raise OptionError(f"the output '{path}' is the model itself: give another name")
+
+
 def check_sizes(graph: Graph) -> None:
     for name, kind in graph.types.items():
         if kind.nbytes > LARGEST:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.checks import (
+    check_bundle,
     check_dump,
     check_loadable,
     check_machine,
@@ -36,8 +37,8 @@ from gtco.errors import (
     VerificationError,
 )
 from gtco.gpu import GpuTarget
-from gtco.options import CompileOptions, c_compiler, check_place, path_of
-from gtco.runtime.artifact import publish_alone
+from gtco.options import CompileOptions, c_compiler, check_whole, path_of
+from gtco.runtime.artifact import publish_from
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.runtime.module import load
@@ -134,8 +135,9 @@ def candidates_to_file(
     progress: Progress | None = None,
     **options: Any,
 ) -> CompileReport:
-    """Write the ``per_stage`` most promising kernels of each heavy stage to ``output``, one file
-    that ``gtco measure`` times on a GPU elsewhere; see :func:`compile_model`.
+    """Write the ``per_stage`` most promising kernels (2 at least) of each heavy stage to
+    ``output``, one ``.bundle`` that ``gtco measure`` times on a GPU elsewhere; see
+    :func:`compile_model`.
     """
     from gtco.candidates import bundle
 
@@ -146,19 +148,21 @@ def candidates_to_file(
             f"candidates are for GPUs (--target cuda:...), and '{machine.name}' is a CPU: tune "
             "where the library is to run"
         )
+    check_whole("per_stage", per_stage, 2)
     path = path_of("output", output)
+    run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
     effort_of(chosen.tune, machine)
     check_machine(chosen, machine)
     c_compiler()
-    check_place(path)
-    run = Compilation(model, path, example_inputs, chosen, progress or silent)
-    with Workers(chosen.workers or builders(machine)) as workers:
+    check_source(run.model)
+    check_bundle(path, run.model)
+    with staging(run.output) as folder, Workers(chosen.workers or builders(machine)) as workers:
         run.partition(machine, None)
         with run.phase("generate") as say:
             artifact = bundle(run, per_stage, workers)
             made = artifact.metadata["candidates"]
             say(f"{made['kernels']} candidates of {made['stages']} stages")
-        publish_alone(artifact, run.output)
+        publish_from(folder, artifact, run.output)
     return run.report
 
 

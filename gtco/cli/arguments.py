@@ -54,6 +54,10 @@ def positive(text: str) -> int:
     return _integer(text, 1)
 
 
+def two_or_more(text: str) -> int:
+    return _integer(text, 2)
+
+
 def zero_or_more(text: str) -> int:
     return _integer(text, 0)
 

@@ -1,4 +1,4 @@
-"""``gtco candidates MODEL.onnx --target cuda:... -o FILE``: what ``gtco measure`` times."""
+"""``gtco candidates MODEL.onnx --target cuda:... -o FILE.bundle``: what ``gtco measure`` times."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "-o",
         "--output",
         type=Path,
-        metavar="FILE",
-        help="default: the model's name with .bundle",
+        metavar="FILE.bundle",
+        help="must end in .bundle (default: the model's name with it)",
     )
     parser.add_argument(
         "--per-stage",
-        type=arguments.positive,
+        type=arguments.two_or_more,
         default=8,
         metavar="N",
-        help="of each heavy stage the N most promising (default 8)",
+        help="of each heavy stage the N most promising, 2 or more (default 8)",
     )
     arguments.add_compile_options(parser)
     return parser

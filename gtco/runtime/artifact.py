@@ -109,9 +109,14 @@ def publish_alone(artifact: Artifact | GpuArtifact, target: Path) -> None:
     Raises as :func:`build_artifact` does.
     """
     with staging(target.absolute()) as folder:
-        library = build_artifact(artifact, folder, target.absolute())
-        library.with_suffix(".h").unlink()
-        publish(folder, target.absolute())
+        publish_from(folder, artifact, target.absolute())
+
+
+def publish_from(folder: Path, artifact: Artifact | GpuArtifact, target: Path) -> None:
+    """The same where the staging folder of ``target`` is there already."""
+    library = build_artifact(artifact, folder, target)
+    library.with_suffix(".h").unlink()
+    publish(folder, target)
 
 
 def build_artifact(

@@ -251,3 +251,52 @@ def test_a_user_makes_candidates(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(command.split()) == 0
     assert "gtco measure block.bundle" in capsys.readouterr().out
     assert read_metadata(tmp_path / "block.bundle")["candidates"]["stages"] > 2
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("model.onnx", "must end in .bundle"),  # the model itself
+        ("vit.so", "must end in .bundle"),
+        ("new/", "must end in .bundle"),
+        ("a.bundle", "is a folder"),
+        ("absent/a.bundle", "does not exist"),
+        ("link.bundle", "is the model itself"),
+        ("/proc/a.bundle", "cannot write"),
+    ],
+)
+def test_what_is_no_place_for_candidates_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    reason: str,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr(Compilation, "partition", refuse)
+    source = tmp_path / "model.onnx"
+    source.write_bytes(model())
+    (tmp_path / "vit.so").write_bytes(b"a library")
+    (tmp_path / "a.bundle").mkdir()
+    (tmp_path / "link.bundle").symlink_to(source)
+    command = ["candidates", str(source), "--target", TARGET, "--output", str(tmp_path / output)]
+    assert main(command) == 1
+    assert reason in capsys.readouterr().err
+    assert source.read_bytes() == model() and (tmp_path / "vit.so").read_bytes() == b"a library"
+    there = ["a.bundle", "link.bundle", "model.onnx", "vit.so"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == there
+
+
+def test_a_stage_has_rivals_or_there_is_nothing_to_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gtco.compiler import candidates_to_file
+
+    with pytest.raises(SystemExit) as exit:
+        main(f"candidates m.onnx --target {TARGET} --per-stage 1".split())
+    assert exit.value.code == 2
+    assert "'1' is not a whole number of 2 or more" in capsys.readouterr().err
+    with pytest.raises(OptionError, match="per_stage=1: give a whole number of 2 or more"):
+        candidates_to_file(model(), tmp_path / "x.bundle", per_stage=1, target=TARGET)
