@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -39,10 +38,6 @@ from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import TOLERANCE, values
 
 HEAVY = 0.95  # share of the predicted time whose stages are measured
-# Seconds that the host takes to enqueue a launch with its event. Kernels shorter than that would
-# wait for it, were the GPU not kept busy at first by launches that are longer.
-ENQUEUE = 4e-6
-MOST_AHEAD = 400  # launches that keep it busy
 MOST_COMPARED = 2 << 30  # bytes of results that are compared, the heaviest stages' first
 
 
@@ -186,23 +181,17 @@ def built(
 
 
 def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep, ...]:
-    """One round: launches that keep the GPU busy, then the candidates, of each stage in turn, and
-    each stage's first once more. ``info["rival"]`` is the number among the stage's, None of what
-    keeps the GPU busy; what is read twice says how far readings are apart.
+    """One round: the candidates, of each stage in turn, and each stage's first once more.
+    ``info["rival"]`` is the number among the stage's (None of a launch that is compared and not
+    timed); what is read twice says how far readings are apart.
     """
     deal = _Deal(room)
-    order = [
-        (rivals[n % len(rivals)], n % len(rivals))
+    return tuple(
+        deal.step(rivals[n % len(rivals)], n % len(rivals))
         for n in range(1 + max(map(len, groups)))
         for rivals in groups
         if n <= len(rivals)
-    ]
-    steps = [deal.step(candidate, n) for candidate, n in order]
-    longest = max(range(len(order)), key=lambda i: order[i][0].pick.seconds)
-    gained = max(order[longest][0].pick.seconds - ENQUEUE, ENQUEUE / 4)
-    ahead = min(ceil(len(steps) * ENQUEUE / gained), MOST_AHEAD)
-    busy = replace(steps[longest], info={**steps[longest].info, "rival": None})
-    return (busy,) * ahead + tuple(steps)
+    )
 
 
 def _step(candidate: Candidate, buffers: tuple[BufferRef, ...], rival: int | None) -> GpuStep:

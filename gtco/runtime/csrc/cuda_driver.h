@@ -110,6 +110,7 @@ enum {
   FUNCTION(cuLaunchKernel, cuLaunchKernel,                                                                            \
            (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,                 \
             unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void** params, void** extra))       \
+  FUNCTION(cuLaunchHostFunc, cuLaunchHostFunc, (CUstream stream, void (*function)(void*), void* data))                \
   FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,                  \
            (int* blocks, CUfunction function, int threads, size_t shared))                                            \
   FUNCTION(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel,                                                      \

@@ -374,6 +374,13 @@ API int cuLaunchKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsig
   return OK;
 }
 
+API int cuLaunchHostFunc(Stream* given, void (*function)(void*), void* data) {
+  BEGIN;
+  ON_STREAM;
+  push(s, {{}, [=] { function(data); }});
+  return OK;
+}
+
 API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* f, int threads, size_t shared) {
   BEGIN;
   IN_CONTEXT;
