@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.errors import ArtifactError, ModelError, OptionError, ShapeError
-from gtco.gpu import GpuTarget
-from gtco.options import EFFORTS, PRECISIONS, CompileOptions, Tune, check_place
+from gtco.gpu import GpuTarget, lacking
+from gtco.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune, check_place
 from gtco.runtime.driver import gpu_name
 from gtco.target import Machine
 
@@ -98,6 +98,23 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
     from gtco.codegen import nvrtc
 
     nvrtc.library()
+
+
+def precision_notes(options: CompileOptions, machine: Machine) -> list[str]:
+    """Where the format that was asked for is one that Tensor Cores do not multiply."""
+    if not isinstance(machine, GpuTarget) or options.precision == "fp32":
+        return []
+    without = lacking(f"mma:{GPU_PRECISIONS[options.precision]}", machine.images)
+    if not without:
+        return []
+    others = [image for image in machine.images if image not in without]
+    asked, old = options.precision, " and ".join(without)
+    same = f" on {' and '.join(others)} too, which have the same programs" if others else ""
+    leave = f", and so does {asked} where {old} is left out" if others else ""
+    return [
+        f"products of {asked} run on CUDA cores{same}, since Tensor Cores of {old} do not multiply "
+        f"that format: --precision fp16 uses Tensor Cores{leave}"
+    ]
 
 
 def check_loadable(machine: Machine) -> None:

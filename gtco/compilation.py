@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.assembly import assemble, versions
-from gtco.checks import check_indices, check_sizes, is_onnx, source_of
+from gtco.checks import check_indices, check_sizes, is_onnx, precision_notes, source_of
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.compiled import CompileReport
@@ -22,7 +22,7 @@ from gtco.runtime.artifact import Artifact, build_artifact
 from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.module import load
 from gtco.runtime.publish import write_error
-from gtco.search.records import Record, Records, measured_gpu
+from gtco.search.records import Record, Records
 from gtco.target import Machine
 from gtco.tensor.stage import Stage
 
@@ -204,6 +204,7 @@ class Compilation:
 
         if self.options.precision == "fp32":
             return graph
+        self.report.notes += precision_notes(self.options, policy.target)
         narrow = GPU_PRECISIONS[self.options.precision]
         graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
         graph = fold_constants(graph).check()
@@ -217,11 +218,15 @@ class Compilation:
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.gpu_policy import GpuPolicy
         from gtco.search.profile import machine_table
-        from gtco.search.recorded import RecordedPolicy
+        from gtco.search.recorded import RecordedPolicy, measured_elsewhere
 
         if isinstance(machine, GpuTarget):
             policy = GpuPolicy(machine, self.options.untrusted)
-            return policy if records is None else self.measured_elsewhere(policy, records)
+            if records is None:
+                return policy
+            followed, notes = measured_elsewhere(policy, records, versions(machine))
+            self.report.notes += notes
+            return followed
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
@@ -229,23 +234,6 @@ class Compilation:
         if records is None:
             return analytic
         return RecordedPolicy(analytic, records, shipped=self.shipped)
-
-    def measured_elsewhere(self, policy: Policy, records: Records) -> Policy:
-        """The policy, overruled by what was measured on the one GPU that the records are of; a note
-        says which, or that nothing in them counts here.
-        """
-        from gtco.search.recorded import RecordedPolicy
-
-        found = measured_gpu(records, versions(policy.target))
-        if found is None:
-            self.report.notes.append(
-                f"{records.path} holds nothing that was measured for '{policy.target.name}' with "
-                "these versions of gtco, TVM and NVRTC: kernels are picked by the model of the GPU"
-            )
-            return policy
-        gpu, circumstances = found
-        self.report.notes.append(f"kernels follow what {records.path} says of a {gpu}")
-        return RecordedPolicy(policy, records, circumstances)
 
     def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
         """Graph -> stages at the least predicted cost or, where records know them, those that its
@@ -297,6 +285,7 @@ class Compilation:
         if isinstance(policy, RecordedPolicy):
             known = self.report.notes
             known += [note for note in policy.passed_over.values() if note not in known]
+            known += policy.said_elsewhere(result.stages, result.choices)
         kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
         for kernel in result.kernels.values():
             if kernel.text:

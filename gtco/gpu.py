@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -83,6 +83,11 @@ class GpuTarget:
         fields = {k: v for k, v in data.items() if k != "kind"}
         fields["rates"], fields["images"] = tuple(fields["rates"].items()), tuple(fields["images"])
         return GpuTarget(**fields)
+
+
+def lacking(unit: str, images: Iterable[str]) -> list[str]:
+    """Those of the architectures whose GPUs have no such unit."""
+    return [image for image in images if not GPUS[f"cuda:{_TYPICAL[image]}"].rate(unit)]
 
 
 def generation_of(arch: str) -> int:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from statistics import median
+from typing import Any
 
 from gtco.search.policy import Policy, priced
-from gtco.search.records import Record, Records, circumstances
+from gtco.search.records import Record, Records, circumstances, measured_gpu
 from gtco.search.standing import all_standing, last_ends, standing, stood
 from gtco.target import Machine
 from gtco.tensor.sketch import space_of
@@ -29,6 +30,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 
 DOUBT = 1.05  # times its price: a stage that was not measured
 NOT_CHOSEN = 1e3  # times its price, so that no partition with it is found again
+MODEL_PICKS = "kernels are picked by the model of the GPU"
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,20 @@ class RecordedPolicy:
         """Is the pick of this stage what ships says of it?"""
         return stage.key not in self._all and standing(self.known(stage)) is not None
 
+    def said_elsewhere(self, stages: Iterable[Stage], picks: Mapping[str, Pick]) -> list[str]:
+        """Of a GPU elsewhere: how many of the stages have the kernel that the records say."""
+        if not self.circumstances:
+            return []
+        different = {stage.key: stage for stage in stages}
+        known = {key: rows for key, stage in different.items() if (rows := self.known(stage))}
+        gpu = json.loads(self.circumstances)["gpu"]
+        said = f"what {self.records.path} says of a {gpu}"
+        if not known:
+            return [f"nothing of {said} is of this model's stages: {MODEL_PICKS}"]
+        followed = sum(standing(rows) == picks[key].config for key, rows in known.items())
+        others = f"; the others' {MODEL_PICKS}" if followed < len(different) else ""
+        return [f"{followed} of {len(different)} different stages follow {said}{others}"]
+
     @property
     def measured(self) -> bool:
         return bool(self._all or self._shipped)
@@ -253,3 +269,17 @@ class RecordedPolicy:
 
     def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
         return self.policy.alternatives(stage, pick, tested)
+
+
+def measured_elsewhere(
+    policy: Policy, records: Records, metadata: Mapping[str, Any]
+) -> tuple[Policy, list[str]]:
+    """The policy of a GPU, overruled by what was measured on the one GPU that ``records`` are of;
+    where nothing in them counts here, for the target and versions of ``metadata``, a note.
+    """
+    if known := measured_gpu(records, metadata):
+        return RecordedPolicy(policy, records, known), []
+    return policy, [
+        f"{records.path} holds nothing that was measured for '{policy.target.name}' with these "
+        f"versions of gtco, TVM and NVRTC: {MODEL_PICKS}"
+    ]

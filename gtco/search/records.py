@@ -139,10 +139,10 @@ def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
     return json.dumps(known, sort_keys=True)
 
 
-def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The one GPU that ``records`` hold measurements of for the target and versions of
-    ``metadata``, and their circumstances; None where there are none. Raises :class:`RecordError`
-    where there are several GPUs: which of them is meant is not for us to say.
+def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> str:
+    """The circumstances of the one GPU that ``records`` hold measurements of for the target and
+    versions of ``metadata``; "" where there is none. Raises :class:`RecordError` where there are
+    several: which of them is meant is not for us to say.
     """
     found = {}
     for known in records.circumstances():
@@ -151,10 +151,11 @@ def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> tuple[str, st
             found[gpu] = known
     if len(found) > 1:
         raise RecordError(
-            f"{records.path} holds measurements of {' and of '.join(found)} for this target: keep "
-            "those of each GPU in a file of its own"
+            f"{records.path} holds measurements of {' and of '.join(found)} for this target: give "
+            "a file that has those of one GPU, as gtco records import makes of that GPU's answers "
+            "alone"
         )
-    return next(iter(found.items()), None)
+    return next(iter(found.values()), "")
 
 
 def now() -> str:

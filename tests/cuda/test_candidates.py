@@ -215,8 +215,30 @@ def test_a_compile_follows_the_answers(made: tuple[Path, Emulating], tmp_path: P
         for key, config in followed.items()
         if key in plain.generated.choices
     )
-    assert any("a Some GPU" in note for note in run.report.notes)
+    some, every = len(followed), len(run.generated.choices)
+    said = f"{some} of {every} different stages follow what {base} says of a Some GPU"
+    assert any(note.startswith(said) for note in run.report.notes)
     assert any("holds nothing" in note for note in other.report.notes)  # of another target
+
+
+def test_how_many_stages_follow_the_answers_is_said(
+    made: tuple[Path, Emulating], tmp_path: Path
+) -> None:
+    found = from_lines(answered(made[0], best=1), "answers")
+    base = tmp_path / "gpu.records"
+    options = CompileOptions(target=TARGET, precision="fp16", records=base)
+    other: bytes = block(tokens=3, width=64, heads=2).SerializeToString()
+    with Records(base) as kept:
+        kept.add(record for record in found if record.stage == found[0].stage)
+        for source, said in (
+            (model(), "1 of {} different stages follow what {} says of a Some GPU; the others'"),
+            (other, "nothing of what {1} says of a Some GPU is of this model's stages"),
+        ):
+            run = Compilation(source, tmp_path / "model.so", None, options, silent)
+            workers: Any = Emulating(tmp_path / f"{len(source)}.so")
+            run.prepare(gpu_target(TARGET), kept, workers)
+            (note,) = (note for note in run.report.notes if str(base) in note)
+            assert note.startswith(said.format(len(run.generated.choices), base))
 
 
 def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_path: Path) -> None:
@@ -226,7 +248,7 @@ def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_pat
     assert main(["records", "import", str(base), *(str(tmp_path / n) for n in ("one", "two"))]) == 0
     options = CompileOptions(target=TARGET, precision="fp16", records=base)
     run = Compilation(model(), tmp_path / "model.so", None, options, silent)
-    with Records(base) as kept, pytest.raises(RecordError, match="GPU one and of GPU two"):
+    with Records(base) as kept, pytest.raises(RecordError, match=r"one and of GPU two.*import"):
         run.partition(gpu_target(TARGET), kept)
 
 

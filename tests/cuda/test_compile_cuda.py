@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from gtco import cli
-from gtco.gpu import ARCHITECTURES
+from gtco.compilation import Compilation, silent
+from gtco.gpu import ARCHITECTURES, gpu_target
+from gtco.options import CompileOptions
 from gtco.runtime.library import read_metadata
 from models import export_onnx
 from models.vit import VisionTransformer
@@ -71,6 +73,14 @@ def test_ptx_may_be_left_out(vit: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert cli.main([*command, "--target", f"cuda:{target}", *more]) == 0
         assert list(read_metadata(library)["images"]) == images
     capsys.readouterr()
+
+
+def test_bfloat16_without_tensor_cores_is_noted(vit: Path) -> None:
+    for target, noted in (("cuda:sm_75,sm_80", True), ("cuda:sm_80", False)):
+        options = CompileOptions(target=target, precision="bf16")
+        run = Compilation(vit, Path("model.so"), None, options, silent)
+        run.partition(gpu_target(target), None)
+        assert any("Tensor Cores of sm_75" in note for note in run.report.notes) is noted
 
 
 @pytest.mark.parametrize(

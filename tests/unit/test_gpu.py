@@ -4,11 +4,12 @@ them.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from gtco.checks import check_indices, check_machine, effort_of
+from gtco.checks import check_indices, check_machine, effort_of, precision_notes
 from gtco.errors import BuildError, OptionError, ShapeError
 from gtco.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 from gtco.graph.graph import Graph
@@ -115,6 +116,23 @@ def test_float16_is_for_gpus():
     with pytest.raises(OptionError, match=r"fp16 is for GPUs.*'x86-64-v3' has fp32, bf16"):
         check_machine(options, target(options.target))
     check_machine(CompileOptions(precision="fp16"), target("cuda:sm_75"))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "said"),
+    [
+        ("cuda:sm_75", "bf16", "CUDA cores, since Tensor Cores of sm_75 do not multiply"),
+        ("cuda:sm_80,2080ti,h100", "bf16", "on sm_80 and sm_90a too.*where sm_75 is left out"),
+        ("cuda:sm_80,sm_90a", "bf16", None),
+        ("cuda:sm_75", "fp16", None),
+        ("cuda:sm_75", "fp32", None),
+        ("x86-64-v3", "bf16", None),
+    ],
+)
+def test_a_format_that_tensor_cores_do_not_multiply_is_noted(name, precision, said):
+    notes = precision_notes(CompileOptions(target=name, precision=precision), target(name))
+    assert len(notes) == (said is not None)
+    assert all(re.search(said, note) for note in notes)
 
 
 def test_without_nvrtc_the_extra_is_named(monkeypatch):
