@@ -43,7 +43,8 @@ from bench.process import child_environment
 from bench.suite import console
 from gtco.cli.arguments import positive
 from gtco.errors import BuildError, GtcoError, OptionError
-from gtco.options import LAUNCHES
+from gtco.gpu import gpu_target
+from gtco.options import GPU_PRECISIONS, LAUNCHES
 
 MODELS = (
     "vit-ti-16,vit-s-16,vit-base-16,vit-large-16,swin-t,dinov2-s-14,segformer-b0,"
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
 def prepare(options: argparse.Namespace) -> int:
     from gtco.torchless import import_tvm
 
+    gpu_target(options.target)  # refused before anything is exported
     import_tvm()
     options.folder.mkdir(parents=True, exist_ok=True)
     failed = 0
@@ -295,21 +297,37 @@ def _parser() -> argparse.ArgumentParser:
     ready = commands.add_parser("prepare", help="export and compile; needs no GPU")
     timed = commands.add_parser("measure", help="check and time what is in the folder")
     for command in (ready, timed):
-        command.add_argument("--folder", type=Path, default=Path("build/gpu"))
-    ready.add_argument("--models", default=MODELS)
-    ready.add_argument("--kernels", type=_kernels, default=tuple(KERNELS))
-    ready.add_argument("--precision", default="fp16")
-    ready.add_argument("--target", default="cuda:sm_90a")
+        command.add_argument(
+            "--folder", type=Path, default=Path("build/gpu"), help="what is carried (%(default)s)"
+        )
+    ready.add_argument("--models", default=MODELS, help='by name, with commas; "" is none')
+    ready.add_argument(
+        "--kernels", type=_kernels, default=tuple(KERNELS), help='by name, with commas; "" is none'
+    )
+    ready.add_argument(
+        "--precision", default="fp16", choices=GPU_PRECISIONS, help="(%(default)s)"
+    )
+    ready.add_argument("--target", default="cuda:sm_90a", help="of the GPU (%(default)s)")
     # the libraries are launched in both ways where they can, so that one run measures both
-    ready.add_argument("--launches", choices=LAUNCHES, default="persistent")
+    ready.add_argument(
+        "--launches", choices=LAUNCHES, default="persistent", help="of models (%(default)s)"
+    )
     ready.add_argument("--untrusted", action="store_true", help="pick wgmma too: see docs/cuda.md")
     ready.add_argument(
-        "--batches", type=lambda text: [positive(n) for n in text.split(",")], default=[1, 8, 32]
+        "--batches",
+        type=lambda text: [positive(n) for n in text.split(",")],
+        default=[1, 8, 32],
+        help="of models (1,8,32)",
     )
-    timed.add_argument("--rounds", type=positive, default=7)
-    timed.add_argument("--peers", default=",".join(PEERS))
-    timed.add_argument("--json", type=Path)
-    timed.add_argument("--sanitizer", action=argparse.BooleanOptionalAction, default=True)
+    timed.add_argument("--rounds", type=positive, default=7, help="(%(default)s)")
+    timed.add_argument("--peers", default=",".join(PEERS), help="(%(default)s)")
+    timed.add_argument("--json", type=Path, metavar="FILE", help="kept after each part")
+    timed.add_argument(
+        "--sanitizer",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run compute-sanitizer where it is (default: yes)",
+    )
     return parser
 
 

@@ -50,6 +50,14 @@ def test_what_cannot_be_compiled_is_kept_with_its_reason(
     assert capsys.readouterr().out.splitlines()[0] == "vit-ti-16.b1: ready"
 
 
+def test_a_target_that_is_none_is_refused_before_anything_is_exported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpu"
+    assert bench.main(["gpu", "prepare", "--target", "cuda:sm_70", "--folder", str(folder)]) == 1
+    assert "CUDA 13 ended" in capsys.readouterr().err and not folder.exists()
+
+
 def test_cells_of_the_table() -> None:
     timed = Measurement("gtco", rounds=((0.002,), (0.002,)))
     slower = Measurement("torch", rounds=((0.005,), (0.005,)))
