@@ -304,9 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     ready.add_argument(
         "--kernels", type=_kernels, default=tuple(KERNELS), help='by name, with commas; "" is none'
     )
-    ready.add_argument(
-        "--precision", default="fp16", choices=GPU_PRECISIONS, help="(%(default)s)"
-    )
+    ready.add_argument("--precision", default="fp16", choices=GPU_PRECISIONS, help="(%(default)s)")
     ready.add_argument("--target", default="cuda:sm_90a", help="of the GPU (%(default)s)")
     # the libraries are launched in both ways where they can, so that one run measures both
     ready.add_argument(
