@@ -74,6 +74,15 @@ REPORT = (
 )
 
 
+PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}  # of modules of another name
+
+
+def installing(extra: str = "") -> str:
+    """The command for what gtco needs, or for one of its extras; no package index has gtco."""
+    command = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
+    return f"{command} in a checkout of gtco"
+
+
 def describe(error: BaseException) -> str:
     """An exception in one line: its type, the last line of its text, and where in gtco it arose."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -87,8 +96,8 @@ def describe(error: BaseException) -> str:
 def guarded(where: str) -> Iterator[None]:
     """Whatever is raised inside comes out as a GtcoError that names ``where``.
 
-    A GtcoError stays as it is; what the machine refuses (memory, files) is a :class:`BuildError`;
-    anything else is an :class:`InternalError`.
+    A GtcoError stays as it is; what the machine refuses (memory, files) and a package that is not
+    installed is a :class:`BuildError`; anything else is an :class:`InternalError`.
     """
     try:
         yield
@@ -101,6 +110,13 @@ def guarded(where: str) -> Iterator[None]:
     except OSError as error:
         raise BuildError(f"{where} failed: {error}") from error
     except Exception as error:
+        module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if module and module.partition(".")[0] != "gtco":
+            raise BuildError(
+                f"{where} needs {PACKAGES.get(module, module)}, which is not installed: "
+                f"{installing()} brings all that compiling takes, and gtco doctor lists what is "
+                "missing. gtco run, measure and records do without, and gtco inspect of a library"
+            ) from error
         raise InternalError(
             f"internal failure in {where}: {describe(error)}. {REPORT} (--debug, or the error's "
             "cause in Python, has the traceback)"

@@ -68,7 +68,7 @@ class Tune:
     model when its stages' times add up to no more than ``latency`` seconds. Where not ``again``, a
     stage that was measured before, by the records, is left as it was found best. ``learned``: a
     cost model that learns from what was measured says what is tried next, once it knows enough
-    (needs XGBoost: ``pip install gtco[tune]``), and not the analytic policy alone.
+    (needs XGBoost: the extra ``tune``), and not the analytic policy alone.
     ``fusion``: partitions of the graph are measured beside the predicted one, and the best stands.
     """
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
-from gtco.errors import GtcoError, OptionError
+from gtco.errors import GtcoError, OptionError, installing
 from gtco.options import GPU_PRECISIONS, PRECISIONS
 
 # what benchmarks one model in a folder beside peers, the peers, the threads, what the report says
@@ -89,8 +89,8 @@ def main(options: argparse.Namespace) -> int:
         from bench import suite
     except ImportError as error:
         raise OptionError(
-            f"the benchmark harness is not there ({error}): run from a checkout of gtco, "
-            "or install it with pip install 'gtco[bench]'"
+            f"the benchmark harness is not there ({error}): {installing('bench')} installs it and "
+            "what it needs"
         ) from None
     if options.library and len(options.models) != 1:
         raise OptionError("--library goes with one MODEL")

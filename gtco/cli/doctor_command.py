@@ -151,15 +151,19 @@ def gpu_checks() -> list[Check]:
         compiler = Check("NVRTC", known)
     except GtcoError as error:
         compiler = Check("NVRTC", "not installed", str(error), needed=False)
-    return [compiler, Check("GPUs", gpus())]
+    able = compiler.ok and all(check.ok for check in package_checks() if check.needed)
+    return [compiler, Check("GPUs", gpus(able))]
 
 
-def gpus() -> str:
-    """The GPUs of this machine with their architectures, as the driver names them."""
+def gpus(compiles: bool = True) -> str:
+    """The GPUs of this machine with their architectures, as the driver names them; ``compiles``:
+    code for them can be made here.
+    """
     try:
         driver, count = open_driver()
     except OSError:
-        return "no driver (libcuda.so.1): models for GPUs can be compiled here, not run"
+        able = "be compiled here, not run" if compiles else "be neither compiled nor run here"
+        return f"no driver (libcuda.so.1): models for GPUs can {able}"
     except GtcoError as error:
         return str(error)
     return ", ".join(_gpu(driver, index) for index in range(count)) or "the driver finds none"

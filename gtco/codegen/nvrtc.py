@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import gtco.tensor.cuda
-from gtco.errors import BuildError
+from gtco.errors import BuildError, installing
 
-INSTALL = "pip install 'gtco[cuda]' (no GPU and no CUDA toolkit are needed to compile)"
+INSTALL = f"{installing('cuda')} (no GPU and no CUDA toolkit are needed to compile)"
 DEVICE = Path(gtco.tensor.cuda.__file__).parent / "device"  # our headers: "gtco/gemm.cuh"
 OPTIONS = (
     "--std=c++17",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gtco.errors import ModelError, OptionError
+from gtco.errors import ModelError, OptionError, installing
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.weights import LARGE
@@ -85,7 +85,7 @@ def load_pytorch(
         _restore_input_names(onnx_program.model, program.graph_signature.user_inputs)
         skeleton, weights = _strip(onnx_program.model)
     except ImportError as error:
-        raise ModelError(f"exporting needs {error.name}: pip install 'gtco[torch]'") from error
+        raise ModelError(f"exporting needs {error.name}: {installing('torch')}") from error
     except Exception as error:
         raise ModelError(
             f"{type(model).__name__} cannot be exported to ONNX: {_first_line(error)}. Export it "
@@ -106,7 +106,7 @@ def _torch() -> Any:
     except ImportError as error:
         raise ModelError(
             f"compiling a PyTorch model needs {error.name}, which is not installed: "
-            "pip install 'gtco[torch]'"
+            f"{installing('torch')}"
         ) from error
     return torch
 

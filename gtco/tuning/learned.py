@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gtco.errors import describe
+from gtco.errors import describe, installing
 from gtco.search.cost_model import LEAST, CostModel, Example, available
 from gtco.search.evolution import adapted, evolve
 from gtco.search.features import features
@@ -37,7 +37,7 @@ RECORDED = 48  # programs of one stage that are learned from records, the latest
 RECORDED_STAGES = 12  # that are not tuned now: building a program takes some 10 ms
 ABSENT = (
     "XGBoost is not installed, so nothing was learned from what was measured and the analytic "
-    "policy proposed all candidates: pip install gtco[tune]"
+    f"policy proposed all candidates: {installing('tune')}"
 )
 
 

@@ -82,6 +82,43 @@ def test_an_error_is_a_message_and_exit_1_and_debug_shows_the_traceback(compiler
             cli.main(argv)
 
 
+WITHOUT_TVM = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from gtco.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compile m.onnx",
+        "tune m.onnx",
+        "tune m.onnx --space",
+        "candidates m.onnx --target cuda:sm_80",
+        "inspect m.onnx",
+    ],
+)
+@pytest.mark.parametrize(
+    ("absent", "package"), [("tvm,onnx,networkx", "apache-tvm"), ("networkx", "networkx")]
+)
+def test_what_compiles_says_which_package_is_not_installed(command, absent, package, root):
+    """As where there is what gtco measure needs, and nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TVM, absent, *command.split()],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    name = " ".join(command.split()[:1])
+    assert done.returncode == 1
+    assert f"error: gtco {name} needs {package}, which is not installed: pip install" in done.stderr
+    assert "gtco run, measure and records do without" in done.stderr
+    assert "fault of gtco" not in done.stderr and "Traceback" not in done.stderr
+
+
 def test_ctrl_c_exits_with_130(compiler, capsys):
     compiler.fail = KeyboardInterrupt()
     assert cli.main(["compile", "m.onnx"]) == 130

@@ -12,7 +12,7 @@ from gtco import cli
 def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "bench", None)  # what importing a missing package does
     assert cli.main(["bench", "m.onnx"]) == 1
-    assert "gtco[bench]" in capsys.readouterr().err
+    assert "pip install -e '.[bench]'" in capsys.readouterr().err
 
 
 def test_bench_refuses_unknown_peers_and_missing_files(capsys):

@@ -105,13 +105,38 @@ def test_nvrtc_is_optional_and_its_absence_names_the_extra(monkeypatch, capsys):
     from gtco.codegen import nvrtc
 
     def missing():
-        raise BuildError("compiling for a GPU needs NVRTC: pip install 'gtco[cuda]'")
+        raise BuildError("compiling for a GPU needs NVRTC: pip install -e '.[cuda]'")
 
     assert "13." in next(c.found for c in doctor_command.gpu_checks() if c.name == "NVRTC")
     monkeypatch.setattr(nvrtc, "version", missing)
     assert cli.main(["doctor", "--no-peak"]) == 0
     out = capsys.readouterr().out
-    assert "absent" in out and "pip install 'gtco[cuda]'" in out and "gtco can compile" in out
+    assert "absent" in out and "pip install -e '.[cuda]'" in out and "gtco can compile" in out
+
+
+@pytest.mark.parametrize("absent", ["NVRTC", "apache-tvm", None])
+def test_what_cannot_be_compiled_is_not_promised(monkeypatch, absent):
+    from gtco.codegen import nvrtc
+
+    def missing():
+        raise BuildError("compiling for a GPU needs NVRTC")
+
+    def version(name):
+        if name == absent:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    def no_driver(name):
+        raise OSError(name)
+
+    real = metadata.version
+    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", no_driver)
+    monkeypatch.setattr(metadata, "version", version)
+    if absent == "NVRTC":
+        monkeypatch.setattr(nvrtc, "version", missing)
+    (found,) = [check.found for check in doctor_command.gpu_checks() if check.name == "GPUs"]
+    said = "be neither compiled nor run here" if absent else "be compiled here, not run"
+    assert found == f"no driver (libcuda.so.1): models for GPUs can {said}"
 
 
 class Driver:

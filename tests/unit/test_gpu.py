@@ -137,11 +137,11 @@ def test_a_format_that_tensor_cores_do_not_multiply_is_noted(name, precision, sa
 
 def test_without_nvrtc_the_extra_is_named(monkeypatch):
     def missing() -> None:
-        raise BuildError("compiling for a GPU needs NVRTC: pip install 'gtco[cuda]'")
+        raise BuildError("compiling for a GPU needs NVRTC: pip install -e '.[cuda]'")
 
     monkeypatch.setattr("gtco.codegen.nvrtc.library", missing)
     check_machine(CompileOptions(), target("x86-64-v3"))
-    with pytest.raises(BuildError, match=r"gtco\[cuda\]"):
+    with pytest.raises(BuildError, match=r"\.\[cuda\]"):
         check_machine(CompileOptions(), target("cuda:sm_80"))
 
 
