@@ -115,7 +115,8 @@ def guarded(where: str) -> Iterator[None]:
             raise BuildError(
                 f"{where} needs {PACKAGES.get(module, module)}, which is not installed: "
                 f"{installing()} brings all that compiling takes, and gtco doctor lists what is "
-                "missing. gtco run, measure and records do without, and gtco inspect of a library"
+                "missing. gtco run, measure and records do without, and so does gtco inspect of a "
+                "library"
             ) from error
         raise InternalError(
             f"internal failure in {where}: {describe(error)}. {REPORT} (--debug, or the error's "

@@ -105,10 +105,11 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
     measure its stages (median of calls on random inputs) and the machine's peak. A library for GPUs
     that cannot be opened here is only read, and the reason takes the peak's place.
     """
-    from gtco.runtime.library import read_metadata
+    from gtco.runtime.library import check_model, read_metadata
     from gtco.runtime.module import load
 
     metadata = read_metadata(library)
+    check_model(library, metadata)
     opened: Model | None = None
     reason = "not measured (--no-profile)"
     if profile:

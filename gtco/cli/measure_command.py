@@ -1,4 +1,4 @@
-"""``gtco measure FILE -o answers.jsonl``: times candidates, without a compiler."""
+"""``gtco measure FILE.bundle -o answers.jsonl``: times candidates, without a compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "measure", help="time the candidates of a file on this machine's GPU"
     )
-    parser.add_argument("bundle", type=Path, metavar="FILE", help="what gtco candidates made")
+    parser.add_argument(
+        "bundle", type=Path, metavar="FILE.bundle", help="what gtco candidates made"
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -44,6 +46,8 @@ def main(options: argparse.Namespace) -> int:
 
     output = options.output or arguments.beside(options.bundle, ".jsonl")
     check_place(output)
+    if output.exists() and options.bundle.exists() and output.samefile(options.bundle):
+        raise OptionError(f"--output {output} is what is measured itself: give another name")
     found = measure(options.bundle, options.rounds, options.device)
     try:
         output.write_text(to_lines(found))

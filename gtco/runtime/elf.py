@@ -38,6 +38,25 @@ _DIGEST_AT = 32  # in the description of CONTENTS
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What a file was to be, in the words of errors: its name, who takes it, how it is made."""
+
+    name: str
+    taken: str
+    make: str
+
+
+MODEL = Kind(
+    "shared library", "gtco.load takes the .so that 'gtco compile' writes", "compile the model"
+)
+BUNDLE = Kind(
+    "bundle of candidates",
+    "gtco measure takes the .bundle that 'gtco candidates' writes",
+    "make it with 'gtco candidates'",
+)
+
+
+@dataclass(frozen=True)
 class _Segment:
     """A program header: where its bytes lie in the file and in memory."""
 
@@ -57,23 +76,24 @@ class Contents:
     metadata: dict[str, Any]
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path, wanted: Kind | None = None) -> Contents:
     """The id and the metadata of a library, of which nothing is run.
 
     Raises :class:`ArtifactError` where the file is missing, damaged, not gtco's or of another
-    version.
+    version; its text is of what is ``wanted``, by the file's name where that is None.
     """
+    wanted = wanted or (BUNDLE if path.suffix == ".bundle" else MODEL)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ArtifactError(f"{path} is not a file; gtco.load takes a .so of 'gtco compile'")
+            raise ArtifactError(f"{path} is not a file; {wanted.taken}")
         with path.open("rb") as file:
-            elf = _Elf(path, file)
+            elf = _Elf(path, file, wanted)
             if elf.digest() != elf.contents[_DIGEST_AT:]:
                 raise ArtifactError(
                     f"{path} is damaged, or was changed by another program: it is not as it was "
-                    "compiled. Copy or compile it again"
+                    f"made. Copy it again, or {wanted.make} again"
                 )
-            return Contents(elf.id, _metadata(path, elf.metadata()))
+            return Contents(elf.id, _metadata(path, elf.metadata(), wanted))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         reason = getattr(error, "strerror", None) or error
         raise ArtifactError(f"cannot read {path}: {reason}") from error
@@ -91,14 +111,15 @@ def seal(path: Path) -> None:
 class _Elf:
     """An open library of gtco's whose headers have been checked."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, wanted: Kind = MODEL) -> None:
         self.path, self.file = path, file
         self.header = file.read(_HEADER)
-        self.segments, end = _segments(path, self.header, file)
+        self.segments, end = _segments(path, self.header, file, wanted)
         size = file.seek(0, 2)
         if size < end:
             raise ArtifactError(
-                f"{path} is truncated: {size} bytes of at least {end}; copy or compile it again"
+                f"{path} is truncated: {size} bytes of at least {end}; copy it again, or "
+                f"{wanted.make} again"
             )
         notes: dict[int, tuple[_Segment, int, bytes]] = {}
         for segment in self.segments:
@@ -108,13 +129,12 @@ class _Elf:
                     notes.setdefault(kind, (segment, at, description))
         if ID_NOTE not in notes:
             raise ArtifactError(
-                f"{path} is a shared library, but not one that gtco made; compile a model with "
-                "'gtco compile model.onnx -o model.so'"
+                f"{path} is a shared library, but not one that gtco made; {wanted.taken}"
             )
-        self.id = _check_id(path, notes[ID_NOTE][2])
+        self.id = _check_id(path, notes[ID_NOTE][2], wanted)
         if CONTENTS_NOTE not in notes or len(notes[CONTENTS_NOTE][2]) != 64:
             raise ArtifactError(
-                f"{path} was made by an earlier version of gtco; compile the model again"
+                f"{path} was made by an earlier version of gtco; {wanted.make} again"
             )
         segment, at, self.contents = notes[CONTENTS_NOTE]
         self.digest_offset = segment.offset + at + _DIGEST_AT
@@ -168,19 +188,19 @@ class _Elf:
         return digest.digest()
 
 
-def _segments(path: Path, header: bytes, file: BinaryIO) -> tuple[list[_Segment], int]:
+def _segments(
+    path: Path, header: bytes, file: BinaryIO, wanted: Kind
+) -> tuple[list[_Segment], int]:
     """The program headers, and the least size that the file must have."""
     if header[:4] != b"\x7fELF":
-        raise ArtifactError(
-            f"{path} is not a shared library; gtco.load takes the .so that 'gtco compile' writes"
-        )
+        raise ArtifactError(f"{path} is not a {wanted.name}; {wanted.taken}")
     if len(header) < _HEADER:
-        raise ArtifactError(f"{path} is truncated: {len(header)} bytes; copy or compile it again")
+        raise ArtifactError(
+            f"{path} is truncated: {len(header)} bytes; copy it again, or {wanted.make} again"
+        )
     machine = struct.unpack_from("<H", header, 18)[0]
     if header[4:6] != b"\x02\x01" or machine != _X86_64:
-        raise ArtifactError(
-            f"{path} is not a library for x86-64; compile the model for this machine"
-        )
+        raise ArtifactError(f"{path} is not a library for x86-64; {wanted.make} for this machine")
     ph_offset, sh_offset = struct.unpack_from("<QQ", header, 32)
     ph_size, ph_count, sh_size, sh_count = struct.unpack_from("<HHHH", header, 54)
     end = max(ph_offset + ph_size * ph_count, sh_offset + sh_size * sh_count)
@@ -211,21 +231,21 @@ def _notes(data: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-def _check_id(path: Path, description: bytes) -> bytes:
+def _check_id(path: Path, description: bytes, wanted: Kind) -> bytes:
     version = struct.unpack_from("<I", description)[0] if len(description) == 40 else None
     if version != ABI_VERSION:
         raise ArtifactError(
             f"{path} was made by another version of gtco (its ABI is {version}, this one's "
-            f"{ABI_VERSION}); compile the model again"
+            f"{ABI_VERSION}); {wanted.make} again"
         )
     return description[8:40]
 
 
-def _metadata(path: Path, data: bytes) -> dict[str, Any]:
+def _metadata(path: Path, data: bytes, wanted: Kind) -> dict[str, Any]:
     try:
         metadata = json.loads(data)
     except (ValueError, RecursionError):
         metadata = None
     if not isinstance(metadata, dict):
-        raise ArtifactError(f"{path} is damaged: its metadata is not JSON; compile it again")
+        raise ArtifactError(f"{path} is damaged: its metadata is not JSON; {wanted.make} again")
     return metadata

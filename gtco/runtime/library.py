@@ -6,12 +6,13 @@ import _ctypes
 import ctypes
 import os
 import threading
+from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 from gtco.errors import ArtifactError
-from gtco.runtime.elf import read_contents
+from gtco.runtime.elf import Kind, read_contents
 from gtco.runtime.plan import TensorSpec
 
 OK, BUSY = 0, 6
@@ -153,8 +154,17 @@ def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"])) for t in metadata[kind])
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: str | os.PathLike[str], wanted: Kind | None = None) -> dict[str, Any]:
     """The metadata of an artifact, of which nothing is run: so also on a machine that lacks the
     instructions it needs.
     """
-    return read_contents(path.absolute()).metadata
+    return read_contents(Path(path).absolute(), wanted).metadata
+
+
+def check_model(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Raises :class:`ArtifactError` where an artifact is no model, but candidates to be timed."""
+    if "candidates" in metadata:
+        raise ArtifactError(
+            f"{path} is a bundle of candidates, which gtco measure times, and no model; gtco "
+            "compile makes one"
+        )

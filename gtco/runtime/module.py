@@ -18,7 +18,7 @@ from gtco.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.options import MOST_THREADS, check_whole
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
-from gtco.runtime.library import BUSY, OK, Library, file_identity, tensor_specs
+from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.tensors import aligned_empty, as_stored, like, to_numpy
 
@@ -62,7 +62,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _open(
-    path: Path, threads: int, device: int | None, launches: str | None
+    path: Path, threads: int, device: int | None, launches: str | None, candidates: bool
 ) -> tuple[Library, int]:
     """The library and a handle. Where a compile publishes another one at this moment, the first
     look may find a library whose weights have just gone: the new one is taken then."""
@@ -70,6 +70,8 @@ def _open(
         before = file_identity(path)
         library = Library(path)
         try:
+            if not candidates:
+                check_model(path, library.metadata)
             asked = f"device={device}" if device is not None else f"launches={launches!r}"
             if asked != "launches=None" and "images" not in library.metadata:
                 raise ArtifactError(
@@ -108,14 +110,16 @@ class Model:
         device: int | None = None,
         launches: Literal["graph", "persistent"] | None = None,
         temporary: bool = False,
+        candidates: bool = False,
     ) -> None:
+        """As :func:`load`; ``candidates``: the file may be a bundle of these, to time them."""
         if launches not in LAUNCHES:
             raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
         check_whole("threads", threads, 0, MOST_THREADS)
         if device is not None:
             check_whole("device", device, 0, MOST_DEVICES)
         self.path = path.absolute()
-        library, handle = _open(self.path, threads, device, launches)
+        library, handle = _open(self.path, threads, device, launches, candidates)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
         _models.add(self)

@@ -19,8 +19,9 @@ import numpy as np
 
 from gtco.errors import ArtifactError
 from gtco.runtime.driver import gpu_name
+from gtco.runtime.elf import BUNDLE
 from gtco.runtime.library import read_metadata
-from gtco.runtime.module import load
+from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
 from gtco.search.records import Record, gpu_circumstances, now
 from gtco.tuning.timing import agree
@@ -35,13 +36,13 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
     :class:`ArtifactError` where the file holds no candidates, or cannot be run here.
     """
     path = Path(path)
-    metadata = read_metadata(path)
+    metadata = read_metadata(path, BUNDLE)
     if "candidates" not in metadata:
         raise ArtifactError(
             f"{path} is a model, and no candidates: gtco run times a model, gtco candidates makes "
             "what is measured"
         )
-    with load(path, device=device) as model:
+    with Model(path, device=device, candidates=True) as model:
         known = gpu_circumstances(metadata, gpu_name(device))
         results = [aligned_empty(spec) for spec in model.outputs]
         readings = np.array([model.timed((), results) for _ in range(WARM + rounds)])[WARM:]

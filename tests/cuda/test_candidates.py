@@ -25,6 +25,7 @@ from gtco.gpu import gpu_target
 from gtco.options import CompileOptions
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.library import read_metadata
+from gtco.runtime.module import load
 from gtco.search.records import Records, from_lines
 from gtco.tuning.offline import disagreeing, measure, records
 from tests.cuda.emulate import faults_of
@@ -250,6 +251,30 @@ def test_records_of_two_gpus_are_not_mixed(made: tuple[Path, Emulating], tmp_pat
     run = Compilation(model(), tmp_path / "model.so", None, options, silent)
     with Records(base) as kept, pytest.raises(RecordError, match=r"one and of GPU two.*import"):
         run.partition(gpu_target(TARGET), kept)
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "inspect --no-profile"])
+def test_a_bundle_is_for_gtco_measure_alone(
+    made: tuple[Path, Emulating], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([*command.split(), str(made[0])]) == 1
+    assert "is a bundle of candidates, which gtco measure times" in capsys.readouterr().err
+    with pytest.raises(ArtifactError, match="is a bundle of candidates"):
+        load(made[0])
+
+
+def test_what_is_no_bundle_is_not_measured(
+    made: tuple[Path, Emulating], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in (("model.onnx", model()), ("empty.bundle", b"")):
+        (tmp_path / name).write_bytes(content)
+        assert main(["measure", str(tmp_path / name)]) == 1
+        said = capsys.readouterr().err
+        assert "is not a bundle of candidates" in said and "'gtco candidates'" in said
+    before = made[0].read_bytes()
+    assert main(["measure", str(made[0]), "-o", str(made[0])]) == 1
+    assert "is what is measured itself" in capsys.readouterr().err
+    assert made[0].read_bytes() == before
 
 
 def test_what_is_wrong_is_said(

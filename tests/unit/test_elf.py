@@ -15,7 +15,7 @@ import pytest
 from gtco.errors import ArtifactError
 from gtco.runtime import library as library_module
 from gtco.runtime.artifact import write_artifact
-from gtco.runtime.elf import read_contents
+from gtco.runtime.elf import BUNDLE, read_contents
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from tests.unit.test_runtime_models import (
@@ -37,6 +37,7 @@ def test_the_metadata_is_read_and_nothing_is_run(
         wanted = model.metadata
     monkeypatch.setattr(library_module.ctypes, "CDLL", refuse)
     assert read_metadata(small) == wanted and wanted["name"] == "small"
+    assert read_metadata(str(small)) == wanted
 
 
 def test_every_damaged_byte_of_the_loaded_part_is_seen(small: Path, tmp_path: Path) -> None:
@@ -80,6 +81,23 @@ def test_no_digest_no_regular_file_no_such_name(small: Path, tmp_path: Path) -> 
     (tmp_path / "earlier.so").write_bytes(earlier)
     with pytest.raises(ArtifactError, match="earlier version of gtco"):
         load(tmp_path / "earlier.so")
+
+
+@pytest.mark.parametrize("kept", [0, 20, 5000])
+def test_what_a_file_was_to_be_is_what_its_error_names(
+    small: Path, tmp_path: Path, kept: int
+) -> None:
+    """The name says it, or the one who reads."""
+    for name in ("m.so", "m.bundle"):
+        (tmp_path / name).write_bytes(small.read_bytes()[:kept])
+    compiles, candidates = r"gtco compile|compile the model", "'gtco candidates'"
+    for name, wanted, said in (
+        ("m.so", None, compiles),
+        ("m.so", BUNDLE, candidates),
+        ("m.bundle", None, candidates),
+    ):
+        with pytest.raises(ArtifactError, match=said):
+            read_metadata(str(tmp_path / name), wanted)
 
 
 def test_the_weights_are_no_part_of_the_digest(kernels: bytes, tmp_path: Path) -> None:
