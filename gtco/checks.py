@@ -73,13 +73,13 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
             )
         if not options.ptx:
             raise OptionError(
-                f"ptx=False is for GPUs (--target cuda:...), and '{machine.name}' is a CPU: leave "
-                "it out"
+                f"--no-ptx (ptx=False) is for GPUs (--target cuda:...), and '{machine.name}' is a "
+                "CPU: leave it out"
             )
         if options.untrusted:
             raise OptionError(
-                f"untrusted=True is for GPUs (--target cuda:...), and '{machine.name}' is a CPU: "
-                "leave it out"
+                f"--untrusted (untrusted=True) is for GPUs (--target cuda:...), and "
+                f"'{machine.name}' is a CPU: leave it out"
             )
         return
     if options.threads:
@@ -92,8 +92,8 @@ def check_machine(options: CompileOptions, machine: Machine) -> None:
             gpu_name(0)
         except ArtifactError as error:
             raise OptionError(
-                f"verify=True runs the library, and no GPU is here to run it ({error}): compile "
-                "without it, or where the GPU is"
+                f"--verify (verify=True) runs the library, and no GPU is here to run it ({error}): "
+                "compile without it, or where the GPU is"
             ) from error
     from gtco.codegen import nvrtc
 
@@ -142,9 +142,9 @@ def effort_of(wanted: str | Tune, machine: Machine) -> Tune | None:
     asked = f"tune={wanted}" if isinstance(wanted, str) else "tuning"
     if isinstance(machine, GpuTarget):
         raise OptionError(
-            f"{asked}: '{machine.name}' is a GPU, where nothing is measured: a model of the "
-            "machine picks the kernels. Leave it off; gtco candidates makes what gtco measure "
-            "times where the GPU is"
+            f"{asked}: '{machine.name}' is a GPU, where a compile measures nothing: a model of the "
+            "machine picks the kernels. For GPUs there is gtco candidates, which makes what gtco "
+            "measure times where the GPU is; gtco compile --records follows what came of it"
         )
     if machine.name != "native":
         raise OptionError(

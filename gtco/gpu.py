@@ -156,10 +156,13 @@ _TYPICAL = {"sm_75": "2080ti", "sm_80": "a100", "sm_89": "rtx4090", "sm_90a": "h
 def gpu_target(name: str) -> GpuTarget:
     """The target of a name such as ``cuda:sm_80``, ``cuda:sm_80,sm_90a`` (images for both, programs
     chosen for the first, with shared memory and formats that both have), ``cuda:h100`` or
-    ``cuda:sm_90a,l4``. Raises :class:`OptionError` for others.
+    ``cuda:sm_90a,l4``; capitals and a ``cuda:`` before each are no other names. Raises
+    :class:`OptionError` for others.
     """
-    asked = [part.strip() for part in name.partition(":")[2].split(",")]
-    gpus = [_known(one, name) for one in asked]
+    parts = [part.strip() for part in name.partition(":")[2].split(",")]
+    given = [part[5:] if part.lower().startswith("cuda:") else part for part in parts]
+    gpus = [_known(one, name) for one in given]
+    asked = [one.lower() for one in given]
     first = gpus[0]
     images = tuple(dict.fromkeys(gpu.arch for gpu in gpus))
     units = set.intersection(*(set(dict(gpu.rates)) for gpu in gpus))
@@ -204,16 +207,16 @@ def target_of(name: str, major: int, minor: int) -> str:
 
 def _known(asked: str, name: str) -> GpuTarget:
     """One GPU or architecture of the target ``name``."""
-    gpu = GPUS.get(f"cuda:{_TYPICAL.get(asked, asked)}")
+    gpu = GPUS.get(f"cuda:{_TYPICAL.get(asked.lower(), asked.lower())}")
     if gpu is not None:
         return gpu
     known = ", ".join((*ARCHITECTURES, *(gpu.removeprefix("cuda:") for gpu in GPUS)))
     wrong = f"unknown GPU '{asked}'" if asked else "no GPU is named"
-    number = asked.removeprefix("sm_").rstrip("af")
+    number = asked.lower().removeprefix("sm_").rstrip("af")
     why = ""
     if asked.lower() in _OLD:
         why = f"; it is of {_OLD[asked.lower()]}, and CUDA 13 ended what is older than sm_75"
-    elif asked.startswith("sm_") and number.isdigit():
+    elif asked.lower().startswith("sm_") and number.isdigit():
         if int(number) < 75:
             why = "; CUDA 13 ended what is older than sm_75 (Turing)"
         elif int(number) == 90:

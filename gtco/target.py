@@ -177,7 +177,7 @@ def target(name: str | Machine = "native") -> Machine:
         return name
     if name == "native":
         return detect()
-    if name.partition(":")[0] == "cuda":
+    if name.partition(":")[0].lower() == "cuda":
         return gpu_target(name)
     if name not in TARGETS:
         known = ", ".join(("native", *TARGETS))

@@ -94,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
         ) from None
     if options.library and len(options.models) != 1:
         raise OptionError("--library goes with one MODEL")
-    on_gpu = options.target.partition(":")[0] == "cuda"
+    on_gpu = options.target.partition(":")[0].lower() == "cuda"
     if not on_gpu and options.target != "native":
         raise OptionError(
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"

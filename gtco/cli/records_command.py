@@ -75,7 +75,12 @@ def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
         with Records(source, create=False) as records:
             return records.all(), list(records.stages().values())
     try:
-        return from_lines(source.read_text(), str(source)), []
+        if found := from_lines(source.read_text(), str(source)):
+            return found, []
+        raise RecordError(
+            f"{source} has no records: what was to write it, gtco measure or gtco records export, "
+            "did not come to its end, or had none"
+        )
     except OSError as error:
         raise RecordError(f"{source} could not be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

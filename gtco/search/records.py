@@ -174,6 +174,7 @@ class Records:
         if str(path) != ":memory:" and (self.path.is_dir() or not self.path.parent.is_dir()):
             wrong = "is a folder" if self.path.is_dir() else "is in a folder that does not exist"
             raise RecordError(f"the records {self.path} could not be opened: the path {wrong}")
+        self._check_no_lines()
         with self._errors("opened"):
             self._base = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
             try:
@@ -181,6 +182,20 @@ class Records:
             except BaseException:
                 self._base.close()
                 raise
+
+    def _check_no_lines(self) -> None:
+        """Is it no text of records, which is easily taken for the file itself?"""
+        try:
+            with self.path.open("rb") as file:
+                begins = file.read(1)
+        except OSError:
+            return  # SQLite says more
+        if begins == b"{":
+            raise RecordError(
+                f"{self.path} is a text of records, as gtco measure and gtco records export write: "
+                f"gtco records import {self.path.with_suffix('.records')} {self.path} makes a file "
+                "of it that --records takes"
+            )
 
     def _prepare(self) -> None:
         with self._transaction():

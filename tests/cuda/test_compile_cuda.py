@@ -83,13 +83,20 @@ def test_bfloat16_without_tensor_cores_is_noted(vit: Path) -> None:
         assert any("Tensor Cores of sm_75" in note for note in run.report.notes) is noted
 
 
+def test_what_is_tuned_is_of_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", str(tmp_path / "no-such.onnx"), "--target", "cuda:sm_80"]) == 1
+    said = capsys.readouterr().err
+    assert "Leave it off" not in said
+    assert "gtco candidates, which makes what gtco measure times" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ("--target cuda:sm_70", "CUDA 13 ended"),
-        ("--target cuda:sm_80 --verify", "no GPU is here"),
+        ("--target cuda:sm_80 --verify", "--verify (verify=True) runs the library, and no GPU"),
         ("--target cuda:sm_80 --threads 2", "is a GPU"),
-        ("--target cuda:sm_80 --tune quick", "where nothing is measured"),
+        ("--target cuda:sm_80 --tune quick", "gtco candidates"),
         ("--target cuda:sm_80 --records r.sqlite", "no such file"),
         ("--target x86-64-v3 --precision fp16", "fp16 is for GPUs"),
     ],

@@ -46,6 +46,20 @@ def test_programs_for_several_architectures_take_what_all_have():
 
 
 @pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("cuda:H100", "cuda:h100"),
+        ("CUDA:SM_80", "cuda:sm_80"),
+        ("cuda:sm_80,cuda:SM_90A", "cuda:sm_80,sm_90a"),
+        ("cuda:L4, Cuda:a100", "cuda:l4,a100"),
+    ],
+)
+def test_capitals_and_prefixes_make_no_other_target(given, plain):
+    """Nor another name, by which records are found."""
+    assert target(given) == target(plain) and target(given).name == plain
+
+
+@pytest.mark.parametrize(
     ("name", "arch"),
     [
         ("cuda:sm_80,sm_90a", "sm_80"),
@@ -72,7 +86,7 @@ def test_targets_go_to_json_and_back(name):
         ("cuda:sm_100", r"GPUs newer than sm_90a \(Hopper\) run the PTX of sm_89"),
         ("cuda:sm_80,sm_60", "'sm_60'.*CUDA 13"),
         ("cuda:sm_90", "'sm_90'.*sm_90a"),
-        ("cuda:sm_86", "'sm_86'.*run images of sm_80"),
+        ("cuda:SM_86", "'SM_86'.*run images of sm_80"),
         ("cuda:voodoo2", "'voodoo2'.*Known: sm_75, sm_80, sm_89, sm_90a, 2080ti"),
         ("cuda:", "no GPU is named"),
         ("cuda", "no GPU is named"),

@@ -135,6 +135,22 @@ def test_files_that_cannot_be_used_are_said_and_left_alone(tmp_path: Path) -> No
         assert (path.read_bytes() if path.is_file() else None) == before
 
 
+def test_answers_in_the_place_of_records_are_to_be_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers, base = tmp_path / "answers.jsonl", tmp_path / "answers.records"
+    answers.write_text(to_lines(some(2)))
+    for create in (True, False):
+        with pytest.raises(RecordError, match=f"gtco records import {base} {answers} makes"):
+            Records(answers, create=create)
+    assert answers.read_text() == to_lines(some(2))
+    for empty in ("", "\n"):
+        (tmp_path / "empty.jsonl").write_text(empty)
+        assert main(["records", "import", str(base), str(answers), f"{tmp_path}/empty.jsonl"]) == 1
+        assert "empty.jsonl has no records" in capsys.readouterr().err
+    assert not base.exists()
+
+
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with Records(path) as records:
