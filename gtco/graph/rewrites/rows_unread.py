@@ -90,9 +90,9 @@ def part(graph: Graph, tensor: str, axes: Sequence[Axis]) -> str:
         (0, 1, 1) if size == 1 else axis
         for size, axis in zip(kind.shape, axes[len(axes) - len(kind.shape) :], strict=True)
     ]
-    made = TensorType(tuple(count for _, _, count in taken), kind.dtype)
-    if made == kind:
+    if taken == [(0, 1, size) for size in kind.shape]:
         return tensor
+    made = TensorType(tuple(count for _, _, count in taken), kind.dtype)
     begin, strides = tuple(first for first, _, _ in taken), tuple(stride for _, stride, _ in taken)
     for other in graph.consumers(tensor):
         if other.kind == "slice" and other.type == made:
