@@ -19,7 +19,7 @@ import numpy as np
 from gtco.tensor import space
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Config
-from tests.cuda.emulated_objects import Fault, compiled_object, kernel_object, link
+from tests.cuda.emulated_objects import LOWERED, Fault, compiled_object, kernel_object, link
 
 # Dynamic shared memory that a block may have, in bytes.
 SHARED = {750: 64 << 10, 800: 163 << 10, 890: 99 << 10, 900: 227 << 10}
@@ -96,7 +96,7 @@ def emulate(
     library = _library(program.source, arch)
     given = [(a, "constant") for a in arrays]
     if program.counters:
-        given.append((np.full(program.scratch, 0xFF, np.uint8), "scratch"))
+        given.append((np.full(program.scratch, 0xFF, np.uint8), _scratch(program)))
         given.append((np.zeros(program.counters, np.uint32), "counters"))
     held = [guarded(np.ascontiguousarray(a)) for a, _ in (*given, (out, ""))]
     held[-1].fill(0xFF)
@@ -173,6 +173,13 @@ def emulate_grid(
     )
     library.gtco_emulate(ctypes.byref(job))
     _raise_fault(job, library._name, seed)
+
+
+def _scratch(program: CudaProgram) -> str:
+    """How its scratch may be accessed. Where TVM's loops set a sum in their first round, g++ keeps
+    it in a register, and reads it ahead of them for that.
+    """
+    return "any" if LOWERED.search(program.source) else "scratch"
 
 
 def _raise_fault(job: _Job, library: str, seed: int) -> None:
@@ -285,7 +292,7 @@ def build_shared(
     """
     objects, calls = [], ['#include "machine.h"\nextern "C" {\n' + _LAUNCH]
     for symbol, (program, sizes) in kernels.items():
-        between = [(program.scratch, "scratch"), (4 * program.counters, "counters")]
+        between = [(program.scratch, _scratch(program)), (4 * program.counters, "counters")]
         given = [*((n, "constant") for n in sizes[:-1]), *between[: 2 * bool(program.counters)]]
         given.append((sizes[-1], "output"))
         assert len(given) <= ARGUMENTS and program.shared <= SHARED[arch]

@@ -97,7 +97,7 @@ def test_missing_bindings_name_the_extra(monkeypatch):
     nvrtc.library.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     try:
-        with pytest.raises(BuildError, match=r"needs NVRTC.*pip install 'gtco\[cuda\]'"):
+        with pytest.raises(BuildError, match=r"needs NVRTC.*pip install -e '\.\[cuda\]'"):
             nvrtc.compile_cuda(SCALE, "sm_80")
     finally:
         nvrtc.library.cache_clear()
@@ -121,7 +121,7 @@ def test_a_library_that_is_missing_or_too_old_names_the_extra(monkeypatch, versi
     nvrtc.library.cache_clear()
     monkeypatch.setattr(bindings, "nvrtcVersion", answer)
     try:
-        with pytest.raises(BuildError, match=rf"{reason}.*gtco\[cuda\]"):
+        with pytest.raises(BuildError, match=rf"{reason}.*-e '\.\[cuda\]'"):
             nvrtc.library()
     finally:
         nvrtc.library.cache_clear()

@@ -39,7 +39,7 @@ extern "C" void gtco_launch(const char* name, void* kernel, int count, const uin
   for (int i = 0; i < count; ++i) {
     buffer[i] = {static_cast<uint8_t*>(arguments[i]), bytes[i], access[i],
                  static_cast<uint32_t>(i)};
-    if (access[i] == gtco_emulator::OUTPUT || access[i] == gtco_emulator::SCRATCH) {
+    if (access[i] != gtco_emulator::CONSTANT && access[i] != gtco_emulator::COUNTERS) {
       memset(buffer[i].data, 0xff, buffer[i].bytes);
     }
   }

@@ -31,7 +31,7 @@ void begin_memory() {
   out_shadows.clear(), out_shadows.resize(machine->job->buffers);
   for (uint32_t i = 0; i < machine->job->buffers; ++i) {
     const Buffer& buffer = machine->job->buffer[i];
-    if (buffer.writable == OUTPUT || buffer.writable == SCRATCH) {
+    if (buffer.writable != CONSTANT && buffer.writable != COUNTERS) {
       out_shadows[i].resize(buffer.bytes);
     }
   }
@@ -267,7 +267,7 @@ static void check_out(const Buffer& b, const void* p, uint32_t bytes, uint64_t p
   auto& out_shadow = out_shadows[&b - machine->job->buffer];
   for (size_t i = at; i < at + bytes; ++i) {
     OutShadow& s = out_shadow[i];
-    if (!s.block && (!writes || atomic)) {
+    if (!s.block && (!writes || atomic) && b.writable != ANY) {
       fault(pc, 0, "reads byte %zu of %s, which was never written", i, what);
     }
     if (s.block && !(atomic && s.atomic)) {
