@@ -38,7 +38,7 @@ from gtco.errors import (
 )
 from gtco.gpu import GpuTarget
 from gtco.options import CompileOptions, c_compiler, check_whole, path_of
-from gtco.runtime.artifact import publish_from
+from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.runtime.module import load
@@ -162,7 +162,7 @@ def candidates_to_file(
             artifact = bundle(run, per_stage, workers)
             made = artifact.metadata["candidates"]
             say(f"{made['kernels']} candidates of {made['stages']} stages")
-        publish_from(folder, artifact, run.output)
+        publish_alone(folder, artifact, run.output)
     return run.report
 
 

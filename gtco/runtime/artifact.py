@@ -104,16 +104,10 @@ def write_artifact(
     return target
 
 
-def publish_alone(artifact: Artifact | GpuArtifact, target: Path) -> None:
-    """Writes the library as one file of any name, without a header: for gtco's own programs alone.
-    Raises as :func:`build_artifact` does.
+def publish_alone(folder: Path, artifact: Artifact | GpuArtifact, target: Path) -> None:
+    """Writes the library as one file of any name, without a header, by way of the folder where it
+    is staged: for gtco's own programs alone. Raises as :func:`build_artifact` does.
     """
-    with staging(target.absolute()) as folder:
-        publish_from(folder, artifact, target.absolute())
-
-
-def publish_from(folder: Path, artifact: Artifact | GpuArtifact, target: Path) -> None:
-    """The same where the staging folder of ``target`` is there already."""
     library = build_artifact(artifact, folder, target)
     library.with_suffix(".h").unlink()
     publish(folder, target)

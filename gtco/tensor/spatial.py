@@ -72,11 +72,10 @@ class ResizedAxis:
             self.size, self.out, self.op["coordinates"], self.op["rounding"]
         )
         below = int(plus < 0)  # 1 more before the division and 1 less behind it: none is negative
-        largest = times * self.out + plus + over
-        if largest >= 1 << 31 and not isinstance(i, int):
-            i = tirx.Cast("int64", i)
-        index = (i * times + (plus + below * over)) // over - below
-        if largest >= 1 << 31 and not isinstance(i, int):
+        large = times * self.out + plus + over >= 1 << 31 and not isinstance(i, int)
+        at = tirx.Cast("int64", i) if large else i
+        index = (at * times + (plus + below * over)) // over - below
+        if large:
             index = tirx.Cast("int32", index)
         return self.clipped(em, em.let_index(index, "nearest"))
 

@@ -26,6 +26,7 @@ from gtco.options import CompileOptions
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
+from gtco.runtime.publish import staging
 from gtco.search.records import Records, from_lines
 from gtco.tuning.offline import disagreeing, measure, records
 from tests.cuda.emulate import faults_of
@@ -65,7 +66,8 @@ def bundled(folder: Path, workers: Emulating) -> Path:
     run.partition(gpu_target(TARGET), None)
     artifact = bundle(run, PER_STAGE, workers)  # type: ignore[arg-type]
     workers.link(800)
-    publish_alone(artifact, run.output)
+    with staging(run.output) as staged:
+        publish_alone(staged, artifact, run.output)
     return run.output
 
 
