@@ -2,8 +2,9 @@
 step.
 
 The order: read without the weights' data, take the large initializers out (``weights.strip``), run
-onnx's checker on the skeleton, give symbolic dimensions their values, simplify in a child process,
-list every unsupported operator, and only then let TVM's importer translate.
+onnx's checker on the skeleton, give symbolic dimensions their values, write out loops and the
+operators of ONNX Runtime (``expansion``), simplify in a child process, list every unsupported
+operator, and only then let TVM's importer translate.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import onnx.inliner
 from onnx import helper
 
 from gtco.errors import ModelError, ShapeError, UnsupportedError
+from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import MAX_ELEMENTS, check_functions, check_text, nodes
 from gtco.frontend.schema_functions import write_out
@@ -36,7 +38,7 @@ _DTYPES = frozenset(
 )
 _STANDARD = ("", "ai.onnx")
 # Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
-_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization")
+_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
 
 
 def load_onnx(
@@ -75,9 +77,15 @@ def import_skeleton(
 ) -> ImportedModel:
     """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
     name). Changes it."""
+    adopt(skeleton)
     _check(skeleton)
     _set_shapes(skeleton, weights, dict(shapes or {}))
     notes: list[str] = []
+    try:
+        skeleton = expand(skeleton)
+    except UnsupportedError:
+        _refuse_unsupported(skeleton)  # what has no rule at all comes first, in one list
+        raise
     skeleton = write_out(skeleton, _supported())
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
@@ -278,8 +286,13 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
     supported = _supported()
     found: dict[str, list[str]] = {}
     for node in nodes(model.graph):
-        standard = node.domain in _STANDARD and node.op_type in supported - _DATA_DEPENDENT
-        if not standard and not (node.domain == "com.microsoft" and node.op_type in _MICROSOFT):
+        standard = node.domain in _STANDARD
+        known = (
+            (standard and node.op_type in supported - _DATA_DEPENDENT)
+            or (node.domain == "com.microsoft" and node.op_type in _MICROSOFT)
+            or ("" if standard else node.domain, node.op_type) in EXPANDED
+        )
+        if not known:
             label = (
                 f"{node.domain}::{node.op_type}" if node.domain not in _STANDARD else node.op_type
             )
@@ -291,10 +304,20 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
             f"  {label} ({len(nodes)}): {', '.join(nodes[:5])}{', ...' if len(nodes) > 5 else ''}"
             for label, nodes in sorted(found.items())
         ]
+        advice = (
+            "Replace them in the model, or cut the graph before them (onnx.utils.extract_model)"
+        )
+        if any(label.startswith("com.microsoft.nchwc::") for label in found):
+            advice = (
+                "Operators of com.microsoft.nchwc hold weights in the order of one machine: let "
+                "ONNX Runtime save its optimized model with ORT_ENABLE_EXTENDED, not "
+                "ORT_ENABLE_ALL. "
+                f"Others: {advice[0].lower()}{advice[1:]}"
+            )
         raise UnsupportedError(
             "the model uses operators that gtco does not support:\n"
             + "\n".join(lines)
-            + "\nReplace them in the model, or cut the graph before them (onnx.utils.extract_model)"
+            + f"\n{advice}"
         )
 
 

@@ -1,0 +1,74 @@
+"""What ONNX Runtime's optimizer writes, loops, and a few standard operators, in standard operators.
+
+    FusedMatMul(a, b) {transB, alpha}  ->  MatMul(a, Transpose(b)) * alpha
+    Loop(3, true, x) {body}            ->  body(body(body(x)))
+
+Everything behind this sees the spelling of a plain export, so it becomes the same stages. A rule
+knows the shapes of its inputs, so it writes constants where a general definition would compute with
+shapes.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from gtco.errors import UnsupportedError
+from gtco.frontend.expansion.rules import RULES
+from gtco.frontend.expansion.walk import Unsuitable, Walk
+from gtco.frontend.messages import nodes
+
+EXPANDED = frozenset(RULES)
+_STANDARD = ("", "ai.onnx")
+
+
+def adopt(model: onnx.ModelProto) -> None:
+    """Move to ONNX Runtime's domain what it writes into the standard one, which has not got it:
+    SimplifiedLayerNormalization, and LayerNormalization before opset 17. Changes ``model``."""
+    opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
+    foreign = {"SimplifiedLayerNormalization"} | ({"LayerNormalization"} if opset < 17 else set())
+    found = [n for n in nodes(model.graph) if n.domain in _STANDARD and n.op_type in foreign]
+    for node in found:
+        node.domain = "com.microsoft"
+    if found and all(entry.domain != "com.microsoft" for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+
+
+def expand(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without the operators in ``EXPANDED``; ``model`` itself where it has none.
+
+    Every input has to have its shape. Raises :class:`UnsupportedError` for a use of an operator
+    that has no such form, naming the node.
+    """
+    if not any(_key(node) in EXPANDED for node in nodes(model.graph)):
+        return model
+    walk = Walk(model, RULES)
+    names: dict[str, str] = {}
+    try:
+        walk.all(model.graph.node, names, keep=True)
+    except Unsuitable as reason:
+        raise UnsupportedError(f"{walk.node}: {reason}") from reason
+    writer = walk.writer
+    for value in model.graph.output:
+        if (now := names.get(value.name, value.name)) != value.name:
+            writer.append(onnx.helper.make_node("Identity", [now], [value.name], name=now))
+    written = onnx.ModelProto()
+    written.CopyFrom(model)
+    for part in (written.graph.node, written.graph.value_info):
+        del part[:]
+    written.graph.node.extend(writer.nodes)
+    written.graph.initializer.extend(writer.initializers)
+    # ONNX infers nothing behind what is left of other domains
+    left = {name for node in writer.nodes if _key(node)[0] for name in node.output}
+    written.graph.value_info.extend(
+        onnx.helper.make_value_info(name, writer.types[name])
+        for name in sorted(left)
+        if name in writer.types
+    )
+    return written
+
+
+def _key(node: onnx.NodeProto) -> tuple[str, str]:
+    return ("" if node.domain in _STANDARD else node.domain, node.op_type)
+
+
+__all__ = ["EXPANDED", "adopt", "expand"]

@@ -1,0 +1,89 @@
+"""The walk over a model's nodes: what has a rule is written out by it, the rest is copied.
+
+Names: in the main graph every tensor keeps its name, so that types and errors speak of it. A body
+that is written out several times gets new names each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+
+from gtco.frontend.expansion.writer import MICROSOFT, Unsuitable, Writer
+from gtco.frontend.messages import subgraphs
+
+Key = tuple[str, str]  # domain, operator
+# What a node's outputs are called afterwards.
+Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
+
+
+class Walk:
+    """``node`` is the label of the node being written out, for messages."""
+
+    def __init__(self, model: onnx.ModelProto, rules: Mapping[Key, Rule]) -> None:
+        self.writer = Writer(model)
+        self.node = ""
+        self._rules = rules
+
+    def all(self, graph_nodes: Sequence[onnx.NodeProto], names: dict[str, str], keep: bool) -> None:
+        """Write nodes behind those that are there. ``names`` are what their inputs are called by
+        now; their outputs are added to it. ``keep``: outputs keep their names.
+        """
+        for given in graph_nodes:
+            node = renamed(given, names)
+            rule = self._rules.get((_domain(node.domain), node.op_type))
+            if rule is not None:
+                label = node.name or (node.output[0] if node.output else node.op_type)
+                self.node = f"node '{label}' ({node.op_type})"
+                self.writer.label(label)
+                made = rule(self, node)
+                for place, old in enumerate(given.output):
+                    new = made[place] if place < len(made) else ""
+                    if old and not new:
+                        raise Unsuitable(f"its output {place} ('{old}') is not supported")
+                    names[old] = new
+                continue
+            if not keep:
+                outputs = [self.writer.fresh(name) if name else "" for name in given.output]
+                names.update({a: b for a, b in zip(given.output, outputs, strict=True) if a})
+                del node.output[:]
+                node.output.extend(outputs)
+            self.writer.append(node)
+
+    def inside(self, graph: onnx.GraphProto) -> dict[str, str]:
+        """The new names of a nested graph's own initializers, which now are the model's."""
+        names: dict[str, str] = {}
+        for tensor in graph.initializer:
+            moved = onnx.TensorProto()
+            moved.CopyFrom(tensor)
+            moved.name = names[tensor.name] = self.writer.fresh(tensor.name)
+            self.writer.initializers.append(moved)
+            self.writer.know(moved)
+        return names
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """A copy whose inputs, and what its nested graphs read from outside, have their new names."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for place, name in enumerate(node.input):
+        copy.input[place] = names.get(name, name)
+    for attribute in copy.attribute:
+        for graph in subgraphs(attribute):
+            own = {v.name for v in (*graph.input, *graph.initializer)}
+            own |= {name for inner in graph.node for name in inner.output}
+            outer = {old: new for old, new in names.items() if old not in own}
+            kept = [renamed(inner, outer) for inner in graph.node]
+            del graph.node[:]
+            graph.node.extend(kept)
+            for value in graph.output:
+                value.name = outer.get(value.name, value.name)
+    return copy
+
+
+__all__ = ["MICROSOFT", "Key", "Rule", "Unsuitable", "Walk", "renamed"]

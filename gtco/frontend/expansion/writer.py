@@ -1,0 +1,257 @@
+"""What operators are written out with: nodes of standard operators, whose types and, where they are
+shapes, flags or counts, values are known as soon as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import numpy
+import onnx
+import onnx.defs
+from onnx import TypeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from gtco.frontend.messages import nodes
+
+MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime's optimizer writes
+_STANDARD = ("", "ai.onnx")
+# A value of more elements is data, and nothing that sizes, conditions or counts are made from.
+_SMALL = 1 << 12
+# What shapes, conditions and counts are computed with.
+_ARITHMETIC = frozenset(
+    """Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Flatten Floor Gather
+    GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg
+    Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Slice Split Sqrt Squeeze Sub
+    Tile Transpose Unsqueeze Where Xor""".split()
+)
+# The first output has the first input's type, and ONNX infers none for it.
+_ALIKE = frozenset(
+    [
+        ("", "GroupNormalization"),
+        ("", "MeanVarianceNormalization"),
+        *((MICROSOFT, kind) for kind in ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")),
+    ]
+)
+
+
+class Unsuitable(Exception):
+    """A use of an operator that cannot be written out; the message says why."""
+
+
+class Writer:
+    """The nodes written so far, in order, and the tensors that they were written with.
+
+    ``types`` and ``values`` are what is known of tensors by name; a tensor is in neither where its
+    type is not known before the model runs.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._opsets = list(model.opset_import)
+        self.opset = next((o.version for o in self._opsets if o.domain in _STANDARD), 1)
+        self._ir = model.ir_version
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.types: dict[str, TypeProto] = {}
+        self.values: dict[str, numpy.ndarray] = {}
+        self._taken = _names(model.graph)
+        self._given_out = {value.name for value in model.graph.output}
+        self._label = ""
+        for value in model.graph.input:
+            self.types[value.name] = value.type
+        for tensor in model.graph.initializer:
+            self.know(tensor)
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def know(self, tensor: onnx.TensorProto) -> None:
+        """An initializer's type and, where it is small, its value."""
+        self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        if prod(tensor.dims) <= _SMALL and tensor.data_type != onnx.TensorProto.STRING:
+            self.values[tensor.name] = numpy_helper.to_array(tensor)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        kind = self.types.get(name)
+        if kind is not None and kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"):
+            dims = kind.tensor_type.shape.dim
+            if all(dim.HasField("dim_value") for dim in dims):
+                return tuple(dim.dim_value for dim in dims)
+        raise Unsuitable(f"the shape of its input '{name}' is not known before the model runs")
+
+    def dtype(self, name: str) -> int:
+        """The element type, in ONNX's numbers."""
+        kind = self.types.get(name)
+        if kind is None or not kind.HasField("tensor_type"):
+            raise Unsuitable(f"the type of its input '{name}' is not known before the model runs")
+        return int(kind.tensor_type.elem_type)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def label(self, name: str) -> None:
+        """Nodes written from now on come from the model's node of this name."""
+        self._label = name
+
+    def fresh(self, hint: str) -> str:
+        name, number = hint, 0
+        while name in self._taken:
+            number += 1
+            name = f"{hint}_{number}"
+        self._taken.add(name)
+        return name
+
+    def constant(self, value: Any, dtype: int, hint: str = "constant") -> str:
+        """A new initializer; ``dtype`` in ONNX's numbers."""
+        array = numpy.asarray(value).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        tensor = numpy_helper.from_array(array, self.fresh(f"{self._label}/{hint}"))
+        self.initializers.append(tensor)
+        self.know(tensor)
+        return str(tensor.name)
+
+    def integers(self, value: Any) -> str:
+        return self.constant(value, onnx.TensorProto.INT64)
+
+    def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """The first output of a new node."""
+        name = f"{self._label}/{kind}"
+        output = self.fresh(f"{name}_output")
+        node = helper.make_node(kind, inputs, [output], name=name, domain=domain, **attributes)
+        self.append(node)
+        return output
+
+    def append(self, node: onnx.NodeProto) -> None:
+        """A finished node. Where its results are small and known, they become initializers, unless
+        the model gives them out."""
+        results = self._results(node)
+        if results is None or self._given_out.intersection(node.output):
+            self.nodes.append(node)
+            self.types.update(self._inferred(node))
+            return
+        for name, array in zip(node.output, results, strict=True):
+            if name:
+                self.initializers.append(numpy_helper.from_array(array, name))
+                self.know(self.initializers[-1])
+
+    def reshape(self, x: str, shape: Sequence[int]) -> str:
+        if tuple(shape) == self.shape(x):
+            return x
+        return self.add("Reshape", x, self.integers(list(shape)))
+
+    def transpose(self, x: str, order: Sequence[int]) -> str:
+        return x if list(order) == sorted(order) else self.add("Transpose", x, perm=list(order))
+
+    def slice(self, x: str, axis: int, start: int, stop: int) -> str:
+        if (start, stop) == (0, self.shape(x)[axis]):
+            return x
+        return self.add("Slice", x, *(self.integers([v]) for v in (start, stop, axis)))
+
+    def split(self, x: str, sizes: Iterable[int], axis: int) -> list[str]:
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(self.slice(x, axis, start, start + size))
+            start += size
+        return parts
+
+    def mean(self, x: str, axes: Sequence[int]) -> str:
+        """Over ``axes``, which stay with size 1."""
+        if self.opset < 18:
+            return self.add("ReduceMean", x, axes=list(axes), keepdims=1)
+        return self.add("ReduceMean", x, self.integers(list(axes)), keepdims=1)
+
+    def cast(self, x: str, dtype: int) -> str:
+        return x if self.dtype(x) == dtype else self.add("Cast", x, to=dtype)
+
+    def scaled(self, x: str, factor: float) -> str:
+        return x if factor == 1.0 else self.add("Mul", x, self.constant(factor, self.dtype(x)))
+
+    # -- inference -------------------------------------------------------------------------------
+
+    def _results(self, node: onnx.NodeProto) -> list[numpy.ndarray] | None:
+        """The values of all outputs where they follow from what is known; else None."""
+        if node.domain not in _STANDARD:
+            return None
+        if node.op_type == "Constant":
+            value = _constant(node)
+            return None if value is None else [value]
+        if node.op_type in ("Shape", "Size"):
+            return self._measured(node)
+        known = [self.values.get(name) for name in node.input if name]
+        if node.op_type not in _ARITHMETIC or not known or any(v is None for v in known):
+            return None
+        inferred = self._inferred(node)
+        sizes = [prod(d.dim_value for d in t.tensor_type.shape.dim) for t in inferred.values()]
+        if any(size > _SMALL for size in sizes):
+            return None
+        feeds = {name: self.values[name] for name in node.input if name}
+        graph = helper.make_graph(
+            [node],
+            "one_node",
+            [helper.make_value_info(name, self.types[name]) for name in feeds],
+            [helper.make_value_info(name, TypeProto()) for name in node.output if name],
+        )
+        model = helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir)
+        try:
+            found = ReferenceEvaluator(model).run(None, feeds)
+        except Exception:  # a damaged model: whoever translates the node says what is wrong
+            return None
+        results = iter(found)
+        arrays = [numpy.asarray(next(results)) if name else numpy.empty(0) for name in node.output]
+        return arrays if all(array.size <= _SMALL for array in arrays) else None
+
+    def _measured(self, node: onnx.NodeProto) -> list[numpy.ndarray] | None:
+        try:
+            shape = self.shape(node.input[0])
+        except Unsuitable:
+            return None
+        if node.op_type == "Size":
+            return [numpy.asarray(prod(shape), numpy.int64)]
+        ends = {a.name: a.i for a in node.attribute}
+        return [numpy.asarray(shape[ends.get("start") : ends.get("end")], numpy.int64)]
+
+    def _inferred(self, node: onnx.NodeProto) -> dict[str, TypeProto]:
+        """The types of the node's outputs; without those that do not follow."""
+        given = [name for name in node.input if name]
+        if any(name not in self.types for name in given):
+            return {}
+        if (node.domain, node.op_type) in _ALIKE:
+            alike = [name for i, name in enumerate(node.output) if name and i in (0, 3)]
+            return {name: self.types[node.input[0]] for name in alike}
+        if node.domain not in _STANDARD:
+            return {}
+        nested = any(a.HasField("g") or a.graphs for a in node.attribute)
+        try:
+            return dict(
+                onnx.shape_inference.infer_node_outputs(
+                    onnx.defs.get_schema(node.op_type, self.opset, ""),
+                    node,
+                    self.types if nested else {name: self.types[name] for name in given},
+                    {
+                        name: numpy_helper.from_array(self.values[name], name)
+                        for name in given
+                        if name in self.values
+                    },
+                    opset_imports=self._opsets,
+                    ir_version=self._ir,
+                )
+            )
+        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError):
+            return {}
+
+
+def _constant(node: onnx.NodeProto) -> numpy.ndarray | None:
+    """What a Constant node gives; None for strings and sparse tensors."""
+    attribute = node.attribute[0]
+    value = helper.get_attribute_value(attribute)
+    if attribute.name == "value" and value.data_type != onnx.TensorProto.STRING:
+        return numpy_helper.to_array(value)
+    dtypes = {"value_float": "float32", "value_int": "int64"}
+    dtype = dtypes.get(attribute.name.removesuffix("s"))
+    return None if dtype is None else numpy.asarray(value, dtype)
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Every tensor's name, in nested graphs too."""
+    inside = {name for node in nodes(graph) for name in (*node.input, *node.output)}
+    values = (*graph.input, *graph.output, *graph.initializer)
+    return inside | {value.name for value in values}
