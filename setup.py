@@ -50,11 +50,13 @@ EXTRAS = {
 
 
 def version() -> str:
-    """``__version__`` of gtco/version.py, read and not imported: its requirements may be absent."""
-    text = (ROOT / "gtco" / "version.py").read_text()
+    """``__version__`` of gtco/support/version.py, read and not imported: gtco's
+    requirements may be absent.
+    """
+    text = (ROOT / "gtco" / "support" / "version.py").read_text()
     found = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if not found:
-        raise SystemExit("setup.py: gtco/version.py has no line that sets __version__")
+        raise SystemExit("setup.py: gtco/support/version.py has no line that sets __version__")
     return found.group(1)
 
 
@@ -74,7 +76,7 @@ setup(
     packages=find_packages(include=["gtco", "gtco.*", "models", "models.*", "bench", "bench.*"]),
     package_data={
         "gtco.runtime": ["csrc/*"],
-        "gtco.search": ["measured/*.jsonl"],
+        "gtco.search.records": ["measured/*.jsonl"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco": ["py.typed"],
     },

@@ -1,29 +1,54 @@
-"""``python -m bench NAME [options]``: run ``bench/NAME.py``'s ``main(argv)``."""
+"""``python -m bench NAME [options]``: runs ``main(argv)`` of the benchmark of that name."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-from gtco.errors import GtcoError
+from gtco.support.errors import GtcoError
 
+# A benchmark's name, the folder that it lies in, and what it measures.
 BENCHMARKS = {
-    "end_to_end": "every system on whole models, interleaved (the README's table)",
-    "readme": "the README's table and that of best peers, from what end_to_end wrote",
-    "check_models": "the whole family: does it compile, is it right, how fast, by which kernels",
-    "partition": "DPOF's unique subgraphs on DETR, beside GTCO's Table IV",
-    "memory_bound": "normalisation, softmax, gates and movement beside the machine's limits",
-    "convolutions": "convolutions, stems, heads and small products beside both ONNX peers",
-    "gemm": "products with constant weights in fp32 and bf16, as shares of the peak",
-    "policy": "the analytic policy's picks beside the best that measuring finds",
-    "ablation": "models compiled without one technique each (GTCO's Table III)",
-    "tuning": "what measuring gains: untuned and tuned libraries and peers, interleaved",
-    "scheduler": "the subgraph scheduler beside round-robin and TVM's, on the same readings",
-    "trials": "trials until MetaSchedule's latency is matched (GTCO's Table V)",
-    "cost_model": "the tuner's learned cost model: its ranking, and its search at equal trials",
-    "compile_time": "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
-    "gpu": "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU",
-    "runtime_overhead": "time of opening a library and time of a call outside its kernels",
+    "end_to_end": ("models", "every system on whole models, interleaved (the README's table)"),
+    "readme": ("models", "the README's table and that of best peers, from what end_to_end wrote"),
+    "check_models": (
+        "models",
+        "the whole family: does it compile, is it right, how fast, by which kernels",
+    ),
+    "partition": ("search", "DPOF's unique subgraphs on DETR, beside GTCO's Table IV"),
+    "memory_bound": (
+        "kernels",
+        "normalisation, softmax, gates and movement beside the machine's limits",
+    ),
+    "convolutions": (
+        "kernels",
+        "convolutions, stems, heads and small products beside both ONNX peers",
+    ),
+    "gemm": ("kernels", "products with constant weights in fp32 and bf16, as shares of the peak"),
+    "policy": ("search", "the analytic policy's picks beside the best that measuring finds"),
+    "ablation": ("models", "models compiled without one technique each (GTCO's Table III)"),
+    "tuning": (
+        "models",
+        "what measuring gains: untuned and tuned libraries and peers, interleaved",
+    ),
+    "scheduler": (
+        "search",
+        "the subgraph scheduler beside round-robin and TVM's, on the same readings",
+    ),
+    "trials": ("search", "trials until MetaSchedule's latency is matched (GTCO's Table V)"),
+    "cost_model": (
+        "search",
+        "the tuner's learned cost model: its ranking, and its search at equal trials",
+    ),
+    "compile_time": (
+        "models",
+        "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
+    ),
+    "gpu": ("gpu", "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU"),
+    "runtime_overhead": (
+        "models",
+        "time of opening a library and time of a call outside its kernels",
+    ),
 }
 
 
@@ -32,10 +57,11 @@ def main(argv: list[str]) -> int:
         asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
         out = sys.stdout if asked_for_help else sys.stderr
         print("usage: python -m bench NAME [options]   (NAME --help shows the options)\n", file=out)
-        for name, what in BENCHMARKS.items():
+        for name, (_, what) in BENCHMARKS.items():
             print(f"  {name:18} {what}", file=out)
         return 0 if asked_for_help else 2
-    module = importlib.import_module(f"bench.{argv[0]}")
+    folder, _ = BENCHMARKS[argv[0]]
+    module = importlib.import_module(f"bench.{folder}.{argv[0]}")
     try:
         return int(module.main(argv[1:]) or 0)
     except GtcoError as error:

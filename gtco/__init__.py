@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gtco.errors import GtcoError
-from gtco.version import __version__
+from gtco.support.errors import GtcoError
+from gtco.support.version import __version__
 
 if TYPE_CHECKING:
-    from gtco.compiled import CompiledModel
     from gtco.compiler import compile_model, compile_to_file
-    from gtco.options import Tune
+    from gtco.driver.compiled import CompiledModel
     from gtco.runtime.module import Model, load
+    from gtco.support.options import Tune
 
 __all__ = [
     "CompiledModel",
@@ -32,10 +32,10 @@ __all__ = [
 _HOMES = {
     "compile_model": "gtco.compiler",
     "compile_to_file": "gtco.compiler",
-    "CompiledModel": "gtco.compiled",
+    "CompiledModel": "gtco.driver.compiled",
     "load": "gtco.runtime.module",
     "Model": "gtco.runtime.module",
-    "Tune": "gtco.options",
+    "Tune": "gtco.support.options",
 }
 
 

@@ -1,5 +1,6 @@
 """compile_model: from models to shared libraries. What each model goes through by itself is in
-:mod:`gtco.compilation`; here is what goes over all of them: arguments, tuning, putting in place.
+:mod:`gtco.driver.compilation`; here is what goes over all of them: arguments, tuning, putting in
+place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtco.checks import (
+from gtco.codegen.workers import Workers
+from gtco.driver.checks import (
     check_bundle,
     check_dump,
     check_loadable,
@@ -24,11 +26,19 @@ from gtco.checks import (
     effort_of,
     is_onnx,
 )
-from gtco.codegen.workers import Workers
-from gtco.compilation import Compilation, Progress, silent
-from gtco.compiled import CompiledModel, CompileReport
-from gtco.cores import allowed_cores
-from gtco.errors import (
+from gtco.driver.compilation import Compilation, Progress, silent
+from gtco.driver.compiled import CompiledModel, CompileReport
+from gtco.machine.cores import allowed_cores
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine, target
+from gtco.runtime.artifact import publish_alone
+from gtco.runtime.c_objects import CPU_SOURCES, made_early
+from gtco.runtime.gpu_table import GPU_SOURCES
+from gtco.runtime.module import load
+from gtco.runtime.publish import publish, staging
+from gtco.search.records.records import Record, Records
+from gtco.search.records.shipped import shipped
+from gtco.support.errors import (
     REPORT,
     BuildError,
     InternalError,
@@ -36,16 +46,7 @@ from gtco.errors import (
     RecordError,
     VerificationError,
 )
-from gtco.gpu import GpuTarget
-from gtco.options import CompileOptions, c_compiler, check_whole, path_of
-from gtco.runtime.artifact import publish_alone
-from gtco.runtime.c_objects import CPU_SOURCES, made_early
-from gtco.runtime.gpu_table import GPU_SOURCES
-from gtco.runtime.module import load
-from gtco.runtime.publish import publish, staging
-from gtco.search.records import Record, Records
-from gtco.search.shipped import shipped
-from gtco.target import Machine, target
+from gtco.support.options import CompileOptions, c_compiler, check_whole, path_of
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def compile_model(
     the model will run with: one, a sequence of them, or a dictionary of keyword arguments; other
     values among them become part of the model. A module is compiled as it is in evaluation mode,
     and its parameters, buffers and training flags are left as they were. Options are the fields of
-    :class:`gtco.options.CompileOptions`; ``shapes`` goes with ONNX and ExportedPrograms, whose
-    dimensions may be symbolic. Raises a :class:`gtco.errors.GtcoError` that says what is wrong and
-    what to do.
+    :class:`gtco.support.options.CompileOptions`; ``shapes`` goes with ONNX and ExportedPrograms,
+    whose dimensions may be symbolic. Raises a :class:`gtco.support.errors.GtcoError` that says what
+    is wrong and what to do.
     """
     check_loadable(target(_options(options).target))
     try:
@@ -139,7 +140,7 @@ def candidates_to_file(
     ``output``, one ``.bundle`` that ``gtco measure`` times on a GPU elsewhere; see
     :func:`compile_model`.
     """
-    from gtco.candidates import bundle
+    from gtco.driver.candidates import bundle
 
     chosen = _options(options)
     machine = target(chosen.target)
@@ -248,7 +249,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
                 if known:
                     _say_followed(compilation)
             if effort is not None:
-                from gtco.measuring import measure
+                from gtco.driver.measuring import measure
 
                 assert records is not None
                 measure(compilations, workers, records, effort)

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gtco.errors import OptionError
+from gtco.support.errors import OptionError
 from models.detr import Detr
 from models.export import export_onnx
 from models.layers import upsample

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gtco.errors import GtcoError, OptionError
+from gtco.support.errors import GtcoError, OptionError
 from models import MODELS, create, example_inputs, export_onnx
 from models.export import EXPORTERS
 

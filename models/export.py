@@ -16,7 +16,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from gtco.errors import ModelError, OptionError
+from gtco.support.errors import ModelError, OptionError
 
 EXPORTERS = ("dynamo", "torchscript")
 

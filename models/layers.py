@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtco.errors import OptionError
+from gtco.support.errors import OptionError
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gtco.errors import ModelError
+from gtco.support.errors import ModelError
 from models.layers import LayerScale
 from models.resnet import Bottleneck, FrozenBatchNorm2d
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from gtco.codegen.load import load
-from gtco.target import V4, Target, detect, target
+from gtco.machine.target import V4, Target, detect, target
 from gtco.tensor import space
-from gtco.tensor.emit import Emitter, KernelArguments, kernel
+from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.packing import Packing
 from gtco.tensor.reference import evaluate
-from gtco.tensor.sketch import streaming
+from gtco.tensor.sketch.shared import streaming
 from gtco.tensor.space import Config, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
 

@@ -14,10 +14,10 @@ import onnxruntime
 import pytest
 from onnx import TypeProto, helper, numpy_helper
 
-from gtco.errors import UnsupportedError
 from gtco.frontend.onnx import load_onnx
 from gtco.graph.graph import Graph
-from gtco.graph.lower import lower
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import UnsupportedError
 
 Arrays = Mapping[str, np.ndarray]
 

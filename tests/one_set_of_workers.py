@@ -1,8 +1,8 @@
 """Workers that outlive a compile: each start of one imports TVM, which takes seconds of CPU, more
 than the kernels of a small model do.
 
-Real processes and real jobs, as a compile's own (``tests/unit/test_workers.py`` tests those). What
-starts ``gtco`` as a process of its own, or hands :class:`Workers` a command, has its own.
+Real processes and real jobs, as a compile's own (``tests/codegen/test_workers.py`` tests those).
+What starts ``gtco`` as a process of its own, or hands :class:`Workers` a command, has its own.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from gtco.cli import (
     run_command,
     tune_command,
 )
-from gtco.errors import GtcoError, guarded
-from gtco.version import __version__
+from gtco.support.errors import GtcoError, guarded
+from gtco.support.version import __version__
 
 # each has add(commands) and main(options)
 COMMANDS = (

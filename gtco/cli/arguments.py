@@ -9,8 +9,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gtco.errors import OptionError
-from gtco.options import (
+from gtco.support.errors import OptionError
+from gtco.support.options import (
     EFFORTS,
     GPU_PRECISIONS,
     LAUNCHES,

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
-from gtco.errors import GtcoError, OptionError, installing
-from gtco.options import GPU_PRECISIONS, PRECISIONS
+from gtco.support.errors import GtcoError, OptionError, installing
+from gtco.support.options import GPU_PRECISIONS, PRECISIONS
 
 # what benchmarks one model in a folder beside peers, the peers, the threads, what the report says
 Runner = tuple[Callable[[str, Sequence[str], Path], Any], Sequence[str], int, dict[str, str]]
@@ -86,7 +86,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace) -> int:
     try:
-        from bench import suite
+        from bench.harness import suite
     except ImportError as error:
         raise OptionError(
             f"the benchmark harness is not there ({error}): {installing('bench')} installs it and "
@@ -121,7 +121,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _able(peers: Sequence[str], model: str) -> list[str]:
     """The peers that can run this model: some need its source, which an .onnx file has not."""
-    from bench.peers import NEEDS_MODEL, peer_of
+    from bench.harness.peers import NEEDS_MODEL, peer_of
 
     read = Path(model).suffix == ".onnx"
     return [peer for peer in peers if not (read and peer_of(peer) in NEEDS_MODEL)]
@@ -129,7 +129,7 @@ def _able(peers: Sequence[str], model: str) -> list[str]:
 
 def _refuse_unable(options: argparse.Namespace, peers: Sequence[str]) -> None:
     """Peers that were asked for by name must be able to run every model."""
-    from bench.workload import TORCH_NEEDS_SOURCE
+    from bench.harness.workload import TORCH_NEEDS_SOURCE
 
     for model in options.models:
         unable = sorted({*peers} - {*_able(peers, model)})
@@ -138,7 +138,7 @@ def _refuse_unable(options: argparse.Namespace, peers: Sequence[str]) -> None:
 
 
 def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
-    from bench import suite, workload
+    from bench.harness import suite, workload
 
     precision = options.precision or "fp32"
     if precision not in PRECISIONS:
@@ -166,7 +166,8 @@ def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
 
 
 def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
-    from bench import gpu_suite, suite
+    from bench.gpu import suite as gpu_suite
+    from bench.harness import suite
 
     if options.threads:
         raise OptionError("--threads is of CPUs, and the target is a GPU")

@@ -34,7 +34,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    from gtco.torchless import import_tvm
+    from gtco.support.torchless import import_tvm
 
     import_tvm()
     from gtco.compiler import candidates_to_file

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, size, stdout
-from gtco.errors import OptionError, VerificationError
 from gtco.runtime.publish import weights_beside
+from gtco.support.errors import OptionError, VerificationError
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
 def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     """Compile ``models`` with what :func:`add_made` was given; summaries on standard output."""
     from gtco.codegen.processes import early
-    from gtco.torchless import import_tvm, uninterrupted
+    from gtco.support.torchless import import_tvm, uninterrupted
 
     outputs = [options.output or arguments.beside(model, ".so") for model in models]
     if outputs[0].suffix != ".so":

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from gtco.cli.console import stdout
 from gtco.cli.inspect_command import measured_peak
-from gtco.cores import allowed_cores, cpu_quota
-from gtco.errors import GtcoError
+from gtco.machine.cores import allowed_cores, cpu_quota
+from gtco.machine.target import Target, cpu_name, detect
 from gtco.runtime.driver import name_of, open_driver
-from gtco.target import Target, cpu_name, detect
-from gtco.version import __version__
+from gtco.support.errors import GtcoError
+from gtco.support.version import __version__
 
 # with the version that setup.py pins; a test holds the two together
 NEEDED = {
@@ -144,7 +144,7 @@ def machine_checks(measure: bool) -> list[Check]:
 def gpu_checks() -> list[Check]:
     """Whether code for GPUs can be made here, and which GPUs there are to run it."""
     from gtco.codegen import nvrtc
-    from gtco.gpu import ARCHITECTURES
+    from gtco.machine.gpu import ARCHITECTURES
 
     try:
         known = f"{nvrtc.version()} (code for {', '.join(ARCHITECTURES)})"
@@ -188,10 +188,10 @@ def bfloat16_products(target: Target) -> str:
 
 def rates_check(target: Target) -> Check:
     """Whether this machine's micro-kernels have been measured, in circumstances that still hold."""
-    from gtco.options import cache_folder
+    from gtco.support.options import cache_folder
 
     try:
-        from gtco.search.profile import cached
+        from gtco.search.calibration.profile import cached
 
         measured = cached(target) is not None
     except ImportError as error:
@@ -232,7 +232,7 @@ def _package(name: str, pin: str, fix: str, needed: bool) -> Check:
 
 def compiler_check() -> Check:
     """The C compiler that links the artifact."""
-    from gtco.options import c_compiler
+    from gtco.support.options import c_compiler
 
     try:
         path = c_compiler()

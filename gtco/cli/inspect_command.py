@@ -18,8 +18,8 @@ from rich.table import Table
 from gtco.cli import arguments
 from gtco.cli.console import Phases, milliseconds, size, stdout, text
 from gtco.cli.run_command import make_inputs
-from gtco.errors import ArtifactError, GtcoError, OptionError
-from gtco.options import PRECISIONS
+from gtco.support.errors import ArtifactError, GtcoError, OptionError
+from gtco.support.options import PRECISIONS
 
 if TYPE_CHECKING:
     from gtco.runtime.module import Model
@@ -71,7 +71,7 @@ class Inspection:
 
 def main(options: argparse.Namespace) -> int:
     if options.model.suffix == ".onnx":
-        from gtco.torchless import import_tvm
+        from gtco.support.torchless import import_tvm
 
         import_tvm()
         from gtco.compiler import compile_to_file
@@ -155,7 +155,7 @@ def _details(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def measured_peak(threads: int, precision: str) -> tuple[float | None, str | None]:
     """The machine's FLOP/s on this many threads, or the reason why it is not known."""
     try:
-        from gtco.search.profile import measure_peak
+        from gtco.search.calibration.profile import measure_peak
 
         return float(measure_peak(threads, operand=PRECISIONS[precision])), None
     except (GtcoError, ImportError) as error:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
-from gtco.errors import OptionError
-from gtco.options import check_place
+from gtco.support.errors import OptionError
+from gtco.support.options import check_place
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -41,7 +41,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    from gtco.search.records import to_lines
+    from gtco.search.records.records import to_lines
     from gtco.tuning.offline import measure
 
     output = options.output or arguments.beside(options.bundle, ".jsonl")

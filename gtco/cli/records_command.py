@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gtco.cli.console import stdout, text
-from gtco.errors import RecordError
-from gtco.search.records import Record, Records, from_lines, to_lines
-from gtco.search.standing import only_standing, stood
+from gtco.search.records.records import Record, Records, from_lines, to_lines
+from gtco.search.records.standing import only_standing, stood
+from gtco.support.errors import RecordError
 from gtco.tensor.stage import Stage
 
 A_FILE = "a file of records, as --records of gtco compile and gtco tune makes"

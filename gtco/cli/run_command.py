@@ -15,8 +15,8 @@ from rich.table import Table
 
 from gtco.cli import arguments
 from gtco.cli.console import stdout
-from gtco.dtypes import is_float, numpy_dtype
-from gtco.errors import BuildError, InputError
+from gtco.support.dtypes import is_float, numpy_dtype
+from gtco.support.errors import BuildError, InputError
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # what an .npy and an .npz file begin with
 

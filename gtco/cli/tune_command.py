@@ -14,8 +14,8 @@ from typing import Any
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.compile_command import add_made, compile_models
 from gtco.cli.console import Phases, stdout
-from gtco.errors import OptionError
-from gtco.options import EFFORTS, Tune
+from gtco.support.errors import OptionError
+from gtco.support.options import EFFORTS, Tune
 
 ENDLESS = 30 * 24 * 3600.0  # seconds: as good as no limit, where trials are counted
 
@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> int:
 
 def show_spaces(options: argparse.Namespace) -> int:
     """A table for each model."""
-    from gtco.torchless import import_tvm
+    from gtco.support.torchless import import_tvm
 
     import_tvm()
     from gtco.compiler import space_sizes

@@ -9,9 +9,9 @@ from typing import Any
 from gtco.codegen.cuda import Compiler, gpu_code, listing
 from gtco.codegen.llvm import lower, object_code
 from gtco.codegen.nvrtc import Image, compile_cuda
-from gtco.errors import describe
-from gtco.gpu import GpuTarget
-from gtco.target import Machine, Target
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine, Target
+from gtco.support.errors import describe
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch import space_of

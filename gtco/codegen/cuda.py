@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 
 from gtco.codegen.nvrtc import Image, compile_cuda
-from gtco.gpu import GPUS, GpuTarget
+from gtco.machine.gpu import GPUS, GpuTarget
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.cuda.source import bounded
 from gtco.tensor.space import Rejection
@@ -25,7 +25,7 @@ def gpu_code(
 ) -> dict[str, Image] | Rejection:
     """The program's image for each architecture, or why one of them could not launch it. Where
     ``ptx``, that of ``target.portable`` has its PTX. What the compiler refuses is a
-    :class:`gtco.errors.BuildError`.
+    :class:`gtco.support.errors.BuildError`.
     """
     if wrong := _unlaunchable(program, target):
         return wrong

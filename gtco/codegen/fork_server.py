@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from gtco.codegen.processes import die_with_parent
-from gtco.garbage import uncollected
+from gtco.support.garbage import uncollected
 
 NOT_STARTED = 0  # in the place of a process's number
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.spilling import StandIns, without_spills
 from gtco.codegen.workers import Workers
-from gtco.errors import REPORT, BuildError, InternalError
-from gtco.target import Machine
+from gtco.machine.target import Machine
+from gtco.support.errors import REPORT, BuildError, InternalError
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, make_stage
 

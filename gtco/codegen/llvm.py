@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from gtco.codegen import round_bfloat16
-from gtco.target import Target
+from gtco.machine.target import Target
 
 # LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
 # counter for one that never wraps, as in ``for i in range(16): y[i] = x[i & 3]``. Kernels say

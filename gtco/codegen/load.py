@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gtco.codegen.llvm import object_code
-from gtco.errors import BuildError
-from gtco.options import c_compiler
-from gtco.target import Target
-from gtco.toolchain import run_compiler
+from gtco.machine.target import Target
+from gtco.support.errors import BuildError
+from gtco.support.options import c_compiler
+from gtco.support.toolchain import run_compiler
 
 
 def load(functions: Sequence[Any], target: Target) -> ctypes.CDLL:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gtco.tensor.cuda
-from gtco.errors import BuildError, installing
+from gtco.support.errors import BuildError, installing
 
 INSTALL = f"{installing('cuda')} (no GPU and no CUDA toolkit are needed to compile)"
 DEVICE = Path(gtco.tensor.cuda.__file__).parent / "device"  # our headers: "gtco/gemm.cuh"

@@ -10,8 +10,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from gtco.tensor.bfloat16 import ROUND, rounded_by_integers
-from gtco.tensor.emit import lanes_of
+from gtco.tensor.emit.bfloat16 import ROUND, rounded_by_integers
+from gtco.tensor.emit.emitter import lanes_of
 
 INSTRUCTION = "avx512bf16"
 VECTORS = (2, 4, 8, 16, 32)  # lanes

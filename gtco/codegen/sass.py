@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gtco.errors import BuildError
+from gtco.support.errors import BuildError
 
 PACKAGES = {
     "cuobjdump": "nvidia-cuda-cuobjdump",

@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 from multiprocessing.connection import Connection
 
-from gtco.errors import describe
-from gtco.torchless import import_tvm
+from gtco.support.errors import describe
+from gtco.support.torchless import import_tvm
 
 import_tvm()
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, build  # noqa: E402

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gtco.codegen.build import Failure, GpuKernel, Job, Kernel
 from gtco.codegen.workers import Workers
-from gtco.target import Machine
+from gtco.machine.target import Machine
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
-from gtco.cores import allowed_cores
+from gtco.machine.cores import allowed_cores
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A model as Relax, in the form that ``gtco.graph.lower.lower`` takes.
+    """A model as Relax, in the form that ``gtco.graph.lower.walk.lower`` takes.
 
     ``module``'s function ``main`` takes ``inputs`` and ``weights``, by the parameter names in
     ``parameters`` (parameter -> name of the input or weight), and returns one tensor or a tuple of

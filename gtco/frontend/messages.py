@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from gtco.errors import ModelError
+from gtco.support.errors import ModelError
 
 MAX_ELEMENTS = 1 << 40  # of one tensor: beyond it sizes were damaged, and products may wrap
 

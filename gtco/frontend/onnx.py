@@ -23,13 +23,13 @@ import onnx
 import onnx.inliner
 from onnx import helper
 
-from gtco.errors import ModelError, ShapeError, UnsupportedError
 from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import MAX_ELEMENTS, check_functions, check_text, nodes
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
+from gtco.support.errors import ModelError, ShapeError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _DTYPES = frozenset(

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gtco.errors import ModelError, OptionError, installing
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.weights import LARGE
-from gtco.nested import call_arguments, named_tensors
+from gtco.support.errors import ModelError, OptionError, installing
+from gtco.support.nested import call_arguments, named_tensors
 
 if TYPE_CHECKING:
     import torch

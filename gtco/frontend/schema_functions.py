@@ -12,8 +12,8 @@ from collections.abc import Collection
 import onnx
 import onnx.defs
 
-from gtco.errors import UnsupportedError
-from gtco.onnx_functions import written_out
+from gtco.support.errors import UnsupportedError
+from gtco.support.onnx_functions import written_out
 
 _STANDARD = ("", "ai.onnx")
 

@@ -17,8 +17,8 @@ import numpy
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco.errors import ModelError
 from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated
+from gtco.support.errors import ModelError
 
 # From this size on (bytes) a float initializer is a weight, not a shape or a table that an importer
 # wants to look into.

@@ -15,8 +15,8 @@ from typing import Any
 import networkx
 import numpy
 
-from gtco.errors import InputError, ShapeError
 from gtco.graph.infer import infer_type
+from gtco.support.errors import InputError, ShapeError
 from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate as evaluate_operator
 from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gtco.errors import ShapeError
+from gtco.support.errors import ShapeError
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 from gtco.tensor.stage import Dim, TensorType
 

@@ -30,11 +30,11 @@ from math import isfinite
 import numpy as np
 from ml_dtypes import finfo
 
-from gtco.garbage import uncollected
-from gtco.graph.dpof import Floor
-from gtco.graph.fusion import no_floor
+from gtco.graph.fusion.dpof import Floor
+from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
-from gtco.tensor.sketch.depthwise import MOST_INPUTS
+from gtco.support.garbage import uncollected
+from gtco.tensor.sketch.depthwise.cpu import MOST_INPUTS
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 # What casts to it are called.

@@ -21,8 +21,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gtco.errors import BuildError, ShapeError
-from gtco.options import c_compiler
 from gtco.runtime import c_objects
 from gtco.runtime.c_objects import CPU_SOURCES, write_objects
 from gtco.runtime.elf import ABI_VERSION, CONTENTS_NOTE, ID_NOTE, NOTE_NAME, seal
@@ -38,7 +36,9 @@ from gtco.runtime.gpu_table import (
 from gtco.runtime.plan import ALIGNMENT, DTYPES, Step, TensorSpec
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.table import CSRC, header_source, normalize_features, plan_source
-from gtco.toolchain import run_compiler
+from gtco.support.errors import BuildError, ShapeError
+from gtco.support.options import c_compiler
+from gtco.support.toolchain import run_compiler
 
 WEIGHTS_INSIDE_LIMIT = 1_900_000_000  # bytes
 WEIGHTS_MAGIC, WEIGHTS_HEADER_BYTES = b"GTCOWGT1", 4096  # csrc/weights.c

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gtco.errors import BuildError
 from gtco.runtime.table import CSRC
-from gtco.toolchain import Compiling
+from gtco.support.errors import BuildError
+from gtco.support.toolchain import Compiling
 
 CPU_SOURCES = "api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c".split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked.
@@ -23,7 +23,7 @@ _begun: dict[tuple[str, ...], tuple[Compiling, Path]] = {}
 
 def write_objects(sources: Sequence[str], folder: Path, compiler: str) -> list[str]:
     """Writes the objects to the folder, and returns their names. Raises as
-    :func:`gtco.toolchain.run_compiler`.
+    :func:`gtco.support.toolchain.run_compiler`.
     """
     key = _key(sources, compiler)
     names = [Path(source).with_suffix(".o").name for source in sources]

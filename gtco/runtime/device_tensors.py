@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from ctypes import POINTER, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
 from typing import Any
 
-from gtco.errors import InputError
 from gtco.runtime.plan import TensorSpec
+from gtco.support.errors import InputError
 
 CUDA, CUDA_MANAGED = 2, 13  # DLDeviceType
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}  # DLDataTypeCode; 6 is bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from gtco.errors import ArtifactError
+from gtco.support.errors import ArtifactError
 
 NO_DEVICE = 100  # CUresult
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # CUdevice_attribute, of a device's architecture

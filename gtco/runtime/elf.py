@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gtco.errors import ArtifactError
+from gtco.support.errors import ArtifactError
 
 ABI_VERSION = 1  # GTCO_ABI_VERSION in csrc/gtco_api.h
 NOTE_NAME, ID_NOTE, CONTENTS_NOTE = b"gtco\0", 1, 2

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gtco.errors import BuildError
 from gtco.runtime.gpu_plan import GpuArtifact, PersistentKernel
 from gtco.runtime.plan import BufferRef, round_up
 from gtco.runtime.table import c_string, comment_text, plan_document
+from gtco.support.errors import BuildError
 
 GPU_SOURCES = (
     "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c cuda_persistent.c error.c "

@@ -11,9 +11,9 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_
 from pathlib import Path
 from typing import Any
 
-from gtco.errors import ArtifactError
 from gtco.runtime.elf import Kind, read_contents
 from gtco.runtime.plan import TensorSpec
+from gtco.support.errors import ArtifactError
 
 OK, BUSY = 0, 6
 

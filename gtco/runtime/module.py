@@ -14,13 +14,13 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from gtco.errors import ArtifactError, BuildError, InputError, OptionError
-from gtco.options import MOST_THREADS, check_whole
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.tensors import aligned_empty, as_stored, like, to_numpy
+from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
+from gtco.support.options import MOST_THREADS, check_whole
 
 
 def load(

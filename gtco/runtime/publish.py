@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gtco.errors import BuildError
+from gtco.support.errors import BuildError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STAGING = "gtco"  # how the name of a staging folder ends

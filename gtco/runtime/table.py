@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gtco.errors import BuildError
 from gtco.runtime.plan import DTYPES, BufferRef, Step, TensorSpec
+from gtco.support.errors import BuildError
 
 CSRC = Path(__file__).parent / "csrc"
 

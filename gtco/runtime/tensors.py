@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gtco.dtypes import numpy_dtype
-from gtco.errors import InputError
 from gtco.runtime.plan import ALIGNMENT, TensorSpec
+from gtco.support.dtypes import numpy_dtype
+from gtco.support.errors import InputError
 
 
 def aligned_empty(spec: TensorSpec) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The analytic policy: every stage's config from hardware limits and a recursive model, no stage
 measured (Helix, Section 5).
 
-Level 0 and the barrier come from a table (:mod:`gtco.search.rates`); the levels above follow
-equations 1 to 8.
+Level 0 and the barrier come from a table (:mod:`gtco.search.calibration.rates`); the levels above
+follow equations 1 to 8.
 Two readings of the paper differ from its print: a parallel level's scaling (eq. 6) rounds up, since
 a last partial wave takes as long as a whole one, and eq. 2's bandwidth belongs to the memory level
 that holds the working set.
@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from gtco.machine.target import MemoryLevel, Target
+from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
-from gtco.search.rates import RateTable
-from gtco.target import MemoryLevel, Target
 from gtco.tensor.intrinsics.table import kinds, micro_kernels
-from gtco.tensor.sketch.winograd_transform import least_products
+from gtco.tensor.sketch.winograd.transform import least_products
 from gtco.tensor.space import Config, Decision, Option, Sketch
 from gtco.tensor.stage import Operator, TensorType
 from gtco.tensor.workload import Stream, Workload

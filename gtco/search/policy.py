@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from gtco.target import Machine
+from gtco.machine.target import Machine
 from gtco.tensor.space import Config, Pick, Rejection, Sketch, Space
 from gtco.tensor.stage import Operator, Stage, TensorType
 

@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gtco.errors import describe
-from gtco.target import Machine
+from gtco.machine.target import Machine
+from gtco.support.errors import describe
 from gtco.tensor.sketch import possible, space_of
 from gtco.tensor.space import Config, Pick, Sketch, check
 from gtco.tensor.stage import Operator, Stage, TensorType

@@ -20,10 +20,10 @@ from math import inf
 from statistics import median
 from typing import Any
 
+from gtco.machine.target import Machine
 from gtco.search.policy import Policy, priced
-from gtco.search.records import Record, Records, circumstances, measured_gpu
-from gtco.search.standing import all_standing, last_ends, standing, stood
-from gtco.target import Machine
+from gtco.search.records.records import Record, Records, circumstances, measured_gpu
+from gtco.search.records.standing import all_standing, last_ends, standing, stood
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType

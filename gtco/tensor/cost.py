@@ -3,7 +3,8 @@ program that each operator emits for one vector.
 
 The unit is the time of one simple vector instruction: level 0's ``vector`` or, in operators that
 are chains of many, its ``exp``. A dtype wider than float32 takes as many instructions as its vector
-has parts; a call of the C library (``LIBM`` of ``gtco.tensor.arithmetic``) is made for each lane.
+has parts; a call of the C library (``LIBM`` of ``gtco.tensor.emit.arithmetic``) is made for each
+lane.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import tvm
 from tvm import tirx
 from tvm.target.codegen import llvm_get_intrinsic_name
 
-from gtco.tensor import scalar
 from gtco.tensor.analysis.chains import Epilogue
-from gtco.tensor.arithmetic import LIBM
-from gtco.tensor.bfloat16 import ROUND
-from gtco.tensor.emit import Emitter, KernelArguments, kernel, lanes_of, operands
+from gtco.tensor.emit import scalar
+from gtco.tensor.emit.arithmetic import LIBM
+from gtco.tensor.emit.bfloat16 import ROUND
+from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel, lanes_of, operands
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
 DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput, on Zen 5 and about so elsewhere

@@ -3,7 +3,7 @@ numpy, how kernels compute it, and its name in Relax.
 
 Everything else follows: rows of ``gtco.tensor.operators``, types (``graph.infer``), lowering
 (``graph.lower_operators``), the reference (``gtco.tensor.reference``), values in kernels
-(``gtco.tensor.scalar``) and, counted from what these emit, costs (``gtco.tensor.cost``).
+(``gtco.tensor.emit.scalar``) and, counted from what these emit, costs (``gtco.tensor.cost``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor import arithmetic, composite, special_functions, vector_math
-from gtco.tensor.arithmetic import (
+from gtco.tensor import special_functions
+from gtco.tensor.emit import arithmetic, composite, vector_math
+from gtco.tensor.emit.arithmetic import (
     absolute,
     cast,
     extreme,
@@ -28,9 +29,9 @@ from gtco.tensor.arithmetic import (
     remainder,
     shift,
 )
-from gtco.tensor.emit import Emitter, Expr
+from gtco.tensor.emit.emitter import Emitter, Expr
+from gtco.tensor.emit.vector_math import constant
 from gtco.tensor.stage import Operator
-from gtco.tensor.vector_math import constant
 
 # (emitter, operator, arguments, their dtype) -> value
 Emit = Callable[[Emitter, Operator, Sequence[Expr], str], Expr]

@@ -17,7 +17,7 @@ from hashlib import sha256
 from random import Random
 from typing import Any, Literal, Protocol
 
-from gtco.target import Machine
+from gtco.machine.target import Machine
 from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Workload

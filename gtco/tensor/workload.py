@@ -59,11 +59,11 @@ class Workload(NamedTuple):
 
     ``kernel`` is a row of the table of rates: ``fma:6x4`` (the micro-kernel of 6 rows and 4
     vectors), ``fma`` (the fastest of them) or vector instructions of a kind
-    (:mod:`gtco.search.rates`); ``work`` is how many units of it one iteration of the innermost
-    layer runs (for ``fma``: vector FMAs), and ``beside`` what work of other kinds that iteration
-    does. ``extra`` is such work beside the loops, over all tasks. ``fixed`` is more of it that no
-    choice changes, as an epilogue: priced, and left out where configs are compared, so that stages
-    around one contraction share their best. ``flops`` is what the stage is counted for.
+    (:mod:`gtco.search.calibration.rates`); ``work`` is how many units of it one iteration of the
+    innermost layer runs (for ``fma``: vector FMAs), and ``beside`` what work of other kinds that
+    iteration does. ``extra`` is such work beside the loops, over all tasks. ``fixed`` is more of it
+    that no choice changes, as an epilogue: priced, and left out where configs are compared, so that
+    stages around one contraction share their best. ``flops`` is what the stage is counted for.
     """
 
     kernel: str

@@ -10,7 +10,7 @@ from random import Random
 
 from gtco.codegen.build import Failure, Job
 from gtco.codegen.workers import Workers
-from gtco.target import Machine
+from gtco.machine.target import Machine
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Option, Sketch
 from gtco.tensor.stage import Stage

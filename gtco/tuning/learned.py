@@ -16,14 +16,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gtco.errors import describe, installing
-from gtco.search.cost_model import LEAST, CostModel, Example, available
-from gtco.search.evolution import adapted, evolve
-from gtco.search.features import features
+from gtco.search.learning.cost_model import LEAST, CostModel, Example, available
+from gtco.search.learning.evolution import adapted, evolve
+from gtco.search.learning.features import features
 from gtco.search.policy import Policy, priced
 from gtco.search.recorded import by_stage
-from gtco.search.records import STANDING, Record
-from gtco.search.standing import relative
+from gtco.search.records.records import STANDING, Record
+from gtco.search.records.standing import relative
+from gtco.support.errors import describe, installing
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Space
 from gtco.tensor.stage import Stage

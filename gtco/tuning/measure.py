@@ -17,9 +17,9 @@ import numpy as np
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.processes import environment
 from gtco.codegen.workers import Workers
+from gtco.machine.target import Machine, cpu_target
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.publish import temporary
-from gtco.target import Machine, cpu_target
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.timing import LEAST_ROUNDS

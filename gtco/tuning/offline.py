@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from gtco.errors import ArtifactError
 from gtco.runtime.driver import gpu_name
 from gtco.runtime.elf import BUNDLE
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
-from gtco.search.records import Record, gpu_circumstances, now
+from gtco.search.records.records import Record, gpu_circumstances, now
+from gtco.support.errors import ArtifactError
 from gtco.tuning.timing import agree
 from gtco.tuning.verdict import first_seconds, judge, outcome
 

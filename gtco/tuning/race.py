@@ -15,8 +15,8 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
-from gtco.search.records import Record, circumstances
-from gtco.target import Machine
+from gtco.machine.target import Machine
+from gtco.search.records.records import Record, circumstances
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Measurer, Timed
 from gtco.tuning.trial import Trial

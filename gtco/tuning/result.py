@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gtco.codegen.generate import Generated
-from gtco.search.cost_model import Quality, quality
+from gtco.search.learning.cost_model import Quality, quality
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import Timed

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from gtco.codegen.processes import die_with_parent
-from gtco.dtypes import numpy_dtype
 from gtco.runtime.module import load
 from gtco.runtime.plan import TensorSpec
 from gtco.runtime.tensors import aligned_empty
+from gtco.support.dtypes import numpy_dtype
 from gtco.tensor.stage import TensorType
 
 WARM_ROUNDS = 2

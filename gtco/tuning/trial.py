@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gtco.codegen.build import Kernel
-from gtco.errors import InternalError
+from gtco.machine.target import Target
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, round_up
-from gtco.target import Target
+from gtco.support.errors import InternalError
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import values

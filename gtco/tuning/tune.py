@@ -18,13 +18,13 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
-from gtco.options import Tune
 from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
-from gtco.search.records import Outcome, Record, Records, circumstances
+from gtco.search.records.records import Outcome, Record, Records, circumstances
+from gtco.search.records.shipped import nearest
+from gtco.search.records.standing import standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
-from gtco.search.shipped import nearest
-from gtco.search.standing import standing
+from gtco.support.options import Tune
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
 from gtco.tuning.learned import LearnedProposals

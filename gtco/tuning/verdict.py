@@ -12,7 +12,7 @@ from math import comb
 
 import numpy as np
 
-from gtco.search.records import Outcome
+from gtco.search.records.records import Outcome
 
 LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
 CHANCE = 0.05  # that of all a stage's rivals, were they equals, one wins by luck

@@ -27,7 +27,7 @@ from gtco.codegen.processes import die_with_parent
 from gtco.runtime.module import load
 from gtco.runtime.tensors import aligned_empty
 from gtco.search.recorded import measured_seconds
-from gtco.search.records import Record
+from gtco.search.records.records import Record
 from gtco.tuning.measure import printed
 from gtco.tuning.timing import array
 
@@ -127,7 +127,7 @@ def refuted(
     """Records by which the partition that the model is rid of is no bargain to a later tuning: what
     was read of its stages alone counts as much more, over what was read of those that are back, as
     they took in the model. They go into prices alone; which picks and which partition a compile by
-    records has, the rows ``chosen`` say (:func:`gtco.measuring.conclude`).
+    records has, the rows ``chosen`` say (:func:`gtco.driver.measuring.conclude`).
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     canonical = {s.key: s.canonical for s in tuned.stages}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.dtypes import is_float, numpy_dtype
+from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.verification.roles import Mask, Role
 
 Array = NDArray[Any]

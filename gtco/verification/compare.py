@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.dtypes import is_float
+from gtco.support.dtypes import is_float
 from gtco.verification.report import Difference
 
 Array = NDArray[Any]

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.dtypes import numpy_dtype
-from gtco.errors import VerificationError
-from gtco.nested import call_arguments, tensors
+from gtco.support.dtypes import numpy_dtype
+from gtco.support.errors import VerificationError
+from gtco.support.nested import call_arguments, tensors
 from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]
@@ -154,7 +154,7 @@ def _attention_written_out(model: Any) -> bytes:
     ONNX Runtime's own kernel takes a row of scores that finfo.min masks whole for one that may see
     nothing, and gives 0; by the definition, and in PyTorch, it is the mean of V.
     """
-    from gtco.onnx_functions import written_out
+    from gtco.support.onnx_functions import written_out
 
     return bytes(written_out(model, [("", "Attention")]).SerializeToString())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gtco.errors import VerificationError
+from gtco.support.errors import VerificationError
 
 
 @dataclass(frozen=True)

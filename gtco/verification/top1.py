@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.dtypes import is_float, numpy_dtype
+from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.verification.cases import Range, Spec, usual
 from gtco.verification.compare import scales
 from gtco.verification.report import Top1

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.dtypes import is_float, numpy_dtype
-from gtco.errors import VerificationError
+from gtco.support.dtypes import is_float, numpy_dtype
+from gtco.support.errors import VerificationError
 from gtco.verification.cases import (
     Range,
     Spec,

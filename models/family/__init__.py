@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gtco.errors import OptionError
+from gtco.support.errors import OptionError
 from models.export import EXPORTERS
 from models.family import dense, encoders, huggingface, hybrid, vision, windows
 from models.weights import initialise

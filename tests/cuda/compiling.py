@@ -21,12 +21,12 @@ from gtco.codegen.build import Failure, Job, Kernel, ProgramJob, gpu_kernel, pro
 from gtco.codegen.cuda import Compiler
 from gtco.codegen.nvrtc import Image, compile_cuda, library
 from gtco.codegen.sass import MachineCode, machine_code
-from gtco.compilation import Compilation, silent
-from gtco.cores import allowed_cores
-from gtco.gpu import GpuTarget, gpu_target
-from gtco.options import CompileOptions
-from gtco.persistent import persistent
+from gtco.driver.compilation import Compilation, silent
+from gtco.driver.persistent import persistent
+from gtco.machine.cores import allowed_cores
+from gtco.machine.gpu import GpuTarget, gpu_target
 from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.support.options import CompileOptions
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Rejection

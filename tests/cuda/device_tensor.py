@@ -11,7 +11,7 @@ import numpy as np
 from tests.cuda.fake_driver import (
     FakeDriver,
 )
-from tests.unit.test_runtime_models import COLUMNS, ROWS, check, example_inputs
+from tests.runtime.test_models import COLUMNS, ROWS, check, example_inputs
 
 Y, TOTAL = np.empty((ROWS, COLUMNS), np.float32), np.empty(COLUMNS, np.float32)
 

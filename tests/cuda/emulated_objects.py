@@ -28,7 +28,7 @@ FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden"
 KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
                 "-ftrivial-auto-var-init=pattern", "--param=tsan-instrument-func-entry-exit=0",
                 "-Werror=uninitialized", "-Werror=frame-larger-than=65536"]  # fmt: skip
-# Loops that TVM made (sketch/cuda/fallback.py) set a sum in their first round; gcc cannot know.
+# Loops that TVM made (sketch/fallback/cuda.py) set a sum in their first round; gcc cannot know.
 LOWERED = re.compile(r"^// .*: (one thread|\d+ independent iterations)$", re.MULTILINE)
 KEPT = 3 * 24 * 3600  # seconds that a built file is kept
 

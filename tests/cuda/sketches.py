@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gtco.codegen.nvrtc import compile_cuda
-from gtco.gpu import gpu_target
+from gtco.machine.gpu import gpu_target
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.space import Config, build, configs
 from gtco.tensor.stage import Stage

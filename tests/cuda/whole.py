@@ -13,11 +13,11 @@ import numpy as np
 
 from gtco.codegen.build import Failure, GpuKernel, Job, Kernel, ProgramJob
 from gtco.codegen.nvrtc import Image
-from gtco.compilation import Compilation, silent
-from gtco.compiled import CompileReport
-from gtco.gpu import gpu_target
-from gtco.options import CompileOptions
+from gtco.driver.compilation import Compilation, silent
+from gtco.driver.compiled import CompileReport
+from gtco.machine.gpu import gpu_target
 from gtco.runtime.module import load
+from gtco.support.options import CompileOptions
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.packing import Packing, packed_types
 from gtco.tensor.sketch import space_of

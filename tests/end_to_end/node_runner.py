@@ -25,9 +25,9 @@ import gtco.compiler
 import gtco.frontend.onnx
 from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.serve import answer
-from gtco.errors import GtcoError
 from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load
+from gtco.support.errors import GtcoError
 from gtco.verification.compare import is_float
 from tests.end_to_end.node_cases import NodeCase, cases
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import gtco
-from gtco.errors import OptionError, VerificationError
 from gtco.graph.graph import Graph
 from gtco.graph.precision import narrow_operands
+from gtco.support.errors import OptionError, VerificationError
 from gtco.verification import verify
 from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import gtco
-from gtco.errors import VerificationError
+from gtco.support.errors import VerificationError
 from gtco.verification import verify
 from tests.end_to_end.node_runner import InProcess
 

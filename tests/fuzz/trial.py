@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from gtco import compiler
-from gtco.errors import GtcoError, InternalError
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
+from gtco.support.errors import GtcoError, InternalError
 from tests.one_set_of_workers import OneSetOfWorkers
 
 MEMORY = 16 << 30  # bytes of address space: a model that asks for more gets a MemoryError

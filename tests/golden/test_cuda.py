@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gtco.gpu import gpu_target
+from gtco.machine.gpu import gpu_target
 from gtco.tensor.cuda.program import CudaProgram
-from gtco.tensor.sketch.cuda import elementwise
+from gtco.tensor.sketch.elementwise import cuda as elementwise
 from gtco.tensor.space import Config, build
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 

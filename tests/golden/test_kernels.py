@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from gtco.codegen.llvm import lower
-from gtco.target import target
-from gtco.tensor.sketch import attention, gemm, rows
+from gtco.machine.target import target
+from gtco.tensor.sketch.attention import cpu as attention
+from gtco.tensor.sketch.gemm import cpu as gemm
+from gtco.tensor.sketch.rows import cpu as rows
 from gtco.tensor.space import Program, Sketch, build, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 

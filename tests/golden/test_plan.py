@@ -11,7 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gtco import compilation, compiler
+from gtco import compiler
+from gtco.driver import compilation
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.table import normalize_features, plan_source
 from tests.end_to_end.node_runner import InProcess

@@ -25,8 +25,8 @@ import onnxruntime
 
 import gtco.compiler
 import gtco.frontend.onnx
-from gtco.errors import GtcoError, UnsupportedError
 from gtco.runtime.module import load
+from gtco.support.errors import GtcoError, UnsupportedError
 from tests.end_to_end.node_runner import InProcess, simplify
 from tests.random.builder import Drawn, model_of
 from tests.random.draw import SPECIAL

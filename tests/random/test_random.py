@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from gtco.options import PRECISIONS
+from gtco.support.options import PRECISIONS
 from tests.random.__main__ import BATCH, opset_of, precision_of, search
 from tests.random.builder import model_of
 from tests.random.draw import OPSETS, draw

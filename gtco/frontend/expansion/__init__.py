@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import onnx
 
-from gtco.errors import UnsupportedError
 from gtco.frontend.expansion.rules import RULES
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.messages import nodes
+from gtco.support.errors import UnsupportedError
 
 EXPANDED = frozenset(RULES)
 _STANDARD = ("", "ai.onnx")

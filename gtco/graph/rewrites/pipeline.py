@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gtco.errors import InternalError, guarded
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.activations import activations
 from gtco.graph.rewrites.attention import attention
@@ -24,6 +23,7 @@ from gtco.graph.rewrites.simplify_movement import simplify_movement
 from gtco.graph.rewrites.simplify_slices import simplify_slices
 from gtco.graph.rewrites.softmax import softmax
 from gtco.graph.rewrites.split_projections import split_projections
+from gtco.support.errors import InternalError, guarded
 
 Rewrite = Callable[[Graph], Graph]
 

@@ -1,4 +1,4 @@
-/* What stands between two stages, timed by the pool itself: profiled once a machine (gtco/search/barrier.py), since the
+/* What stands between two stages, timed by the pool itself: profiled once a machine (gtco/search/calibration/barrier.py), since the
  * search reckons with it. No artifact has this file. */
 #define _GNU_SOURCE
 #include <errno.h>

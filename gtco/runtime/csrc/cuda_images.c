@@ -36,7 +36,7 @@ const gtco_image* gtco_pick_image(const gtco_cuda_plan* from, int major, int min
   return best;
 }
 
-/* What to compile for such a GPU: an architecture that gtco/gpu.py has, or why there is none. */
+/* What to compile for such a GPU: an architecture that gtco/machine/gpu.py has, or why there is none. */
 static const char* advice(int major, int minor) {
   if (major == 9 && minor == 0) return "compile it with --target cuda:sm_90a";
   if (major == 8) return minor < 9 ? "compile it with --target cuda:sm_80" : "compile it with --target cuda:sm_89";

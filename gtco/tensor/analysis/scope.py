@@ -17,7 +17,7 @@ Index = Sequence[Expr]
 @dataclass
 class Scope:
     """Variables with their ranges. What emits code is one, with the loops around it
-    (:class:`gtco.tensor.emit.Emitter`); what only asks makes its own.
+    (:class:`gtco.tensor.emit.emitter.Emitter`); what only asks makes its own.
     """
 
     analyzer: Any = field(default_factory=Analyzer, kw_only=True)

@@ -45,7 +45,7 @@ from gtco.tensor.cuda.spelling import (
     of,
     suffix,
 )
-from gtco.tensor.scalar import NARROW
+from gtco.tensor.emit.scalar import NARROW
 
 
 @dataclass

@@ -20,13 +20,13 @@ from tvm.tirx.script.builder import ir as T
 
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.movement import CHOOSING, MOVEMENT
-from gtco.tensor.bfloat16 import convert
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.printer import Printer
 from gtco.tensor.cuda.spelling import BFLOAT16_ROUNDING, CTYPES, PrintError, indented
-from gtco.tensor.emit import Array, Emitter, Expr, storage, view
-from gtco.tensor.reader import Reader
-from gtco.tensor.scalar import NARROW
+from gtco.tensor.emit.bfloat16 import convert
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, storage, view
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.scalar import NARROW
 from gtco.tensor.stage import Stage, TensorType
 
 Parameters = Sequence[tuple[str, int]]  # name and extent of each index: 0 <= name < extent

@@ -26,12 +26,12 @@ from tvm.tirx.script.builder import ir as T
 from gtco.tensor.analysis.chains import Epilogue
 from gtco.tensor.analysis.probe import Probe, depends_on
 from gtco.tensor.analysis.scope import Scope
-from gtco.tensor.bfloat16 import convert
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.lambdas import Body, Parameters, printed
 from gtco.tensor.cuda.spelling import CTYPES, indented
-from gtco.tensor.emit import Array, Emitter, Expr
-from gtco.tensor.reader import Reader
+from gtco.tensor.emit.bfloat16 import convert
+from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.emit.reader import Reader
 from gtco.tensor.stage import Stage, TensorType
 
 # The parameters, then the lane -> an index of the tensor.

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import tvm
 
-from gtco.errors import GtcoError
+from gtco.support.errors import GtcoError
 from gtco.tensor.analysis.scope import Expr
-from gtco.tensor.scalar import NARROW
+from gtco.tensor.emit.scalar import NARROW
 
 CTYPES = {
     "float32": "float",

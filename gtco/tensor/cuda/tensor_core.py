@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from gtco.gpu import GpuTarget
+from gtco.machine.gpu import GpuTarget
 
 Coordinates = tuple[int, int, int]  # (row, column, which of the instruction's matrices)
 

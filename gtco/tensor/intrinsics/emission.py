@@ -10,9 +10,9 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.emit import Array, Emitter, Expr
+from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.emit.vector_math import from_bits
 from gtco.tensor.intrinsics.table import MicroKernel
-from gtco.tensor.vector_math import from_bits
 
 # TVM has no bfloat16 vectors that its LLVM code generator takes: pairs travel as int32.
 DOT = "gtco_dpbf16ps"

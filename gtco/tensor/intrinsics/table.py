@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gtco.target import Target
+from gtco.machine.target import Target
 from gtco.tensor.stage import ITEM_BYTES
 
 WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns

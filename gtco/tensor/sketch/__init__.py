@@ -1,5 +1,5 @@
 """The sketch rules, in the order they are asked; each answers None or a sketch for a stage. Those
-for GPUs are in :mod:`gtco.tensor.sketch.cuda`.
+for GPUs are in :mod:`gtco.tensor.sketch.cuda_rules`.
 """
 
 from __future__ import annotations
@@ -8,26 +8,24 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
-from gtco.gpu import GpuTarget
-from gtco.target import Machine, Target
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine, Target
 from gtco.tensor.analysis.chains import readable
 from gtco.tensor.operators import OPERATORS, is_anchor
-from gtco.tensor.sketch import (
-    across,
-    attention,
-    convolution,
-    depthwise,
-    dot,
-    elementwise,
-    fallback,
-    gemm,
-    grid_sample,
-    moments,
-    pool,
-    resize,
-    rows,
-    winograd,
-)
+from gtco.tensor.sketch.across import cpu as across
+from gtco.tensor.sketch.attention import cpu as attention
+from gtco.tensor.sketch.convolution import cpu as convolution
+from gtco.tensor.sketch.depthwise import cpu as depthwise
+from gtco.tensor.sketch.dot import cpu as dot
+from gtco.tensor.sketch.elementwise import cpu as elementwise
+from gtco.tensor.sketch.fallback import cpu as fallback
+from gtco.tensor.sketch.gemm import cpu as gemm
+from gtco.tensor.sketch.grid_sample import cpu as grid_sample
+from gtco.tensor.sketch.moments import cpu as moments
+from gtco.tensor.sketch.pool import cpu as pool
+from gtco.tensor.sketch.resize import cpu as resize
+from gtco.tensor.sketch.rows import cpu as rows
+from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Sketch, Space
 from gtco.tensor.stage import Stage
 
@@ -66,6 +64,11 @@ def possible(anchors: tuple[str, ...]) -> bool:
     return anchors in _BEGUN
 
 
+def family(rule: Callable[..., Any]) -> str:
+    """The family that a rule belongs to: the folder of its module."""
+    return rule.__module__.split(".")[-2]
+
+
 def _nobody(rule: str, error: Exception) -> None:
     """Takes note of nothing."""
 
@@ -89,14 +92,16 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
         return found
     rules: Sequence[Callable[[Stage, Any], Any]] = RULES
     if isinstance(target, GpuTarget):
-        from gtco.tensor.sketch.cuda import RULES as rules  # a compile for a CPU needs none of them
+        from gtco.tensor.sketch.cuda_rules import (
+            RULES as rules,  # a compile for a CPU needs none of them
+        )
     elif _of_nothing(stage):
         rules = (fallback.match,)
     for rule in rules:
         try:
             sketch = rule(stage, target)
         except Exception as error:
-            failed(rule.__module__.rpartition(".")[2], error)
+            failed(family(rule), error)
             continue
         if sketch is not None:
             found.append(sketch)

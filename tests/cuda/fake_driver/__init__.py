@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gtco.options import c_compiler
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, TensorSpec
-from tests.unit.test_runtime_models import COLUMNS, ROWS, SCALE
+from gtco.support.options import c_compiler
+from tests.runtime.test_models import COLUMNS, ROWS, SCALE
 
 SOURCE = Path(__file__).with_name("fake_driver.cpp")
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, UNKNOWN = 2, 700, 999
@@ -103,7 +103,7 @@ class FakeDriver:
             self.fail(0, 0)
 
 
-# The model of tests/unit/test_runtime_models.py, as kernels of the fake driver.
+# The model of tests/runtime/test_models.py, as kernels of the fake driver.
 KERNELS = """
 #include <stdint.h>
 #define N 40

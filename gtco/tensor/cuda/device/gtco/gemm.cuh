@@ -83,7 +83,7 @@ __device__ __forceinline__ OneByOne<F> one_by_one(F at) {
   return {at};
 }
 
-// ---- the kernel's numbers, which the host reckons with too (sketch/cuda/gemm.py)
+// ---- the kernel's numbers, which the host reckons with too (sketch/gemm/cuda.py)
 
 template <class T, class Unit, class Shape, class Block, class Warps, int STAGES, bool ROWS_FIRST,
           class Roles = NoRoles>

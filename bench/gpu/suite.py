@@ -1,0 +1,121 @@
+"""``gtco bench --target cuda``: models beside their peers on this machine's GPU, compiled for it
+here. (``bench/gpu/gpu.py`` is for a machine without a compiler.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.gpu.peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
+from bench.harness.peers import peer_of
+from bench.harness.rounds import Candidate, Comparison, Measurement, compare
+from bench.harness.suite import Result, available_threads
+from bench.harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
+from gtco.machine.gpu import gpu_target, target_of
+from gtco.runtime.driver import Gpu, gpu
+from gtco.support.errors import ArtifactError, OptionError
+
+PEERS = "torch,torch-compile,onnxruntime"
+# of an output's largest magnitude, float16 and bfloat16 through some fifty layers
+TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 6e-2}
+
+
+def peers_of(text: str) -> tuple[str, ...]:
+    """The systems that ``torch,torch-compile`` names; see
+    :func:`bench.harness.workload.check_peers`.
+    """
+    return check_peers(text, SETTINGS)
+
+
+def gpu_here() -> Gpu:
+    """The first GPU. Raises :class:`OptionError` where there is none."""
+    try:
+        return gpu(0)
+    except ArtifactError as error:
+        raise OptionError(
+            f"gtco bench --target cuda times on this machine's GPU: {error}. A machine without one "
+            "compiles (gtco compile --target cuda:sm_80, python -m bench gpu prepare)"
+        ) from error
+
+
+def target(asked: str, found: Gpu) -> str:
+    """``cuda`` as the target of the GPU that was found, others as they are; raises
+    :class:`OptionError` where there is none of that name.
+    """
+    if asked == "cuda":
+        return target_of(found.name, found.major, found.minor)
+    return gpu_target(asked).name
+
+
+def run_model(
+    source: str,
+    peers: Sequence[str],
+    folder: Path,
+    rounds: int,
+    shapes: Mapping[str, int] | None,
+    console: Console,
+    library: Path | None,
+    precision: str,
+    target: str,
+) -> Result:
+    """Prepare and compare one model, as :func:`bench.harness.suite.run_model` on a CPU. Outputs are
+    held against torch's in float32 where it has CUDA and the model's source, else ONNX Runtime's of
+    the CPU.
+    """
+    threads = available_threads()
+    with console.status(f"{source}: prepare") as status:
+        workload = prepare(
+            source,
+            folder,
+            0,
+            shapes,
+            library,
+            lambda text: status.update(f"{source}: {text}"),
+            precision,
+            target,
+        )
+        job = {
+            "library": workload.build.library,
+            "inputs": str(workload.inputs),
+            "onnx": str(workload.onnx),
+            "model": workload.model,
+            "precision": precision,
+            "threads": threads,
+        }
+        failed = workload.build.error
+        skipped = {"gtco": failed} if failed else {}
+        own = ["gtco"] if failed else ways(Path(workload.build.library))
+        reference = HOST_REFERENCE if workload.model is None or _no_torch() else REFERENCE
+        order = [*own, *peers, reference]
+        for name in peers:
+            if peer_of(name) != "onnxruntime" and workload.model is None:
+                skipped[name] = TORCH_NEEDS_SOURCE
+        comparison = compare(
+            [
+                Candidate(
+                    name,
+                    {**job, "system": name, **({"precision": "fp32"} if name == reference else {})},
+                    WORKER,
+                )
+                for name in order
+                if name not in skipped
+            ],
+            rounds,
+            reference=reference,
+            tolerance=TOLERANCES[precision],
+            progress=lambda text: status.update(f"{source}: {text}"),
+        )
+    missing = (Measurement(name, error=reason) for name, reason in skipped.items())
+    found = sorted((*comparison.measurements, *missing), key=lambda m: order.index(m.system))
+    return Result(workload, Comparison(tuple(found)))
+
+
+def _no_torch() -> bool:
+    try:
+        cuda_torch()
+    except OptionError:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Times systems side by side: workloads, peers, processes, rounds, tables."""

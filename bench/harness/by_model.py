@@ -1,0 +1,54 @@
+"""Benchmarks that go model by model: the options they share, and the walk over the models, which
+keeps what it has after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.harness.suite import available_threads, console, header
+from gtco.cli.arguments import new_file, positive
+
+Row = TypeVar("Row")
+
+
+def parser(
+    name: str, doc: str | None, models: Iterable[str], file: str = "--json"
+) -> argparse.ArgumentParser:
+    """Of the benchmark ``name``, described by its module's ``doc`` up to the first colon; ``file``
+    is the option that says where to keep what was measured.
+    """
+    found = argparse.ArgumentParser(
+        prog=f"python -m bench {name}", description=str(doc).split(":")[0]
+    )
+    found.add_argument("--models", default=",".join(models), help="by comma")
+    found.add_argument("--threads", type=positive, default=available_threads())
+    found.add_argument(file, type=new_file, metavar="FILE")
+    found.add_argument("--folder", type=Path, default=Path("build/bench"))
+    return found
+
+
+def write_rows(file: Path, rows: Sequence[Any]) -> None:
+    file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+def every_model(
+    options: argparse.Namespace,
+    measure: Callable[[str, argparse.Namespace], Iterable[Row]],
+    keep: Callable[[Path, Sequence[Row]], None] = write_rows,
+) -> list[Row]:
+    """The rows of all models; those so far are in the file of ``--json`` after each, so that a long
+    run that ends early has kept them.
+    """
+    header(console(), options.threads)
+    rows: list[Row] = []
+    for name in options.models.split(","):
+        rows += measure(name, options)
+        if getattr(options, "json", None):
+            keep(options.json, rows)
+    return rows

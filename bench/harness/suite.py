@@ -1,0 +1,266 @@
+"""Benchmark several models one after the other and show the result: what ``gtco bench`` and
+``end_to_end`` both do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.harness import machine
+from bench.harness.build import Build, Tuning, build
+from bench.harness.peers import peer_of
+from bench.harness.rounds import Candidate, Comparison, Measurement, compare
+from bench.harness.workload import Workload, candidates, prepare
+from gtco.support.errors import BuildError
+
+# of an output's largest magnitude, by precision: what engines may differ by and compute one model
+TOLERANCES = {"fp32": 1e-3, "bf16": 6e-2}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model's workload and comparison; the systems that could not run are in it with their
+    reasons.
+    """
+
+    workload: Workload
+    comparison: Comparison
+    tuned: Mapping[str, Build] = field(default_factory=dict)  # by effort; "gtco:quick" is timed
+
+    def ratio(self, peer: str) -> float | None:
+        """The peer's time over gtco's: above 1, gtco is faster. None where either has no time."""
+        found = {m.system: m for m in self.comparison.measurements}
+        ours, theirs = found.get("gtco"), found.get(peer)
+        if ours is None or theirs is None or not ours.rounds or not theirs.rounds:
+            return None
+        return theirs.median / ours.median
+
+    def share_of_peak(self, system: Measurement) -> float | None:
+        if not system.rounds or not self.workload.flops or not self.comparison.peak:
+            return None
+        return self.workload.flops / system.median / self.comparison.peak
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.workload.name,
+            "onnx": str(self.workload.onnx),
+            "precision": self.workload.precision,
+            "flops": self.workload.flops,
+            "compile": self.workload.build.to_json(),
+            "tuned": {effort: build.to_json() for effort, build in self.tuned.items()},
+            "notes": list(self.workload.notes),
+            "peak_flops_per_second": self.comparison.peak,
+            "peak_readings": list(self.comparison.peaks),
+            "peak_error": self.comparison.peak_error,
+            "systems": [
+                {
+                    **m.to_json(),
+                    "ratio_to_gtco": self.ratio(m.system),
+                    "share_of_peak": self.share_of_peak(m),
+                }
+                for m in self.comparison.measurements
+            ],
+        }
+
+
+def console() -> Console:
+    """Standard output; in a pipe, which has no width, wide enough for the tables."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
+def available_threads() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_model(
+    source: str,
+    peers: Sequence[str],
+    folder: Path,
+    threads: int,
+    rounds: int,
+    shapes: Mapping[str, int] | None,
+    console: Console,
+    library: Path | None = None,
+    precision: str = "fp32",
+    tunings: Sequence[Tuning] = (),
+) -> Result:
+    """Prepare and compare one model; progress goes to ``console``. With each of the ``tunings``,
+    whose records are the folder of a file for each model and precision, it is compiled once more
+    and timed beside the others as ``gtco:EFFORT``.
+    """
+    with console.status(f"{source}: prepare") as status:
+        workload = prepare(
+            source,
+            folder,
+            threads,
+            shapes,
+            library,
+            lambda text: status.update(f"{source}: {text}"),
+            precision,
+        )
+        chosen, skipped = candidates(workload, peers, threads)
+        tuned: dict[str, Build] = {}
+        for tuning in tunings:
+            effort = tuning.effort
+            status.update(f"{source}: compile, tune {effort}")
+            path = folder / f"{workload.name}.{precision}.{effort}.so"
+            if tuning.records is not None:
+                file = tuning.records / f"{workload.name}.{precision}.records"
+                tuning = replace(tuning, records=file)
+            made = build(workload.onnx, path, threads, shapes, precision, tuning=tuning)
+            tuned[effort] = made
+            if made.error:
+                skipped[f"gtco:{effort}"] = made.error
+            elif chosen[0].name == "gtco":
+                job = {**chosen[0].job, "library": made.library}
+                chosen.insert(len(tuned), Candidate(f"gtco:{effort}", job))
+        peak = Candidate("peak", {"system": "peak", "threads": threads, "precision": precision})
+        comparison = compare(
+            chosen,
+            rounds,
+            peak=peak,
+            tolerance=TOLERANCES[precision],
+            progress=lambda text: status.update(f"{source}: {text}"),
+        )
+    missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
+    order = ("gtco", *(f"gtco:{tuning.effort}" for tuning in tunings), *peers)
+    ordered = sorted((*comparison.measurements, *missing), key=lambda m: order.index(m.system))
+    found = Comparison(tuple(ordered), comparison.peaks, comparison.peak_error)
+    return Result(workload, found, tuned)
+
+
+def show(result: Result, console: Console) -> None:
+    """The table of one model, then every reason and note in full."""
+    work, comparison = result.workload, result.comparison
+    title = work.name + ("" if work.precision == "fp32" else f" · {work.precision}")
+    title += f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else ""
+    if comparison.peak:
+        title += f" · peak {comparison.peak / 1e9:.0f} GFLOP/s"
+    table = Table(title=title, title_justify="left")
+    table.add_column("system")
+    for heading in (
+        "median ms",
+        "p90 ms",
+        "GFLOP/s",
+        "% of peak",
+        "time / gtco's",
+        "max difference",
+    ):
+        table.add_column(heading, justify="right")
+    for m in comparison.measurements:
+        name = f"{m.system} {m.version}".strip()
+        if not m.rounds:
+            table.add_row(name, "failed", "", "", "", "", "")
+            continue
+        share, ratio = result.share_of_peak(m), result.ratio(m.system)
+        table.add_row(
+            name,
+            _milliseconds(m.median),
+            _milliseconds(m.p90),
+            f"{work.flops / m.median / 1e9:.1f}" if work.flops else "-",
+            f"{share:.1%}" if share else "-",
+            f"{ratio:.2f}" if ratio else "-",
+            "-" if m.difference is None else f"{m.difference:.1e}" + (" !" if m.disagrees else ""),
+        )
+    console.print(table)
+    for m in comparison.measurements:
+        if m.error:
+            console.print(f"  {m.system} failed: {m.error}", style="red", markup=False)
+        if m.disagrees:
+            console.print(f"  {m.system} disagrees: {m.disagrees}", style="red", markup=False)
+    if comparison.peak_error:
+        console.print(
+            f"  the machine's peak could not be measured: {comparison.peak_error}", markup=False
+        )
+    if work.build.seconds and not work.build.error:
+        console.print(
+            f"  compiled in {work.build.seconds:.1f} s, {work.build.stages} stages, peak memory "
+            f"{work.build.peak_memory_bytes / 1e9:.2f} GB, "
+            f"weights {work.build.weights_bytes / 1e9:.2f} GB"
+        )
+    for effort, made in result.tuned.items():
+        if not made.error:
+            console.print(f"  compiled and tuned ({effort}) in {made.seconds:.1f} s")
+            told = {"partition": made.fusion, "in the model": made.settled}
+            for name, words in told.items():
+                if words:
+                    console.print(f"    {name}: {words}", markup=False)
+    for note in (*work.notes, *work.build.notes):
+        console.print(f"  note: {note}", markup=False)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{2 if seconds >= 1e-3 else 3}f}"
+
+
+def write_json(
+    path: Path,
+    results: Sequence[Result],
+    threads: int,
+    rounds: int,
+    about: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Machine, versions and all raw rounds; the file appears whole or not at all."""
+    write_report(path, threads, rounds, {**about, "models": [r.to_json() for r in results]})
+
+
+def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]) -> None:
+    """What a benchmark found, behind the machine and the versions, as JSON; the file appears whole
+    or not at all, and ``BuildError`` says why it does not.
+    """
+    about = {"machine": machine.describe(threads), "rounds": rounds}
+    text = json.dumps({**about, **found}, indent=1)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text + "\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BuildError(f"cannot write {path}: {error.strerror}") from None
+
+
+def sound(results: Sequence[Result]) -> bool:
+    """Did gtco run every model, with outputs that agree?"""
+    return all(
+        m.error is None and m.disagrees is None
+        for r in results
+        for m in r.comparison.measurements
+        if peer_of(m.system) == "gtco"
+    )
+
+
+def failed_peers(result: Result, peers: Sequence[str]) -> list[str]:
+    """The peers among these systems that no setting of gave a time, or whose outputs disagree, each
+    with the reason.
+    """
+    seen = [m for m in result.comparison.measurements if m.system in peers]
+    timed = {peer_of(m.system) for m in seen if m.rounds}
+    reasons = {
+        m.system: m.disagrees or m.error or "no reason was given"
+        for m in seen
+        if m.disagrees or peer_of(m.system) not in timed
+    }
+    return [f"{name} with {result.workload.name} ({why})" for name, why in reasons.items()]
+
+
+def header(console: Console, threads: int) -> None:
+    about = machine.describe(threads)
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
+    console.print(
+        f"{about['cpu']}, {about['cores']} cores, {threads} threads, "
+        f"Python {about['python']}, {about['date']}",
+        markup=False,
+        highlight=False,
+    )
+    console.print(versions, markup=False, highlight=False)

@@ -1,0 +1,182 @@
+"""What is benchmarked: a named model of ``models`` or an .onnx file, made ready for every system.
+
+Ready means: exported to ONNX (named models, kept under the cache folder), compiled by gtco, seeded
+inputs in a .npz file, and FLOPs counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from bench.harness.build import Build, build
+from bench.harness.flops import count_flops
+from bench.harness.peers import NEEDS_MODEL, SETTINGS, peer_of
+from bench.harness.process import child_environment
+from bench.harness.rounds import Candidate, Progress
+from gtco.support.errors import ModelError, OptionError, ShapeError
+
+TORCH_NEEDS_SOURCE = (
+    "an .onnx file has no torch source: give a model's name (python -m models list) to time torch"
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model, ready to be timed. ``model`` is its name in ``models`` (None for a plain .onnx
+    file); ``precision`` is gtco's, and its peers' as far as they have it.
+    """
+
+    name: str
+    onnx: Path
+    model: str | None
+    inputs: Path
+    build: Build
+    flops: float | None
+    notes: tuple[str, ...] = ()
+    precision: str = "fp32"
+
+
+def prepare(
+    source: str,
+    folder: Path,
+    threads: int,
+    shapes: Mapping[str, int] | None = None,
+    library: Path | None = None,
+    progress: Progress = lambda text: None,
+    precision: str = "fp32",
+    target: str = "native",
+) -> Workload:
+    """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``.
+
+    ``library`` is its compiled form where there is one already. Raises ``GtcoError`` for a bad
+    source; a failed compile is in the result.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, model = Path(source), None
+    if path.suffix == ".onnx":
+        if not path.is_file():
+            raise ModelError(f"no such file: {path}")
+        name = path.stem
+    else:
+        name = model = source
+        path = export(source, folder, progress)
+    if library is None:
+        progress(f"compile {name}")
+        suffix = "" if precision == "fp32" else f".{precision}"
+        made = folder / f"{name}{suffix}.so"
+        built = build(path, made, threads, shapes, precision, target=target)
+    else:
+        built = Build(str(library), 0.0, 0)
+    flops, unknown = count_flops(path)
+    notes = (
+        (f"FLOPs of {len(unknown)} nodes unknown ({unknown[0]} ...): GFLOP/s not shown",)
+        if unknown
+        else ()
+    )
+    inputs = folder / f"{name}.inputs.npz"
+    np.savez(inputs, **make_inputs(path, shapes or {}))  # type: ignore[arg-type]
+    return Workload(
+        name,
+        path,
+        model,
+        inputs,
+        built,
+        None if unknown or not flops else flops,
+        notes,
+        precision,
+    )
+
+
+def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
+    """The ONNX file of a named model, exported by ``python -m bench.models.wide`` unless it is
+    there.
+    """
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        progress(f"export {name}")
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.models.wide", name, str(path)],
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            reason = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise ModelError(f"cannot export {name}: {reason.removeprefix('error: ')}")
+    return path
+
+
+def make_inputs(path: Path, shapes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    """Seeded inputs for a model: normal floats, integers from {0, 1} (ids and masks alike), by name
+    in the graph's order.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, np.ndarray] = {}
+    for value in graph.input:
+        if value.name in weights:
+            continue
+        shape = tuple(_size(value.name, d, shapes) for d in value.type.tensor_type.shape.dim)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        random = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
+        arrays[value.name] = np.asarray(random).astype(dtype)
+    return arrays
+
+
+def _size(tensor: str, dim: onnx.TensorShapeProto.Dimension, shapes: Mapping[str, int]) -> int:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    if dim.dim_param not in shapes:
+        name = dim.dim_param or "unnamed"
+        raise ShapeError(
+            f"input {tensor!r} has the symbolic dimension {name!r}: "
+            f"set it with --shape {name}=VALUE"
+        )
+    return shapes[dim.dim_param]
+
+
+def candidates(
+    workload: Workload, peers: Sequence[str], threads: int
+) -> tuple[list[Candidate], dict[str, str]]:
+    """gtco and the asked peers as candidates, and the reason of each one that cannot run this
+    workload.
+    """
+    job = {
+        "threads": threads,
+        "onnx": str(workload.onnx),
+        "inputs": str(workload.inputs),
+        "model": workload.model,
+        "precision": workload.precision,
+        "library": workload.build.library,
+    }
+    chosen: list[Candidate] = []
+    skipped: dict[str, str] = {}
+    for name in ("gtco", *peers):
+        if name == "gtco" and workload.build.error:
+            skipped[name] = workload.build.error
+        elif peer_of(name) in NEEDS_MODEL and workload.model is None:
+            skipped[name] = TORCH_NEEDS_SOURCE
+        else:
+            chosen.append(Candidate(name, {"system": name, **job}))
+    return chosen, skipped
+
+
+def check_peers(text: str, settings: Mapping[str, tuple[str, ...]] = SETTINGS) -> tuple[str, ...]:
+    """The systems that ``onnxruntime,torch:channels-last`` names: a peer stands for all of its
+    settings. Raises ``OptionError`` for an unknown name.
+    """
+    every = [system for several in settings.values() for system in several]
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in every]
+    if unknown:
+        raise OptionError(f"unknown peer {', '.join(unknown)}: choose from {', '.join(every)}")
+    chosen = [system for name in names for system in settings.get(name, (name,))]
+    return tuple(dict.fromkeys(chosen))

@@ -1,0 +1,120 @@
+"""Products with constant weights in every precision, as shares of the machine's peak in it.
+
+    python -m bench gemm [--cases TEXT ...] [--precision fp32,bf16] [--threads N] [--json FILE]
+
+The shapes are those of vision transformers' layers. The time is of the kernel that multiplies;
+rounding its input, which inside a model is part of the kernel before, is named beside it where it
+is a kernel of its own. "OV" is OpenVINO's time over gtco's, in the same precision, both with all
+that a lone product needs. The peak is read beside every case, and the best reading counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from bench.harness.single import model
+from bench.harness.suite import available_threads, console, header, write_report
+from bench.kernels.convolutions import gtco_stages, openvino_seconds, with_constants
+from gtco.cli.arguments import new_file, positive
+from gtco.search.calibration.profile import measure_peak
+from gtco.support.errors import OptionError
+from gtco.support.options import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Dense:
+    """C[m, n] = A[m, k] x B[k, n], B constant."""
+
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.k * self.n
+
+    def model(self) -> onnx.ModelProto:
+        m, k, n = self.m, self.k, self.n
+        inputs = f"float[{m},{k}] x, float[{k},{n}] w"
+        return with_constants(model(inputs, "y = MatMul(x, w)", f"float[{m},{n}] y"))
+
+
+CASES = {
+    f"{label} {m} x {k} x {n}": Dense(m, k, n)
+    for label, m, k, n in (
+        ("ViT-Ti qkv", 197, 192, 576),
+        ("ViT-B projection", 197, 768, 768),
+        ("ViT-B mlp up", 197, 768, 3072),
+        ("ViT-B mlp down", 197, 3072, 768),
+        ("DINOv2-S@518 mlp up", 1370, 384, 1536),
+        ("DINOv2-S@518 mlp down", 1370, 1536, 384),
+        ("Swin-T stage 1 mlp", 3136, 96, 384),
+        ("Swin-T stage 4 mlp", 49, 768, 3072),
+        ("classifier", 1, 768, 1000),
+        ("square", 1024, 1024, 1024),
+    )
+}
+
+
+def run(case: Dense, precision: str, threads: int) -> dict[str, Any]:
+    """Seconds of the product's kernel, of all kernels, and of OpenVINO."""
+    made = case.model()
+    stages = gtco_stages(made, threads, precision)
+    product = [seconds for operators, _, seconds in stages if "matmul" in operators.split("+")]
+    return {
+        "flops": case.flops,
+        "seconds": sum(product),
+        "kernels": [(operators, seconds) for operators, _, seconds in stages],
+        "openvino": openvino_seconds(made, threads, precision),
+    }
+
+
+def line(label: str, r: dict[str, Any], peak: float) -> str:
+    rate, whole = r["flops"] / r["seconds"], sum(t for _, t in r["kernels"])
+    others = [f"{ops} {t * 1e6:.0f}" for ops, t in r["kernels"] if "matmul" not in ops.split("+")]
+    return (
+        f"{label}{r['seconds'] * 1e6:10.1f}{rate / 1e9:9.1f}{rate / peak:8.0%}"
+        f"{r['openvino'] / whole:7.2f}  " + ", ".join(others)
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench gemm", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument("--cases", nargs="*", default=[], help="parts of the names to run")
+    parser.add_argument(
+        "--precision", default=",".join(PRECISIONS), help="by comma; default: %(default)s"
+    )
+    parser.add_argument("--threads", type=positive, default=available_threads())
+    parser.add_argument("--json", type=new_file)
+    args = parser.parse_args(argv)
+    precisions = args.precision.split(",")
+    if unknown := [p for p in precisions if p not in PRECISIONS]:
+        raise OptionError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
+    chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
+    header(console(), args.threads)
+    peaks = dict.fromkeys(precisions, 0.0)
+    results: dict[str, Any] = {}
+    with console().status("") as status:
+        for name, case in chosen.items():
+            for p in precisions:
+                status.update(f"{name}: {p}")
+                results.setdefault(name, {})[p] = run(case, p, args.threads)
+                peaks[p] = max(peaks[p], measure_peak(args.threads, operand=PRECISIONS[p]))
+    print("peak: " + ", ".join(f"{peak / 1e9:.0f} GFLOP/s {p}" for p, peak in peaks.items()))
+    print(f"{'m x k x n':40}{'':6}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'OV':>7}  other kernels")
+    for name, found in results.items():
+        for precision, r in found.items():
+            print(line(f"{name:40}{precision:6}", r, peaks[precision]))
+    if args.json:
+        write_report(args.json, args.threads, 1, {"peaks": peaks, "cases": results})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks of what decides: fusion, policies, the tuner, its learned cost model."""

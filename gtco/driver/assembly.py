@@ -1,0 +1,234 @@
+"""Graph, stages and kernels -> the artifact: weights packed, tensors placed in the arena, one step
+a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.build import GpuKernel, Kernel
+from gtco.codegen.generate import Generated
+from gtco.graph.graph import Graph
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
+from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
+from gtco.support.version import __version__
+from gtco.tensor.packing import Packing
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
+
+
+def assemble(
+    name: str,
+    graph: Graph,
+    generated: Generated,
+    target: Machine,
+    threads: int,
+    precision: str,
+    notes: Sequence[str],
+    persistent: PersistentKernel | None = None,
+    launches: Mapping[str, float | None] | None = None,
+    spilled: Mapping[str, int] = MappingProxyType({}),
+) -> Artifact | GpuArtifact:
+    """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
+    Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and for who
+    reads the library ``launches``, the predicted seconds of a run by how it is launched, and
+    ``spilled``, by architecture the bytes that kernel would spill where it was left out.
+    """
+    gpu = isinstance(target, GpuTarget)
+    places = _places(graph, generated.stages, generated.kernels if gpu else {})
+    weights = _Weights(graph.constants)
+    steps: list[Any] = []
+    for number, stage in enumerate(generated.stages):
+        kernel = generated.kernels[stage.key]
+        buffers = [
+            weights.place(given.name, kernel.packings.get(canonical.name))
+            if given.constant
+            else places[given.name]
+            for given, canonical in zip(stage.inputs, stage.canonical.inputs, strict=True)
+        ]
+        info = describe(stage, generated.choices[stage.key])
+        buffers += places.between.get(number, ())
+        steps.append(step_of(kernel, (*buffers, places[stage.output.output]), info))
+    common: dict[str, Any] = {
+        "name": name,
+        "inputs": _specs(graph, graph.inputs),
+        "outputs": _specs(graph, graph.outputs),
+        "steps": tuple(steps),
+        "arena_bytes": places.arena_bytes,
+        "weights": weights.packed(),
+        "metadata": {
+            **versions(target),
+            "precision": precision,
+            "notes": list(notes),
+            **({"predicted_launches": dict(launches)} if launches is not None else {}),
+            **({"persistent_would_spill": dict(spilled)} if spilled else {}),
+        },
+    }
+    kernels = generated.kernels.values()
+    if isinstance(target, GpuTarget):
+        return GpuArtifact(
+            **common,
+            images=images_of(kernels, target),
+            persistent=persistent,
+            counter_bytes=places.counter_bytes,
+        )
+    return Artifact(
+        **common,
+        kernels={f"{k.symbol}.o": k.code for k in kernels},
+        cpu_features=target.features,
+        threads=threads,
+    )
+
+
+def step_of(
+    kernel: Kernel, buffers: tuple[BufferRef, ...], info: Mapping[str, Any]
+) -> Step | GpuStep:
+    if not isinstance(kernel, GpuKernel):
+        return Step(kernel.symbol, buffers, kernel.tasks, kernel.workspace, info)
+    used = {
+        "registers": {arch: image.registers for arch, image in kernel.images.items()},
+        "spilled_bytes": {arch: image.spills for arch, image in kernel.images.items()},
+    }
+    return GpuStep(
+        kernel.symbol, buffers, kernel.grid, kernel.threads, kernel.shared, {**info, **used}
+    )
+
+
+def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
+    """The kernels' machine code by architecture and symbol, and behind it what PTX they have."""
+    found: dict[str, dict[str, bytes]] = {arch: {} for arch in target.images}
+    ptx: dict[str, dict[str, bytes]] = {}
+    for kernel in kernels:
+        assert isinstance(kernel, GpuKernel)
+        for arch, image in kernel.images.items():
+            found[arch][kernel.symbol] = image.cubin
+            if image.ptx:
+                ptx.setdefault(arch.replace("sm_", "compute_"), {})[kernel.symbol] = image.ptx
+    return found | ptx
+
+
+def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
+    """What ``gtco inspect`` shows of a stage."""
+    named = [op.name for op in stage.operators if op.name]
+    return {
+        "name": named[-1] if named else stage.output.output,
+        "key": stage.key,
+        "operators": [op["op"] if op.kind == "relax" else op.kind for op in stage.operators],
+        "inputs": [str(i.type) for i in stage.inputs],
+        "output": str(stage.output.type),
+        "structure": choice.sketch.structure,
+        "schedule": choice.config.to_json(),
+        "flops": choice.sketch.workload(choice.config).flops,
+        "bytes": stage.input_bytes + stage.output.type.nbytes,
+        "predicted_seconds": choice.seconds,
+    }
+
+
+class _Places(dict[str, BufferRef]):
+    """Where each tensor that is no constant lies; ``arena_bytes`` is the arena's size. ``between``:
+    scratch and counters of the steps whose blocks work together; ``counter_bytes``, the arena's
+    last, are all of these steps' counters, which each leaves as it found them.
+    """
+
+    arena_bytes = 0
+    counter_bytes = 0
+    between: Mapping[int, tuple[BufferRef, ...]]
+
+
+def _places(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]) -> _Places:
+    first = {stage.output.output: i for i, stage in enumerate(stages)}
+    last = dict(first)
+    for i, stage in enumerate(stages):
+        for given in stage.inputs:
+            if given.name in last:
+                last[given.name] = i
+    inner = [name for name in first if name not in graph.outputs]
+    together = {
+        i: kernel
+        for i, stage in enumerate(stages)
+        if isinstance(kernel := kernels.get(stage.key), GpuKernel) and kernel.counters
+    }
+    offsets, total = plan_arena(
+        [
+            *((graph.types[n].nbytes, first[n], last[n]) for n in inner),
+            *((kernel.scratch, i, i) for i, kernel in together.items()),
+        ]
+    )
+    refs = [BufferRef("arena", o) for o in offsets]
+    places = _Places(zip(inner, refs[: len(inner)], strict=True))
+    counters = BufferRef("arena", total)
+    scratch = zip(together, refs[len(inner) :], strict=True)
+    places.between = {i: (ref, counters) for i, ref in scratch}
+    places.counter_bytes = counter_bytes(together.values())
+    places |= {name: BufferRef("input", i) for i, name in enumerate(graph.inputs)}
+    places |= {name: BufferRef("output", i) for i, name in enumerate(graph.outputs)}
+    places.arena_bytes = total + places.counter_bytes
+    return places
+
+
+def counter_bytes(kernels: Iterable[GpuKernel]) -> int:
+    """Room for the counters of any of these kernels."""
+    return round_up(4 * max((kernel.counters for kernel in kernels), default=0))
+
+
+class _Weights:
+    """Constants in the layouts that kernels ask for, each (constant, layout) once."""
+
+    def __init__(self, constants: dict[str, np.ndarray]) -> None:
+        self.constants = constants
+        self.offsets: dict[tuple[str, Packing | None], int] = {}
+        self.size = 0
+
+    def place(self, name: str, packing: Packing | None) -> BufferRef:
+        if (name, packing) not in self.offsets:
+            array = self.constants[name]
+            items = int(np.prod(packing.packed_shape)) if packing else array.size
+            self.offsets[name, packing] = self.size
+            self.size = round_up(self.size + items * array.itemsize)
+        return BufferRef("weight", self.offsets[name, packing])
+
+    def packed(self) -> list[tuple[int, np.ndarray]]:
+        """Pack everything, letting go of each constant once its last layout is made."""
+        left: dict[str, int] = {}
+        for name, _ in self.offsets:
+            left[name] = left.get(name, 0) + 1
+        for name in [n for n in self.constants if n not in left]:
+            del self.constants[name]
+        arrays = []
+        for (name, packing), offset in self.offsets.items():
+            array = self.constants[name]
+            arrays.append(
+                (offset, packing.apply(array) if packing else np.ascontiguousarray(array))
+            )
+            left[name] -= 1
+            if not left[name]:
+                del self.constants[name]
+        return arrays
+
+
+def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
+    types: Mapping[str, Any] = graph.types
+    return tuple(TensorSpec(name, types[name].dtype, types[name].shape) for name in names)
+
+
+def versions(target: Machine) -> dict[str, Any]:
+    """What code is made for, and by what."""
+    found = {"gtco": __version__, "tvm": _version("apache-tvm"), "target": target.to_json()}
+    if isinstance(target, GpuTarget):
+        found["nvrtc"] = _version("nvidia-cuda-nvrtc")
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

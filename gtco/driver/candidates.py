@@ -1,0 +1,332 @@
+"""Candidates of a model's heavy stages in one library, to be timed on a GPU elsewhere: each step is
+the launch of one, and nothing but a driver is needed to run them (:mod:`gtco.tuning.offline`).
+
+What they multiply is random. Constants are dealt out of a ring as large as the model's own, at most
+twice L2, so that they are in L2 as far as the model's would be; activations lie in one place, as
+those that the stage before has just written. All of it is made of float16 normals, whose bits are
+numbers of moderate size to every float format; integers are zeros, which are valid indices.
+
+Behind what is timed, every candidate runs once more, on constants that are the same to all of a
+stage's rivals, each packed as its kernel reads them. These results are the model's outputs, which
+the one who measures compares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from gtco.codegen.build import Failure, GpuKernel, Job
+from gtco.codegen.workers import Workers
+from gtco.driver.assembly import counter_bytes, describe, images_of, step_of, versions
+from gtco.driver.compilation import Compilation
+from gtco.machine.gpu import GpuTarget
+from gtco.runtime.gpu_plan import GpuArtifact, GpuStep
+from gtco.runtime.plan import BufferRef, TensorSpec, round_up
+from gtco.search.policy import Policy, priced
+from gtco.support.errors import BuildError
+from gtco.tensor.packing import Packing, packed_types
+from gtco.tensor.sketch import space_of
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage, TensorType
+from gtco.tuning.timing import TOLERANCE, values
+
+HEAVY = 0.95  # share of the predicted time whose stages are measured
+MOST_COMPARED = 2 << 30  # bytes of results that are compared, the heaviest stages' first
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A config of a stage with its kernel."""
+
+    stage: Stage
+    pick: Pick
+    kernel: GpuKernel
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Bytes of the weights: the constants' ring at 0, then floats, then zeros. In the arena results
+    lie at 0, then the ``scratch`` of kernels whose blocks work together, then ``counters``, by
+    symbol bytes of each of these: what a faulty one leaves in its own, no other counts on.
+    """
+
+    ring: int
+    floats: int
+    zeros: int
+    results: int
+    scratch: int
+    counters: Mapping[str, int]
+
+    @property
+    def counter_bytes(self) -> int:
+        return sum(self.counters.values())
+
+    @property
+    def arena(self) -> int:
+        return self.results + self.scratch + self.counter_bytes
+
+    @cached_property
+    def _counters_at(self) -> Mapping[str, int]:
+        """Where in the arena each symbol's counters lie."""
+        places = accumulate(self.counters.values(), initial=self.results + self.scratch)
+        return dict(zip(self.counters, places, strict=False))  # and where they end
+
+    def between(self, candidate: Candidate) -> tuple[BufferRef, ...]:
+        """The kernel's scratch and counters, where it has some."""
+        if not candidate.kernel.counters:
+            return ()
+        counters = self._counters_at[candidate.kernel.symbol]
+        return BufferRef("arena", self.results), BufferRef("arena", counters)
+
+
+def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
+    """The ``per_stage`` most promising configs of each heavy stage of a model that was cut into
+    stages, the policy's pick first, as one artifact without inputs and outputs. Raises
+    :class:`BuildError` where no stage has two that can be built.
+    """
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    stages = heavy(run.found.stages, run.policy)
+    found = built(stages, run.policy, target, per_stage, workers, run.report.notes)
+    groups = [rivals for rivals in found if len(rivals) > 1]
+    if not groups:
+        raise BuildError(
+            "no stage of this model has two candidates to compare: there is nothing to measure"
+        )
+    every = [candidate for rivals in groups for candidate in rivals]
+    room = _room(every, sum(array.nbytes for array in run.graph.constants.values()), target)
+    rng = np.random.default_rng(0)
+    checks = _Checks(room, rng)
+    compared = checks.of(groups, run.report.notes)
+    normals = rng.standard_normal((room.ring + room.floats) // 2, np.float32).astype(np.float16)
+    zeros = np.zeros(max(room.zeros, 64), np.uint8)
+    return GpuArtifact(
+        name="candidates",
+        inputs=(),
+        outputs=tuple(checks.outputs),
+        steps=(*_steps(groups, room), *compared),
+        arena_bytes=room.arena,
+        counter_bytes=room.counter_bytes,
+        images=images_of((c.kernel for c in every), target),
+        weights=[(0, normals), (normals.nbytes, zeros), *checks.constants],
+        metadata={
+            **versions(target),
+            "precision": run.options.precision,
+            "notes": list(run.report.notes),
+            "candidates": {
+                "stages": len(groups),
+                "kernels": len(every),
+                "compared": checks.compared,
+            },
+        },
+    )
+
+
+def heavy(stages: Sequence[Stage], policy: Policy) -> list[Stage]:
+    """The different stages that take :data:`HEAVY` of the predicted time, the heaviest first."""
+    counts = Counter(stage.key for stage in stages)
+    different = {stage.key: stage for stage in stages}
+    seconds = {key: n * policy.predict(different[key]) for key, n in counts.items()}
+    left = HEAVY * sum(seconds.values())
+    found = []
+    for key in sorted(seconds, key=lambda key: -seconds[key]):
+        if left <= 0:
+            break
+        found.append(different[key])
+        left -= seconds[key]
+    return found
+
+
+def built(
+    stages: Sequence[Stage],
+    policy: Policy,
+    target: GpuTarget,
+    per_stage: int,
+    workers: Workers,
+    notes: list[str],
+) -> list[list[Candidate]]:
+    """Each stage's candidates in the policy's order; what gives no kernel is left out and noted."""
+    jobs: dict[str, tuple[Job, Pick]] = {}
+    for stage in stages:
+        space = space_of(stage.canonical, target)
+        for n, config in enumerate(policy.propose(stage, per_stage)):
+            pick = priced(policy, space, config)
+            assert pick is not None
+            symbol = f"gtco_{stage.key}_{n}"
+            jobs[symbol] = Job(symbol, stage.canonical, config, target), pick
+    kernels: dict[str, GpuKernel] = {}
+    for answer in workers.build(job for job, _ in jobs.values()):
+        if isinstance(answer, Failure):
+            job, pick = jobs[answer.symbol]
+            what = f"{job.stage.label} ({job.stage.key}, {pick.config.to_json()})"
+            notes.append(f"a candidate of stage {what} was left out: {answer.reason}")
+        else:
+            assert isinstance(answer, GpuKernel)
+            kernels[answer.symbol] = answer
+    return [
+        [
+            Candidate(job.stage, pick, kernels[symbol])
+            for symbol, (job, pick) in jobs.items()
+            if job.stage.key == stage.key and symbol in kernels
+        ]
+        for stage in stages
+    ]
+
+
+def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep, ...]:
+    """One round: the candidates, of each stage in turn, and each stage's first once more.
+    ``info["rival"]`` is the number among the stage's (None of a launch that is compared and not
+    timed); what is read twice says how far readings are apart.
+    """
+    deal = _Deal(room)
+    return tuple(
+        deal.step(rivals[n % len(rivals)], n % len(rivals))
+        for n in range(1 + max(map(len, groups)))
+        for rivals in groups
+        if n <= len(rivals)
+    )
+
+
+def _step(candidate: Candidate, buffers: tuple[BufferRef, ...], rival: int | None) -> GpuStep:
+    stage = candidate.stage
+    info = {**describe(stage, candidate.pick), "label": stage.label, "rival": rival}
+    made = step_of(candidate.kernel, buffers, info)
+    assert isinstance(made, GpuStep)
+    return made
+
+
+class _Deal:
+    """Where the candidates' buffers lie."""
+
+    def __init__(self, room: _Room) -> None:
+        self.room, self.at = room, 0
+
+    def step(self, candidate: Candidate, rival: int) -> GpuStep:
+        floats, zeros = self.room.ring, self.room.ring + self.room.floats
+        buffers = []
+        for type, constant in _inputs(candidate):
+            nbytes = round_up(type.nbytes)
+            if not _is_float(type):
+                place, zeros = zeros, zeros + nbytes
+            elif constant:
+                place = self.at if self.at + nbytes <= self.room.ring else 0
+                self.at = place + nbytes
+            else:
+                place, floats = floats, floats + nbytes
+            buffers.append(BufferRef("weight", place))
+        buffers += self.room.between(candidate)
+        return _step(candidate, (*buffers, BufferRef("arena", 0)), rival)
+
+
+class _Checks:
+    """The launches whose results are compared. ``constants`` are those of their weights that lie
+    behind all others, ``outputs`` the results, bfloat16 as its bits; ``compared`` says of each
+    stage which outputs they are, and by how much of the largest they may differ.
+    """
+
+    def __init__(self, room: _Room, rng: np.random.Generator) -> None:
+        self.room, self.rng = room, rng
+        self.at = room.ring + room.floats + round_up(max(room.zeros, 64))
+        self.constants: list[tuple[int, np.ndarray]] = []
+        self.outputs: list[TensorSpec] = []
+        self.compared: list[dict[str, Any]] = []
+        self.bytes = 0
+
+    def of(self, groups: Sequence[Sequence[Candidate]], notes: list[str]) -> list[GpuStep]:
+        steps: list[GpuStep] = []
+        for rivals in groups:
+            stage = rivals[0].stage
+            self.bytes += len(rivals) * stage.output.type.nbytes
+            if self.bytes > MOST_COMPARED:
+                notes.append(
+                    f"results of {stage.label} ({stage.key}) and of lighter stages are too large "
+                    "to be compared where they are timed"
+                )
+                break
+            types = {type_.dtype for type_ in stage.types.values()}
+            self.compared.append(
+                {
+                    "key": stage.key,
+                    "first": len(self.outputs),
+                    "count": len(rivals),
+                    "tolerance": max(TOLERANCE.get(dtype, 0.0) for dtype in (*types, "float32")),
+                }
+            )
+            steps += self.stage(rivals)
+        return steps
+
+    def stage(self, rivals: Sequence[Candidate]) -> Iterator[GpuStep]:
+        given = rivals[0].stage.inputs
+        drawn = {i.name: values(self.rng, i.type) for i in given if i.constant}
+        packed: dict[tuple[str, Packing | None], int] = {}
+        for candidate in rivals:
+            stage, packings = candidate.stage, candidate.kernel.packings
+            for name, array in drawn.items():
+                if (name, packings.get(name)) not in packed:
+                    packed[name, packings.get(name)] = self.place(array, packings.get(name))
+            floats, zeros = self.room.ring, self.room.ring + self.room.floats
+            buffers = []
+            for i in given:
+                if i.constant:
+                    buffers.append(BufferRef("weight", packed[i.name, packings.get(i.name)]))
+                elif _is_float(i.type):
+                    buffers.append(BufferRef("weight", floats))
+                    floats += round_up(i.type.nbytes)
+                else:
+                    buffers.append(BufferRef("weight", zeros))
+                    zeros += round_up(i.type.nbytes)
+            buffers += self.room.between(candidate)
+            number, result = len(self.outputs), stage.output.type
+            dtype = "uint16" if result.dtype == "bfloat16" else result.dtype
+            self.outputs.append(TensorSpec(f"result_{number}", dtype, result.sizes))
+            yield _step(candidate, (*buffers, BufferRef("output", number)), None)
+
+    def place(self, array: np.ndarray, packing: Packing | None) -> int:
+        """Where the constant lies, packed."""
+        laid = packing.apply(array) if packing else np.ascontiguousarray(array)
+        place, self.at = self.at, self.at + round_up(laid.nbytes)
+        self.constants.append((place, laid))
+        return place
+
+
+def _inputs(candidate: Candidate) -> list[tuple[TensorType, bool]]:
+    """The types as the kernel sees them, and which are constants."""
+    types: Mapping[str, TensorType] = packed_types(candidate.stage, candidate.kernel.packings)
+    return [(types[i.name], i.constant) for i in candidate.stage.inputs]
+
+
+def _is_float(type: TensorType) -> bool:
+    return "float" in type.dtype
+
+
+def _room(candidates: Sequence[Candidate], constants: int, target: GpuTarget) -> _Room:
+    """Enough for each candidate alone; ``constants`` are the model's, in bytes, of which no more
+    matter than L2 could not keep.
+    """
+
+    def most(floats: bool, fixed: bool | None) -> int:
+        return max(
+            sum(
+                round_up(type.nbytes)
+                for type, constant in _inputs(candidate)
+                if _is_float(type) is floats and fixed in (None, constant)
+            )
+            for candidate in candidates
+        )
+
+    ring = max(most(True, True), min(round_up(constants), 2 * target.l2))
+    return _Room(
+        ring,
+        most(True, False),
+        most(False, None),
+        max(round_up(c.stage.output.type.nbytes) for c in candidates),
+        max(round_up(c.kernel.scratch) for c in candidates),
+        {c.kernel.symbol: counter_bytes([c.kernel]) for c in candidates},
+    )

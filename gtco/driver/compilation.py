@@ -1,0 +1,400 @@
+"""One model's way through the steps, from what it was read from to its library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtco.codegen.generate import Generated, generate
+from gtco.codegen.workers import Workers
+from gtco.driver.assembly import assemble, versions
+from gtco.driver.checks import check_indices, check_sizes, is_onnx, precision_notes, source_of
+from gtco.driver.compiled import CompileReport
+from gtco.machine.gpu import GpuTarget
+from gtco.machine.target import Machine
+from gtco.runtime.artifact import Artifact, build_artifact
+from gtco.runtime.gpu_plan import GpuArtifact
+from gtco.runtime.module import load
+from gtco.runtime.publish import write_error
+from gtco.search.records.records import Record, Records
+from gtco.support.errors import (
+    REPORT,
+    BuildError,
+    InternalError,
+    OptionError,
+    UnsupportedError,
+    guarded,
+)
+from gtco.support.options import GPU_PRECISIONS, CompileOptions
+from gtco.tensor.stage import Stage
+
+if TYPE_CHECKING:
+    from gtco.graph.fusion.stages import Partition
+    from gtco.graph.graph import Graph
+    from gtco.runtime.gpu_plan import PersistentKernel
+    from gtco.search.gpu.launches import LaunchPrices
+    from gtco.search.policy import Policy
+
+# The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
+# are a gtco.tuning.view.View, which has them as its str().
+Progress = Callable[[str, float | None, Any], None]
+
+
+def silent(phase: str, seconds: float | None, detail: object) -> None:
+    """A progress that nobody watches."""
+
+
+class Compilation:
+    """A model, the options, and what the steps so far have made."""
+
+    def __init__(
+        self,
+        model: Any,
+        output: Path,
+        example_inputs: Any,
+        options: CompileOptions,
+        progress: Progress,
+    ) -> None:
+        self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
+        self.options, self.progress = options, progress
+        self.report = CompileReport()
+        self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
+        self.policy: Policy  # these, once it is prepared
+        self.whole: Graph  # what is cut
+        self.graph: Graph  # what the stages are of, some movement copied
+        self.found: Partition
+        self.generated: Generated
+        self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
+        # Of a model for GPUs: what its two ways of being launched are predicted to take, and the
+        # kernel for the whole model where it is launched as that.
+        self.launches: LaunchPrices | None = None
+        self.persistent: PersistentKernel | None = None
+        self.spilled: dict[str, int] = {}  # bytes by architecture, where it would
+
+    def partition(self, machine: Machine, records: Records | None) -> None:
+        """The steps from the model to its stages."""
+        with self.phase("read") as say:
+            imported = self.read()
+            say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
+        with self.phase("simplify") as say:
+            graph = self.canonical(imported, self.threads(machine))
+            check_indices(graph, machine)
+            say(f"{len(graph.operators)} operators")
+        del imported
+        with self.phase("fuse") as say:
+            self.policy = policy = self.policy_for(machine, records)
+            self.whole = self.rounded(graph, policy)
+            self.graph, self.found = self.fuse(self.whole, policy)
+            say(f"{len(self.found.stages)} stages, {self.found.unique} of them different")
+
+    def prepare(self, machine: Machine, records: Records | None, workers: Workers) -> None:
+        """The steps from the model to the kernels that the policy picks."""
+        self.partition(machine, records)
+        with self.phase("generate") as say:
+            self.generated = self.generate(list(self.found.stages), self.policy, workers)
+            code = sum(k.nbytes for k in self.generated.kernels.values())
+            say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
+            self.first = self.graph, self.found, self.generated.copy()
+            if isinstance(machine, GpuTarget):
+                self.launches = self.launch_prices(machine)
+                self.persistent = self.one_kernel(machine, workers)
+                if self.persistent is not None:
+                    code = sum(map(len, self.persistent.images.values()))
+                    say(f"one for the whole model, {code >> 10} KiB")
+
+    def finish(self, folder: Path) -> None:
+        """The library, made in ``folder`` and compared where that is asked for."""
+        self.report.rejections = dict(self.generated.rejections)
+        with self.phase("link") as say:
+            library = self.link(folder)
+            weights, arena = self.report.weights_bytes / 1e6, self.report.arena_bytes / 1e6
+            say(f"weights {weights:.1f} MB, arena {arena:.1f} MB")
+        if self.options.verify:
+            with self.phase("verify") as say:
+                self.verify(library)
+                say(str(self.report.verification).splitlines()[0])
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Callable[[str], None]]:
+        self.progress(name, None, "")
+        start = time.perf_counter()
+        details: list[str] = []
+        with guarded(f"the phase '{name}'"):
+            yield details.append
+        seconds = time.perf_counter() - start
+        self.report.phases.append((name, seconds))
+        self.progress(name, seconds, "; ".join(details))
+
+    def dump(self, name: str, text: str) -> None:
+        if self.options.dump is not None:
+            try:
+                (self.options.dump / name).write_text(text)
+            except OSError as error:
+                raise write_error(self.options.dump / name, error) from error
+
+    def worked_around(self, error: InternalError) -> None:
+        """A failure that the compile goes on without: a note, or the end of it where strict."""
+        if self.options.strict:
+            raise error
+        note = f"{error}; the model was compiled without it"
+        if note not in self.report.notes:
+            self.report.notes.append(note)
+
+    # the steps ------------------------------------------------------------------------------------
+    def read(self) -> Any:
+        """Model -> Relax, by the importer that its kind needs."""
+        options = self.options
+        if is_onnx(self.model):
+            from gtco.frontend.onnx import load_onnx
+
+            if self.example_inputs is not None:
+                raise OptionError(
+                    "example_inputs is for PyTorch modules; an ONNX model has its inputs' shapes, "
+                    "and shapes gives symbolic ones their values"
+                )
+            imported = load_onnx(
+                self.model,
+                shapes=options.shapes,
+                simplify=options.simplify,
+                simplify_timeout=options.simplify_timeout,
+            )
+        else:
+            from gtco.frontend.pytorch import load_pytorch
+
+            imported = load_pytorch(
+                self.model,
+                self.example_inputs,
+                shapes=options.shapes,
+                simplify=options.simplify,
+                simplify_timeout=options.simplify_timeout,
+            )
+        self.report.notes += imported.notes
+        if options.dump is not None:
+            self.dump("1-relax.txt", imported.module.script())
+        return imported
+
+    def threads(self, machine: Machine) -> int:
+        """How many threads the model is compiled for."""
+        return self.options.threads or machine.cores
+
+    def canonical(self, imported: Any, threads: int) -> Graph:
+        """Relax -> canonical graph, channels last."""
+        from gtco.graph.layout import channels_last
+        from gtco.graph.lower.walk import lower
+        from gtco.graph.rewrites.pipeline import canonicalize
+        from gtco.graph.rewrites.split_reductions import split_reductions
+
+        graph = lower(imported)
+        check_sizes(graph)
+        self.dump("2-lowered.txt", graph.dump())
+        graph = canonicalize(graph, failed=self.worked_around)
+        self.dump("3-canonical.txt", graph.dump())
+        graph = canonicalize(channels_last(graph), failed=self.worked_around)
+
+        def split(graph: Graph) -> Graph:
+            return split_reductions(graph, threads)
+
+        graph = canonicalize(graph, rewrites=(split,), failed=self.worked_around)
+        graph.check()
+        self.dump("4-layout.txt", graph.dump())
+        return graph
+
+    def rounded(self, graph: Graph, policy: Policy) -> Graph:
+        """The graph in the precision that was asked for."""
+        from gtco.graph.precision import narrow_operands
+        from gtco.graph.rewrites.fold_constants import fold_constants
+
+        if self.options.precision == "fp32":
+            return graph
+        self.report.notes += precision_notes(self.options, policy.target)
+        narrow = GPU_PRECISIONS[self.options.precision]
+        graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
+        graph = fold_constants(graph).check()
+        self.dump("4-precision.txt", graph.dump())
+        return graph
+
+    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
+        """The policy, for a target with as many cores as the model is to have threads: the space
+        and the price of a stage go by that one number.
+        """
+        from gtco.search.analytic import AnalyticPolicy
+        from gtco.search.calibration.profile import machine_table
+        from gtco.search.gpu.policy import GpuPolicy
+        from gtco.search.recorded import RecordedPolicy, measured_elsewhere
+
+        if isinstance(machine, GpuTarget):
+            policy = GpuPolicy(machine, self.options.untrusted)
+            if records is None:
+                return policy
+            followed, notes = measured_elsewhere(policy, records, versions(machine))
+            self.report.notes += notes
+            return followed
+        # what was measured is of the whole machine
+        rates = machine_table(machine) if machine.name == "native" else None
+        known = rates.target if rates else machine
+        analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
+        if records is None:
+            return analytic
+        return RecordedPolicy(analytic, records, shipped=self.shipped)
+
+    def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
+        """Graph -> stages at the least predicted cost or, where records know them, those that its
+        last finished tuning ended with; the graph with movement copied where it pays.
+        """
+        from gtco.graph.fusion.stages import CLOSE, fuse
+        from gtco.search.recorded import RecordedPolicy
+
+        recorded = policy if isinstance(policy, RecordedPolicy) else None
+        base = recorded.policy if recorded else policy
+        try:
+            graph, result = fuse(whole, base.predict, base.floor, base.possible)
+            for end in recorded.ends(whole.key) if recorded else ():
+                assert recorded
+                if recorded.chosen(result.stages, end):
+                    break
+                price, may = recorded.found_again(end), recorded.possible
+                again = fuse(whole, price, recorded.floor, may, promising=CLOSE)
+                if recorded.chosen(again[1].stages, end):
+                    graph, result = again
+                    break
+        except UnsupportedError as error:
+            if policy.failures:
+                raise InternalError("\n".join([str(error), *policy.failures, REPORT])) from error
+            raise
+        self.report.notes += result.notes
+        self.dump("5-stages.txt", result.text())
+        return graph, result
+
+    def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
+        """Stages -> kernels, in the worker processes."""
+        from gtco.search.gpu.stand_ins import stand_ins
+        from gtco.search.recorded import RecordedPolicy
+
+        result = generate(
+            stages,
+            policy.choose,
+            policy.target,
+            workers,
+            text=self.options.dump is not None,
+            ptx=self.options.ptx,
+            strict=self.options.strict,
+            progress=lambda done, total: self.progress("generate", None, f"{done}/{total}"),
+            stand_ins=partial(stand_ins, policy),
+        )
+        for failure in policy.failures:
+            self.worked_around(InternalError(f"{failure}. {REPORT}"))
+        self.report.notes += result.notes
+        if isinstance(policy, RecordedPolicy):
+            known = self.report.notes
+            known += [note for note in policy.passed_over.values() if note not in known]
+            known += policy.said_elsewhere(result.stages, result.choices)
+        kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
+        for kernel in result.kernels.values():
+            if kernel.text:
+                self.dump(f"6-{kernel.symbol}.{kind}", kernel.text)
+        return result
+
+    def launch_prices(self, machine: GpuTarget) -> LaunchPrices:
+        """What a run is predicted to take in each way of launching it."""
+        from gtco.codegen.build import GpuKernel
+        from gtco.search.gpu.launches import launch_prices, narrow
+        from gtco.search.gpu.policy import GpuPolicy, constant_bytes
+
+        policy, steps, within = GpuPolicy(machine), [], []
+        for stage in self.generated.stages:
+            choice = self.generated.choices[stage.key]
+            kernel = self.generated.kernels[stage.key]
+            assert isinstance(kernel, GpuKernel)
+            launch: Any = choice.sketch.workload(choice.config)
+            used = kernel.images[machine.arch].registers or launch.registers
+            own = replace(launch, registers=used), constant_bytes(stage)
+            fewer = narrow(policy, choice)
+            other: Any = fewer.sketch.workload(fewer.config)
+            steps.append(own)
+            within.append(own if fewer is choice else (other, constant_bytes(stage)))
+        return launch_prices(policy, steps, within)
+
+    def one_kernel(self, machine: GpuTarget, workers: Workers) -> PersistentKernel | None:
+        """The kernel for the whole model, where the options or the prices want it. Where it cannot
+        be that is a note, or an error where it was asked for. Where it would spill it is not made,
+        which is a note; so it is for all architectures if the prices, which are the first one's,
+        wanted it and it would spill there.
+        """
+        from gtco.driver.persistent import persistent
+        from gtco.tensor.space import Rejection
+
+        assert self.launches is not None
+        asked, wanted = self.options.launches == "persistent", self.options.launches
+        if (self.launches.cheaper if wanted == "auto" else wanted) == "graph":
+            return None
+        tensors = len(self.graph.inputs) + len(self.graph.outputs)
+        text = self.options.dump is not None
+        made = persistent(self.generated, tensors, machine, workers, text=text)
+        if isinstance(made, Rejection):
+            why = f"there can be no persistent kernel for this model: {made.detail}"
+            if asked:
+                raise BuildError(f"{why}; leave launches=persistent out")
+            self.report.notes.append(f"{why}; it is launched as a graph")
+            return None
+        kernel, listing = made
+        if listing:
+            self.dump(f"6-{kernel.symbol}.cu", listing)
+        self.spilled = {arch: n for arch, n in kernel.info["spilled_bytes"].items() if n}
+        wanted_there = kernel.images.values() if asked else [kernel.images[machine.arch]]
+        taken = kernel if any(wanted_there) else None
+        if self.spilled:
+            spilled = ", ".join(f"{n} bytes on {arch}" for arch, n in self.spilled.items())
+            there = " there" if taken is not None else ""
+            self.report.notes.append(
+                f"the persistent kernel would spill {spilled}, since stages have fewer registers "
+                f"in it: the model is launched as a graph{there}"
+            )
+        return taken
+
+    def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
+        """Takes the graph's constants."""
+        return assemble(
+            name,
+            graph,
+            generated,
+            self.policy.target,
+            self.options.threads,
+            self.options.precision,
+            self.report.notes,
+            self.persistent,
+            self.launches.to_json() if self.launches else None,
+            self.spilled,
+        )
+
+    def link(self, folder: Path) -> Path:
+        """Kernels, weights and the plan -> the library, in ``folder``."""
+        artifact = self.artifact(_identifier(self.output.stem), self.graph, self.generated)
+        self.report.stages = [dict(step.info) for step in artifact.steps]
+        self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
+        machine, one = self.policy.target, self.persistent
+        if isinstance(machine, GpuTarget) and one is not None and one.images[machine.arch]:
+            assert self.launches is not None
+            self.report.predicted_seconds = self.launches.persistent
+            self.report.launches = "persistent"
+        self.report.weights_bytes = artifact.weights_bytes
+        self.report.arena_bytes = artifact.arena_bytes
+        return build_artifact(artifact, folder, self.output)
+
+    def verify(self, library: Path) -> None:
+        """Raises :class:`VerificationError` with the report where the library is wrong."""
+        from gtco.verification import verify
+
+        with load(library, threads=self.options.threads) as compiled:
+            self.report.verification = verify(
+                compiled, self.model, example_inputs=self.example_inputs, check=False
+            )
+        self.report.verification.check()
+
+
+def _identifier(stem: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in stem) or "model"

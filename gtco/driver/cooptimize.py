@@ -1,0 +1,192 @@
+"""Fusion and tuning by turns, until neither gains: the co-optimization of GTCO's title.
+
+::
+
+    partitions = the best one by prediction, and its rivals
+    again:
+      tune the stages of all of them; read what stands side by side, into the records
+      search again with what was measured; a partition not seen yet joins, and it goes on
+    the best one by measurement is tuned to the end
+
+A measured time and a prediction are of different scales: :mod:`gtco.search.recorded` has the rule
+by which they are added up. It ends when the search finds none that promises more than the best one
+measured, and after ``TURNS`` in any case.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
+from typing import Protocol
+
+from gtco.codegen.generate import Generated
+from gtco.codegen.workers import Workers
+from gtco.graph.fusion.stages import CLOSE, Partition, fuse, rivals
+from gtco.graph.graph import Graph
+from gtco.search.recorded import RecordedPolicy
+from gtco.support.errors import BuildError
+from gtco.support.options import Tune
+from gtco.tensor.stage import Stage
+from gtco.tuning.race import Readings, race, saved
+
+SHARE = 0.5  # of the budget that is for choosing a partition; the rest is for the one that stands
+TURNS = 3
+RACE_SECONDS = 3.0  # of readings side by side
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A partition of ``graph`` with its kernels. ``key``: how often it has each different stage."""
+
+    graph: Graph
+    partition: Partition
+    generated: Generated
+
+    @property
+    def key(self) -> frozenset[tuple[str, int]]:
+        return key_of(self.partition)
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """How often its kernels' stages occur: those that could not be built are cut."""
+        return dict(Counter(stage.key for stage in self.generated.stages))
+
+
+def key_of(partition: Partition) -> frozenset[tuple[str, int]]:
+    return frozenset(partition.weights().items())
+
+
+class Steps(Protocol):
+    """What goes on between the turns."""
+
+    def search(self) -> tuple[Graph, Partition]:
+        """The best partition by what is known."""
+        ...
+
+    def rivals(self, graph: Graph, best: Partition) -> list[tuple[Graph, Partition]]:
+        """Others that are worth measuring."""
+        ...
+
+    def seconds(self, partition: Partition) -> float:
+        """What its stages add up to by what is known."""
+        ...
+
+    def generate(self, partition: Partition) -> Generated: ...
+
+    def tune(self, models: Sequence[Generated], effort: Tune) -> None: ...
+
+    def race(self, models: Sequence[Generated]) -> Readings:
+        """All stages, side by side; they are known from then on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The steps of a compile of ``graph``, on this machine."""
+
+    graph: Graph
+    policy: RecordedPolicy
+    workers: Workers
+    threads: int
+    generated: Callable[[list[Stage]], Generated]
+    tuned: Callable[[Sequence[Generated], Tune], object]
+
+    def search(self) -> tuple[Graph, Partition]:
+        policy = self.policy
+        return fuse(self.graph, policy.predict, policy.floor, policy.possible, promising=CLOSE)
+
+    def rivals(self, graph: Graph, best: Partition) -> list[tuple[Graph, Partition]]:
+        policy = self.policy
+        return rivals(self.graph, best, policy.predict, policy.floor, policy.possible)
+
+    def seconds(self, partition: Partition) -> float:
+        return sum(self.policy.predict(stage) for stage in partition.stages)
+
+    def generate(self, partition: Partition) -> Generated:
+        return self.generated(list(partition.stages))
+
+    def tune(self, models: Sequence[Generated], effort: Tune) -> None:
+        self.tuned(models, effort)
+
+    def race(self, models: Sequence[Generated]) -> Readings:
+        found = race(models, self.policy.target, self.workers, self.threads, RACE_SECONDS)
+        self.policy.records.add(found.records)
+        self.policy.refresh()
+        return found
+
+
+def cooptimize(
+    first: Candidate, steps: Steps, effort: Tune, clock: Callable[[], float] = time.monotonic
+) -> tuple[Candidate, str]:
+    """The partition that stands, and in words how it came to."""
+    end = clock() + effort.seconds
+    seen = {first.key: first}
+    chosen, before, gain = first, nan, 0.0
+
+    def join(graph: Graph, partition: Partition) -> bool:
+        key = key_of(partition)
+        if key in seen:
+            return False
+        try:
+            seen[key] = Candidate(graph, partition, steps.generate(partition))
+        except BuildError:  # no reason to end: it is not needed
+            return False
+        return True
+
+    for graph, partition in steps.rivals(first.graph, first.partition):
+        join(graph, partition)
+    for turn in range(TURNS):
+        left = end - clock()
+        if left <= 0:
+            break
+        measured = list(seen.values())
+        models = [candidate.generated for candidate in measured]
+        trials = max(effort.trials // TURNS, 1)
+        steps.tune(models, replace(effort, trials=trials, seconds=left / (TURNS - turn)))
+        readings = steps.race(models)
+        gains = [saved(first.weights, c.weights, readings) for c in measured]
+        gain = max(gains)
+        chosen = measured[gains.index(gain)]  # the first one, where none gains
+        before = steps.seconds(first.partition)
+        graph, partition = steps.search()
+        promised = steps.seconds(partition) < steps.seconds(chosen.partition)
+        if turn == TURNS - 1 or not promised or not join(graph, partition):
+            break
+    if isnan(before):
+        return first, (
+            f"building the kernels of {len(seen)} partitions left no time to measure them, the "
+            "predicted one stands"
+        )
+    what = (
+        f"{len(seen)} partitions measured, the predicted one "
+        + ("stands" if chosen is first else f"gave way: {_differences(first, chosen)}")
+        + f", {1e3 * before:.2f} -> {1e3 * (before - gain):.2f} ms"
+    )
+    return chosen, what
+
+
+def part(effort: Tune, share: float) -> Tune:
+    """A share of an effort, in which every stage is tried once or so."""
+    trials = max(int(share * effort.trials), 1)
+    return replace(
+        effort, trials=trials, seconds=share * effort.seconds, patience=1, fusion=False
+    )
+
+
+def rest(effort: Tune, seconds: float, trials: int) -> Tune:
+    """What is left of it; enough to be told that it was spent."""
+    left = max(effort.seconds - seconds, 1.0)
+    return replace(effort, trials=max(effort.trials - trials, 1), seconds=left)
+
+
+def _differences(first: Candidate, chosen: Candidate) -> str:
+    """The stages that went, and those that came."""
+    labels = {s.key: s.label for c in (first, chosen) for s in c.partition.stages}
+
+    def named(key: frozenset[tuple[str, int]]) -> str:
+        return ", ".join(sorted(f"{n} x {labels[stage]}" for stage, n in key)) or "nothing"
+
+    return f"{named(first.key - chosen.key)} became {named(chosen.key - first.key)}"

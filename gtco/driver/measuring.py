@@ -1,0 +1,167 @@
+"""Measuring, for the models of one call: rivals of their picks and of their partitions, then what
+came of it in the whole models, then the records of what stands.
+
+How stages are tuned is :mod:`gtco.tuning`, how partitions are :mod:`gtco.driver.cooptimize`; here
+is what they are given of each :class:`~gtco.driver.compilation.Compilation`, and what they change
+in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gtco.codegen.generate import Generated
+from gtco.codegen.workers import Workers
+from gtco.driver.compilation import Compilation
+from gtco.driver.cooptimize import SHARE, Candidate, Measured, cooptimize, part, rest
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.publish import temporary
+from gtco.search.recorded import RecordedPolicy, by_stage, last_reading
+from gtco.search.records.records import Record, Records, circumstances, now
+from gtco.support.options import Tune
+from gtco.tuning import whole
+from gtco.tuning.result import StageResult, together
+from gtco.tuning.tune import tune
+from gtco.tuning.view import View
+
+
+def measure(
+    compilations: Sequence[Compilation], workers: Workers, records: Records, effort: Tune
+) -> None:
+    """Measured candidates in the place of picks that they beat, in all models. A stage that several
+    have is tuned once.
+    """
+    first = compilations[0]
+    views: list[View] = []
+    notes: dict[int, list[str]] = {}
+    # The end of the time is for what only whole models show, where it suffices for that.
+    last = sum(map(whole_cost, compilations))
+    if settles := last <= whole.SHARE * effort.seconds:
+        effort = replace(effort, seconds=effort.seconds - last)
+
+    def progress(view: View) -> None:
+        views.append(view)
+        first.progress("tune", None, view)
+
+    def tuned(models: Sequence[Generated], effort: Tune) -> list[StageResult]:
+        known = [len(model.notes) for model in models]
+        results = tune(
+            models,
+            first.policy,
+            workers,
+            threads=first.options.threads,
+            effort=effort,
+            records=records,
+            shipped=first.shipped,
+            progress=progress,
+        )
+        for model, length in zip(models, known, strict=True):
+            notes.setdefault(id(model), []).extend(model.notes[length:])
+        return results
+
+    with first.phase("tune") as say:
+        results: list[StageResult] = []
+        if effort.fusion:
+            begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
+            for compilation in compilations:
+                results += partitioned(compilation, tuned, workers, some, say)
+            trials = sum(result.measured for result in results)
+            effort = rest(effort, time.monotonic() - begin, trials)
+        results += tuned([c.generated for c in compilations], effort)
+        for compilation in compilations:
+            compilation.report.notes += notes[id(compilation.generated)]
+            if settles:
+                settle(compilation, records)
+            if results or not as_it_was(compilation):
+                conclude(compilation, records)
+        say(str(views[-1]))
+    for compilation in compilations[1:]:
+        compilation.report.phases.append(first.report.phases[-1])
+    for compilation in compilations:
+        compilation.report.tuning = together(results, compilation.generated)
+        compilation.report.tuned = views[-1]
+
+
+def partitioned(
+    run: Compilation,
+    tuned: Callable[[Sequence[Generated], Tune], list[StageResult]],
+    workers: Workers,
+    effort: Tune,
+    say: Callable[[str], None],
+) -> list[StageResult]:
+    """Gives the model the partition that stands when rivals were measured beside the predicted one.
+    """
+    policy = run.policy
+    assert isinstance(policy, RecordedPolicy)
+    results: list[StageResult] = []
+    steps = Measured(
+        run.whole,
+        policy,
+        workers,
+        run.options.threads,
+        lambda stages: run.generate(stages, policy, workers),
+        lambda models, some: results.extend(tuned(models, some)),
+    )
+    first = Candidate(run.graph, run.found, run.generated)
+    chosen, news = cooptimize(first, steps, effort)
+    run.graph, run.found, run.generated = chosen.graph, chosen.partition, chosen.generated
+    run.report.fusion = news
+    say(news)
+    return results
+
+
+def as_it_was(run: Compilation) -> bool:
+    """Are stages and picks those from before anything was measured?"""
+    return run.first[2].same(run.generated)
+
+
+def whole_cost(run: Compilation) -> float:
+    """Seconds that :func:`settle` takes at the least, by prediction."""
+    weights = sum(array.nbytes for array in run.graph.constants.values())
+    return whole.cost(sum(run.policy.predict(stage) for stage in run.found.stages), weights)
+
+
+def settle(run: Compilation, records: Records) -> None:
+    """What tuning changed has to prove itself in the model, run by turns as it was before and as it
+    is.
+    """
+    graph, found, first = run.first
+    if as_it_was(run):
+        return
+    with temporary("trials") as folder:
+        builds = ("first", graph, first), ("tuned", run.graph, run.generated)
+        libraries = [
+            write_artifact(run.artifact(name, graph.copy(), generated), folder / f"{name}.so")
+            for name, graph, generated in builds
+        ]
+        readings = whole.read(libraries[0], libraries[1])
+    if isinstance(readings, str):
+        run.report.notes.append(f"tuning: what it made {readings}: it is left as it was")
+        run.graph, run.found, run.generated = graph, found, first
+        return
+    verdict = whole.judge(first, run.generated, readings)
+    if verdict.uncut:
+        here = circumstances(run.policy.target)
+        known = by_stage(records.under(here))
+        records.add(whole.refuted(first, run.generated, readings, known, here))
+        run.graph, run.found = graph, found
+    run.generated = whole.settled(first, run.generated, verdict)
+    run.report.settled = verdict
+
+
+def conclude(run: Compilation, records: Records) -> None:
+    """Records of what the model is cut into and has in the end, for whoever compiles it by them:
+    all of one moment, with the model's key, since models share stages and not their partitions.
+    """
+    here = circumstances(run.policy.target)
+    known = by_stage(records.under(here))
+    stages = {stage.key: stage.canonical for stage in run.generated.stages}
+    chosen, end, model = [], now(), run.whole.key
+    for key, stage in stages.items():
+        pick = run.generated.choices[key]
+        seconds = last_reading(known.get(key, ()), pick.config)
+        row = Record.of(stage, pick, here, "chosen", (seconds, None, None), model)
+        chosen.append(replace(row, time=end))
+    records.add(chosen)

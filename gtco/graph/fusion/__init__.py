@@ -1,0 +1,1 @@
+"""Cuts a graph into stages: DPOF, its candidates and patterns, and fusion by rules beside it."""

@@ -1,0 +1,306 @@
+"""DPOF, dynamic programming operator fusion: cut a graph into stages at the least cost.
+
+GTCO Section IV-B, equation 2 and Algorithm 1::
+
+    dp[V] = min over V' of dp[V - V'] + temp[V'],    action[V] = the V' that gives it
+
+``temp[V']`` is ``cost(stage)``, the predicted seconds of the stage as one kernel, or +inf where the
+patterns (``gtco.graph.fusion.patterns``) forbid it or no kernel can do it.
+
+Which segmentation sets have to be visited. A stage has one sink: every other tensor of it is used
+inside the stage alone and is no graph output. Three things follow.
+
+1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is A's sink's, and B's
+   sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
+   their sinks are an execution order. (For the same reason stages are connected and convex.)
+2. *A stage is a piece of the post-dominator tree.* All paths from an operator of the stage to the
+   outputs run inside the stage until its sink, so its immediate post-dominator, which lies on them,
+   is in the stage too. Hence every stage lies within the subtree of its sink.
+3. *The remaining sets fall apart.* Peel from V the stage V' that holds V's last operator, which
+   must be that stage's sink. Whatever hangs in the tree directly below V' is, again by 2, the sink
+   of its own stage, and its subtree shares no stage with its siblings'. So V - V' is a disjoint
+   union of whole subtrees, each solved on its own:
+
+       dp[T(s)] = min over stages V' with sink s of  temp[V'] + sum of dp[T(c)], c directly below V'
+
+The segmentation sets that Algorithm 1 ever asks for are therefore the subtrees T(s), one per
+operator: as many states as operators instead of exponentially many, and the same optimum, which the
+tests hold against brute force over all partitions. What stays exponential is the number of stages
+with one sink (wide trees of element-wise operators, the rotary embeddings in front of an
+attention). Where there are more than ``max_candidates``, as many are weighed at most, found by
+descent: from the best of the greedy stages, an operator is taken in (with its readers, and with or
+without the stage it had been given so far) or left out (with what it reads) while that lessens the
+total. Once a search has priced ``MOST_PRICED`` stages, ``HURRIED`` of a sink are too many. Every
+such cut is named in ``Partition.notes``. The bounds count stages, not seconds, so the same model
+always gives the same partition.
+
+Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
+a sink by the key of its *cone*, the operators that could ever share a stage with it. Many are not
+priced at all: candidates are taken in the order of what they leave to others, sum of dp[T(c)], and
+one that would be dearer than the best so far even at the least price that any stage with its
+operators has (``floor``) cannot be the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx
+
+from gtco.graph.fusion.cone import Cone, Members
+from gtco.graph.fusion.patterns import extend_path, fusable
+from gtco.graph.graph import Graph
+from gtco.support.errors import UnsupportedError
+from gtco.tensor.operators import is_anchor
+from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
+
+# Stages priced in one search, beyond which HURRIED of a sink are enough. A price takes about a
+# millisecond.
+MOST_PRICED = 5000
+HURRIED = 128
+
+Cost = Callable[[Stage], float]
+# An operator and its tensors' types -> seconds that no stage with it takes less than.
+Floor = Callable[[Operator, Mapping[str, TensorType]], float]
+# Kinds of anchors in topological order -> may a stage that holds them have a finite cost?
+Possible = Callable[[tuple[str, ...]], bool]
+
+
+@dataclass
+class Pricer:
+    """``cost`` behind a memo: an identical stage is priced once, however often it occurs."""
+
+    cost: Cost
+    memo: dict[str, float] = field(default_factory=dict)
+    elapsed: float = 0.0
+
+    def __call__(self, stage: Stage) -> float:
+        key = stage.key
+        if key not in self.memo:
+            start = time.perf_counter()
+            seconds = self.cost(stage)
+            self.elapsed += time.perf_counter() - start
+            assert seconds >= 0, f"cost {seconds} of stage {stage.label}"  # also catches NaN
+            self.memo[key] = seconds
+        return self.memo[key]
+
+
+class Search:
+    """One run of Algorithm 1: the graph by position, dp[], action[] and the memo of cones."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        pricer: Pricer,
+        floor: Floor,
+        possible: Possible,
+        max_operators: int,
+        max_candidates: int,
+    ):
+        self.graph, self.pricer, self.possible = graph, pricer, possible
+        self.priced_before = len(pricer.memo)
+        self.max_operators, self.max_candidates = max_operators, max_candidates
+        self.ops = list(graph.operators.values())
+        position = {op.output: n for n, op in enumerate(self.ops)}
+        outputs = set(graph.outputs)
+        self.sources = [
+            sorted({position[i] for i in op.inputs if i in position}) for op in self.ops
+        ]
+        users: list[list[int]] = [[] for _ in self.ops]
+        for n, sources in enumerate(self.sources):
+            for source in sources:
+                users[source].append(n)
+        self.users = users
+        # A graph output, or what nobody reads, is stored: it can only be a sink.
+        self.stored = [op.output in outputs or not users[n] for n, op in enumerate(self.ops)]
+        self.parent = post_dominators(users, self.stored)
+        self.below: list[list[int]] = [[] for _ in self.ops]
+        for n, parent in enumerate(self.parent):
+            if parent >= 0:
+                self.below[parent].append(n)
+        self.dp: list[tuple[float, int]] = []
+        self.action: list[tuple[int, ...]] = []
+        # rounded down: what is ruled out by a floor is dearer, not as dear
+        self.floors = [int(floor(op, graph.types) * 1e15) for op in self.ops]
+        self.cones: dict[str, list[Members]] = {}
+        self.prices: dict[str, dict[Members, float]] = {}
+        self.transitions = 0
+        self.anchors: dict[int, bool] = {}  # bits of operators: may they stand together?
+        self.cuts: dict[str, list[str]] = {}  # what limits left out, and under which sinks
+
+    def select_schedule(self) -> list[Stage]:
+        """Lines 5-14: fill dp and action, then read the stages off the action table."""
+        # dp is (time, stages): of equal times the fewest stages win. Time is counted in whole
+        # femtoseconds, so that sums are exact and identical layers fall the same way on a tie.
+        dp = self.dp
+        action = self.action
+        for sink in range(len(self.ops)):  # subtrees before the trees that contain them
+            best, stage = self._solve(sink)
+            dp.append(best)
+            action.append(stage)
+        roots = [n for n, parent in enumerate(self.parent) if parent < 0]
+        if any(dp[root][0] == math.inf for root in roots):
+            raise UnsupportedError(self._impossible())
+        chosen: list[tuple[int, ...]] = []
+        stack = roots
+        while stack:
+            members = action[stack.pop()]
+            chosen.append(members)
+            stack.extend(c for m in members for c in self.below[m] if c not in set(members))
+        return [self._stage(members) for members in sorted(chosen, key=lambda stage: stage[-1])]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One a kind of cut, with the first sink that it befell."""
+        return tuple(
+            f"fusion search: {cut}; at {sinks[0]}"
+            + (f" and {len(sinks) - 1} more" if len(sinks) > 1 else "")
+            for cut, sinks in self.cuts.items()
+        )
+
+    def _named(self, sink: int, count: int) -> str:
+        op = self.ops[sink]
+        return f"{op.kind} '{op.name or op.output}' ({op.type}), a cone of {count} operators"
+
+    def _stage(self, members: Sequence[int]) -> Stage:
+        return make_stage(
+            (self.ops[m] for m in members), self.graph.types, self._read_constants(members)
+        )
+
+    def _read_constants(self, members: Sequence[int]) -> list[str]:
+        return [i for m in members for i in self.ops[m].inputs if self.graph.is_constant(i)]
+
+    def _solve(self, sink: int) -> tuple[tuple[float, int], tuple[int, ...]]:
+        """dp and action of the subtree of a sink (lines 31-40). Candidates and their prices are
+        found once per kind of cone, as positions in it."""
+        paths = self._cone(sink)
+        cone = sorted(paths)
+        whole = self._stage(cone)
+        floors = [self.floors[n] for n in cone]
+        prices = self.prices.setdefault(whole.key, {})
+        rest = self._rest(cone)
+
+        def price(members: Members) -> float:
+            if members not in prices:
+                seconds = self.pricer(self._stage([cone[m] for m in members]))
+                prices[members] = round(seconds * 1e15) if seconds < math.inf else math.inf
+            return prices[members]
+
+        if whole.key not in self.cones:
+            where = {n: position for position, n in enumerate(cone)}
+            given = [[where.get(m, -1) for m in self.action[n]] for n in cone[:-1]]
+            local = Cone(
+                whole,
+                [paths[n] for n in cone],
+                given,
+                lambda members: price(members) + rest(members)[0],
+                self.possible,
+                self.max_operators,
+                self._most(),
+            )
+            self.cones[whole.key] = local.stages()
+            for cut in sorted(local.cuts):
+                self.cuts.setdefault(cut, []).append(self._named(sink, len(cone)))
+        candidates = self.cones[whole.key]
+        best: tuple[float, int, int] = (math.inf, 0, len(candidates))
+        chosen: Members = (len(cone) - 1,)
+        ways = ((*rest(members), number) for number, members in enumerate(candidates))
+        for time_below, stages_below, number in sorted(ways):
+            self.transitions += 1
+            members = candidates[number]
+            if max(floors[m] for m in members) + time_below > best[0]:
+                continue
+            total = (price(members) + time_below, 1 + stages_below, number)
+            if total < best:  # of equal times the fewest stages, of those the first found
+                best, chosen = total, members
+        return best[:2], tuple(cone[m] for m in chosen)
+
+    def _most(self) -> int:
+        """Stages of the next kind of sink that may be weighed."""
+        hurried = len(self.pricer.memo) - self.priced_before >= MOST_PRICED
+        return min(HURRIED, self.max_candidates) if hurried else self.max_candidates
+
+    def _rest(self, cone: Sequence[int]) -> Callable[[Members], tuple[float, int]]:
+        """Time and number of the stages that hang directly below a stage of a cone."""
+        below = [sum(self.dp[c][0] for c in self.below[n]) for n in cone]
+        count = [sum(self.dp[c][1] for c in self.below[n]) for n in cone]
+        finite = all(time < math.inf for time in below)
+        # A member but the sink has its parent in the tree among the members. So what hangs below
+        # the stage is what hangs below each of its members, less those members themselves.
+        for position, n in enumerate(cone[:-1]):
+            below[position] -= self.dp[n][0] if finite else 0
+            count[position] -= self.dp[n][1]
+
+        def rest(members: Members) -> tuple[float, int]:
+            if finite:
+                return sum(below[m] for m in members), sum(count[m] for m in members)
+            inside = {cone[m] for m in members}
+            hanging = [c for n in inside for c in self.below[n] if c not in inside]
+            return sum(self.dp[c][0] for c in hanging), sum(self.dp[c][1] for c in hanging)
+
+        return rest
+
+    def _cone(self, sink: int) -> dict[int, set[str]]:
+        """The operators that some stage with this sink may hold, with their paths from it: all
+        their readers are in the cone, every path to the sink is one the patterns allow, and the
+        anchors on these, which a stage with the operator holds too, may stand together."""
+        first = extend_path("", self.ops[sink])
+        assert first is not None, "a single operator is always a stage"
+        paths: dict[int, set[str]] = {sink: {first}}
+        anchors = {sink: self._anchor(sink)}  # those on the paths, as bits
+        pending = set(self.sources[sink])
+        while pending:
+            n = max(pending)  # all of its readers below the sink have been decided
+            pending.discard(n)
+            if self.stored[n] or any(user not in paths for user in self.users[n]):
+                continue
+            op = self.ops[n]
+            if not all(fusable(op, self.ops[user]) for user in self.users[n]):
+                continue
+            grown = {extend_path(p, op) for user in self.users[n] for p in paths[user]}
+            if None in grown:
+                continue
+            together = self._anchor(n)
+            for user in self.users[n]:
+                together |= anchors[user]
+            if not self._possible(together):
+                continue
+            anchors[n] = together
+            paths[n] = {p for p in grown if p is not None}
+            pending.update(self.sources[n])
+        return paths
+
+    def _anchor(self, n: int) -> int:
+        return 1 << n if is_anchor(self.ops[n].kind) else 0
+
+    def _possible(self, anchors: int) -> bool:
+        if anchors not in self.anchors:
+            chosen = [op.kind for n, op in enumerate(self.ops) if anchors >> n & 1]
+            self.anchors[anchors] = self.possible(tuple(chosen))
+        return self.anchors[anchors]
+
+    def _impossible(self) -> str:
+        alone: dict[str, list[str]] = {}
+        for n, op in enumerate(self.ops):
+            if self.pricer(self._stage([n])) == math.inf:
+                alone.setdefault(op.kind, []).append(f"'{op.name or op.output}'")
+        names = "; ".join(f"{kind} ({len(ops)}): {', '.join(ops)}" for kind, ops in alone.items())
+        return (
+            "no partition of the graph into kernels exists. Operators that no kernel can do alone: "
+            f"{names}. Compile without them, or report them with the model's name."
+        )
+
+
+def post_dominators(users: Sequence[Sequence[int]], stored: Sequence[bool]) -> list[int]:
+    """Immediate post-dominator of every operator of a DAG; -1 is the exit.
+
+    ``users[n]`` are n's readers, ``stored[n]`` says that n also leads to the exit directly.
+    """
+    backwards = networkx.DiGraph((user, n) for n, readers in enumerate(users) for user in readers)
+    backwards.add_node(-1)
+    backwards.add_edges_from((-1, n) for n, kept in enumerate(stored) if kept)
+    parents = networkx.immediate_dominators(backwards, -1)
+    return [parents[n] for n in range(len(users))]

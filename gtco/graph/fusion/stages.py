@@ -1,0 +1,224 @@
+"""A graph to stages at the least cost, its movement copied for each reader where that pays."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gtco.graph.fusion.dpof import Cost, Floor, Possible, Pricer, Search
+from gtco.graph.fusion.duplicate import copied_in_vain, duplicate_movement
+from gtco.graph.fusion.take_apart import kinds_of_attention, taken_apart
+from gtco.graph.graph import Graph
+from gtco.support.errors import UnsupportedError
+from gtco.support.garbage import uncollected
+from gtco.tensor.operators import is_anchor
+from gtco.tensor.stage import Operator, Stage, TensorType
+
+MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about a millisecond
+# Share of an attention's price, alone, that its parts must come to before the graph is tried with
+# them. A price is off by a factor that kernels of one kind share, and these are of three kinds:
+# with K and V packed for one row, parts that promised 0.46-0.68 of it took 0.55-1.07 on a Zen 5,
+# and those that promised 0.83-0.93 took 0.91-1.42.
+PROMISING = 0.67
+# Where prices were measured, or are to be: attention and its parts that are within this of each
+# other, and partitions within this of the best.
+CLOSE, NEAR = 1.25, 1.1
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Stages in execution order, with what the search did.
+
+    ``seconds`` is the predicted total, ``costs`` each stage's share. ``states`` counts the
+    segmentation sets visited, ``transitions`` the (V, V') pairs weighed, ``priced`` the calls of
+    the cost function, ``unique`` the different stages in the result; ``elapsed`` is the whole
+    search in seconds, ``cost_elapsed`` the part of it inside the cost function. ``notes`` says
+    where the search was cut short; empty means that the result is the optimum.
+    """
+
+    stages: tuple[Stage, ...]
+    seconds: float
+    costs: tuple[float, ...]
+    states: int = 0
+    transitions: int = 0
+    priced: int = 0
+    unique: int = 0
+    elapsed: float = 0.0
+    cost_elapsed: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def weights(self) -> dict[str, int]:
+        """How often each different stage occurs, by ``Stage.key``, in order of first use."""
+        counts: dict[str, int] = {}
+        for stage in self.stages:
+            counts[stage.key] = counts.get(stage.key, 0) + 1
+        return counts
+
+    def text(self) -> str:
+        """A line for each stage: what it costs, its key and operators, what it makes."""
+        return "\n".join(
+            f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
+            for stage, cost in zip(self.stages, self.costs, strict=True)
+        )
+
+
+def no_floor(op: Operator, types: Mapping[str, TensorType]) -> float:
+    """What is known of any cost: it is not negative."""
+    return 0.0
+
+
+def any_anchors(anchors: tuple[str, ...]) -> bool:
+    """What is known of any cost: nothing that the patterns allow is out of the question."""
+    return True
+
+
+def partition(
+    graph: Graph,
+    cost: Cost,
+    floor: Floor = no_floor,
+    possible: Possible = any_anchors,
+    *,
+    max_operators: int = 32,
+    max_candidates: int = MOST_CANDIDATES,
+) -> Partition:
+    """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
+
+    ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage, and is
+    at least ``floor`` of each of its operators; it is infinite for every stage that holds anchors
+    (complex operators and reductions) of which ``possible`` says no. Stages have at most
+    ``max_operators`` operators; where one sink has more than ``max_candidates`` possible stages, a
+    descent picks those that are weighed. Both limits report themselves in ``notes`` when they cut
+    anything. Raises UnsupportedError where no partition has a finite cost, naming the operators
+    that no kernel can do.
+    """
+    start = time.perf_counter()
+    pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
+    priced, cost_elapsed = len(pricer.memo), pricer.elapsed
+    search = Search(graph, pricer, floor, possible, max_operators, max_candidates)
+    chosen = search.select_schedule()
+    stages = tuple(chosen)
+    costs = tuple(pricer(stage) for stage in stages)
+    return Partition(
+        stages,
+        math.fsum(costs),
+        costs,
+        states=len(graph.operators),
+        transitions=search.transitions,
+        priced=len(pricer.memo) - priced,
+        unique=len({stage.key for stage in stages}),
+        elapsed=time.perf_counter() - start,
+        cost_elapsed=pricer.elapsed - cost_elapsed,
+        notes=search.notes,
+    )
+
+
+def fuse(
+    graph: Graph,
+    cost: Cost,
+    floor: Floor = no_floor,
+    possible: Possible = any_anchors,
+    *,
+    promising: float = PROMISING,
+) -> tuple[Graph, Partition]:
+    """``partition`` of the graph at its cheapest in two respects that no stage shows; gives the
+    graph that the stages belong to. Counters and times are those of all rounds together.
+
+    Movement is copied for each reader, or stored, whichever costs less: copies that no kernel took
+    in are taken back, and the rest partitioned anew, until every copy that is left saves something.
+
+    Attention is one operator, or the products and the softmax that it stands for: a kind of
+    attention whose parts cost at most ``promising`` of it, alone, is taken apart, and stays so
+    where the whole graph costs less for it.
+    """
+    with uncollected():  # else half of the search's time: it makes values by the million
+        pricer = Pricer(cost)
+        best = _fuse(graph, pricer, floor, possible)
+        rounds = [best[1]]
+        for alone, attentions in kinds_of_attention(graph):
+            # alone first: a search of the whole graph takes seconds
+            share, spent = _apart(alone, pricer, floor, possible)
+            rounds += spent
+            if share > promising:
+                continue
+            other = taken_apart(graph, attentions)
+            found = _fuse(other, pricer, floor, possible)
+            rounds.append(found[1])
+            if found[1].seconds < best[1].seconds:
+                graph, best = other, found
+        return best[0], _together(best[1], rounds)
+
+
+def _apart(
+    alone: Graph, pricer: Pricer, floor: Floor, possible: Possible
+) -> tuple[float, tuple[Partition, Partition]]:
+    """What an attention costs in parts, as a share of what it costs as one; and both partitions."""
+    apart = partition(taken_apart(alone, alone.outputs), pricer, floor, possible)
+    one = partition(alone, pricer, floor, possible)
+    return apart.seconds / one.seconds, (apart, one)
+
+
+def rivals(
+    graph: Graph,
+    best: Partition,
+    cost: Cost,
+    floor: Floor = no_floor,
+    possible: Possible = any_anchors,
+    *,
+    most: int = 4,
+) -> list[tuple[Graph, Partition]]:
+    """Partitions of the graph that ``best`` is one of, worth measuring beside it, with the graphs
+    they belong to: the best one without each of its ``most`` heaviest fused stages, and that with
+    each kind of attention in parts. Only those whose price comes near that of the best.
+    """
+    found: list[tuple[Graph, Partition]] = []
+    weights = best.weights()
+    prices = {s.key: c for s, c in zip(best.stages, best.costs, strict=True)}
+    fused = {s.key: s for s in best.stages if len(s.operators) > 1 and has_anchor(s)}
+    heaviest = sorted(fused, key=lambda key: -weights[key] * prices[key])[:most]
+    with uncollected():
+        pricer = Pricer(cost)
+        for alone, attentions in kinds_of_attention(graph):
+            if _apart(alone, pricer, floor, possible)[0] <= CLOSE:
+                found.append(_fuse(taken_apart(graph, attentions), pricer, floor, possible))
+        for key in heaviest:
+            without = Pricer(pricer.cost, {**pricer.memo, key: math.inf})
+            try:
+                found.append(_fuse(graph, without, floor, possible))
+            except UnsupportedError:  # no kernels but this one
+                continue
+    near = [each for each in found if each[1].seconds <= NEAR * best.seconds]
+    return sorted(near, key=lambda each: each[1].seconds)[:most]
+
+
+def has_anchor(stage: Stage) -> bool:
+    return any(is_anchor(op.kind) for op in stage.operators)
+
+
+def _fuse(
+    graph: Graph, pricer: Pricer, floor: Floor, possible: Possible
+) -> tuple[Graph, Partition]:
+    """The cheaper of the graph with its movement copied and of the graph as it is."""
+    best, rounds = (graph, partition(graph, pricer, floor, possible)), []
+    rounds.append(best[1])
+    keep: set[str] = set()
+    while True:
+        copied = duplicate_movement(graph, keep)
+        if len(copied.operators) == len(graph.operators):
+            break
+        found = partition(copied, pricer, floor, possible)
+        rounds.append(found)
+        if found.seconds < best[1].seconds:
+            best = (copied, found)
+        vain = copied_in_vain(graph, found.stages) - keep
+        if not vain:
+            break
+        keep |= vain
+    return best[0], _together(best[1], rounds)
+
+
+def _together(best: Partition, rounds: Sequence[Partition]) -> Partition:
+    """The best of several rounds, with the counters and times of all of them."""
+    names = ("states", "transitions", "priced", "elapsed", "cost_elapsed")
+    return replace(best, **{name: sum(getattr(each, name) for each in rounds) for name in names})

@@ -1,0 +1,228 @@
+"""NVIDIA GPUs as data: what the space, the policy and the runtime reckon with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from gtco.support.errors import OptionError
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made for, the oldest first
+# The one whose PTX a GPU newer than all of them is given: a block of it takes 99 KiB of shared
+# memory at most, and sm_120 has no more than that for one.
+NEWER = "sm_89"
+MOST_REGISTERS = 255  # of a thread: instructions name no more
+
+
+@dataclass(frozen=True)
+class GpuTarget:
+    """One GPU, and the architectures that images are made for.
+
+    ``arch`` is the architecture that programs are chosen for, the first of ``images``; every image
+    runs the same programs, so they take no more than all of ``images`` have. ``sms``
+    streaming multiprocessors; ``clock`` in Hz; ``bandwidth`` of its memory and ``l2_bandwidth`` in
+    bytes a second; ``l2`` in bytes; ``shared`` the bytes of shared memory that one block may have,
+    ``shared_sm`` and ``threads_sm`` what a multiprocessor has for all its blocks; ``registers_sm``
+    32-bit registers; ``rates`` FLOPs a clock of one multiprocessor by unit: ``fma`` (CUDA cores,
+    float32), ``mma:float16`` and ``mma:bfloat16`` (Tensor Cores, float32 sums), where it has them,
+    and ``wgmma:`` of both by warp groups.
+    """
+
+    name: str
+    arch: str
+    sms: int
+    clock: float
+    bandwidth: float
+    l2_bandwidth: float
+    l2: int
+    shared: int
+    shared_sm: int
+    threads_sm: int
+    registers_sm: int
+    rates: tuple[tuple[str, float], ...]
+    images: tuple[str, ...] = ()
+
+    kind = "cuda"
+
+    def rate(self, unit: str) -> float:
+        """FLOP/s of a unit on all multiprocessors; 0 where the GPU has none."""
+        for name, rate in self.rates:
+            if name == unit:
+                return rate * self.sms * self.clock
+        return 0.0
+
+    @property
+    def generation(self) -> int:
+        """The number of the oldest architecture that an image is made for, whose instructions
+        programs may use: 80 of sm_80 and of sm_90a with sm_80, 90 of sm_90a alone.
+        """
+        return min(generation_of(image) for image in self.images or (self.arch,))
+
+    @property
+    def portable(self) -> str:
+        """The newest architecture with an image whose PTX newer GPUs run, "" where there is none:
+        what is made for sm_90a is for that alone.
+        """
+        able = [image for image in self.images if not image.endswith("a")]
+        return max(able, key=generation_of, default="")
+
+    @property
+    def cores(self) -> int:
+        """What work is cut for."""
+        return self.sms
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dict(vars(self))
+        return {"kind": self.kind, **fields, "rates": dict(self.rates), "images": list(self.images)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> GpuTarget:
+        fields = {k: v for k, v in data.items() if k != "kind"}
+        fields["rates"], fields["images"] = tuple(fields["rates"].items()), tuple(fields["images"])
+        return GpuTarget(**fields)
+
+
+def lacking(unit: str, images: Iterable[str]) -> list[str]:
+    """Those of the architectures whose GPUs have no such unit."""
+    return [image for image in images if not GPUS[f"cuda:{_TYPICAL[image]}"].rate(unit)]
+
+
+def generation_of(arch: str) -> int:
+    """80 of sm_80, 90 of sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("a"))
+
+
+def _rates(fma: float, half: float, bfloat: float) -> tuple[tuple[str, float], ...]:
+    units = {"fma": fma, "mma:float16": half, "mma:bfloat16": bfloat}
+    return tuple((unit, rate) for unit, rate in units.items() if rate)
+
+
+def _gpu(
+    *about: Any, shared: tuple[int, int], threads: int, rates: tuple[tuple[str, float], ...]
+) -> GpuTarget:
+    name, arch, sms, ghz, gbytes, l2_gbytes, l2_mib = about
+    one, whole = shared
+    return GpuTarget(
+        f"cuda:{name}",
+        arch,
+        sms,
+        ghz * 1e9,
+        gbytes * 1e9,
+        l2_gbytes * 1e9,
+        int(l2_mib * 2**20),
+        one << 10,
+        whole << 10,
+        threads,
+        65536,
+        rates,
+        (arch,),
+    )
+
+
+_TURING, _AMPERE = _rates(128, 512, 0), _rates(128, 2048, 2048)
+# mma.sync reaches some 63% of the 4096 FLOPs a clock of Hopper's Tensor Cores; wgmma alone has them
+# all (Luo et al. 2024, arXiv:2402.13499).
+_GROUPS = ("wgmma:float16", 4096.0), ("wgmma:bfloat16", 4096.0)
+_ADA, _HOPPER = _rates(256, 512, 512), (*_rates(256, 2560, 2560), *_GROUPS)
+# Otherwise sheets of the vendor: boost clock, memory, dense rates with float32 sums. (name,
+# architecture, multiprocessors, GHz, GB/s of memory, GB/s of L2, MiB of L2)
+GPUS: Mapping[str, GpuTarget] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("2080ti", "sm_75", 68, 1.545, 616, 1800, 5.5, shared=(64, 64), threads=1024,
+             rates=_TURING),
+        _gpu("a100", "sm_80", 108, 1.41, 1555, 4500, 40, shared=(163, 164), threads=2048,
+             rates=_AMPERE),
+        _gpu("rtx4090", "sm_89", 128, 2.52, 1008, 5000, 72, shared=(99, 100), threads=1536,
+             rates=_ADA),
+        # unlike the 4090, its Tensor Cores sum in float32 at full rate
+        _gpu("l4", "sm_89", 58, 2.04, 300, 2000, 48, shared=(99, 100), threads=1536,
+             rates=_rates(256, 1024, 1024)),
+        _gpu("h100", "sm_90a", 132, 1.83, 3350, 5500, 50, shared=(227, 228), threads=2048,
+             rates=_HOPPER),
+        _gpu("h200", "sm_90a", 132, 1.83, 4800, 5500, 50, shared=(227, 228), threads=2048,
+             rates=_HOPPER),
+    )
+}  # fmt: skip
+# GPUs by name that nothing can be compiled for any more.
+_OLD = {"v100": "sm_70", "titanv": "sm_70", "p100": "sm_60", "p40": "sm_61", "gtx1080": "sm_61"}
+# An architecture alone stands for its best known GPU.
+_TYPICAL = {"sm_75": "2080ti", "sm_80": "a100", "sm_89": "rtx4090", "sm_90a": "h100"}
+
+
+def gpu_target(name: str) -> GpuTarget:
+    """The target of a name such as ``cuda:sm_80``, ``cuda:sm_80,sm_90a`` (images for both, programs
+    chosen for the first, with shared memory and formats that both have), ``cuda:h100`` or
+    ``cuda:sm_90a,l4``; capitals and a ``cuda:`` before each are no other names. Raises
+    :class:`OptionError` for others.
+    """
+    parts = [part.strip() for part in name.partition(":")[2].split(",")]
+    given = [part[5:] if part.lower().startswith("cuda:") else part for part in parts]
+    gpus = [_known(one, name) for one in given]
+    asked = [one.lower() for one in given]
+    first = gpus[0]
+    images = tuple(dict.fromkeys(gpu.arch for gpu in gpus))
+    units = set.intersection(*(set(dict(gpu.rates)) for gpu in gpus))
+    return replace(
+        first,
+        name=f"cuda:{','.join(asked)}",
+        images=images,
+        shared=min(gpu.shared for gpu in gpus),
+        shared_sm=min(gpu.shared_sm for gpu in gpus),
+        threads_sm=min(gpu.threads_sm for gpu in gpus),
+        rates=tuple((unit, rate) for unit, rate in first.rates if unit in units),
+    )
+
+
+def target_of(name: str, major: int, minor: int) -> str:
+    """The target for a GPU that the driver calls ``name``, such as NVIDIA GeForce RTX 4090, and
+    whose compute capability is this: ``cuda:rtx4090``, and where the GPU is not known its
+    architecture; for one that is newer than all of them :data:`NEWER`. Raises :class:`OptionError`
+    where neither an image nor PTX runs on it.
+    """
+    capability = 10 * major + minor
+    if capability > max(map(generation_of, ARCHITECTURES)):
+        return f"cuda:{NEWER}"
+    same = [
+        arch
+        for arch in ARCHITECTURES
+        if generation_of(arch) // 10 == major
+        and (generation_of(arch) == capability or not arch.endswith("a"))
+        and generation_of(arch) <= capability
+    ]
+    if not same:
+        raise OptionError(
+            f"no images are made for {name} (sm_{capability}): gtco has {', '.join(ARCHITECTURES)}"
+        )
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    names = {*words, *(a + b for a, b in pairwise(words))}
+    for gpu in GPUS.values():
+        if gpu.arch == same[-1] and gpu.name.removeprefix("cuda:") in names:
+            return gpu.name
+    return f"cuda:{same[-1]}"
+
+
+def _known(asked: str, name: str) -> GpuTarget:
+    """One GPU or architecture of the target ``name``."""
+    gpu = GPUS.get(f"cuda:{_TYPICAL.get(asked.lower(), asked.lower())}")
+    if gpu is not None:
+        return gpu
+    known = ", ".join((*ARCHITECTURES, *(gpu.removeprefix("cuda:") for gpu in GPUS)))
+    wrong = f"unknown GPU '{asked}'" if asked else "no GPU is named"
+    number = asked.lower().removeprefix("sm_").rstrip("af")
+    why = ""
+    if asked.lower() in _OLD:
+        why = f"; it is of {_OLD[asked.lower()]}, and CUDA 13 ended what is older than sm_75"
+    elif asked.lower().startswith("sm_") and number.isdigit():
+        if int(number) < 75:
+            why = "; CUDA 13 ended what is older than sm_75 (Turing)"
+        elif int(number) == 90:
+            why = "; the image for it is sm_90a"
+        elif int(number) in (86, 87):
+            why = "; GPUs of sm_86 and sm_87 run images of sm_80"
+        elif int(number) > 90:
+            why = f"; GPUs newer than sm_90a (Hopper) run the PTX of {NEWER}"
+    raise OptionError(f"{wrong} in target '{name}'{why}. Known: {known}")

@@ -1,0 +1,260 @@
+"""Machines as data: levels of memory, parallel units, instruction sets.
+
+A :class:`Target` is a frozen table, usable with no such machine at hand; :func:`detect` describes
+the one it runs on. GPUs are in :mod:`gtco.machine.gpu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gtco.machine.cores import allowed_cores
+from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.support.errors import OptionError
+
+
+@dataclass(frozen=True)
+class MemoryLevel:
+    """One level of the hierarchy: capacity in bytes, sustained bandwidth in bytes a second a core,
+    latency in seconds.
+    """
+
+    name: str
+    capacity: int
+    bandwidth: float
+    latency: float
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A CPU: what code may use and what the analytic policy reckons with.
+
+    ``mcpu`` is LLVM's name, which tunes the code; ``features`` are the instruction sets beyond
+    plain x86-64 that the code may use and that an artifact asks of the CPU that opens it, no more
+    and no less (names as LLVM and csrc/cpu_features.def spell them); ``lanes`` float32 per vector;
+    ``registers`` vector registers; ``fma_ports`` vector FMAs a cycle; ``frequency`` in Hz;
+    ``cores`` as many as code for it has threads, for which work is cut and priced; ``memory`` from
+    L1 outward.
+    """
+
+    name: str
+    mcpu: str
+    features: tuple[str, ...]
+    lanes: int
+    registers: int
+    fma_ports: float
+    frequency: float
+    cores: int
+    memory: tuple[MemoryLevel, ...]
+
+    kind = "cpu"
+
+    @property
+    def peak(self) -> float:
+        """Nominal float32 FLOP/s of one core."""
+        return 2 * self.lanes * self.fma_ports * self.frequency
+
+    def level(self, name: str) -> MemoryLevel:
+        return next(level for level in self.memory if level.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "mcpu": self.mcpu,
+            "features": list(self.features),
+            "lanes": self.lanes,
+            "registers": self.registers,
+            "fma_ports": self.fma_ports,
+            "frequency": self.frequency,
+            "cores": self.cores,
+            "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory],
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Target:
+        fields = dict(data)
+        fields["features"] = tuple(fields["features"])
+        fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
+        return Target(**fields)
+
+
+Machine = Target | GpuTarget
+
+V3 = (
+    *("sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c"),
+    *("bmi", "bmi2", "lzcnt", "movbe"),
+)
+V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+# Linux spells these otherwise in /proc/cpuinfo, beyond "." and "_" (sse4_1, avx512_vnni).
+LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
+
+
+def _memory(l1: int, l2: int, l3: int, width: int, hz: float) -> tuple[MemoryLevel, ...]:
+    return (
+        MemoryLevel("L1", l1 << 10, 2 * width * hz, 5 / hz),
+        MemoryLevel("L2", l2 << 10, width / 2 * hz, 14 / hz),
+        MemoryLevel("L3", l3 << 10, 8 * hz, 50 / hz, shared=True),
+        MemoryLevel("DRAM", 1 << 40, 8e9, 90e-9, shared=True),
+    )
+
+
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target("x86-64-v3", "x86-64-v3", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
+        Target(
+            "x86-64-v4", "x86-64-v4", V4, 16, 32, 2, 3.0e9, 2, _memory(32, 1024, 16384, 64, 3.0e9)
+        ),
+        Target("znver3", "znver3", V3, 8, 16, 2, 3.6e9, 2, _memory(32, 512, 32768, 32, 3.6e9)),
+        Target(
+            "znver4",
+            "znver4",
+            (*V4, "avx512bf16", "avx512vnni"),
+            16,
+            32,
+            1,
+            3.7e9,
+            2,
+            _memory(32, 1024, 32768, 64, 3.7e9),
+        ),
+        Target(
+            "znver5",
+            "znver5",
+            (*V4, "avx512bf16", "avx512vnni"),
+            16,
+            32,
+            2,
+            4.1e9,
+            2,
+            _memory(48, 1024, 32768, 64, 4.1e9),
+        ),
+        Target(
+            "skylake-avx512",
+            "skylake-avx512",
+            V4,
+            16,
+            32,
+            2,
+            2.6e9,
+            2,
+            _memory(32, 1024, 16384, 64, 2.6e9),
+        ),
+        Target(
+            "icelake-server",
+            "icelake-server",
+            (*V4, "avx512vnni"),
+            16,
+            32,
+            2,
+            2.9e9,
+            2,
+            _memory(48, 1280, 24576, 64, 2.9e9),
+        ),
+        Target(
+            "sapphirerapids",
+            "sapphirerapids",
+            (*V4, "avx512bf16", "avx512vnni"),
+            16,
+            32,
+            2,
+            2.9e9,
+            2,
+            _memory(48, 2048, 32768, 64, 2.9e9),
+        ),
+        Target("haswell", "haswell", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
+    )
+}
+
+
+def target(name: str | Machine = "native") -> Machine:
+    """The target of that name; ``native`` is this machine, ``cuda:...`` a GPU
+    (:func:`gtco.machine.gpu.gpu_target`). Unknown names raise :class:`OptionError`.
+    """
+    if isinstance(name, Target | GpuTarget):
+        return name
+    if name == "native":
+        return detect()
+    if name.partition(":")[0].lower() == "cuda":
+        return gpu_target(name)
+    if name not in TARGETS:
+        known = ", ".join(("native", *TARGETS))
+        raise OptionError(
+            f"unknown target '{name}'; known: {known}; for GPUs cuda: and one or several of "
+            f"{', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
+        )
+    return TARGETS[name]
+
+
+def cpu_target(name: str | Machine = "native") -> Target:
+    """As :func:`target`, where a GPU is no answer."""
+    machine = target(name)
+    if isinstance(machine, GpuTarget):
+        raise OptionError(f"the target '{machine.name}' is a GPU, and this is for CPUs alone")
+    return machine
+
+
+def detect() -> Target:
+    """This machine: the nearest row of the table with its own caches, cores and features; needs
+    Linux's /proc and /sys.
+    """
+    info = _cpuinfo()
+    flags = set(info.get("flags", "").split())
+    if not flags.issuperset({"avx2", "fma"}):
+        raise OptionError(
+            "this CPU has no AVX2 and FMA, the least gtco generates code for; "
+            "name the target to compile for another machine: --target x86-64-v4"
+        )
+    base = TARGETS[_nearest(info, flags)]
+    spelt = {flag.replace("_", "") for flag in flags}
+    features = tuple(f for f in base.features if LINUX_NAMES.get(f, f.replace(".", "")) in spelt)
+    memory = tuple(
+        replace(level, capacity=_cache_bytes(level.name) or level.capacity) for level in base.memory
+    )
+    return replace(base, name="native", features=features, cores=allowed_cores(), memory=memory)
+
+
+def cpu_name() -> str:
+    return _cpuinfo().get("model name", "unknown CPU")
+
+
+def cpu_identity() -> dict[str, str]:
+    """What tells this CPU from others of its name, which hypervisors like to shorten."""
+    wanted = ("vendor_id", "model name", "cpu family", "model", "stepping")
+    info = _cpuinfo()
+    return {key: info.get(key, "") for key in wanted}
+
+
+def _nearest(info: dict[str, str], flags: set[str]) -> str:
+    avx512 = flags.issuperset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
+    if info.get("vendor_id") == "AuthenticAMD":
+        family = int(info.get("cpu family", "0"))
+        if avx512:
+            return "znver5" if family >= 26 else "znver4"
+        return "znver3" if family >= 23 else "x86-64-v3"
+    if avx512:
+        if "amx_tile" in flags:
+            return "sapphirerapids"
+        return "icelake-server" if "avx512_vnni" in flags and "gfni" in flags else "skylake-avx512"
+    return "x86-64-v3"
+
+
+def _cpuinfo() -> dict[str, str]:
+    info: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if not key.strip():
+            break
+        info[key.strip()] = value.strip()
+    return info
+
+
+def _cache_bytes(name: str) -> int:
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        if (index / "type").read_text().strip() == "Instruction":
+            continue
+        if f"L{(index / 'level').read_text().strip()}" == name:
+            return int((index / "size").read_text().strip().rstrip("K")) << 10
+    return 0

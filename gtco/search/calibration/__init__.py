@@ -1,0 +1,1 @@
+"""Measures this machine once: rates of micro-kernels, memory bandwidths, the barrier."""

@@ -1,0 +1,245 @@
+"""The analytic policy for GPUs: launches priced from hardware limits alone, nothing measured.
+
+The levels are those of a GPU: blocks in waves over the multiprocessors (Helix, eq. 6: a last,
+partial wave takes as long as its blocks do), as many side by side as shared memory, registers and
+threads admit (DyGen, eq. 2 to 5), and in each block a loop whose loads are under way while it
+computes, or not (Helix, eq. 5). No reading went into the constants: they are the vendor's figures
+and public ones of latencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil, inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gtco.machine.gpu import GpuTarget
+from gtco.search.pricing import CERTAIN, PricingPolicy, products
+from gtco.tensor.cuda.program import Launch
+from gtco.tensor.space import Config, Pick, Sketch, configs
+from gtco.tensor.stage import Operator, Stage, TensorType
+
+LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
+LATENCY = 0.7e-6  # seconds of a load from memory
+NEAR = 0.3e-6  # seconds of a load from L2
+MEETING = 3 * NEAR  # seconds of a block's sums to L2, of a counter there and back, of others' sums
+STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
+PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
+L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
+WARP = 32  # threads
+BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # of a multiprocessor at most, by generation
+# Shared memory that each block costs beside its own, and in what pieces it is given out, in bytes.
+RESERVED, SHARED_GRANULE = (
+    {75: 0, 80: 1024, 89: 1024, 90: 1024},
+    {75: 256, 80: 128, 89: 128, 90: 128},
+)
+GRANULE = 8  # registers of a thread are given out in eights
+KEPT = 0.5  # share of L2 that a stage may count on for activations
+LOAD = 16  # bytes that a thread asks for at once
+RANKED = 16  # configs of a signature that its next stages choose among
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many blocks a multiprocessor has room for, and what is used up first."""
+
+    blocks: int
+    limit: str
+
+
+def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
+    """Of a kernel with these threads, registers and shared memory; no blocks where one alone is too
+    large.
+    """
+    if launch.shared > target.shared:
+        return Occupancy(0, "shared memory")
+    of, warps = target.generation, ceil(launch.threads / WARP)
+    registers = max(1, ceil(launch.registers / GRANULE)) * GRANULE * WARP  # of a warp
+    # a launch is refused unless all partitions could have as many warps of it as one has
+    whole = ceil(warps / PARTITIONS) * PARTITIONS * registers <= target.registers_sm
+    resident = target.registers_sm // PARTITIONS // registers * PARTITIONS
+    shared = ceil((launch.shared + RESERVED[of]) / SHARED_GRANULE[of]) * SHARED_GRANULE[of]
+    rooms = {
+        "threads": target.threads_sm // WARP // warps,
+        "registers": resident // warps if whole else 0,
+        "shared memory": target.shared_sm // shared if shared else BLOCKS[of],
+        "blocks": BLOCKS[of],
+    }
+    limit = min(rooms, key=lambda name: rooms[name])
+    return Occupancy(rooms[limit], limit)
+
+
+class Priced(NamedTuple):
+    """A config of which launch: may it be picked unmeasured, do its blocks add up their sums, do
+    some of its warps only copy?
+    """
+
+    seconds: float
+    config: Config
+    trusted: bool
+    joined: bool
+    roles: bool
+
+
+def with_rival(ranked: Sequence[Priced], n: int, kind: Callable[[Priced], bool]) -> list[Priced]:
+    """The first ``n``; where there are several and all are of one kind, the first of the other, if
+    there is one, takes the last place.
+    """
+    found = [*ranked[:n]]
+    if len(found) > 1 and len({kind(one) for one in found}) == 1:
+        rivals = (one for one in ranked if kind(one) is not kind(found[0]))
+        found[-1] = next(rivals, found[-1])
+    return found
+
+
+class GpuPolicy(PricingPolicy):
+    """Picks the config of least predicted time for a stage on one GPU, of those that may be
+    picked unmeasured (``Launch.trusted``), or of all that are there where ``untrusted`` says so.
+    """
+
+    def __init__(self, target: GpuTarget, untrusted: bool = False) -> None:
+        super().__init__(target)
+        self.target: GpuTarget = target
+        self.untrusted = untrusted
+        self._ranked: dict[object, tuple[Config, ...]] = {}
+        self._rooms: dict[tuple[int, int, int], int] = {}
+
+    def price(self, sketch: Sketch, config: Config) -> float:
+        """Predicted seconds of this very config; infinity where it cannot be launched."""
+        launch: Any = sketch.workload(config)
+        return self.seconds(launch, constant_bytes(sketch.stage))
+
+    def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
+        """Every config that can be launched, with its seconds. Sketches of one signature differ in
+        what is done beside the loops, so of these the first one's best are all that is compared.
+        """
+        found = self._compared(sketch)
+        return [one.config for one in found], np.array([one.seconds for one in found])
+
+    def _compared(self, sketch: Sketch) -> list[Priced]:
+        """Of least predicted time first."""
+        signature = getattr(sketch, "signature", None)
+        known = self._ranked.get(signature) if signature is not None else None
+        constants, found = constant_bytes(sketch.stage), []
+        for config in known or configs(sketch):
+            launch: Any = sketch.workload(config)
+            seconds = self.seconds(launch, constants)
+            if seconds < inf:
+                trusted = self.untrusted or launch.trusted
+                joined, roles = launch.joined > 0, launch.copying > 0
+                found.append(Priced(seconds, config, trusted, joined, roles))
+        found.sort(key=lambda one: one.seconds)
+        if signature is not None and known is None:
+            kinds: dict[object, list[Config]] = {}
+            for one in found:
+                kinds.setdefault((one.trusted, one.joined, one.roles), []).append(one.config)
+            self._ranked[signature] = tuple(c for kind in kinds.values() for c in kind[:RANKED])
+        return found
+
+    def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
+        """The ``n`` trusted configs of least predicted time, best first."""
+        trusted = (one for one in self._compared(sketch) if one.trusted)
+        return [Pick(sketch, one.config, one.seconds) for one in islice(trusted, n)]
+
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """What is worth measuring: the ``n`` configs of :meth:`best`, of which the best that are
+        not trusted take the last places, a quarter of them and one at least beside the first. And
+        where blocks are to share tiles in all others, or in none, the best of which that is not so
+        takes the place before them: readings are to say whether it pays. Of several that are not
+        trusted the last is, in the same way, the best with warp roles where no other has them, or
+        without.
+        """
+        every = self._of_sketches(stage, self._compared)
+        trusted = [one for one in every if one.trusted]
+        others = [one for one in every if not one.trusted]
+        taken = with_rival(others, min(max(n // 4, 1), n - 1), lambda one: one.roles)
+        found = with_rival(trusted, n - len(taken), lambda one: one.joined)
+        return [one.config for one in found + taken]
+
+    def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
+        """Seconds that no stage with this operator is predicted to take less than: its launch, and
+        the products of a contraction at the peak of its operands' format.
+        """
+        multiplied = products(op, types)
+        if not multiplied:
+            return LAUNCH
+        return LAUNCH + CERTAIN * 2 * multiplied / self.peak(types[op.inputs[0]].dtype)
+
+    def peak(self, operand: str) -> float:
+        """FLOP/s of products of operands of this dtype, on all multiprocessors."""
+        return self.target.rate(f"mma:{operand}") or self.target.rate("fma")
+
+    def seconds(self, launch: Launch, constants: float = 0.0) -> float:
+        """Of a launch in a CUDA graph; ``constants`` are those of its bytes that come from memory
+        however large L2 is, since a whole model's lie between two readings of them.
+        """
+        target = self.target
+        room = self._room(launch)
+        if not room or (launch.work and not target.rate(launch.unit)):
+            return inf
+        return LAUNCH + LATENCY + max(
+            self.loops(launch, room), self.memory(launch, room, constants)
+        )
+
+    def _room(self, launch: Launch) -> int:
+        """Blocks of :func:`occupancy`, which many configs have in common."""
+        key = launch.threads, launch.shared, launch.registers
+        known = self._rooms.get(key)
+        if known is None:
+            known = self._rooms[key] = occupancy(launch, self.target).blocks
+        return known
+
+    def loops(self, launch: Launch, room: int) -> float:
+        """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does. Behind
+        them, the last block of a tile that several share adds up what they have.
+        """
+        full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
+        seconds = full * self._wave(launch, room) if full else 0.0
+        seconds += self._wave(launch, rest)
+        if launch.joined:
+            seconds += MEETING + launch.joined / L2_PORT / self.target.clock
+        return seconds
+
+    def _wave(self, launch: Launch, blocks: int) -> float:
+        """Seconds of so many blocks side by side on one multiprocessor."""
+        if not blocks:
+            return 0.0
+        target, share = self.target, blocks / launch.blocks
+        warps = blocks * ceil((launch.threads - launch.copying) / WARP)
+        # a partition idles without a warp, and while its only warp waits
+        busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
+        rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))
+        work = share * launch.work / rate if launch.work else 0.0
+        vector = share * launch.vector / (fma / 2)
+        ports = share * max(launch.traffic / L2_PORT, launch.staged / SHARED_PORT) / target.clock
+        chain = launch.steps * STEP / target.clock
+        if launch.overlapped:
+            return max(work, ports, chain) + vector
+        return max(work, chain) + ports + launch.steps * NEAR + vector
+
+    def memory(self, launch: Launch, room: int, constants: float) -> float:
+        """Seconds that memory and L2 take for all blocks. Few blocks do not ask for enough at once
+        to be served at the full rate: no more than they have under way comes in a latency.
+        """
+        target = self.target
+        moved = launch.read + launch.written
+        weights = min(constants, launch.read)
+        activations = moved - weights
+        kept = min(1.0, KEPT * target.l2 / activations) if activations else 1.0
+        far = weights + (1 - kept) * activations
+        under_way = launch.threads * LOAD
+        if launch.overlapped:
+            under_way = max(under_way, launch.shared)
+        asked = min(launch.blocks, room * target.sms) * under_way
+        return max(
+            far / min(target.bandwidth, asked / LATENCY),
+            max(launch.traffic, moved) / min(target.l2_bandwidth, asked / NEAR),
+        )
+
+
+def constant_bytes(stage: Stage) -> float:
+    return float(sum(i.type.nbytes for i in stage.inputs if i.constant))

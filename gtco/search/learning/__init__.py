@@ -1,0 +1,1 @@
+"""The learned cost model: features of built programs, the model, evolutionary search."""

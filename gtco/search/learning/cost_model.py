@@ -1,0 +1,176 @@
+"""The learned cost model: gradient-boosted trees over the features of programs, trained on measured
+trials (GTCO Section IV-E, equation 4).
+
+What is predicted is a program's throughput over the best one's of its stage, y in (0, 1]; the loss
+of a program is w (f - y)^2 with w = y, so that fast programs are told apart best. Trees see a
+program's features twice: as they are, and less those of the stage's first pick, which is what
+carries over from stage to stage. They add to the analytic ranking, and until there are
+:data:`LEAST` measured programs they add nothing: that ranking stands.
+
+XGBoost is imported when a model is trained, and never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from gtco.search.learning.features import NAMES
+
+LEAST = 24  # measured programs that a model needs
+TREES = 120
+PARAMETERS = {
+    "objective": "reg:squarederror",
+    "eta": 0.1,
+    "max_depth": 4,
+    "min_child_weight": 2.0,
+    "lambda": 2.0,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+    "tree_method": "hist",
+    "nthread": 1,  # the others' work is timed; and sums in one order
+    "verbosity": 0,
+}
+PREDICTED = NAMES.index("predicted")
+
+
+def available() -> bool:
+    """Is XGBoost there?"""
+    return find_spec("xgboost") is not None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A measured program of the stage with this key: its features, those of the stage's first pick,
+    and its time, in any unit that is the stage's own.
+    """
+
+    stage: str
+    features: np.ndarray
+    first: np.ndarray
+    seconds: float
+
+
+class CostModel:
+    """Scores of programs, higher is faster; the same for the same examples and seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._booster: Any = None
+
+    @property
+    def trained(self) -> bool:
+        """Does it know more than the analytic ranking?"""
+        return self._booster is not None
+
+    def train(self, examples: Sequence[Example]) -> None:
+        """Learn these from scratch; too few of them leave the model untrained."""
+        self._booster = None
+        if len(examples) < LEAST:
+            return
+        import xgboost
+
+        wanted = throughputs(examples)
+        inputs, analytic = self._inputs(examples)
+        data = xgboost.DMatrix(inputs, wanted, weight=wanted, base_margin=analytic)
+        self._booster = xgboost.train({**PARAMETERS, "seed": self.seed}, data, TREES)
+
+    def scores(self, features: Sequence[np.ndarray], first: np.ndarray) -> np.ndarray:
+        """A score for each program of one stage, whose first pick's features are ``first``."""
+        return self.rated([Example("", x, first, 0.0) for x in features])
+
+    def rated(self, examples: Sequence[Example]) -> np.ndarray:
+        """A score for each of these programs; their times are not looked at."""
+        if not examples:
+            return np.zeros(0)
+        inputs, analytic = self._inputs(examples)
+        if self._booster is None:
+            return analytic
+        import xgboost
+
+        return np.asarray(self._booster.predict(xgboost.DMatrix(inputs, base_margin=analytic)))
+
+    @staticmethod
+    def _inputs(examples: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that trees see, and the analytic throughput over the first pick's."""
+        own = np.stack([e.features for e in examples])
+        first = np.stack([e.first for e in examples])
+        analytic = 2.0 ** (first[:, PREDICTED] - own[:, PREDICTED])
+        return np.concatenate([own, own - first], axis=1), analytic
+
+
+def throughputs(examples: Sequence[Example]) -> np.ndarray:
+    """Each program's throughput over the best of its stage."""
+    best: dict[str, float] = {}
+    for e in examples:
+        best[e.stage] = min(best.get(e.stage, e.seconds), e.seconds)
+    return np.array([best[e.stage] / e.seconds for e in examples])
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well scores rank programs of a stage: the share of pairs that are in the right order (1/2
+    is chance), and Spearman's correlation.
+    """
+
+    pairs: float
+    rank: float
+    programs: int
+
+
+def quality(
+    scores: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray
+) -> Quality:
+    """Of programs of one stage, of which higher scores should take fewer ``seconds``; equal scores
+    are half right. NaN where there are not two different times.
+    """
+    s, t = np.asarray(scores, float), np.asarray(seconds, float)
+    n = len(t)
+    one, other = np.triu_indices(n, 1)
+    different = t[one] != t[other]
+    agrees = np.sign(s[one] - s[other]) * np.sign(t[other] - t[one])
+    pairs = (agrees[different] + 1) / 2
+    return Quality(float(pairs.mean()) if len(pairs) else np.nan, -spearman(s, t), n)
+
+
+def held_out(
+    examples: Sequence[Example], *, folds: int = 4, whole_stages: bool = False, seed: int = 0
+) -> dict[str, tuple[Quality, Quality]]:
+    """By stage, how the analytic price and a model rank programs that the model was not shown: a
+    share ``1 / folds`` of all, or where ``whole_stages`` none of the stage's.
+    """
+    random = np.random.default_rng(seed)
+    if whole_stages:
+        fold_of = {stage: n for n, stage in enumerate(dict.fromkeys(e.stage for e in examples))}
+        parts = np.array([fold_of[e.stage] for e in examples])
+    else:
+        parts = random.permutation(len(examples)) % folds
+    scores = np.zeros((2, len(examples)))
+    for part in np.unique(parts):
+        model = CostModel(seed)
+        asked = [e for e, p in zip(examples, parts, strict=True) if p == part]
+        scores[0, parts == part] = model.rated(asked)
+        model.train([e for e, p in zip(examples, parts, strict=True) if p != part])
+        scores[1, parts == part] = model.rated(asked)
+    found = {}
+    for stage in dict.fromkeys(e.stage for e in examples):
+        mine = [n for n, e in enumerate(examples) if e.stage == stage]
+        seconds = [examples[n].seconds for n in mine]
+        found[stage] = (quality(scores[0, mine], seconds), quality(scores[1, mine], seconds))
+    return found
+
+
+def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+    """The correlation of ranks; equal values share theirs. NaN where one of the two is constant."""
+    ranks = []
+    for values in (np.asarray(one, float), np.asarray(other, float)):
+        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ends = np.cumsum(counts)
+        ranks.append((ends - (counts - 1) / 2)[inverse])
+    if min(np.ptp(r) if len(r) else 0.0 for r in ranks) == 0:
+        return float("nan")
+    return float(np.asarray(np.corrcoef(ranks))[0, 1])

@@ -1,0 +1,1 @@
+"""Records: what was measured, kept in files, and what of it stands."""

@@ -1,0 +1,371 @@
+"""What was measured, kept in one SQLite file: a row a candidate, never changed and never lost.
+
+Several processes may write to the file, and may be killed at any moment: each trial of a stage is
+one transaction. A record is known by the stage's program and by the circumstances it was measured
+under; those of another machine, target, thread count or version are kept, shown and never applied.
+As text, a file is a line of JSON for each record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gtco.machine.target import Machine, cpu_identity, cpu_target
+from gtco.support.errors import RecordError
+from gtco.support.version import __version__
+from gtco.tensor.space import Config, Pick
+from gtco.tensor.stage import Stage
+
+APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
+WAIT_SECONDS = 30.0  # for another writer
+# What came of a candidate, in this order: it stood against its rivals, beat the one that stood, was
+# the one that was beaten, was no faster, was timed on a machine too noisy or for too short to say,
+# computed something else, or could not be built or run. And what a model had, and was cut into,
+# when its tuning came to its end: a row of each of its stages, whether it was timed or not.
+Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "chosen"]
+STANDING = ("kept", "taken", "chosen")
+COLUMNS = {
+    "stage": "TEXT NOT NULL",
+    "label": "TEXT NOT NULL",
+    "circumstances": "TEXT NOT NULL",
+    "config": "TEXT NOT NULL",
+    "outcome": "TEXT NOT NULL",
+    "predicted": "REAL",
+    "seconds": "REAL",
+    "ratio": "REAL",
+    "noise": "REAL",
+    "reason": "TEXT NOT NULL",
+    "time": "TEXT NOT NULL",
+}
+STAGES = "stages (key TEXT PRIMARY KEY, stage TEXT NOT NULL)"  # what they compute, as JSON
+
+
+@dataclass(frozen=True)
+class Record:
+    """One candidate of one stage.
+
+    ``stage`` is the stage's key, ``label`` its operators; ``config`` the JSON of a
+    :class:`~gtco.tensor.space.Config`; ``predicted`` the policy's seconds, ``seconds`` the median
+    of its readings, ``ratio`` that of its time over the first rival's in the same round, ``noise``
+    how far two readings of the first were apart; None where it was not timed. ``reason`` says why
+    it failed or, of a row ``chosen``, which model has it: a :attr:`~gtco.graph.graph.Graph.key`,
+    nothing in rows from before models were told apart. The rows of one end have one ``time``.
+    """
+
+    stage: str
+    label: str
+    circumstances: str
+    config: str
+    outcome: Outcome
+    predicted: float | None = None
+    seconds: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+    reason: str = ""
+    time: str = ""
+
+    @staticmethod
+    def of(
+        stage: Stage,
+        pick: Pick,
+        circumstances: str,
+        outcome: Outcome,
+        measured: tuple[float | None, float | None, float | None] = (None, None, None),
+        reason: str = "",
+    ) -> Record:
+        """What came of a pick just now; ``measured``: seconds, ratio and noise."""
+        config = json.dumps(pick.config.to_json())
+        return Record(
+            stage.key,
+            stage.label,
+            circumstances,
+            config,
+            outcome,
+            pick.seconds,
+            *measured,
+            reason,
+            now(),
+        )
+
+    @property
+    def parsed(self) -> Config:
+        """Raises :class:`RecordError` where the text is no config."""
+        try:
+            config = Config.from_json(_object(self.config))
+            hash(config)  # not of lists
+        except TypeError as error:
+            raise RecordError(f"a record's config is none: {self.config[:200]!r}") from error
+        return config
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Its circumstances; raises :class:`RecordError` where the text is no object."""
+        return _object(self.circumstances)
+
+
+def circumstances(machine: Machine) -> str:
+    """All but the stage that a reading depends on, as JSON: the CPU, what code may use of it, how
+    many threads ran, and the versions.
+    """
+    target = cpu_target(machine)
+    known = {
+        "cpu": cpu_identity(),
+        "mcpu": target.mcpu,
+        "features": list(target.features),
+        "threads": target.cores,
+        "gtco": __version__,
+        "tvm": version("apache-tvm"),
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
+    """The same of a GPU by its name, from the ``metadata`` of the library that was measured there.
+    """
+    known = {
+        "gpu": gpu,
+        "target": metadata["target"]["name"],
+        **{name: metadata[name] for name in ("gtco", "tvm", "nvrtc")},
+    }
+    return json.dumps(known, sort_keys=True)
+
+
+def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> str:
+    """The circumstances of the one GPU that ``records`` hold measurements of for the target and
+    versions of ``metadata``; "" where there is none. Raises :class:`RecordError` where there are
+    several: which of them is meant is not for us to say.
+    """
+    found = {}
+    for known in records.circumstances():
+        gpu = _object(known).get("gpu")
+        if gpu is not None and known == gpu_circumstances(metadata, gpu):
+            found[gpu] = known
+    if len(found) > 1:
+        raise RecordError(
+            f"{records.path} holds measurements of {' and of '.join(found)} for this target: give "
+            "a file that has those of one GPU, as gtco records import makes of that GPU's answers "
+            "alone"
+        )
+    return next(iter(found.values()), "")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Records:
+    """A file of records, made where there is none. Raises :class:`RecordError` where it is no such
+    file, is of a newer version, is damaged, or cannot be read or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.exists():
+            raise RecordError(f"there is no file of records {self.path}")
+        if str(path) != ":memory:" and (self.path.is_dir() or not self.path.parent.is_dir()):
+            wrong = "is a folder" if self.path.is_dir() else "is in a folder that does not exist"
+            raise RecordError(f"the records {self.path} could not be opened: the path {wrong}")
+        self._check_no_lines()
+        with self._errors("opened"):
+            self._base = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._base.close()
+                raise
+
+    def _check_no_lines(self) -> None:
+        """Is it no text of records, which is easily taken for the file itself?"""
+        try:
+            with self.path.open("rb") as file:
+                begins = file.read(1)
+        except OSError:
+            return  # SQLite says more
+        if begins == b"{":
+            raise RecordError(
+                f"{self.path} is a text of records, as gtco measure and gtco records export write: "
+                f"gtco records import {self.path.with_suffix('.records')} {self.path} makes a file "
+                "of it that --records takes"
+            )
+
+    def _prepare(self) -> None:
+        with self._transaction():
+            written = self._number("user_version")
+            tables = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if not tables and not written:
+                columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                self._base.execute(f"CREATE TABLE records (id INTEGER PRIMARY KEY, {columns})")
+                self._base.execute("CREATE INDEX of_stage ON records (stage, circumstances)")
+                self._base.execute(f"PRAGMA application_id = {APPLICATION}")
+                self._base.execute(f"PRAGMA user_version = {VERSION}")
+            elif self._number("application_id") != APPLICATION:
+                raise RecordError(f"{self.path} is an SQLite file of something else than gtco")
+            elif written != VERSION:
+                raise RecordError(
+                    f"{self.path} has version {written} of the format, this gtco reads {VERSION}: "
+                    "use the gtco that wrote it, and gtco records export to carry it over"
+                )
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._base.close()
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Keep these, all of them or, where this raises, none."""
+        names = ", ".join(COLUMNS)
+        marks = ", ".join("?" * len(COLUMNS))
+        with self._errors("written"), self._transaction():
+            self._base.executemany(
+                f"INSERT INTO records ({names}) VALUES ({marks})",
+                [tuple(asdict(record)[name] for name in COLUMNS) for record in records],
+            )
+
+    def remember(self, stages: Iterable[Stage]) -> None:
+        """Keep what these stages compute, so that their records say something to other models too.
+        """
+        rows = [(stage.key, json.dumps(stage.to_json())) for stage in stages]
+        with self._errors("written"), self._transaction():
+            self._base.execute(f"CREATE TABLE IF NOT EXISTS {STAGES}")
+            self._base.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?)", rows)
+
+    def stages(self) -> dict[str, Stage]:
+        """By key, the stages that were kept and that this version can read."""
+        with self._errors("read"):
+            tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stages'"
+            if not self._base.execute(tables).fetchone()[0]:
+                return {}
+            rows = list(self._base.execute("SELECT key, stage FROM stages ORDER BY key"))
+        found = {}
+        for key, text in rows:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):  # of another version
+                stage = Stage.from_json(json.loads(text))
+                if stage.key == key:
+                    found[key] = stage
+        return found
+
+    def all(self) -> list[Record]:
+        """Every record, in the order they were added."""
+        return self._select("")
+
+    def of(self, stage: str, circumstances: str) -> list[Record]:
+        """What is known of a stage under these circumstances, in the order it was added."""
+        return self._select("WHERE stage = ? AND circumstances = ?", stage, circumstances)
+
+    def under(self, circumstances: str) -> list[Record]:
+        """All that was measured under these circumstances, in the order it was added."""
+        return self._select("WHERE circumstances = ?", circumstances)
+
+    def circumstances(self) -> list[str]:
+        """Those that anything was measured under, the oldest first."""
+        query = "SELECT circumstances FROM records GROUP BY circumstances ORDER BY min(id)"
+        with self._errors("read"):
+            return [row[0] for row in self._base.execute(query)]
+
+    def merge(self, records: Iterable[Record]) -> int:
+        """Add those that are not there; how many that were."""
+        known = set(self.all())
+        new = [record for record in dict.fromkeys(records) if record not in known]
+        self.add(new)
+        return len(new)
+
+    def _select(self, where: str, *values: str) -> list[Record]:
+        query = f"SELECT {', '.join(COLUMNS)} FROM records {where} ORDER BY id"
+        with self._errors("read"):
+            rows = list(self._base.execute(query, values))
+        try:
+            return [_checked(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+        except (ValueError, OverflowError) as error:
+            raise RecordError(
+                f"{self.path} is damaged: a row of it is no record ({error}). Merge what is sound "
+                "of older copies or exports into a new file"
+            ) from error
+
+    def _number(self, pragma: str) -> int:
+        return int(self._base.execute(f"PRAGMA {pragma}").fetchone()[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._base.in_transaction:  # of a full disk SQLite has rolled it back by itself
+                self._base.execute("ROLLBACK")
+            raise
+        self._base.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RecordError(
+                f"the records {self.path} could not be {done}: {error}. What was in the file "
+                "before is still there"
+            ) from error
+
+
+def to_lines(records: Iterable[Record]) -> str:
+    return "".join(json.dumps(asdict(record), sort_keys=True) + "\n" for record in records)
+
+
+def from_lines(text: str, name: str) -> list[Record]:
+    """The records of a text; ``name`` is what an error calls it."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                found.append(_record(json.loads(line)))
+            except (ValueError, OverflowError, RecursionError, RecordError) as error:
+                raise RecordError(f"{name}, line {number}, is no record: {error}") from error
+    return found
+
+
+def _record(data: Mapping[str, Any]) -> Record:
+    names = [field.name for field in fields(Record)]
+    if not isinstance(data, dict) or set(data) != set(names):
+        raise ValueError(f"it needs {', '.join(names)}, and nothing else")
+    record = _checked(data)
+    if not isinstance(record.parsed.sketch, str) or not record.parsed.sketch:
+        raise ValueError("a config names its sketch")
+    _object(record.circumstances)
+    return record
+
+
+def _checked(data: Mapping[str, Any]) -> Record:
+    """The record of these columns, or ValueError: texts are UTF-8, numbers not negative or NaN."""
+    found: dict[str, Any] = {}
+    for name, kind in COLUMNS.items():
+        value = data[name]
+        if kind.startswith("TEXT"):
+            right = isinstance(value, str) and value.encode() is not None
+        elif right := value is None or (type(value) in (int, float) and value >= 0):
+            value = None if value is None else float(value)
+        if not right:
+            raise ValueError(f"{name} cannot be {value!r}")
+        found[name] = value
+    if found["outcome"] not in get_args(Outcome):
+        raise ValueError(f"outcome cannot be {found['outcome']!r}")
+    return Record(**found)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """What a text of a record says, which is a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"a record's {text[:200]!r} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RecordError(f"a record's {text[:200]!r} is no JSON object")
+    return value

@@ -1,0 +1,68 @@
+"""Records that come with gtco: what stood for the stages of whole models on the machines that they
+were tuned on, a line of JSON each in ``measured/*.jsonl`` (CONTRIBUTING.md says how to make one).
+
+They count only where measuring was asked for. Under the very circumstances of a compile, CPU,
+instructions, threads and versions, they are records as any other. Of elsewhere they are what is
+measured first of the same stage, the most alike circumstances first: a config that stood on one
+machine is worth a try on the next, and no more than that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from math import inf, log2
+from pathlib import Path
+from typing import Any
+
+from gtco.search.records.records import Record, from_lines
+from gtco.search.records.standing import stood
+from gtco.support.errors import RecordError
+from gtco.tensor.space import Config
+
+FOLDER = Path(__file__).with_name("measured")
+
+
+def shipped() -> list[Record]:
+    """All of them; :class:`RecordError` where a file is damaged."""
+    found: list[Record] = []
+    for file in sorted(FOLDER.glob("*.jsonl")):
+        try:
+            found += from_lines(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"{file} could not be read: {error}") from error
+    return found
+
+
+def nearest(
+    records: Iterable[Record], stages: Collection[str], here: str
+) -> dict[str, list[Config]]:
+    """By stage, of those asked for, what stood for it on other CPUs or under other circumstances
+    than ``here``, the most alike first and each config once.
+    """
+    trials: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.stage in stages and record.circumstances != here:
+            trials.setdefault((record.circumstances, record.stage), []).append(record)
+    wanted = json.loads(here)
+    distance = {known: unlike(rows[0].known, wanted) for (known, _), rows in trials.items()}
+    found: dict[str, list[Config]] = {}
+    for (known, stage), rows in sorted(trials.items(), key=lambda item: distance[item[0][0]]):
+        best = stood(rows)
+        if best is not None and distance[known] < (inf,):
+            found.setdefault(stage, []).append(best.parsed)
+    return {stage: list(dict.fromkeys(configs)) for stage, configs in found.items()}
+
+
+def unlike(known: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, ...]:
+    """How far apart two circumstances of CPUs are, to sort by: instructions first, which say what a
+    tile may be, then threads, by which tasks are cut, then the CPU with its caches, then versions;
+    infinitely far where one is no CPU's.
+    """
+    try:
+        features = {*known["features"]} ^ {*here["features"]}
+        threads = abs(log2(known["threads"] / here["threads"]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return (inf,)
+    same = [known.get(name) == here.get(name) for name in ("mcpu", "cpu", "gtco", "tvm")]
+    return (len(features), not same[0], threads, *(not equal for equal in same[1:]))

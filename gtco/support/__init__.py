@@ -1,0 +1,1 @@
+"""Values that every layer uses: errors, options, number formats, the C compiler."""

@@ -1,0 +1,196 @@
+"""What the environment may set; the only module that reads it.
+
+================  ===================================================================
+GTCO_CACHE        folder of the machine's measured table (default ``~/.cache/gtco``)
+GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
+CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``)
+================  ===================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from gtco.support.errors import BuildError, OptionError
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
+GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
+LAUNCHES = ("graph", "persistent", "auto")
+MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
+
+
+def whole_number(least: int, most: int | None = None) -> str:
+    """What is wanted, in words."""
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+    return f"a whole number {wanted}"
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raises :class:`OptionError` where the option ``name`` is no whole number from ``least`` to
+    ``most``."""
+    whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)
+    if not whole:
+        raise OptionError(f"{name}={value!r}: give {whole_number(least, most)}")
+
+
+def check_number(name: str, value: Any) -> None:
+    if not isinstance(value, Real):
+        raise OptionError(f"{name}={value!r}: give a number")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """What was given for the option ``name`` as a path."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise OptionError(f"{name}={value!r}: give a path") from None
+
+
+def check_place(path: Path) -> None:
+    """Is there a folder for the file, and no folder in its place? Asked before the work is done."""
+    if path.is_dir():
+        raise OptionError(f"the output '{path}' is a folder: give the name of a file")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder '{path.parent}' does not exist")
+
+
+@dataclass(frozen=True)
+class Tune:
+    """How much a compile may measure: so many trials at most, each a candidate of a stage, within
+    so many seconds; a stage is done with when ``patience`` slots on end have gained nothing, and a
+    model when its stages' times add up to no more than ``latency`` seconds. Where not ``again``, a
+    stage that was measured before, by the records, is left as it was found best. ``learned``: a
+    cost model that learns from what was measured says what is tried next, once it knows enough
+    (needs XGBoost: the extra ``tune``), and not the analytic policy alone.
+    ``fusion``: partitions of the graph are measured beside the predicted one, and the best stands.
+    """
+
+    trials: int = 1 << 30
+    seconds: float = 600.0
+    patience: int = 2
+    latency: float = 0.0
+    again: bool = True
+    learned: bool = True
+    fusion: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("trials", "patience", "seconds"):
+            check_number(name, getattr(self, name))
+        if self.trials < 1 or self.patience < 1 or not 0 < self.seconds < inf:
+            raise OptionError(
+                f"trials={self.trials}, seconds={self.seconds:g}, patience={self.patience}: tuning "
+                "needs one trial and some time; tune='off' measures nothing"
+            )
+        check_number("latency", self.latency)
+        if not 0 <= self.latency < inf:
+            raise OptionError(f"latency={self.latency:g}: give the seconds that a run may take")
+
+
+EFFORTS = {
+    "quick": Tune(seconds=10.0, patience=1, again=False, learned=False),
+    "full": Tune(fusion=True),
+}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile.
+
+    - ``target``: ``native`` or a name of ``gtco.machine.target.TARGETS``; for GPUs ``cuda:`` and
+      one or several of ``gtco.machine.gpu.ARCHITECTURES``, as ``cuda:sm_80,sm_90a``, or a
+      GPU's name
+    - ``precision``: ``fp32``, or ``bf16`` for products, convolutions and attention of operands that
+      are rounded to bfloat16, on GPUs also ``fp16``; all else is fp32 either way, inputs and
+      outputs too
+    - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with a kernel a stage;
+      ``persistent``, one kernel that goes through all stages (the library has the graph's too); or
+      ``auto``, what is predicted to be faster
+    - ``ptx``: of GPUs, have the kernels' PTX for one of the architectures beside the machine code:
+      what a newer GPU's driver compiles when it opens the library
+    - ``untrusted``: pick kernels for GPUs also among those that are to be measured before they are
+      picked, as products of warp groups (wgmma) are
+    - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
+    - ``shapes``: values of symbolic dimensions
+    - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
+    - ``workers``: processes that generate code, 0 for one per core
+    - ``dump``: folder for one readable file a phase
+    - ``verify``: compare with the source model
+    - ``strict``: what gtco would work around (a rewrite, a sketch or a build that fails) is an
+      error instead of a note
+    - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
+      machine, seconds in all; ``full`` goes on until none is better, 10 minutes at most; or a
+      :class:`Tune`
+    - ``records``: file of measurements: what stood on this machine is picked, and what ``tune``
+      measures is kept, in a new file where there is none; for GPUs one of ``gtco measure``'s
+      answers
+    """
+
+    target: str = "native"
+    precision: str = "fp32"
+    launches: str = "graph"
+    ptx: bool = True
+    untrusted: bool = False
+    threads: int = 0
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    simplify: bool = True
+    simplify_timeout: float = 120.0
+    workers: int = 0
+    dump: Path | None = None
+    verify: bool = False
+    strict: bool = False
+    tune: str | Tune = "off"
+    records: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, str):
+            raise OptionError(f"target={self.target!r}: give a name, such as 'native'")
+        check_whole("threads", self.threads, 0, MOST_THREADS)
+        check_whole("workers", self.workers, 0)
+        check_number("simplify_timeout", self.simplify_timeout)
+        if not 0 < self.simplify_timeout < inf:
+            raise OptionError(
+                f"simplify_timeout={self.simplify_timeout:g}: give seconds above 0; simplify=False "
+                "leaves onnxsim out"
+            )
+        if not isinstance(self.shapes, Mapping):
+            raise OptionError(f"shapes={self.shapes!r}: give a dictionary, such as {{'batch': 1}}")
+        for name, size in self.shapes.items():
+            check_whole(f"shapes[{name!r}]", size, 1)
+        if self.precision not in GPU_PRECISIONS:
+            raise OptionError(
+                f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
+            )
+        if self.launches not in LAUNCHES:
+            raise OptionError(
+                f"unknown launches {self.launches!r}: choose from {', '.join(LAUNCHES)}"
+            )
+
+
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept."""
+    chosen = os.environ.get("GTCO_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
+
+
+def c_compiler(wanted: str | None = None) -> str:
+    """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH; else :class:`BuildError`."""
+    wanted = wanted or os.environ.get("CC")
+    for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
+        if path := shutil.which(name):
+            return path
+    missing = (
+        f"the C compiler {wanted!r} is not found"
+        if wanted
+        else "no C compiler is found: none of gcc, cc and clang is on PATH"
+    )
+    raise BuildError(
+        f"{missing}. gtco links every model with one. Install it (Debian, Ubuntu: apt install gcc "
+        "libc6-dev; Fedora: dnf install gcc; Alpine: apk add gcc musl-dev) or set CC to its path"
+    )

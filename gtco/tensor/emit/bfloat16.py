@@ -1,0 +1,86 @@
+"""bfloat16 in kernels: a value is its 16 bits, a ``uint16``, and arithmetic runs in float32.
+
+TVM and LLVM have a type of that name, but TVM computes with it by rewriting whole kernels and its
+LLVM code generator dies of it. A bfloat16 is the upper half of a float32, so both ways are a few
+integer instructions, in vectors too; what multiplies bfloat16 reads the bits as they are.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import tirx
+
+from gtco.tensor.emit.arithmetic import cast, is_nan
+from gtco.tensor.emit.emitter import Emitter, Expr, lanes_of
+from gtco.tensor.emit.vector_math import bits, constant, from_bits
+
+BFLOAT16 = "bfloat16"
+ROUND = "tirx.gtco_round_bfloat16"  # an operator: float32 to the bits of the nearest bfloat16
+PURE = 1  # TVM's CallEffectKind
+QUIET = 0x0040  # the first bit of the fraction: what is left of a NaN must not read as infinity
+
+tvm.get_global_func("ir.RegisterOp")(ROUND, "float32 to the bits of the nearest bfloat16")
+tvm.ir.register_op_attr(ROUND, "TVectorizable", True)
+tvm.ir.register_op_attr(ROUND, "TCallEffectKind", PURE)
+
+
+def widened(x: Expr) -> Expr:
+    """The float32 of a bfloat16's bits: exact, also of infinities and NaN."""
+    return from_bits(tirx.shift_left(cast(x, "uint16", "uint32"), constant(x, 16, "uint32")))
+
+
+def rounded(em: Emitter, x: Expr) -> Expr:
+    """The bits of the bfloat16 nearest to a float32, to even between two: beyond the largest it is
+    infinity, as IEEE 754 has it, and NaN stays NaN. It stays an operator of its own until all
+    vectors are made (:mod:`gtco.codegen.round_bfloat16`).
+    """
+    if em.bfloat16_rounding:
+        return tirx.call_pure_extern("uint16", em.bfloat16_rounding, x)
+    lanes = lanes_of(x)
+    return tirx.call_intrin(f"uint16x{lanes}" if lanes > 1 else "uint16", ROUND, em.let(x))
+
+
+def rounded_by_integers(x: Expr) -> Expr:
+    """What :func:`rounded` says, where there is no instruction for it."""
+    word = bits(x)
+    one, sixteen = constant(word, 1), constant(word, 16)
+    odd = tirx.bitwise_and(tirx.shift_right(word, sixteen), one)
+    nearest = tirx.shift_right(word + (odd + constant(word, 0x7FFF)), sixteen)
+    nan = tirx.bitwise_or(tirx.shift_right(word, sixteen), constant(word, QUIET))
+    return cast(tirx.Select(is_nan(x), nan, nearest), "uint32", "uint16")
+
+
+def rounded_weight(x: Expr) -> Expr:
+    """The bits of the bfloat16 nearest to a weight of a softmax, 0 to 1, the larger of two. A NaN
+    may become a number: the sum that the weight is divided by is one. Three instructions that leave
+    the multipliers alone, as vcvtneps2bf16 on a Zen 4 does not.
+    """
+    word = bits(x)
+    nearest = tirx.shift_right(word + constant(word, 0x8000), constant(word, 16))
+    return cast(nearest, "uint32", "uint16")
+
+
+def pair(low: Expr, high: Expr) -> Expr:
+    """The bits of two, the first in the lower half of an int32."""
+    upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))
+    return tirx.bitwise_or(tirx.Cast("int32", low), upper)
+
+
+def convert(em: Emitter, x: Expr, old: str, new: str) -> Expr:
+    """``x`` as another dtype, bfloat16 among them; what lies between it and others is float32."""
+    if old == new:
+        return x
+    if old == BFLOAT16:
+        return cast(widened(x), "float32", new)
+    if new == BFLOAT16:
+        return rounded(em, cast(x, old, "float32"))
+    return cast(x, old, new)
+
+
+def literal(value: float, dtype: str) -> Expr:
+    """A scalar constant as kernels hold values of ``dtype``."""
+    if dtype != BFLOAT16:
+        return tirx.const(value, dtype)
+    return tirx.const(int(np.asarray(value, ml_dtypes.bfloat16).view(np.uint16)), "uint16")

@@ -1,0 +1,111 @@
+"""What element-wise operators compute that is more than one expression: signs and tests,
+activations with attributes, inverse hyperbolic functions, and in float64, by libm, what float32 has
+vector arithmetic for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, pi
+
+import numpy as np
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.emit import vector_math
+from gtco.tensor.emit.arithmetic import absolute, expm1, extern_erf, is_float, is_nan, libm, log1p
+from gtco.tensor.emit.emitter import Emitter, Expr
+from gtco.tensor.emit.vector_math import LN2, constant
+from gtco.tensor.stage import Operator
+
+
+def negative(em: Emitter, x: Expr, dtype: str) -> Expr:
+    return constant(x, -0.0 if dtype.startswith("float") else 0) - x
+
+
+def sign(em: Emitter, x: Expr, dtype: str) -> Expr:
+    x, zero = em.let(x), constant(x, 0)
+    below = tirx.Select(x < zero, constant(x, -1), x) if not dtype.startswith("uint") else x
+    return tirx.Select(x > zero, constant(x, 1), below)
+
+
+def isnan(em: Emitter, x: Expr, dtype: str) -> Expr:
+    return is_nan(em.let(x)) if is_float(dtype) else constant(x, False, "bool")
+
+
+def isinf(em: Emitter, x: Expr, dtype: str) -> Expr:
+    if not is_float(dtype):
+        return constant(x, False, "bool")
+    return tirx.EQ(absolute(em, x, dtype), constant(x, inf))
+
+
+def clip(em: Emitter, op: Operator, x: Sequence[Expr], dtype: str) -> Expr:
+    low, high = op["min"], op["max"]
+    if is_float(dtype):
+        return vector_math.clamp(x[0], low, high)
+    bounds = np.iinfo(dtype)
+    low, high = int(max(low, bounds.min)), int(min(high, bounds.max))
+    return T.min(constant(x[0], high), T.max(constant(x[0], low), x[0]))
+
+
+def elu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    zero = constant(x, 0)
+    grown = expm1(em, T.min(zero, x), dtype)
+    return tirx.Select(x > zero, x, constant(x, op["alpha"]) * grown)
+
+
+def leaky_relu(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    return tirx.Select(x >= constant(x, 0), x, x * constant(x, op["alpha"]))
+
+
+def asinh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    """log(a + sqrt(a^2 + 1)), without its cancellation near 0."""
+    zero, one = constant(x, 0), constant(x, 1)
+    a = em.let(absolute(em, x, dtype))
+    b = em.let(T.min(constant(x, 1e9), a))  # a NaN stays one
+    near = log1p(em, b + b * b / (one + tirx.sqrt(b * b + one)), dtype)
+    far = (vector_math.log(em, a) if dtype == "float32" else libm("log", a)) + constant(x, LN2)
+    grown = em.let(tirx.Select(a > b, far, near))
+    return tirx.Select(x < zero, zero - grown, grown)
+
+
+def acosh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    one = constant(x, 1)
+    y = em.let(x - one)
+    return log1p(em, y + tirx.sqrt(y * (x + one)), dtype)
+
+
+def atanh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
+    zero, one = constant(x, 0), constant(x, 1)
+    a = em.let(absolute(em, x, dtype))
+    grown = em.let(constant(x, 0.5) * log1p(em, (a + a) / (one - a), dtype))
+    return tirx.Select(x < zero, zero - grown, grown)
+
+
+# float64's spellings of what float32 has vector arithmetic for
+def double_sigmoid(em: Emitter, x: Expr) -> Expr:
+    one = constant(x, 1)
+    return one / (one + libm("exp", constant(x, 0) - x))
+
+
+def double_silu(em: Emitter, x: Expr) -> Expr:
+    return x / (constant(x, 1) + libm("exp", constant(x, 0) - x))
+
+
+def double_gelu(em: Emitter, x: Expr) -> Expr:
+    erf = extern_erf(x * constant(x, 0.5**0.5))
+    return constant(x, 0.5) * x * (constant(x, 1) + erf)
+
+
+def double_gelu_tanh(em: Emitter, x: Expr) -> Expr:
+    z = constant(x, (2 / pi) ** 0.5) * (x + constant(x, 0.044715) * x * x * x)
+    return constant(x, 0.5) * x * (constant(x, 1) + libm("tanh", z))
+
+
+def double_softplus(em: Emitter, x: Expr) -> Expr:
+    rest = log1p(em, libm("exp", constant(x, 0) - tirx.abs(x)), "float64")
+    return em.let(T.max(constant(x, 0), x) + rest)
+
+
+def double_mish(em: Emitter, x: Expr) -> Expr:
+    return x * libm("tanh", double_softplus(em, x))

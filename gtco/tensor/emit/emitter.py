@@ -1,0 +1,349 @@
+"""A thin layer over TVM's TIR builder: what every sketch writes its loops with.
+
+Kernels have the ABI of ``gtco.runtime``: ``void symbol(buffers..., workspace, begin, end)`` over a
+range of tasks. They are built without TVM's packed convention, so an object file holds plain C
+functions and needs no TVM at run time. Index expressions are simplified here, where the loops'
+ranges are known; TVM's own simplifier would inline every ``let`` and let expressions grow
+exponentially.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.analysis.indices import flatten
+from gtco.tensor.analysis.scope import Expr, Index, Scope
+from gtco.tensor.stage import ITEM_BYTES, TensorType
+
+# TVM keeps a range's extent in 32 bits: one that is larger wraps, and decides conditions wrongly.
+INDEX_LIMIT = 2**31
+# TVM's passes and its LLVM code generator know a bound variable as its value, written out in the
+# values of the variables in it: a chain of n values, each used twice, has 2^n nodes. What is read
+# from memory is not written out, so a value of more nodes than this goes through an array, which
+# LLVM removes.
+MOST_NODES = 2000
+
+
+def lanes_of(x: Expr) -> int:
+    """Lanes of an expression's type: 1 for a scalar, also in a vectorized loop."""
+    _, _, lanes = str(x.ty).partition("x")
+    return int(lanes) if lanes else 1
+
+
+def operands(x: Expr) -> Sequence[Expr]:
+    """The values that a value is computed from; none for what is read from memory."""
+    match x:
+        case tvm.ir.Call():
+            return x.args
+        case tirx.Select():
+            return (x.condition, x.true_value, x.false_value)
+        case tirx.Cast() | tirx.Broadcast():
+            return (x.value,)
+        case tirx.Shuffle():
+            return x.vectors
+        case tirx.Not():
+            return (x.a,)
+    return (x.a, x.b) if hasattr(x, "b") else ()
+
+
+@dataclass
+class Array:
+    """A row-major view of memory: flat TIR buffer, shape, and an offset in elements."""
+
+    buffer: Any
+    shape: tuple[int, ...]
+    dtype: str
+    offset: Expr = 0
+
+    def flat(self, index: Index) -> Expr:
+        return flatten(index, self.shape) + self.offset
+
+    def part(self, i: Expr, em: Emitter | None = None, name: str = "part") -> Array:
+        """What lies at position ``i`` of the first axis; ``em`` binds where it begins."""
+        at = self.flat([i, *(0 for _ in self.shape[1:])])
+        return Array(self.buffer, self.shape[1:], self.dtype, em.let_index(at, name) if em else at)
+
+
+@dataclass
+class Emitter(Scope):
+    """State of one kernel under construction."""
+
+    lanes: int
+    _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
+    _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around, and how many it has
+    _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
+
+    # the external function that rounds float32 to a bfloat16's bits, where the machine has one
+    bfloat16_rounding = ""
+
+    # loops ----------------------------------------------------------------------------------------
+    @contextmanager
+    def loop(
+        self, extent: Expr, name: str = "i", kind: Callable[..., Any] = T.serial
+    ) -> Iterator[Expr]:
+        """``for name in range(extent)``; a loop of one iteration disappears."""
+        if isinstance(extent, int) and extent == 1:
+            yield 0
+            return
+        with kind(0, extent) as var:
+            IRBuilder.name(name, var)
+            if isinstance(extent, int):
+                self.bind(var, extent)
+            yield var
+
+    @contextmanager
+    def vector(self, lanes: int, name: str = "v") -> Iterator[Expr]:
+        """A loop whose iterations become the lanes of vector instructions; any number of lanes is
+        legal.
+        """
+        with self.loop(lanes, name, T.vectorized) as lane:
+            before = self._varying, self._lane
+            if isinstance(lane, tirx.Var):
+                self._varying, self._lane = {*self._varying, lane}, (lane, lanes)
+            yield lane
+            self._varying, self._lane = before
+
+    def varies(self, value: Expr) -> bool:
+        """Does the value depend on the lane of the vector loop around?"""
+        if isinstance(value, int | float | bool) or not self._varying:
+            return False
+        return not self._varying.isdisjoint(tirx.analysis.undefined_vars(value, []))
+
+    @contextmanager
+    def range(self, begin: Expr, end: Expr, name: str = "i") -> Iterator[Expr]:
+        with T.serial(begin, end) as var:
+            IRBuilder.name(name, var)
+            yield var
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        """``if condition:``, decided at build time where it can be."""
+        known = self.known(condition)
+        if known is True:
+            yield
+            return
+        with T.If(condition), T.Then():
+            yield
+
+    def branch(
+        self, condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]
+    ) -> None:
+        known = self.known(condition)
+        if known is not None:
+            (then if known else otherwise)()
+            return
+        with T.If(condition):
+            with T.Then():
+                then()
+            with T.Else():
+                otherwise()
+
+    # values ---------------------------------------------------------------------------------------
+    def let(self, value: Expr, name: str = "x") -> Expr:
+        """Evaluate once, use many times."""
+        if isinstance(value, int | float) or isinstance(
+            value, tirx.Var | tirx.IntImm | tirx.FloatImm
+        ):
+            return value
+        return self._bound(self._reread(value), name)
+
+    def _reread(self, value: Expr) -> Expr:
+        """``value``, stored and read again where it has too many nodes."""
+        dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
+        if dtype == "bool" or self._count(value) <= MOST_NODES:
+            return value
+        place, size = self._lane if self.varies(value) else (0, 1)
+        if lanes > 1:  # explicit vectors
+            place, size = tirx.Ramp(0, 1, lanes), lanes
+        array = self.registers(size, dtype)
+        T.buffer_store(array.buffer, value, [place])
+        return array.buffer[place]
+
+    def _count(self, value: Expr) -> int:
+        """Nodes of the expression tree, with bound variables written out; what is read is one."""
+        if isinstance(value, tirx.Var):
+            return self._nodes.get(value, 1)
+        return 1 + sum(map(self._count, operands(value)))
+
+    def _bound(self, value: Expr, name: str) -> Expr:
+        if str(value.ty).startswith("bool"):  # TVM binds no vectors of them
+            lanes = lanes_of(value)
+            one, zero = (
+                tirx.Broadcast(c, lanes) if lanes > 1 else c
+                for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
+            )
+            return tirx.NE(self._bound(tirx.Select(value, one, zero), name), zero)
+        var = T.Bind(value)
+        IRBuilder.name(name, var)
+        self._nodes[var] = self._count(value)
+        if self.varies(value):
+            self._varying.add(var)
+        return var
+
+    def let_index(self, value: Expr, name: str = "n") -> Expr:
+        """Like :meth:`let` for an integer, keeping what is known about its range."""
+        value = self.index(value)
+        if isinstance(value, int) or isinstance(value, tirx.Var):
+            return value
+        bound = self.analyzer.const_int_bound(value)
+        var = self._bound(value, name)
+        extent = bound.max_value + 1 - bound.min_value
+        if bound.min_value > -INDEX_LIMIT and extent < INDEX_LIMIT:
+            self.bind(var, extent, bound.min_value)
+        return var
+
+    def load(self, array: Array, index: Index) -> Expr:
+        value = array.buffer[self.index(array.flat(index))]
+        return value
+
+    def store(self, array: Array, index: Index, value: Expr) -> None:
+        T.buffer_store(array.buffer, value, [self.index(array.flat(index))])
+
+    # whole vectors --------------------------------------------------------------------------------
+    def ramp(self, position: Expr, lanes: int | None = None) -> Expr:
+        """The indices of ``lanes`` neighbours; of one, its own."""
+        first, lanes = self.index(position), lanes or self.lanes
+        return tirx.Ramp(first, 1, lanes) if lanes > 1 else first
+
+    def load_vector(self, array: Array, index: Index, lanes: int | None = None) -> Expr:
+        """``lanes`` neighbours starting at ``index`` (contiguous along the last axis)."""
+        return array.buffer[self.ramp(array.flat(index), lanes)]
+
+    def store_vector(
+        self, array: Array, index: Index, value: Expr, lanes: int | None = None
+    ) -> None:
+        T.buffer_store(array.buffer, value, [self.ramp(array.flat(index), lanes)])
+
+    def splat(self, value: Expr, lanes: int | None = None) -> Expr:
+        """``value`` in every lane; of one lane as it is, which TVM has no vectors of."""
+        value = tirx.const(value, "float32") if isinstance(value, int | float) else value
+        lanes = lanes or self.lanes
+        return value if lanes == 1 else tirx.Broadcast(value, lanes)
+
+    def reduce_vector(
+        self,
+        vector: Expr,
+        combine: Callable[[Expr, Expr], Expr],
+        lanes: int | None = None,
+        left: int = 1,
+    ) -> Expr:
+        """Fold a vector's lanes by halving, down to a scalar or a vector of ``left`` lanes."""
+        width = lanes or self.lanes
+        while width > max(left, 2):
+            width //= 2
+            dtype = f"float32x{width}"
+            low, high = (
+                tirx.vectorlow(dtype, vector),
+                tirx.call_intrin(dtype, "tirx.vectorhigh", vector),
+            )
+            vector = self.let(combine(low, high))
+        if left > 1:
+            return vector
+        return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
+
+    def prefetch(self, array: Array, position: Expr) -> None:
+        """Ask for the cache line at a flat position, into L2; outside the array it does nothing."""
+        self.prefetch_value(array.buffer[self.index(position)])
+
+    def prefetch_value(self, load: Expr, level: int = 2, write: bool = False) -> None:
+        """Like :meth:`prefetch`, of the line that ``load`` would read, into L1 or L2; to be written
+        to where ``write`` says so.
+        """
+        where, kind = tirx.address_of(load), int(write)
+        T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, kind, 4 - level, 1))
+
+    # memory ---------------------------------------------------------------------------------------
+    def registers(self, size: int, dtype: str = "float32") -> Array:
+        """A small private array; with constant indices LLVM keeps it in registers, else on the
+        stack.
+        """
+        buffer = T.alloc_buffer((size,), storage(dtype), scope="local")
+        return Array(buffer, (size,), dtype)
+
+
+@dataclass(frozen=True)
+class KernelArguments:
+    """A kernel's parameters as arrays: inputs by name, the output, private scratch and the task
+    range.
+    """
+
+    inputs: dict[str, Array]
+    output: Array
+    workspace: Array
+    begin: Expr
+    end: Expr
+
+    def scratch_buffer(self, dtype: str) -> Any:
+        """The thread's workspace as a flat buffer of another dtype."""
+        if dtype == self.workspace.dtype:
+            return self.workspace.buffer
+        size = self.workspace.shape[0] * ITEM_BYTES["float32"] // ITEM_BYTES[dtype]
+        return T.decl_buffer((size,), storage(dtype), data=self.workspace.buffer.data)
+
+
+def kernel(
+    symbol: str,
+    inputs: dict[str, TensorType],
+    output: TensorType,
+    workspace: int,
+    lanes: int,
+    body: Callable[[Emitter, KernelArguments], None],
+) -> Any:
+    """The TIR function ``symbol(inputs..., output, workspace, begin, end)`` whose body ``body``
+    emits.
+
+    ``workspace`` is in bytes; ``inputs`` gives the types as the kernel sees them, packed constants
+    in their packed shape.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=False):
+            T.func_name(symbol)
+            pointers = {
+                name: T.arg(f"in{i}", T.handle(storage(t.dtype)))
+                for i, (name, t) in enumerate(inputs.items())
+            }
+            out = T.arg("out", T.handle(storage(output.dtype)))
+            scratch = T.arg("workspace", T.handle("float32"))
+            begin, end = T.arg("begin", T.int64()), T.arg("end", T.int64())
+            T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
+            emitter = Emitter(lanes)
+            arrays = {name: view(pointers[name], t, name) for name, t in inputs.items()}
+            work = TensorType((max(workspace // 4, 1),))
+            # No task is negative, which TVM must know: it would divide by adding first what makes
+            # the least int32 positive, and multiply that beyond int32 when it simplifies.
+            first = tirx.Max(tirx.Cast("int32", begin), tirx.IntImm("int32", 0))
+            body(
+                emitter,
+                KernelArguments(
+                    arrays,
+                    view(out, output, "out"),
+                    view(scratch, work, "workspace"),
+                    first,
+                    tirx.Cast("int32", end),
+                ),
+            )
+    return builder.get()
+
+
+def storage(dtype: str) -> str:
+    """The dtype of TIR that elements lie in memory as: a bfloat16 is its bits, since TVM's own has
+    no vectors that LLVM's code generator takes (``gtco.tensor.emit.bfloat16``).
+    """
+    return "uint16" if dtype == "bfloat16" else dtype
+
+
+def view(pointer: Any, type_: TensorType, name: str) -> Array:
+    """A kernel's pointer as an array."""
+    shape = tuple(int(d) for d in type_.shape)
+    buffer = T.decl_buffer((max(prod(shape), 1),), storage(type_.dtype), data=pointer)
+    IRBuilder.name(name, buffer)
+    return Array(buffer, shape, type_.dtype)

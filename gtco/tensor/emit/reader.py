@@ -1,0 +1,192 @@
+"""A stage's element-wise and data-movement operators as expressions.
+
+A reader goes backward: the value of a tensor at an index, through any chain of element-wise and
+injective operators down to the stage's inputs (a prologue). And forward, through an
+:class:`~gtco.tensor.analysis.chains.Epilogue`: from an element that an anchor (a matmul, a
+reduction) has just computed to the element of the stage's output that it decides (a fused epilogue,
+transposed stores included).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.analysis.chains import Epilogue, shape_of
+from gtco.tensor.analysis.indices import broadcast_index
+from gtco.tensor.analysis.movement import BIJECTIVE, MOVEMENT, source_index
+from gtco.tensor.emit import scalar
+from gtco.tensor.emit.bfloat16 import literal
+from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.operators import ELEMENTWISE, pattern
+from gtco.tensor.stage import Operator, Stage
+
+
+@dataclass
+class Reader:
+    """Values of a stage's tensors at an index; ``known`` overrides tensors that the kernel holds
+    itself.
+    """
+
+    stage: Stage
+    emitter: Emitter
+    inputs: Mapping[str, Array]
+    known: dict[str, Callable[[Sequence[Expr]], Expr]] = field(default_factory=dict)
+
+    def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        """``tensor[index]`` as an expression; large intermediate values are bound once."""
+        index = [self.emitter.index(i) for i in index]
+        if tensor in self.known:
+            return self.known[tensor](index)
+        op = self.stage.producers.get(tensor)
+        if op is None:
+            return self.load(tensor, index)
+        if pattern(op.kind) == ELEMENTWISE:
+            args = [self.value(x, broadcast_index(index, self.shape(x))) for x in op.inputs]
+            return scalar.apply(
+                self.emitter, op, args, [self.stage.types[x].dtype for x in op.inputs]
+            )
+        return self.moved(op, index)
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        return shape_of(self.stage, tensor)
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        return self.emitter.load(self.inputs[tensor], index)
+
+    def moved(self, op: Operator, index: list[Expr]) -> Expr:
+        source = op.inputs[0]
+        shape = self.shape(source)
+        match op.kind:
+            case "concat":
+                return self.concatenated(op, index)
+            case "pad":
+                return self.padded(op, index, shape)
+            case "gather":
+                return self.gathered(op, index, shape)
+        return self.value(source, source_index(op, index, shape))
+
+    def concatenated(self, op: Operator, index: list[Expr]) -> Expr:
+        axis = op["axis"]
+        offsets = [0]
+        for x in op.inputs:
+            offsets.append(offsets[-1] + self.shape(x)[axis])
+        result: Expr = None
+        for x, start, stop in reversed(list(zip(op.inputs, offsets, offsets[1:], strict=False))):
+            if (
+                self.emitter.known(index[axis] < start) is True
+                or self.emitter.known(index[axis] >= stop) is True
+            ):
+                continue
+            inside = (
+                self.emitter.known(index[axis] >= start) is True
+                and self.emitter.known(index[axis] < stop) is True
+            )
+            choose, bound = self.conditional(op.inputs, index[axis])
+            here = index[axis] - start if inside else bound(index[axis] - start, stop - start)
+            where = True if inside else tirx.all(index[axis] >= start, index[axis] < stop)
+            part = self.guarded(where, x, [*index[:axis], here, *index[axis + 1 :]])
+            result = part if result is None else choose(index[axis] < stop, part, result)
+        return result
+
+    def padded(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
+        inner = [i - b for i, b in zip(index, op["before"], strict=True)]
+        checked = [
+            i for i, b, a in zip(inner, op["before"], op["after"], strict=True) if b > 0 or a > 0
+        ]
+        choose, bound = self.conditional(op.inputs[:1], *checked)
+        inside: Expr = True
+        for k, (b, a, n) in enumerate(zip(op["before"], op["after"], shape, strict=True)):
+            i = inner[k]
+            for condition in ([i >= 0] if b else []) + ([i < n] if a else []):
+                known = self.emitter.known(condition)
+                if known is False:
+                    return literal(op["value"], op.type.dtype)
+                if known is None:
+                    inside = condition if inside is True else tirx.all(inside, condition)
+                    inner[k] = bound(i, n)
+        value = self.guarded(inside, op.inputs[0], inner)
+        return (
+            value
+            if inside is True
+            else choose(inside, value, literal(op["value"], op.type.dtype))
+        )
+
+    def guarded(self, condition: Expr, tensor: str, index: Sequence[Expr]) -> Expr:
+        """``tensor[index]``, which nobody uses where the condition does not hold."""
+        return self.value(tensor, index)
+
+    def conditional(
+        self, tensors: Sequence[str], *where: Expr
+    ) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
+        """How to choose between values of ``tensors`` (or a constant), and how to bound an index
+        that may lie outside of them. A choice evaluates both its sides where either is arithmetic,
+        so all tensors of a chain of choices are asked at once.
+
+        Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values
+        ahead of the choice: it is evaluated either way, at an index that is clamped into the
+        tensor. So is movement where ``where``, the positions that decide, differ from lane to lane:
+        TVM makes scalar code of such a guard, statement by statement, and a value bound before the
+        statement would be its last lane's alone.
+        """
+        varies = any(self.emitter.varies(i) for i in where)
+        if not varies and all(t not in self.known and self._moves_only(t) for t in tensors):
+            return T.if_then_else, lambda i, n: i
+        return tirx.Select, lambda i, n: tirx.max(tirx.min(i, n - 1), 0)
+
+    def _moves_only(self, tensor: str) -> bool:
+        op = self.stage.producers.get(tensor)
+        return op is None or (
+            op.kind in MOVEMENT and op.kind != "gather" and all(map(self._moves_only, op.inputs))
+        )
+
+    def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
+        axis, rank = op["axis"], len(self.shape(op.inputs[1]))
+        where = self.value(op.inputs[1], index[axis : axis + rank])
+        where = self.emitter.let(tirx.Cast("int32", where), "row")
+        where = self.emitter.let(tirx.Select(where < 0, where + shape[axis], where), "row")
+        return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
+
+    def through(
+        self, tail: Epilogue, index: Sequence[Expr], value: Expr
+    ) -> tuple[Expr, list[Expr]]:
+        """The output's element and its index, given the anchor's ``value`` at ``index``."""
+        em = self.emitter
+        where = tail.positions([em.index(i) for i in index])
+        values = {tail.anchor: value}
+        for op in tail.operators:
+            if op.kind in BIJECTIVE:
+                values[op.output] = values[op.inputs[0]]
+                continue
+            args = [
+                values[x]
+                if x in values
+                else self.value(x, broadcast_index(where[op.output], self.shape(x)))
+                for x in op.inputs
+            ]
+            values[op.output] = em.let(
+                scalar.apply(em, op, args, [self.stage.types[x].dtype for x in op.inputs])
+            )
+        output = self.stage.output.output
+        return values[output], where[output]
+
+    def finish(self, tail: Epilogue, index: Sequence[Expr], value: Expr, output: Array) -> None:
+        """Store what the epilogue makes of the anchor's ``value`` at ``index`` where it belongs."""
+        result, where = self.through(tail, index, value)
+        self.emitter.store(output, where, result)
+
+    def prefetch(self, tail: Epilogue, index: Sequence[Expr], output: Array) -> None:
+        """Ask for the lines that :meth:`finish` takes at ``index``, some time before it: the
+        output's, and those of inputs that have an element for each of its own, as a residual has.
+        """
+        em = self.emitter
+        where = tail.positions([em.index(i) for i in index])
+        for op in tail.operators:
+            for x in dict.fromkeys(x for x in op.inputs if x in self.inputs):
+                if self.shape(x) == self.shape(op.output):
+                    em.prefetch(self.inputs[x], self.inputs[x].flat(where[op.output]))
+        at = em.index(output.flat(where[self.stage.output.output]))
+        em.prefetch_value(output.buffer[at], write=True)

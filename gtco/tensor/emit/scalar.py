@@ -1,0 +1,61 @@
+"""The value of an element-wise operator as a scalar TIR expression; in a vectorized loop it becomes
+vector instructions.
+
+What each operator computes is its row in :mod:`gtco.tensor.elementwise`. float16 and bfloat16
+compute in float32; float64 calls libm a lane at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import tirx
+
+from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
+from gtco.tensor.emit.arithmetic import intrinsic
+from gtco.tensor.emit.bfloat16 import convert
+from gtco.tensor.emit.emitter import Emitter, Expr
+from gtco.tensor.stage import Operator
+
+NARROW = ("float16", "bfloat16")
+
+
+def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]) -> Expr:
+    """The operator's value for these argument values; ``dtypes`` are the arguments'.
+
+    ``args`` are scalars (lanes of a vectorized loop) or explicit vectors, all with the same lanes.
+    """
+    row, out = ELEMENTWISE_OPERATORS[op.kind], op.type.dtype
+    first, given = row.conditions, dtypes[row.conditions :]
+    dtype = out if row.moves else _computed(_common(given)) if given else "bool"
+    wanted = ["bool"] * first + [dtype] * len(given)
+    values = [convert(em, _unfolded(x), d, w) for x, d, w in zip(args, dtypes, wanted, strict=True)]
+    value = row.emit(em, op, values, dtype)
+    return value if row.tests or row.moves else convert(em, value, dtype, out)
+
+
+def _unfolded(x: Expr) -> Expr:
+    """A float constant, such as a padding's, behind a call that gives it back: TVM would compute
+    with it at once, refuses to divide by 0 and takes 0 * x for 0 whatever x is. LLVM folds the call
+    and what follows as IEEE 754 says.
+    """
+    return intrinsic("copysign", x, x) if isinstance(x, tirx.FloatImm) else x
+
+
+def _common(dtypes: Sequence[str]) -> str:
+    return dtypes[0] if len(set(dtypes)) == 1 else str(np.result_type(*dtypes))
+
+
+def _computed(dtype: str) -> str:
+    """The dtype that arithmetic on this dtype runs in; bool counts as 0 and 1."""
+    if dtype in NARROW:
+        return "float32"
+    return "int8" if dtype == "bool" else dtype
+
+
+def vectorizable(op: Operator, dtypes: Sequence[str]) -> bool:
+    """May the operator stand in a vectorized loop? float64's erf calls libm, which TVM makes a loop
+    of its own for.
+    """
+    return not (op.kind in ("erf", "gelu") and dtypes[0] == "float64")

@@ -1,0 +1,1 @@
+"""Kernels of single operators by way of Relax, for the fallback."""

@@ -1,0 +1,1 @@
+"""Normalisation of rows whose elements lie apart."""

@@ -1,0 +1,1 @@
+"""Fused attention: two products and the softmax between them."""

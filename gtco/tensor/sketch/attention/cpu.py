@@ -1,0 +1,192 @@
+"""Sketch rule for fused attention, structure SSSR-RSRS (GTCO, Section IV-D): scores never leave the
+cache.
+
+::
+
+    for task in (batch, head) x row chunks:                       # parallel
+      pack K transposed [n / lanes, d, lanes], V [n, e]           # once a task, stays in L2
+      for block of mr (or mr - 1) query rows:
+        scores[mr, n] = scale * Q[mr, d] x K^T[d, n]              # micro-kernel, L1
+        scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows, as 2^x
+        tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
+
+Whole score rows are kept (mr x n floats). Blocks of keys with an online softmax would save nothing
+while rows fit the L2 cache: as many products with 224, 464, 688 and 1370 keys of width 64 take as
+long, within 3 %, on a Zen 4, though only the first two leave scores in L1. A row that a mask hides
+throughout comes out as the operators say one by one: the mean of V where the mask is finite, NaN
+where it is -inf, 0 where a guard stands behind the softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.machine.target import Target
+from gtco.tensor.analysis.chains import Epilogue, ancestors, anchor, epilogue, prologue_readable
+from gtco.tensor.cost import epilogue_vectors, vectors
+from gtco.tensor.emit.vector_math import AVX512_LANES
+from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+from gtco.tensor.sketch.attention.loops import AttentionLoops
+from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision, tile_options
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
+
+# Vector instructions of a vector of weights: maximum, difference, power of 2 and sum, by what they
+# are multiplied as, and of those fewer where AVX-512 has instructions for it; of rounding it to
+# that; and of adding a bias to the scores.
+WEIGHTS = {"float32": 15.0, "bfloat16": 13.0}
+FEWER = 4.0
+ROUNDING = {"float32": 0.0, "bfloat16": 3.0}
+BIAS = 4.0
+
+
+def match(stage: Stage, target: Target) -> Attention | None:
+    """One ``attention`` with readable operands and a one-to-one epilogue, or None."""
+    op = anchor(stage, "attention")
+    if op is None:
+        return None
+    types = [stage.types[x] for x in op.inputs] + [op.type, stage.output.type]
+    if any(isinstance(d, str) or d == 0 for t in types for d in t.shape):
+        return None
+    products, sums = {t.dtype for t in types[:3]}, {t.dtype for t in types[3:-1]}
+    if products not in ({"float32"}, {"bfloat16"}) or sums != {"float32"}:
+        return None
+    if types[-1].dtype not in ("float32", "bfloat16"):
+        return None
+    if not prologue_readable(stage, op.inputs):
+        return None
+    tail = epilogue(stage, op.output)
+    return Attention(stage, target, tail) if tail else None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(scale * q k^T + bias) v over the batch axes; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    tail: Epilogue
+
+    name = "attention"
+    structure = "SSSR-RSRS"
+
+    @property
+    def operand(self) -> str:
+        """The dtype of q, k and v."""
+        return self.stage.types[self.op.inputs[0]].dtype
+
+    def _shape(self, operand: int) -> tuple[int, ...]:
+        return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
+
+    @cached_property
+    def op(self) -> Operator:
+        return self.stage.producers[self.tail.anchor]
+
+    @cached_property
+    def extents(self) -> tuple[int, int, int, int, int]:
+        """(batch, queries m, keys n, width of keys d, width of values e)."""
+        q, v = self._shape(0), self._shape(2)
+        return prod(int(d) for d in self.op.type.shape[:-2]), q[-2], v[-2], q[-1], v[-1]
+
+    @property
+    def flops(self) -> float:
+        b, m, n, d, e = self.extents
+        return 2.0 * b * m * n * (d + e)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        _, m, _, _, e = self.extents
+        if "tile" not in chosen:
+            return tile_decision(tile_options(micro_kernels(self.target, self.operand), m, e))
+        if "chunks_m" not in chosen:
+            blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
+            return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))
+        return None
+
+    def workload(self, config: Config) -> Workload:
+        b, m, n, d, e = self.extents
+        tile = MicroKernel.parse(config["tile"], self.target.lanes)
+        lanes, chunks = tile.lanes, config["chunks_m"]
+        blocks = ceil(m / tile.rows)
+        height = m / blocks  # of the blocks' two heights, on average
+        keys, values = ceil(n / lanes), ceil(e / lanes)
+        item = float(ITEM_BYTES[self.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
+        operands = item * n * (d + e)
+        block = Layer(
+            ceil(blocks / chunks),
+            (Stream(operands, operands + 4.0 * height * n),),
+            (Stream(item_out * height * e, item_out * m * e, handed=True),),
+        )
+        keys_values = Stream(self.read_bytes, b * self.read_bytes, handed=True)
+        task = Layer(1, (keys_values,), (), b * chunks)
+        behind = epilogue_vectors(self.tail, lanes)
+        row = replace(tile, rows=ceil(height), vectors=min(tile.vectors, values))
+        return Workload(
+            row.kernel,
+            height * (keys * d + values * n) / tile.kind.products,
+            (block, task),
+            self.flops,
+            self.extra(chunks),
+            (
+                Extra("store", b * m * values, 3.0),
+                Extra("vector", b * m * values, behind.vector),
+                Extra("exp", b * m * values, behind.exp),
+            ),
+        )
+
+    @cached_property
+    def heads(self) -> tuple[list[Operator], ...]:
+        """What the stage computes q, k and v by."""
+        return tuple(ancestors(self.stage, x) for x in self.op.inputs[:3])
+
+    @cached_property
+    def head_vectors(self) -> tuple[float, ...]:
+        """Vector instructions that come before a vector of q, k and v."""
+        return tuple(vectors(self.stage, head, self.target.lanes).total for head in self.heads)
+
+    @cached_property
+    def read_bytes(self) -> float:
+        """Bytes that K and V of one head are read as, in front of what is computed of them."""
+        _, _, n, d, e = self.extents
+        return n * (self._item(1) * d + self._item(2) * e)
+
+    def _item(self, operand: int) -> float:
+        """Bytes that are read for one element: a tensor as large as the operand counts, a bias does
+        not.
+        """
+        types, producers, name = self.stage.types, self.stage.producers, self.op.inputs[operand]
+        read = {x for op in self.heads[operand] for x in op.inputs if x not in producers} or {name}
+        whole = [types[x] for x in read if types[x].size >= types[name].size]
+        return float(sum(ITEM_BYTES[t.dtype] for t in whole))
+
+    def extra(self, chunks: int) -> tuple[Extra, ...]:
+        """Packing of K and V, what is computed of q, k and v as they are read, softmax."""
+        b, m, n, d, e = self.extents
+        lanes, head = self.target.lanes, self.head_vectors
+        keys = ceil(n / lanes)
+        bias = keys * BIAS if len(self.op.inputs) > 3 else 0
+        rounding = keys * ROUNDING[self.operand]
+        fewer = FEWER if lanes == AVX512_LANES else 0.0
+        return (
+            Extra("pack", 3.0 * b * chunks * keys * (d + e)),
+            Extra("vector", b * m * ceil(d / lanes), head[0]),
+            Extra("vector", b * chunks * keys * d, head[1]),
+            Extra("vector", b * chunks * keys * e, head[2]),
+            Extra("exp", b * m, keys * (WEIGHTS[self.operand] - fewer)),
+            Extra("vector", b * m, bias + rounding + 40),
+        )
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the loops' price depend on."""
+        dtype = self.stage.output.type.dtype
+        return (self.name, self.operand, dtype, self.read_bytes, *self.extents)
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = AttentionLoops(self, config)
+        return program(symbol, self.stage, self.target, loops.tasks, loops.emit, loops.scratch)

@@ -1,0 +1,343 @@
+"""The loops of attention's kernel; the picture is in :mod:`gtco.tensor.sketch.attention.cpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.tensor.analysis.indices import broadcast_index, reshape_index
+from gtco.tensor.emit import vector_math
+from gtco.tensor.emit.arithmetic import is_nan
+from gtco.tensor.emit.bfloat16 import convert, literal, rounded_weight
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit.fold import add, fold, fold_vectors
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
+from gtco.tensor.emit.transpose import transpose
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch.attention.pairs import pack_key_pairs, pack_value_pairs
+from gtco.tensor.sketch.shared.pack import packed_steps
+from gtco.tensor.sketch.shared.streaming import each_vector
+from gtco.tensor.space import Config
+
+if TYPE_CHECKING:
+    from gtco.tensor.sketch.attention.cpu import Attention
+
+
+# Products of a score that are summed in one accumulator: where all of them have one sign, as in an
+# image of one colour, each addition may be off the same way, and exp makes an absolute error of a
+# large score a relative one of its weight.
+CHAIN = 256
+# Iterations of a product in the innermost of its loops, which are as deep as softmax's with it: at
+# most so many, for each end of it is a jump that is foretold wrong now and then.
+BLOCK = 64
+
+
+def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
+    """Cut ``vectors`` into groups of at most ``most``, as even as can be: (first, size) of each."""
+    count = ceil(vectors / most)
+    size, larger = divmod(vectors, count)
+    sizes = [size + 1] * larger + [size] * (count - larger)
+    return [(sum(sizes[:i]), s) for i, s in enumerate(sizes)]
+
+
+class AttentionLoops:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Attention, config: Config) -> None:
+        self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
+        self.batch, self.m, self.n, self.d, self.e = sketch.extents
+        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
+        lanes, kind = self.tile.lanes, self.tile.kind
+        self.lanes, self.kind = lanes, kind
+        self.rounds = sketch.operand == "bfloat16"
+        self.biased = len(self.op.inputs) > 3
+        # weights are powers of 2: of the scores as they are, unless a bias is added to those
+        self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
+        self.blocks = ceil(self.m / self.tile.rows)
+        self.height, self.taller = divmod(self.m, self.blocks)
+        self.task_blocks = ceil(self.blocks / config["chunks_m"])
+        self.chunks = ceil(self.blocks / self.task_blocks)
+        self.tasks = self.batch * self.chunks
+        self.key_vectors, self.value_vectors = ceil(self.n / lanes), ceil(self.e / lanes)
+        rows = self.height + (self.taller > 0)
+        self.ld_scores = self.key_vectors * lanes + (
+            lanes if self.key_vectors * lanes % 256 == 0 else 0
+        )
+        self.ld_values = self.value_vectors * lanes
+        self.depth, packed = packed_steps(self.d, kind.b)
+        line = ALIGN // kind.a.nbytes
+        pieces = [
+            Piece("keys", (self.key_vectors, self.depth, lanes), packed),
+            Piece("values", (packed_steps(self.n, kind.b)[0], self.ld_values), packed),
+            Piece("query", (rows, -(-self.d // line) * line), kind.a.dtype),
+            Piece("scores", (rows, self.ld_scores)),
+            Piece("tile", (rows, self.ld_values)),
+            Piece("top", (16 * ceil(rows / 16),)),
+            Piece("inverse", (16 * ceil(rows / 16),)),
+        ]
+        if kind.a.dtype != "float32":  # the scores' weights, as they are multiplied
+            width = -(-self.key_vectors * lanes // line) * line
+            width += line if width * kind.a.nbytes % 1024 == 0 else 0
+            pieces.append(Piece("weights", (rows, width), kind.a.dtype))
+        self.scratch = Scratch(tuple(pieces))
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        self.em, self.args = em, args
+        self.reader = Reader(self.stage, em, args.inputs)
+        arrays = self.scratch.arrays(args)
+        self.keys, self.values, self.query = arrays["keys"], arrays["values"], arrays["query"]
+        self.scores, self.tiles = arrays["scores"], arrays["tile"]
+        self.top, self.inverse = arrays["top"], arrays["inverse"]
+        self.weights = arrays.get("weights", self.scores)
+        with em.range(args.begin, args.end, "task") as task:
+            em.bind(task, self.tasks)
+            chunk = em.let_index(task % self.chunks, "chunk")
+            flat = em.let_index(task // self.chunks, "batch")
+            batch_shape = [int(d) for d in self.op.type.shape[:-2]]
+            batch = [em.let_index(i, "b") for i in reshape_index([flat], [self.batch], batch_shape)]
+            if self.kind.b.step > 1:
+                read = self.operand
+                k, v = (lambda r, c, i=i: read(i, batch, r, c) for i in (1, 2))
+                pack_key_pairs(em, self.keys, k, self.n, self.d)
+                pack_value_pairs(em, self.values, v, self.n, self.e)
+            else:
+                self.pack_keys(batch)
+                self.pack_values(batch)
+            first = em.let_index(chunk * self.task_blocks, "first")
+            count = (
+                self.task_blocks
+                if self.blocks % self.task_blocks == 0
+                else em.let_index(tirx.min(self.task_blocks, self.blocks - first), "count")
+            )
+            with em.loop(count, "block") as block:
+                this = em.let_index(first + block, "this")
+                start = em.let_index(
+                    this * self.height + (tirx.min(this, self.taller) if self.taller else 0),
+                    "start",
+                )
+
+                def rows(n: int, start: Expr = start) -> Callable[[], None]:
+                    return lambda: self.row_block(n, batch, start)
+
+                if self.taller:
+                    em.branch(this < self.taller, rows(self.height + 1), rows(self.height))
+                else:
+                    rows(self.height)()
+
+    def operand(self, which: int, batch: list[Expr], row: Expr, column: Expr) -> Expr:
+        name = self.op.inputs[which]
+        shape = self.reader.shape(name)
+        return self.reader.value(name, broadcast_index([*batch, row, column], shape))
+
+    def pack_keys(self, batch: list[Expr]) -> None:
+        """keys[p, d, l] = K[p * lanes + l, d], by blocks transposed in registers; zero beyond n."""
+        em, lanes = self.em, self.lanes
+        rest = self.n % lanes
+
+        def block(p: Expr, d0: Expr, width: int, present: int) -> None:
+            cell = em.registers(lanes * lanes)
+            for r in range(lanes):
+                if r >= present or width < lanes:
+                    em.store_vector(cell, [r * lanes], em.splat(0.0))
+                if r < present:
+                    with em.vector(width) as v:
+                        em.store(
+                            cell, [r * lanes + v], self.operand(1, batch, p * lanes + r, d0 + v)
+                        )
+            rows = [em.let(em.load_vector(cell, [r * lanes]), "r") for r in range(lanes)]
+            for c, column in enumerate(transpose(em, rows)[:width]):
+                em.store_vector(self.keys, [p, d0 + c, 0], column)
+
+        def panel(p: Expr, present: int) -> None:
+            whole = self.d // lanes
+            if whole:
+                with em.loop(whole, "c") as c:
+                    block(p, c * lanes, lanes, present)
+            if self.d % lanes:
+                block(p, whole * lanes, self.d % lanes, present)
+
+        full = self.n // lanes
+        if full:
+            with em.loop(full, "p") as p:
+                panel(p, lanes)
+        if rest:
+            panel(full, rest)
+
+    def pack_values(self, batch: list[Expr]) -> None:
+        em, lanes = self.em, self.lanes
+        with em.loop(self.n, "n") as n:
+
+            def vector(j: Expr, width: int) -> None:
+                with em.vector(width) as v:
+                    em.store(self.values, [n, j + v], self.operand(2, batch, n, j + v))
+                if width < lanes:
+                    with em.vector(lanes - width) as v:
+                        em.store(self.values, [n, j + width + v], tirx.const(0, "float32"))
+
+            each_vector(em, self.e, vector)
+
+    def row_block(self, rows: int, batch: list[Expr], start: Expr) -> None:
+        em, lanes = self.em, self.lanes
+        scale = tirx.const(self.scale, "float32")
+        with em.loop(rows, "i") as i:
+
+            def scaled(j: Expr, width: int) -> None:
+                with em.vector(width) as v:
+                    query = self.operand(0, batch, start + i, j + v)
+                    if self.rounds:  # as it is: a product with the scale would be rounded again
+                        query = convert(em, query, "bfloat16", self.kind.a.dtype)
+                    else:
+                        query = query * scale
+                    em.store(self.query, [i, j + v], query)
+
+            each_vector(em, self.d, scaled)
+            for j in range(self.d, -(-self.d // self.kind.step) * self.kind.step):
+                em.store(self.query, [i, j], literal(0.0, self.kind.a.dtype))
+        self.products(
+            rows,
+            self.key_vectors,
+            self.d,
+            self.query,
+            self.scores,
+            lambda vector, k: Operand.of(
+                self.keys, [vector, k // self.kind.step, 0], vector=self.depth * lanes
+            ),
+            scale if self.rounds else None,
+            chain=CHAIN,
+        )
+        with em.loop(rows, "i") as i:  # a loop of their own: what needs a maximum waits for it
+            self.top_row(i, batch, start)
+        with em.loop(rows, "i") as i:
+            self.weights_row(i)
+        self.products(
+            rows,
+            self.value_vectors,
+            self.n,
+            self.weights,
+            self.tiles,
+            lambda vector, _: Operand.of(self.values, [0, vector * lanes]),
+        )
+        with em.loop(rows, "i") as i:
+            inverse = em.let(em.load(self.inverse, [i]), "inverse")
+
+            def finished(j: Expr, width: int) -> None:
+                with em.vector(width) as v:
+                    value = em.let(em.load(self.tiles, [i, j + v]) * inverse)
+                    where = [*batch, start + i, j + v]
+                    self.reader.finish(self.sketch.tail, where, value, self.args.output)
+
+            each_vector(em, self.e, finished)
+
+    def products(
+        self,
+        rows: int,
+        vectors: int,
+        depth: int,
+        a: Array,
+        c: Array,
+        b: Callable[[Expr, Expr], Operand],
+        scale: Expr | None = None,
+        chain: int = 0,
+    ) -> None:
+        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` where it is given, in
+        groups of vectors that fit the registers; ``b(first, k)`` is the operand from that vector
+        and that step of the sum on. Of sums longer than ``chain``, if it is given, parts of so many
+        products are added up.
+        """
+        em, lanes = self.em, self.lanes
+        parts = ceil(depth / chain) if chain else 1
+        if parts > 1:
+            with em.loop(rows, "i") as i, em.loop(vectors, "p") as p:
+                em.store_vector(c, [i, p * lanes], em.splat(0.0))
+
+        def store(i: int, column: Expr, vector: Expr) -> None:
+            scaled = vector if scale is None else vector * em.splat(scale)
+            if parts > 1:
+                scaled = em.load_vector(c, [i, column]) + scaled
+            em.store_vector(c, [i, column], scaled)
+
+        chained = min(depth, chain) if chain else depth
+        groups = _groups(vectors, self.tile.vectors)
+        for size in sorted({s for _, s in groups}, reverse=True):
+            starts = [first for first, s in groups if s == size]
+            with em.loop(len(starts), "g") as g, em.loop(parts, "part") as part:
+                first, k = starts[0] + g * size, part * chain
+                fma_tile(
+                    em,
+                    replace(self.tile, rows=rows, vectors=size),
+                    depth if parts == 1 else em.let_index(tirx.min(chain, depth - k), "depth"),
+                    Operand.of(a, [0, k]),
+                    b(first, k),
+                    lambda i, j, vector, first=first: store(  # type: ignore[misc]
+                        i, first * lanes + j, vector
+                    ),
+                    block=min(BLOCK, ceil(chained / 2)),  # two loops, whatever the depth
+                )
+
+    def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
+        """top[i] = max(scores[i] + bias), which the scores become: whole vectors, padding columns
+        masked.
+        """
+        em, lanes, n = self.em, self.lanes, self.n
+        if self.biased:
+            whole = n // lanes
+            if whole:
+                with em.loop(whole, "p") as p, em.vector(lanes) as v:
+                    self.add_bias(batch, start, i, p * lanes + v)
+            if n % lanes:
+                with em.vector(n % lanes) as v:
+                    self.add_bias(batch, start, i, whole * lanes + v)
+        if n % lanes:  # less than any score, so that padding is 0 where a single score is not
+            with em.vector(lanes - n % lanes) as v:
+                em.store(self.scores, [i, n + v], tirx.const(-inf, "float32"))
+
+        # A maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
+        length = self.key_vectors * lanes
+        top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
+        em.store(self.top, [i], top)
+
+    def weights_row(self, i: Expr) -> None:
+        """weights[i] = exp(scores[i] - top[i]), inverse[i] = 1 / sum; with ``guarded``, both are 0
+        where they would be NaN. Weights that are bfloat16 are rounded, their sum is not.
+        """
+        em, lanes = self.em, self.lanes
+        top = em.let(em.load(self.top, [i]), "top")
+
+        def weight(p: Expr) -> Expr:
+            below = em.load_vector(self.scores, [i, p * lanes]) - em.splat(top)
+            if self.biased:
+                below = below * em.splat(vector_math.LOG2E)
+            value = vector_math.exp2_nonpositive(em, below, 3 if self.rounds else 5)
+            em.store_vector(self.weights, [i, p * lanes], self.rounded(value))
+            return value
+
+        total = fold_vectors(em, self.key_vectors, weight, add, 0.0)
+        inverse = tirx.const(1, "float32") / total
+        if self.op.get("guarded"):
+            lost = is_nan(total)
+            with em.when(lost), em.loop(self.key_vectors, "p") as p:
+                zero = em.splat(literal(0.0, self.weights.dtype))
+                em.store_vector(self.weights, [i, p * lanes], zero)
+            inverse = tirx.Select(lost, tirx.const(0, "float32"), inverse)
+        em.store(self.inverse, [i], inverse)
+
+    def rounded(self, weight: Expr) -> Expr:
+        """A weight as it is multiplied with v."""
+        if not self.rounds:
+            return weight
+        return convert(self.em, rounded_weight(weight), "bfloat16", self.weights.dtype)
+
+    def add_bias(self, batch: list[Expr], start: Expr, i: Expr, column: Expr) -> None:
+        em, hidden = self.em, self.op.get("hidden")
+        bias = em.let(self.operand(3, batch, start + i, column), "bias")
+        score = em.load(self.scores, [i, column]) + bias
+        if hidden is not None:  # whatever the score was, NaN and infinities included
+            score = tirx.Select(tirx.EQ(bias, tirx.const(hidden, "float32")), bias, score)
+        em.store(self.scores, [i, column], score)

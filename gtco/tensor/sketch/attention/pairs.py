@@ -1,0 +1,76 @@
+"""Keys and values of attention in pairs, as rows of bfloat16 read them: an int32 holds two
+neighbours along the sum, zero behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from gtco.tensor.emit.bfloat16 import pair
+from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.emit.transpose import transpose
+from gtco.tensor.sketch.shared.streaming import each_vector
+
+Element = Callable[[Expr, Expr], Expr]  # of (row, column), the bits of a bfloat16
+
+
+def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> None:
+    """keys[p, c, l] = the pair K[p * lanes + l, 2 c] and K[p * lanes + l, 2 c + 1]; zero beyond n.
+
+    A pair lies in a row as it is wanted, so blocks of them are transposed in registers.
+    """
+    lanes = em.lanes
+    wide = 2 * lanes
+
+    def block(p: Expr, at: Expr, width: int, present: int) -> None:
+        cell = em.registers(lanes * wide, "uint16")
+        for r in range(lanes):
+            if r >= present or width < wide:
+                zero = em.splat(tirx.const(0, "uint16"), wide)
+                em.store_vector(cell, [r * wide], zero, wide)
+            if r < present:
+                with em.vector(width) as v:
+                    em.store(cell, [r * wide + v], key(p * lanes + r, 2 * at + v))
+        rows = [
+            em.let(tirx.reinterpret(f"int32x{lanes}", em.load_vector(cell, [r * wide], wide)), "r")
+            for r in range(lanes)
+        ]
+        for c, column in enumerate(transpose(em, rows)[: -(-width // 2)]):
+            em.store_vector(keys, [p, at + c, 0], column)
+
+    def panel(p: Expr, present: int) -> None:
+        whole, rest = divmod(d, wide)
+        if whole:
+            with em.loop(whole, "c") as c:
+                block(p, c * lanes, wide, present)
+        if rest:
+            block(p, whole * lanes, rest, present)
+
+    full, rest = divmod(n, lanes)
+    if full:
+        with em.loop(full, "p") as p:
+            panel(p, lanes)
+    if rest:
+        panel(full, rest)
+
+
+def pack_value_pairs(em: Emitter, values: Array, value: Element, n: int, e: int) -> None:
+    """values[r, j] = the pair V[2 r, j] and V[2 r + 1, j]; zero beyond e."""
+    lanes = em.lanes
+
+    def row(r: Expr, content: Callable[[Expr], Expr]) -> None:
+        def vector(j: Expr, width: int) -> None:
+            with em.vector(width) as v:
+                em.store(values, [r, j + v], content(j + v))
+            if width < lanes:
+                with em.vector(lanes - width) as v:
+                    em.store(values, [r, j + width + v], tirx.const(0, "int32"))
+
+        each_vector(em, e, vector)
+
+    with em.loop(n // 2, "n") as r:
+        row(r, lambda j: pair(value(2 * r, j), value(2 * r + 1, j)))
+    if n % 2:
+        row(n // 2, lambda j: tirx.Cast("int32", value(n - 1, j)))

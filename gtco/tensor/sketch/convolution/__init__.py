@@ -1,0 +1,1 @@
+"""Convolutions whose windows overlap, as products over gathered blocks of the image."""

@@ -1,0 +1,277 @@
+"""Sketch rule for convolutions whose windows overlap, structure SSRSRS: a task copies the input
+rows that it needs once, zeros around them, and the micro-kernel reads every window there.
+
+::
+
+    for task in groups x images x groups of output rows x column chunks:   # parallel
+      copy input rows with their borders to scratch (prologue)             # once, not kh * kw times
+      for panel of nr columns in the task's columns:
+        for block of taps, whose B stays in L1 or L2:
+          for output row, block of mr (or mr - 1) neighbouring pixels of it:
+            for run of taps:                                               # its A is one stretch
+              tile[mr, nr] (+)= scratch[pixels, run] x B[run, nr]          # micro-kernel
+            on the last block of taps: epilogue(tile) -> output
+
+Beside the ``gemm`` sketch, which copies each input element for every tap that it is under, packing
+is cheaper by the kernel's size and the rows stay in L2. Tiles end where an output row ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.machine.target import Target
+from gtco.tensor.analysis.chains import anchor
+from gtco.tensor.analysis.contraction import ConvView, TransposedView
+from gtco.tensor.emit.scratch import ALIGN
+from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
+from gtco.tensor.sketch.gemm import cpu as gemm
+from gtco.tensor.sketch.gemm.cpu import Gemm
+from gtco.tensor.sketch.shared.image_product import ImageProduct
+from gtco.tensor.sketch.shared.pack import RUN_COST
+from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.tiling import TaskShape, chunk_options, task_shape, tile_decision
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
+from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
+
+CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line is put between
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
+DEPTHS = (128, 1024)  # of a block of taps: at least, at most
+CALL_COST = 32.0  # vector instructions in the time that a mispredicted branch, a loop's last, takes
+LEAST_STEPS = 2  # of a run: shorter ones would be mostly overhead
+
+
+def match(stage: Stage, target: Target) -> Convolution | None:
+    """A convolution that ``gemm`` takes, with constant weights and windows that overlap."""
+    op = anchor(stage, "conv2d")
+    if op is None or not stage.types[op.inputs[1]].static:
+        return None
+    kernel_shape = [int(d) for d in stage.types[op.inputs[1]].shape[2:]]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel_shape, op["dilation"], strict=True)]
+    if op.inputs[1] not in stage.constants or prod(kernel_shape) == 1:
+        return None
+    if all(span <= stride for span, stride in zip(spans, op["strides"], strict=True)):
+        return None
+    product = gemm.match(stage, target)
+    if product is None or not isinstance(product.view, ConvView):
+        return None
+    assert not isinstance(product.view, TransposedView)
+    found = Convolution(product)
+    return found if found.tiles else None
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included, elements as
+    a kind of micro-kernel reads A.
+
+    Channels last it is [row, pixel, channel], ``pixel`` elements a pixel; channels first [channel,
+    row, pixel]. k is cut into ``runs`` of ``depth`` steps, along each of which a window is one
+    stretch of it, elements ``step`` apart.
+    """
+
+    rows: int
+    width: int
+    pixel: int
+    channels: int
+    runs: int
+    depth: int
+    step: int
+
+    @property
+    def elements(self) -> int:
+        planes = self.channels if self.pixel == 1 else 1
+        return planes * self.rows * self.width * self.pixel
+
+
+@dataclass(frozen=True)
+class Convolution(ImageProduct):
+    """A convolution on a CPU; see the module's text for the loops."""
+
+    name = "convolution"
+    structure = "SSRSRS"
+
+    # the space ------------------------------------------------------------------------------------
+    @cached_property
+    def line(self) -> Gemm:
+        """The product of one output row: what tiles are cut from."""
+        return replace(self.product, view=replace(self.view, m=self.view.result[2], batch=1))
+
+    @cached_property
+    def tiles(self) -> tuple[MicroKernel, ...]:
+        """Those whose kind can read windows in place: see :meth:`row_options`."""
+        return tuple(tile for tile in self.line.tiles() if self.row_options[tile.kind.name])
+
+    @cached_property
+    def row_options(self) -> Mapping[str, tuple[int, ...]]:
+        """By the kind of micro-kernel, output rows of a task whose input rows fit half of L2, which
+        panels and results share, or three quarters where that is one row; none where not even that
+        does, or where a run of taps ends within what a step of k reads at once.
+        """
+        return {kind.name: self._row_options(kind) for kind in self.kinds}
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return kinds(self.target, self.product.operand)
+
+    def _row_options(self, kind: Kind) -> tuple[int, ...]:
+        capacity, one = self.target.level("L2").capacity, self.halo(1, kind)
+        height = self.view.result[1]
+        sizes = [(r, kind.a.nbytes * self.halo(r, kind).elements) for r in ROWS if r <= height]
+        if one.depth < LEAST_STEPS * kind.step or sizes[0][1] > capacity * 3 // 4:
+            return ()
+        if one.depth % kind.step or (one.step > 1 and kind.a.step > 1):
+            return ()
+        return tuple(r for r, size in sizes if r == 1 or size <= capacity // 2)
+
+    def halo(self, rows: int, kind: Kind) -> Halo:
+        """The scratch that ``rows`` output rows need."""
+        v = self.view
+        (kh, kw), (sh, sw), (dh, dw) = v.kernel, v.op["strides"], v.op["dilation"]
+        height = (rows - 1) * sh + (kh - 1) * dh + 1
+        width = (v.result[2] - 1) * sw + (kw - 1) * dw + 1
+        if v.channels_first:
+            return Halo(height, width, 1, v.channels, v.channels * kh, kw, dw)
+        if v.channels * kind.a.nbytes % CONFLICTS == 0:
+            pixel = v.channels + ALIGN // kind.a.nbytes
+            return Halo(height, width, pixel, v.channels, kh * kw, v.channels, 1)
+        if dw > 1:
+            return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
+        return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        v, cores = self.view, self.target.cores
+        if "tile" not in chosen:
+            return tile_decision(self.tiles, v.n)
+        tile = self.product.row(chosen)
+        if "rows" not in chosen:
+            return Decision("rows", "grain", self.row_options[tile.kind.name])
+        if "chunks_n" not in chosen:
+            options = chunk_options(ceil(v.n / tile.columns), cores)[:3]
+            return Decision("chunks_n", "parallel", options)
+        if "kc" not in chosen:
+            return Decision("kc", "block", self.depth_options[tile.kind.name])
+        if "prefetch" not in chosen:
+            panels = ceil(ceil(v.n / tile.columns) / int(chosen["chunks_n"]))
+            follows = panels * v.k > int(chosen["kc"])  # is there anything behind the first block?
+            ahead = ("next", "none") if follows else ("none",)
+            return Decision("prefetch", "overlap", ahead)
+        return None
+
+    @cached_property
+    def depth_options(self) -> Mapping[str, tuple[int, ...]]:
+        """By the kind of micro-kernel, steps of k in a block of taps: whole runs, and all of k."""
+        return {kind.name: self._depth_options(kind) for kind in self.kinds}
+
+    def _depth_options(self, kind: Kind) -> tuple[int, ...]:
+        halo = self.halo(1, kind)
+        least, most = DEPTHS
+        sizes = [halo.depth * r for r in range(1, halo.runs) if halo.runs % r == 0]
+        fitting = [size for size in sizes if least <= size <= most] or sizes[:1]
+        return tuple(sorted({*fitting[:1], *fitting[-1:], self.view.k}))
+
+    def shape(self, config: Config) -> TaskShape:
+        """How one output row is cut."""
+        tile = self.product.row(config)
+        return task_shape(self.line.view, tile, 1, config["chunks_n"])
+
+    def row_groups(self, config: Config) -> int:
+        return ceil(self.view.result[1] / config["rows"])
+
+    def tasks(self, config: Config) -> int:
+        images = self.view.result[0]
+        return self.view.batch * images * self.row_groups(config) * self.shape(config).chunks_n
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, shape, tile = self.view, self.shape(config), self.product.row(config)
+        halo = self.halo(config["rows"], tile.kind)
+        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+        item = float(ITEM_BYTES[self.product.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
+        kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
+        tasks, groups = self.tasks(config), self.row_groups(config)
+        rows = v.result[1] / groups  # of a task, on average
+        height = v.result[2] / shape.blocks
+        held = rows * shape.blocks
+        scratch = item_a * halo.elements
+        panels = shape.task_panels
+        window = (height - 1) * v.op["strides"][1] * halo.channels + kc / v.kernel[0]
+        a_tile = item_a * min(window * v.kernel[0] / kblocks, height * kc)
+        b_panel, c_tile = item_b * kc * columns, item_c * height * columns
+        tiles = Stream(c_tile, item_c * held * tile.rows * columns)
+        partial = (tiles,) if kblocks > 1 else ()
+        micro = Layer(
+            held, (Stream(a_tile, scratch), Stream(b_panel, b_panel + a_tile), *partial), partial
+        )
+        weights = Stream(b_panel, item_b * v.k * v.n * v.batch)
+        panel = Layer(panels * kblocks, (weights,), overlapped=config["prefetch"] == "next")
+        image = item * prod(v.a_shape)
+        new = scratch * min(1.0, rows * v.op["strides"][0] / halo.rows)
+        written = item_out * rows * v.result[2] * panels * columns
+        cores = min(self.target.cores, tasks)
+        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
+        task = Layer(  # while one core copies, others compute
+            ceil(tasks / cores),
+            (Stream(new * item / item_a, image, handed=True), Stream(scratch - new, 2 * scratch)),
+            (Stream(scratch, scratch), result),
+            cores,
+        )
+        lanes = self.target.lanes
+        spill = 2.0 * kblocks + 2  # vectors stored and loaded between registers, tile and output
+        calls = tasks * panels * held * kblocks
+        runs = tasks * panels * held * halo.runs
+        return Workload(
+            tile.kernel_of(ceil(height)),
+            tile.work(height, kc),
+            (micro, panel, task),
+            v.flops,
+            (
+                Extra("store", v.batch * v.m * v.n / lanes * spill),
+                Extra("pack", 2.0 * tasks * self.copied(halo)),
+                Extra("vector", tasks * self.copied(halo), self.product.head_vectors),
+                Extra("fma", RUN_COST * (runs + tasks * self.lines(halo)) + CALL_COST * calls),
+            ),
+            self.product.behind,
+        )
+
+    def lines(self, halo: Halo) -> int:
+        """Runs of neighbours that filling the scratch copies."""
+        return halo.rows * (halo.channels if self.view.channels_first else halo.width)
+
+    def copied(self, halo: Halo) -> int:
+        """Vectors that filling the scratch copies."""
+        length = halo.width if self.view.channels_first else halo.channels
+        return self.lines(halo) * ceil(length / self.target.lanes)
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the price without the epilogue depend on."""
+        v, op = self.view, self.view.op
+        return (
+            self.name,
+            self.product.operand,
+            self.stage.output.type.dtype,
+            v.a_shape,
+            v.b_shape,
+            v.result,
+            v.channels_first,
+            op["strides"],
+            op["dilation"],
+            self.product.head_vectors,
+        )
+
+    # the program ----------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = ConvolutionLoops(self, config)
+        tile = loops.tile
+        packings = {self.view.op.inputs[1]: self.view.packing(tile.columns, tile.kind.b.step)}
+        return program(
+            symbol, self.stage, self.target, self.tasks(config), loops.emit, loops.scratch, packings
+        )

@@ -1,0 +1,1 @@
+"""Depthwise convolutions, and convolutions in narrow groups."""

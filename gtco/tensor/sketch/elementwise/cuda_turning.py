@@ -1,0 +1,215 @@
+"""Element-wise stages that transpose, on a GPU: squares turned in shared memory, so that what runs
+along another axis than the output is read along its own.
+
+Where the output runs along its last axes (``j``) and an input along others (``t``)::
+
+    for square of t and j, for the other axes:      # a block each
+      tile0[t, j] = in0[..., j, ..., t]              # neighbouring threads along t
+      sync
+      out[..., t, ..., j] = expression(tile0[t, j])  # along j, as all other inputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any
+
+from tvm import tirx
+
+from gtco.machine.gpu import GpuTarget
+from gtco.tensor.analysis.axes import output_shape, turned
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.lambdas import Body, traced, write
+from gtco.tensor.cuda.program import CudaProgram, Launch
+from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import CTYPES, indented
+from gtco.tensor.emit.emitter import Expr, storage
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.stage import ITEM_BYTES, Stage
+
+SIDES = (64, 32)
+THREADS = 256
+LEAST = 8  # positions that either axis has at least: fewer are as well read apart
+
+
+@dataclass(frozen=True)
+class Turning:
+    """The ``inputs`` are contiguous along the output's axes ``first`` to ``stop`` as one (t); all
+    others, and the output, along those from ``cut`` on (j).
+    """
+
+    stage: Stage
+    first: int
+    stop: int
+    cut: int
+    inputs: tuple[str, ...]
+    sides: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return output_shape(self.stage)
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Of t and of j."""
+        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The axes that are neither."""
+        return (*self.shape[: self.first], *self.shape[self.stop : self.cut])
+
+    def index(self, other: Expr, t: Expr, j: Expr) -> list[Expr]:
+        """The output's index."""
+        rest = split_flat(other, self.others)
+        return [
+            *rest[: self.first],
+            *split_flat(t, self.shape[self.first : self.stop]),
+            *rest[self.first :],
+            *split_flat(j, self.shape[self.cut :]),
+        ]
+
+    def squares(self, side: int) -> tuple[int, int]:
+        t, j = self.extents
+        return ceil(t / side), ceil(j / side)
+
+    def blocks(self, side: int) -> int:
+        return prod(self.squares(side)) * prod(self.others)
+
+    def places(self, side: int) -> tuple[int, ...]:
+        """Where each input's tile begins in shared memory, and where the last one ends."""
+        return _places(self.stage, self.inputs, side)
+
+    def launch(self, side: int, read: float, work: float, flops: float) -> Launch:
+        written = float(self.stage.output.type.nbytes)
+        return Launch(
+            blocks=self.blocks(side),
+            threads=THREADS,
+            shared=self.places(side)[-1],
+            registers=32,
+            unit="fma",
+            work=0.0,
+            vector=work,
+            read=read,
+            written=written,
+            traffic=read + written,
+            flops=flops,
+            overlapped=False,
+            staged=sum(
+                float(self.stage.output.type.size * ITEM_BYTES[self.stage.types[x].dtype])
+                for x in self.inputs
+            ),
+        )
+
+    def program(self, side: int, symbol: str) -> CudaProgram:
+        """A block for each square of ``side`` x ``side``."""
+        stage = self.stage
+        ts, js = self.extents
+        t_squares, j_squares = self.squares(side)
+        others = prod(self.others)
+        lines = ["GTCO_SHARED(shared);"]
+        place = "block"
+        parts = []
+        for name, count in (("j0", j_squares), ("t0", t_squares), ("other", others)):
+            last = name == "other" or (name == "t0" and others == 1)
+            where = place if last or count == 1 else f"{place} % {count}"
+            times = f" * {side}" if name != "other" else ""
+            if name != "other" or others > 1:
+                zero = count == 1 and name != "other"
+                parts.append(f"{name} = {'0' if zero else f'{where}{times}'}")
+            place = place if count == 1 else f"{place} / {count}"
+        lines.append(f"const int {', '.join(parts)};")
+        for n, (tensor, at) in enumerate(zip(self.inputs, self.places(side), strict=False)):
+            element = CTYPES[stage.types[tensor].dtype]
+            begin = f"shared + {at}" if at else "shared"
+            lines.append(
+                f"const gtco::Square<{element}, {side}> tile{n}"
+                f"{{reinterpret_cast<{element}*>({begin})}};"
+            )
+            lines.append(self._read(f"read{n}", tensor, others))
+            square = f"tile{n}, t0, {ts}, j0, {js}, read{n}"
+            lines.append(f"gtco::fill_square<{THREADS}>({square});")
+        lines += [f"gtco::sync<{THREADS}>();", self._write(side, others)]
+        call = f"gtco::drain_square<{THREADS}, {side}>(t0, {ts}, j0, {js}, write);"
+        about = f"squares of {side} x {side} turned in shared memory"
+        text = source(symbol, stage, ["elementwise.cuh"], lines, call, THREADS, about)
+        grid = (self.blocks(side), 1, 1)
+        return CudaProgram(text, grid, THREADS, self.places(side)[-1])
+
+    def _parameters(self, others: int) -> tuple[tuple[str, int], ...]:
+        return (("other", others), ("t", self.extents[0]), ("j", self.extents[1]))
+
+    def _read(self, name: str, tensor: str, others: int) -> str:
+        """``read(t, j)``: the input's element, as it lies in memory."""
+        dtype = self.stage.types[tensor].dtype
+
+        def body(b: Body) -> None:
+            probe = Probe(self.stage, b.em)
+            probe.follow(self.stage.output.output, self.index(*b.index))
+            flat = next(flat for found, flat in probe.loads if found == tensor)
+            b.give(b.inputs[tensor].buffer[b.em.index(flat)])
+
+        return write(
+            arguments(self.stage), name, self._parameters(others), body, returns=dtype, outer=1
+        )
+
+    def _write(self, side: int, others: int) -> str:
+        """``write(t, j, u, w)``: the output's element; what is turned is at (u, w) of its tile."""
+        stage = self.stage
+
+        def body(b: Body) -> None:
+            *index, u, w = b.index
+            tiles = {
+                x: tirx.decl_buffer((side, side), storage(stage.types[x].dtype), name=f"tile{n}")
+                for n, x in enumerate(self.inputs)
+            }
+            made.extend(tiles.items())
+            reader = TileReader(stage, b.em, b.inputs, tiles=tiles, at=(u, w))
+            at = self.index(*index)
+            b.em.store(b.output, at, reader.value(stage.output.output, at))
+
+        made: list[tuple[str, Any]] = []
+        parameters = (*self._parameters(others), ("u", side), ("w", side))
+        printer, function = traced(arguments(stage), parameters, body)
+        for n, (tensor, buffer) in enumerate(made):
+            printer.called[buffer] = f"tile{n}.at"
+            if stage.types[tensor].dtype == "bfloat16":
+                printer.bfloat16.add(buffer)
+        head = "auto write = [=](int t, int j, int u, int w) {"
+        return "\n".join([head, *indented(printer.lines(function)), "};"])
+
+
+@dataclass
+class TileReader(Reader):
+    """Reads the turned inputs from their tiles, at ``at``."""
+
+    tiles: dict[str, Any] = field(default_factory=dict)
+    at: tuple[Expr, ...] = ()
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        if tensor in self.tiles:
+            return self.tiles[tensor][tuple(self.at)]
+        return super().load(tensor, index)
+
+
+def _places(stage: Stage, inputs: Sequence[str], side: int) -> tuple[int, ...]:
+    found = [0]
+    for x in inputs:
+        nbytes = side * (side + 1) * ITEM_BYTES[stage.types[x].dtype]
+        found.append(found[-1] + ceil(nbytes / 16) * 16)
+    return tuple(found)
+
+
+def turning(stage: Stage, target: GpuTarget) -> Turning | None:
+    """The axes whose squares, turned, make every load a run; None where there are none."""
+    axes = turned(stage, LEAST, tuple(ITEM_BYTES))
+    if axes is None:
+        return None
+    fits = tuple(s for s in SIDES if _places(stage, axes.inputs, s)[-1] <= target.shared)
+    if not fits:
+        return None
+    return Turning(stage, axes.first, axes.stop, axes.cut, axes.inputs, fits)

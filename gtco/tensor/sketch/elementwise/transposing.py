@@ -1,0 +1,154 @@
+"""Element-wise stages that transpose: blocks turned in registers instead of lanes gathered one by
+one.
+
+Where the output runs along its last axes (``j``) and an input along others (``t``)::
+
+    for task in other axes x chunks of t x chunks of j:      # parallel
+      for block of lanes of t, for block of lanes of j:
+        for each such input: lanes vectors along t -> transposed, vectors along j
+        for each t of the block: output[.., t, .., j] = expression, other inputs read along j
+
+The last block of a chunk begins early enough to be whole, so that it overlaps the one before:
+a chunk belongs to one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from gtco.tensor.analysis.axes import output_shape, turned
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.transpose import transpose
+from gtco.tensor.sketch.shared.streaming import (
+    blocks_of,
+    chunk_span,
+    chunks_of,
+    tasks_of_rows,
+    unflatten,
+    whole_block,
+)
+from gtco.tensor.stage import Stage
+
+CHUNK = 64  # positions of either axis that a task's tile has: 16 KB in, 16 KB out
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The ``turned`` inputs are contiguous along the output's axes ``first`` to ``stop`` as one
+    (t); all others, and the output of ``shape``, along those from ``cut`` on (j).
+    """
+
+    shape: tuple[int, ...]
+    first: int
+    stop: int
+    cut: int
+    turned: tuple[str, ...]
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Of t and of j."""
+        return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """How many of t and of j; the last of either takes what is left over."""
+        t, j = (chunks_of(n, CHUNK) for n in self.extents)
+        return t, j
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What units count: the axes that are neither, then chunks of t and of j."""
+        rest = (*self.shape[: self.first], *self.shape[self.stop : self.cut])
+        return (*rest, *self.chunks)
+
+    @property
+    def units(self) -> int:
+        return prod(self.outer)
+
+    @property
+    def work(self) -> int:
+        """Elements of one unit."""
+        return prod(self.shape) // self.units
+
+    def index(self, rest: Sequence[Expr], t: Expr, j: Expr) -> list[Expr]:
+        """The output's index at positions ``t`` and ``j``, ``rest`` along the other axes."""
+        return [
+            *rest[: self.first],
+            *split_flat(t, self.shape[self.first : self.stop]),
+            *rest[self.first :],
+            *split_flat(j, self.shape[self.cut :]),
+        ]
+
+
+def tiling(stage: Stage, lanes: int) -> Tiling | None:
+    """The axes whose blocks, turned, make every load a vector; None where there are none."""
+    axes = turned(stage, lanes)
+    if axes is None:
+        return None
+    return Tiling(output_shape(stage), axes.first, axes.stop, axes.cut, axes.inputs)
+
+
+@dataclass
+class _TileReader(Reader):
+    """Reads the turned inputs from their tile, at the position set before."""
+
+    tiles: dict[str, Array] = field(default_factory=dict)
+    at: Expr = 0
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        if tensor in self.tiles:
+            return self.emitter.load(self.tiles[tensor], [self.at])
+        return super().load(tensor, index)
+
+
+def emit_tiles(
+    em: Emitter, args: KernelArguments, stage: Stage, grid: Tiling, per_task: int
+) -> None:
+    """The whole kernel's loops, ``per_task`` units a task."""
+    lanes = em.lanes
+    reader = _TileReader(stage, em, args.inputs)
+    with tasks_of_rows(em, args, grid.units, per_task) as unit:
+        *rest, t_chunk, j_chunk = unflatten(em, unit, grid.outer)
+        t_span = chunk_span(em, t_chunk, grid.extents[0], CHUNK)
+        j_span = chunk_span(em, j_chunk, grid.extents[1], CHUNK)
+        with em.range(0, blocks_of(t_span, lanes), "tb") as tb:
+            t = whole_block(em, tb, t_span, lanes, grid.extents[0])
+            with em.range(0, blocks_of(j_span, lanes), "jb") as jb:
+                j = whole_block(em, jb, j_span, lanes, grid.extents[1])
+                _block(em, args, reader, grid, rest, t, j)
+
+
+def _block(
+    em: Emitter,
+    args: KernelArguments,
+    reader: _TileReader,
+    grid: Tiling,
+    rest: list[Expr],
+    t: Expr,
+    j: Expr,
+) -> None:
+    """One block of lanes x lanes from ``t`` and ``j`` on."""
+    lanes, output = em.lanes, reader.stage.output.output
+    rows: dict[str, list[Expr]] = {name: [] for name in grid.turned}
+    for k in range(lanes):
+        probe = Probe(reader.stage, em)
+        probe.follow(output, grid.index(rest, t, j + k))
+        for name, flat in probe.loads:
+            if name in rows:
+                rows[name].append(em.let(args.inputs[name].buffer[em.ramp(flat)], "row"))
+    reader.tiles = {}
+    for name in grid.turned:
+        tile = em.registers(lanes * lanes)
+        for k, column in enumerate(transpose(em, rows[name])):
+            em.store_vector(tile, [k * lanes], column)
+        reader.tiles[name] = tile
+    for k in range(lanes):
+        with em.vector(lanes) as lane:
+            at = grid.index(rest, t + k, j + lane)
+            reader.at = k * lanes + lane
+            em.store(args.output, at, reader.value(output, at))

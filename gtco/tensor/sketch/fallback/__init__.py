@@ -1,0 +1,1 @@
+"""Any single operator: slow, and always there."""

@@ -1,0 +1,191 @@
+"""Sketch rule of last resort on a GPU: any single operator. Slow, builds whatever a CPU's builds.
+
+Element-wise and data-movement operators, pooling, resizing and sampling have a thread for each
+element of the output, through the same readers as on a CPU. Every other kind goes through
+:mod:`gtco.tensor.relax.bridge`, whose loops are printed: a thread for each iteration of the outer
+loops where they are independent, else one thread for all, with what it keeps in global memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import ceil
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from gtco.machine.gpu import GpuTarget
+from gtco.tensor.analysis.chains import is_static, readable
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.cuda.arguments import arguments
+from gtco.tensor.cuda.lambdas import Body, printed
+from gtco.tensor.cuda.printer import Printer
+from gtco.tensor.cuda.program import CudaProgram, Launch
+from gtco.tensor.cuda.source import source
+from gtco.tensor.cuda.spelling import PrintError
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.relax.bridge import lower_module
+from gtco.tensor.relax.calls import BridgeError
+from gtco.tensor.relax.spellings import module_of
+from gtco.tensor.sketch.fallback.cpu import IMAGE, SLOWNESS, operations
+from gtco.tensor.space import Config, Decision, Option, Rejection
+from gtco.tensor.stage import Stage
+
+THREADS = 128
+EACH = 8  # instructions of a loop's iteration
+AT_ONCE = 4  # iterations whose loads are under way together
+MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
+
+
+def iterations(statement: Any) -> int:
+    """Of all loops of known extents together; each statement and what else decides count once."""
+    if isinstance(statement, tirx.SeqStmt):
+        return sum(iterations(s) for s in statement.seq)
+    if isinstance(statement, tirx.For):
+        extent = statement.extent
+        return (int(extent) if isinstance(extent, tirx.IntImm) else 1) * iterations(statement.body)
+    if isinstance(statement, tirx.IfThenElse):
+        return iterations(statement.then_case)
+    return 1
+
+
+def match(stage: Stage, target: GpuTarget) -> Fallback | None:
+    """The stage if it is a single operator of known shapes, else None."""
+    if len(stage.operators) != 1 or not is_static(stage):
+        return None
+    return Fallback(stage, target)
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One operator."""
+
+    stage: Stage
+    target: GpuTarget
+
+    name = "fallback"
+    structure = "scalar"
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        return None
+
+    @property
+    def by_elements(self) -> bool:
+        """Does each element follow from the inputs at a glance?"""
+        op = self.stage.output
+        return readable(op) or op.kind in IMAGE or op.type.size == 0
+
+    @property
+    def tasks(self) -> int:
+        """Threads that have something to do."""
+        return self._counts[0]
+
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """Threads, and iterations of each one's loops, as far as is known. What only this sketch
+        computes is lowered to know; of the rest one thread is assumed: lowering every operator
+        only to price it takes longer than all other sketches together.
+        """
+        op = self.stage.output
+        if self.by_elements:
+            return max(1, op.type.size), 1
+        if op.kind != "relax" and op.type.dtype.startswith(("float", "bfloat")):
+            return 1, 1
+        try:
+            function, _, tasks = self._lower("priced")
+            return tasks, iterations(function.body)
+        except Exception:  # it will not build either, and that is where it is said why
+            return 1, 1
+
+    def workload(self, config: Config) -> Launch:
+        flops, (tasks, turns) = operations(self.stage), self._counts
+        read = float(self.stage.input_bytes)
+        written = float(self.stage.output.type.nbytes)
+        return Launch(
+            blocks=ceil(tasks / THREADS),
+            threads=THREADS if tasks > 1 or self.by_elements else 1,
+            shared=0,
+            registers=64,
+            unit="fma",
+            work=0.0,
+            vector=max(flops, float(EACH * tasks * turns)),
+            read=read,
+            written=written,
+            traffic=SLOWNESS * (read + written),
+            flops=flops,
+            overlapped=False,
+            steps=1 if self.by_elements else max(1, int(flops / tasks), turns // AT_ONCE),
+        )
+
+    def build(self, config: Config, symbol: str) -> CudaProgram | Rejection:
+        op = self.stage.output
+        try:
+            return self._elements(symbol) if self.by_elements else self._lowered(symbol)
+        except (BridgeError, PrintError) as error:
+            return Rejection("no program", f"{op.get('op', op.kind)}: {error}")
+
+    def _elements(self, symbol: str) -> CudaProgram:
+        """``out[i] = value(i)``, a thread each."""
+        stage, output = self.stage, self.stage.output
+        size = output.type.size
+
+        def body(b: Body) -> None:
+            index = split_flat(b.index[0], output.type.sizes)
+            if output.kind in IMAGE:
+                reader = Reader(stage, b.em, b.inputs)
+                sources = [partial(reader.value, x) for x in output.inputs]
+                types = [stage.types[x] for x in output.inputs]
+                value = IMAGE[output.kind](b.em, output, sources, types, index)
+            else:
+                value = Reader(stage, b.em, b.inputs).value(output.output, index)
+            T.buffer_store(b.output.buffer, value, [b.index[0]])
+
+        lines: list[str] = []
+        if size:
+            lines.append(f"const int i = block * {THREADS} + threadIdx.x;")
+            if size % THREADS:
+                lines.append(f"if (i >= {size}) return;")
+            lines += printed(arguments(stage), (("i", size),), body)
+        text = source(symbol, stage, [], lines, "", THREADS, "a thread an element")
+        return CudaProgram(text, (max(1, ceil(size / THREADS)), 1, 1), THREADS)
+
+    def _lower(self, symbol: str) -> tuple[Any, int, int]:
+        """TVM's function, its bytes of scratch, its independent iterations."""
+        stage, op = self.stage, self.stage.output
+        types = {i.name: i.type for i in stage.inputs}
+        names = list(types)
+        return lower_module(
+            module_of(stage),
+            symbol,
+            list(types.values()),
+            [names.index(x) for x in op.inputs],
+            op.type,
+            op.get("result", -1),
+            apart=True,
+        )
+
+    def _lowered(self, symbol: str) -> CudaProgram | Rejection:
+        """What TVM makes of the operator, printed."""
+        stage = self.stage
+        function, scratch, tasks = self._lower(symbol)
+        if scratch > MOST_SCRATCH:
+            return Rejection("too large", f"{scratch} bytes beside its tensors")
+        *pointers, workspace, begin, end = function.params
+        printer = Printer()
+        for p in (*pointers, begin, end):
+            printer.name(p, str(p.name))
+        printer.names[workspace] = "((unsigned char*)scratch)" if scratch else "nullptr"
+        threads = THREADS if tasks > 1 else 1
+        place = f"int64_t(block) * {THREADS} + threadIdx.x" if tasks > 1 else "0"
+        lines = [f"const int64_t begin = {place}, end = begin + 1;"]
+        if tasks % threads:
+            lines.append(f"if (begin >= {tasks}) return;")
+        lines += printer.lines(function.body)
+        about = f"{tasks} independent iterations" if tasks > 1 else "one thread"
+        text = source(symbol, stage, [], lines, "", threads, about, shares=scratch > 0)
+        counters = int(scratch > 0)  # they come with scratch, which is the handle's own
+        grid = (ceil(tasks / threads), 1, 1)
+        return CudaProgram(text, grid, threads, scratch=scratch, counters=counters)

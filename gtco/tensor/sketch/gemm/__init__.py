@@ -1,0 +1,1 @@
+"""Contractions: products of matrices, and all that is one of them in other words."""

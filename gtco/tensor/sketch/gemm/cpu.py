@@ -1,0 +1,385 @@
+"""Sketch rule for contractions, structure SSRSRS: tasks (S S), blocks of k (R), panels and row
+blocks (S), k (R), tile (S).
+
+::
+
+    for task in batch x row chunks x column chunks:          # parallel
+      for kb in blocks of k, of as many rows as L2 holds:    # the block of B stays in L1 or L2
+        pack rows of A (prologue, im2col), columns of B      # when the config says so
+        for panel of nr columns in the task's columns:
+          for block of mr (or mr - 1) of these rows:
+            tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
+            on the last kb: epilogue(tile) -> output
+
+By ``order=rows`` the block of rows is the outermost loop of a task: what is packed of A stays in L1
+and is used by all panels there, and B comes from L2 for each block.
+
+M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own
+micro-kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, lcm
+
+from gtco.machine.target import Target
+from gtco.tensor.analysis.chains import (
+    Epilogue,
+    ancestors,
+    anchor,
+    epilogue,
+    float32,
+    prologue_readable,
+)
+from gtco.tensor.analysis.contraction import (
+    CONTRACTIONS,
+    Contraction,
+    ConvView,
+    MatmulView,
+    TransposedView,
+    contraction,
+)
+from gtco.tensor.analysis.placement import (
+    along_memory,
+    column_stride,
+    row_stride,
+    run_breaks,
+    stores_columns,
+)
+from gtco.tensor.cost import epilogue_vectors, vectors
+from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
+from gtco.tensor.sketch.gemm import norm_prologue
+from gtco.tensor.sketch.gemm.loops import GemmLoops
+from gtco.tensor.sketch.shared.pack import row_vectors
+from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.tiling import (
+    TaskShape,
+    chunk_options,
+    task_shape,
+    tile_decision,
+    tile_options,
+)
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
+from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
+
+OPERANDS = ("float32", "bfloat16")
+NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
+
+
+def match(stage: Stage, target: Target) -> Gemm | None:
+    """One contraction with a readable prologue and a one-to-one epilogue, else None."""
+    op = anchor(stage, *CONTRACTIONS)
+    if op is None or not float32(stage, (op.output,)) or operand_dtype(stage, op) not in OPERANDS:
+        return None
+    view = contraction(stage, op)
+    if view is None:
+        return None
+    norm = norm_prologue.find(stage, op)
+    if norm is not None and not (isinstance(view, MatmulView) and view.folded):
+        return None
+    known = frozenset([norm.output] if norm else [])
+    if not prologue_readable(stage, op.inputs, known):
+        return None
+    tail = epilogue(stage, op.output)
+    if tail is None or stage.output.type.dtype not in OPERANDS:
+        return None
+    if isinstance(view, TransposedView):
+        if op.inputs[1] not in stage.constants:
+            return None
+    elif isinstance(view, ConvView):
+        view = along_memory(stage, view)
+    return Gemm(stage, target, view, tail, norm)
+
+
+def operand_dtype(stage: Stage, op: Operator) -> str:
+    """The dtype of both operands; nothing where they differ."""
+    a, b = (stage.types[x].dtype for x in op.inputs[:2])
+    return a if a == b else ""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A contraction on a CPU; see the module's text for the loops."""
+
+    stage: Stage
+    target: Target
+    view: Contraction
+    tail: Epilogue
+    norm: Operator | None = None  # a layer_norm that makes A
+
+    name = "gemm"
+    structure = "SSRSRS"
+
+    # the space ------------------------------------------------------------------------------------
+    @cached_property
+    def operand(self) -> str:
+        """The dtype of A and B."""
+        return operand_dtype(self.stage, self.view.op)
+
+    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
+        """The micro-kernel that was chosen."""
+        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+
+    @cached_property
+    def constant_b(self) -> bool:
+        """B is known at compile time and laid out in panels then."""
+        return self.view.op.inputs[1] in self.stage.constants
+
+    @cached_property
+    def direct_rows(self) -> int | None:
+        """The row stride, in elements, where A's rows lie in an input as they are: no packing is
+        needed then.
+        """
+        if self.norm is not None:
+            return None
+        if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
+            return None
+        return row_stride(self.stage, self.view)
+
+    @cached_property
+    def direct_columns(self) -> int | None:
+        """The row stride, in elements, where rows of a B that is computed lie in an input as they
+        are: a vector of it can be read in place.
+        """
+        if self.constant_b or isinstance(self.view, ConvView):
+            return None
+        return column_stride(self.stage, self.view)
+
+    def reads_columns(self, tile: MicroKernel) -> bool:
+        """May panels of B be read in place? They are whole, no step of k takes several neighbours,
+        and one block of rows uses them: where more do, a copy pays, since rows of B far apart share
+        cache sets.
+        """
+        if tile.kind.b.step > 1:
+            return False
+        if self.view.n % tile.columns or self.view.m > tile.rows:
+            return False
+        return self.direct_columns is not None
+
+    def reads_rows(self, tile: MicroKernel) -> bool:
+        """May rows of A be read in place? They lie as the row reads them, in whole steps."""
+        kind = tile.kind
+        if kind.a.dtype != self.operand or self.view.k % kind.step:
+            return False
+        return self.direct_rows is not None
+
+    def packs_columns(self, config: Config) -> bool:
+        return not self.constant_b and dict(config.choices).get("b") != "direct"
+
+    @cached_property
+    def stores_columns(self) -> bool:
+        """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
+        return stores_columns(self.view, self.tail)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        v = self.view
+        if "tile" not in chosen:
+            return tile_decision(self.tiles(), v.n)
+        tile = self.row(chosen)
+        if "chunks_m" not in chosen:
+            return Decision(
+                "chunks_m", "parallel", chunk_options(ceil(v.m / tile.rows), self.target.cores)
+            )
+        if "chunks_n" not in chosen:
+            return Decision(
+                "chunks_n", "parallel", chunk_options(ceil(v.n / tile.columns), self.target.cores)
+            )
+        if "a" not in chosen:
+            where = ("direct", "packed") if self.reads_rows(tile) else ("packed",)
+            return Decision("a", "operand", where)
+        if "b" not in chosen and self.reads_columns(tile):
+            return Decision("b", "operand", ("direct", "packed"))
+        if "kc" not in chosen:
+            return Decision("kc", "block", self.depth_options)
+        if "order" not in chosen and self.reorders(chosen):
+            return Decision("order", "order", ("panels", "rows"), unsaid="panels")
+        if "mc" not in chosen and (options := self.height_options(chosen)):
+            return Decision("mc", "block", options)
+        if "prefetch" not in chosen:
+            ahead = ("next", "none", "both") if self.constant_b else ("none",)
+            return Decision("prefetch", "overlap", ahead)
+        return None
+
+    def tiles(self) -> list[MicroKernel]:
+        rows = micro_kernels(self.target, self.operand)
+        return tile_options(rows, self.view.m, self.view.n)
+
+    @cached_property
+    def depth_options(self) -> tuple[int, ...]:
+        """Block sizes of k: multiples of what packing copies in one run, and all of k."""
+        k, unit = self.view.k, self.depth_unit
+        options = {k}
+        if not isinstance(self.view, ConvView) and run_breaks(self.stage, self.view):
+            return (k,)
+        for wanted in (128, 256, 384, 512, 768, 1024):
+            if wanted < k:
+                blocks = ceil(k / wanted)
+                options.add(min(k, ceil(k / blocks / unit) * unit))
+        return tuple(sorted(options))
+
+    def reorders(self, chosen: Mapping[str, Option]) -> bool:
+        """May row blocks be the outer loop, and panels the inner one? There are several of both,
+        and a block of B that is packed is packed once.
+        """
+        tile = self.row(chosen)
+        shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        kept = self.constant_b or chosen.get("b") == "direct" or chosen["kc"] == self.view.k
+        return shape.task_blocks > 1 and shape.task_panels > 1 and kept
+
+    def height_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
+        """Numbers of row blocks that are packed, or read panel after panel, at once: what fits a
+        quarter and an eighth of L2, which the panels and the results share. None where a task's
+        rows fit half of it, are read once only, or go one block after the other.
+        """
+        if chosen.get("order") == "rows":
+            return ()
+        tile = self.row(chosen)
+        shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        capacity = self.target.level("L2").capacity
+        row = tile.kind.a.nbytes * int(chosen["kc"])
+        read_once = chosen["a"] == "direct" and shape.task_panels == 1
+        if read_once or shape.task_rows * row <= capacity // 2:
+            return ()
+        block = row * (shape.height + (shape.taller > 0))
+        fitting = {max(1, capacity // share // block) for share in (4, 8)}
+        return tuple(sorted(n for n in fitting if n < shape.task_blocks))
+
+    def blocks_at_once(self, config: Config) -> int:
+        """Row blocks of a task that one pass over its panels works on."""
+        if config.by_name.get("order") == "rows":
+            return 1
+        return int(config.by_name.get("mc", self.shape(config).task_blocks))
+
+    @property
+    def depth_unit(self) -> int:
+        v = self.view
+        if not isinstance(v, ConvView):
+            return self.target.lanes
+        unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
+        return lcm(unit, *(kind.step for kind in kinds(self.target, self.operand)))
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, tile, shape = self.view, self.row(config), self.shape(config)
+        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
+        item = float(ITEM_BYTES[self.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
+        kc, kblocks = config["kc"], ceil(v.k / config["kc"])
+        held = self.blocks_at_once(config)
+        passes = shape.task_blocks / held
+        rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
+        height = rows / held  # of the blocks' two heights, on average
+        a_tile, b_panel = item_a * height * kc, item_b * kc * columns
+        c_tile = item_c * height * columns
+        if config["a"] == "direct":
+            stride = self.direct_rows or 0
+            conflicts = stride * item_a % 4096 == 0 and height > 8
+            followed = config["prefetch"] != "none" and stride == v.k and kblocks == 1
+            a_stream = Stream(
+                a_tile * (self.target.lanes if conflicts else 1),
+                item_a * rows * kc,
+                chains=0 if followed else ceil(height),
+            )
+        else:
+            a_stream = Stream(a_tile, item_a * rows * kc)
+        partial = (Stream(c_tile, item_c * rows * panels * columns),) if kblocks > 1 else ()
+        micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
+        once = self.constant_b and passes == 1
+        weights = Stream(b_panel, item_b * v.k * v.n, "DRAM" if once else "")
+        panel = Layer(panels, (weights,), overlapped=config["prefetch"] != "none")
+        packed = Stream(item * rows * kc, item * v.batch * v.m * v.k, handed=True)
+        copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
+        block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
+        written = item_out * shape.task_rows * panels * columns
+        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
+        task = Layer(1, (), (result,), shape.tasks)
+        return Workload(
+            tile.kernel_of(ceil(height)),
+            tile.work(height, kc),
+            (micro, panel, block, task),
+            v.flops,
+            self.extra(config),
+            self.behind,
+        )
+
+    def extra(self, config: Config) -> tuple[Extra, ...]:
+        """Vectors between registers, tile and output, and packing with the prologue."""
+        v, shape, lanes = self.view, self.shape(config), self.target.lanes
+        stored = v.batch * v.m * v.n / lanes
+        packed, copied = config["a"] == "packed", self.packs_columns(config)
+        columns = shape.task_panels * self.row(config).columns
+        return (
+            Extra("store", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
+            Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
+            Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
+            Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
+            Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
+        )
+
+    @cached_property
+    def packing_vectors(self) -> float:
+        """Vector instructions that copying one row of A takes."""
+        return row_vectors(self.view, 2, self.target.lanes)
+
+    @cached_property
+    def prologue_vectors(self) -> float:
+        """Vector instructions that the prologue spends on one row of A as it is packed."""
+        lanes = self.target.lanes
+        return row_vectors(self.view, 2 + self.head_vectors, lanes) - self.packing_vectors
+
+    @cached_property
+    def norm_vectors(self) -> float:
+        """Those that normalising one row of A takes, which are mostly reductions."""
+        return NORM_VECTORS * self.view.k / self.target.lanes if self.norm else 0.0
+
+    @cached_property
+    def head_vectors(self) -> float:
+        """Vector instructions of the prologue, on one vector of A."""
+        before = [o for o in ancestors(self.stage, self.view.op.inputs[0]) if o != self.norm]
+        return vectors(self.stage, before, self.target.lanes).total
+
+    @cached_property
+    def behind(self) -> tuple[Extra, ...]:
+        """The epilogue's work, which no choice changes."""
+        each = epilogue_vectors(self.tail, self.target.lanes)
+        stored = self.view.batch * self.view.m * self.view.n / self.target.lanes
+        return Extra("vector", stored, each.vector), Extra("exp", stored, each.exp)
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the loops' price depend on; prologue and epilogue are units of
+        extra work.
+        """
+        v = self.view
+        return (
+            self.name,
+            self.operand,
+            self.stage.output.type.dtype,
+            v.batch,
+            v.m,
+            v.n,
+            v.k,
+            self.direct_rows,
+            self.direct_columns,
+            self.constant_b,
+            self.depth_options,
+        )
+
+    def shape(self, config: Config) -> TaskShape:
+        return task_shape(self.view, self.row(config), config["chunks_m"], config["chunks_n"])
+
+    # the program ----------------------------------------------------------------------------------
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = GemmLoops(self, config)
+        packings = {}
+        if self.constant_b:
+            tile = loops.tile
+            packing = self.view.packing(tile.columns, tile.kind.b.step)
+            packings[self.view.op.inputs[1]] = packing
+        tasks, scratch = loops.shape.tasks, loops.scratch
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)

@@ -1,0 +1,94 @@
+"""Warp roles of a product by warp groups (warp specialisation): beside those that multiply, the
+consumers, one warp group brings all slices of k, the producer. What its threads do not need of
+their registers it hands to the consumers; see ``device/gtco/roles.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gtco.machine.gpu import GpuTarget
+from gtco.tensor.sketch.gemm.cuda_tiles import PRODUCERS, Tiles, shared_limit
+from gtco.tensor.stage import ITEM_BYTES
+
+ROLES, NONE, PRODUCER = "warp_roles", "none", "producer"  # the decision and its options
+LEAST_SLICES = 2  # of a block: with one there is nothing to bring ahead
+GRANULE = 8  # registers of a thread are handed over in eights
+MOST = 240  # of a thread that has taken some: instructions name no more than 255
+KEPT_SHARED = 1024  # bytes of shared memory that each block costs beside its own
+# Registers of a producer's thread, fitted to the fewest with which ptxas spills nothing, 24 to 136
+# in 65 kernels: counters, slots and addresses; and where each piece of 16 bytes lies that it
+# copies, of an operand that is packed, of one in place beside such a one, of either where both are
+# in place, and of one whose rows do not lie evenly apart, or maybe outside of a padded image.
+OWN = 24
+PACKED, IN_PLACE, BOTH_IN_PLACE, UNEVEN = 1.0, 2.0, 4.5, 7.0
+# ptxas refuses a product of warp groups in a kernel that begins with fewer than this beside half a
+# register a column.
+BEGIN = 26
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Of a thread: as the kernel begins, then of a producer's and of a consumer's, zeros where none
+    are handed over. ``side_by_side`` blocks of a multiprocessor, which the launch bounds name,
+    leave so many to begin with.
+    """
+
+    begin: int
+    producer: int = 0
+    consumer: int = 0
+    side_by_side: int = 0
+
+
+def role_options(tiles: Tiles, target: GpuTarget) -> tuple[str, ...]:
+    """Of a kernel whose numbers with a producer these are. Where every warp copies and multiplies
+    is the first: no device has said yet what roles are worth.
+    """
+    if tiles.slices // tiles.split < LEAST_SLICES or tiles.stages < 2:
+        return (NONE,)
+    return (NONE, PRODUCER) if registers(tiles, target) else (NONE,)
+
+
+def registers(tiles: Tiles, target: GpuTarget) -> Registers | None:
+    """Those that let most blocks run side by side, of as many as shared memory has room for; None
+    where consumers or the producer had too few.
+    """
+    shared = tiles.shared + KEPT_SHARED
+    room = min(target.shared_sm // shared, target.threads_sm // tiles.threads)
+    if tiles.shared > shared_limit(target):
+        return None
+    for blocks in range(room, 0, -1):
+        begin = down(target.registers_sm / (tiles.threads * blocks))
+        if begin >= MOST:
+            return Registers(max(producing(tiles), tiles.registers))
+        if begin < tiles.block[1] // 2 + BEGIN:
+            continue
+        left = begin * tiles.threads - producing(tiles) * PRODUCERS
+        taken = min(down(left / tiles.workers), MOST)
+        if taken > begin and taken >= tiles.registers:
+            return Registers(begin, producing(tiles), taken, blocks)
+    return None
+
+
+def producing(tiles: Tiles) -> int:
+    """Registers of a producer's thread."""
+    found = float(OWN)
+    for rows, each in zip(tiles.block, tiles.pieces, strict=False):
+        size = rows * tiles.block[2] * ITEM_BYTES[tiles.operand]
+        found += each * ceil(size / 16 / PRODUCERS)
+    return ceil(found / GRANULE) * GRANULE
+
+
+def piece_registers(packed: Sequence[bool], even: Sequence[bool]) -> tuple[float, ...]:
+    """Of a piece of A and of B, as they are read: packed, or from where they lie evenly apart?"""
+    in_place = IN_PLACE if any(packed) else BOTH_IN_PLACE
+    return tuple(
+        PACKED if laid else in_place if apart else UNEVEN
+        for laid, apart in zip(packed, even, strict=True)
+    )
+
+
+def down(count: float) -> int:
+    return int(count) // GRANULE * GRANULE

@@ -1,0 +1,278 @@
+"""Tiles of a product on a GPU: three levels (block, warp, instruction), and what a block of them
+takes. Mirrors ``Plan`` of ``device/gtco/gemm.cuh``; each kernel asserts that both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import ceil
+
+from gtco.machine.gpu import GPUS, MOST_REGISTERS, GpuTarget
+from gtco.tensor.cuda.tensor_core import Row, oldest
+from gtco.tensor.stage import ITEM_BYTES
+
+WARP = 32
+MOST_THREADS = 1024  # of a block
+# Registers of a thread beside sums and fragments, fitted to what ptxas takes of 143 drawn configs:
+OVERHEAD = 20  # places, counters and addresses
+# of each piece of 16 bytes of a slice of A and of B that it copies: where it lies is computed once
+PIECES = (3.0, 1.2)
+# of each sum, where blocks share a tile: on its way to the others' and back
+SHARED_SUM = 0.25
+EXTENTS = (16, 32, 64, 128, 256)  # of a block's tile
+LARGEST = 128 * 256
+DEPTHS = (16, 32, 64, 128)  # of a slice of k
+SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is all barriers, more is late
+WARP_EXTENTS = (16, 32, 64)  # of a warp's tile
+ENOUGH: tuple[int, ...] = (4, 8)  # warps of a block
+PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
+SPLITS = (1, 2, 3, 4, 6, 8)  # blocks that share a tile, each with a part of k
+LEAST_SLICES = 3  # of such a part: with fewer, filling the stages is all that a block does
+CROWD = 2  # blocks a multiprocessor, up to which tiles are split
+L2_SHARE = 0.25  # that split sums may take: they are read back from there
+# Multiply-adds an element that a block loads (DyGen, eq. 5): at least this, and where a tile of
+# TYPICAL leaves no multiprocessor idle at least that one's half.
+LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
+# Warp groups: rows of one, of a block, steps of a slice (a swizzled row of 128 bytes), and bytes
+# that it takes for tiles to begin where swizzled ones must.
+GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
+# Where one of them brings the slices (gemm_roles.py): its threads, and bytes of a slot's barriers.
+PRODUCERS, SLOT_BARRIERS = 128, 2 * 8
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One kernel's numbers: ``row`` multiplies elements of ``operand`` in tiles of ``block``
+    (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
+    parts), with ``stages`` slices in shared memory. ``split`` blocks share a tile, each with a part
+    of k's slices. ``transposed``: sums are stored along columns. ``producer``: does a warp group
+    that multiplies nothing bring the slices? ``pieces``: registers in which such a one keeps where
+    a piece of A lies, and of B.
+    """
+
+    row: Row
+    operand: str
+    extents: tuple[int, int, int, int, int]  # batch, m, n, outer, depth
+    block: tuple[int, int, int]
+    warp: tuple[int, int]
+    parts: int
+    stages: int
+    transposed: bool = False
+    held: float = 0.0  # registers of the block that one step of k of the next slice waits in
+    placed: float = 0.0  # those beside them that the compiler can do without
+    split: int = 1
+    copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
+    pieces: tuple[float, ...] = ()
+    producer: bool = False
+
+    @property
+    def warps(self) -> int:
+        """That have a tile of their own."""
+        return self.block[0] // self.warp[0] * (self.block[1] // self.warp[1])
+
+    @cached_property
+    def workers(self) -> int:
+        """Threads that multiply."""
+        return self.warps * self.parts * WARP
+
+    @cached_property
+    def threads(self) -> int:
+        return self.workers + (PRODUCERS if self.producer else 0)
+
+    @cached_property
+    def counts(self) -> tuple[int, int]:
+        """Tiles along m and n."""
+        return ceil(self.extents[1] / self.block[0]), ceil(self.extents[2] / self.block[1])
+
+    @cached_property
+    def tiles(self) -> int:
+        down, across = self.counts
+        return self.extents[0] * down * across
+
+    @property
+    def blocks(self) -> int:
+        return self.tiles * self.split
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of global memory in which the sums of split tiles meet."""
+        return self.scratch_with(self.split)
+
+    def scratch_with(self, split: int) -> int:
+        """``scratch`` with so many blocks a tile."""
+        return self.tiles * split * self.block[0] * self.block[1] * 4 if split > 1 else 0
+
+    @cached_property
+    def slices(self) -> int:
+        """Of k, of all its runs, in all blocks that share a tile."""
+        return self.extents[3] * ceil(self.extents[4] / self.block[2])
+
+    @property
+    def stage(self) -> int:
+        """Bytes of one slice of both operands."""
+        m, n, k = self.block
+        return (m + n) * k * ITEM_BYTES[self.operand]
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block's shared memory: DyGen, eq. 3, and what sums pass through at the end."""
+        return self.shared_with(self.stages)
+
+    def shared_with(self, stages: int) -> int:
+        """``shared`` with so many slices at once."""
+        (m, n, _), (wm, wn) = self.block, self.warp
+        slab = 32 if self.transposed and wm % 32 == 0 else 16
+        if self.transposed:
+            size = wn * (slab + 4)
+        else:
+            size = slab * (wn if wn % 16 == 8 else wn + 8)
+        parts = m * n * 4 if self.parts > 1 else 0
+        aligned = ALIGNED if self.row.unit == "wgmma" else 0
+        barriers = SLOT_BARRIERS * stages if self.producer else 0
+        return aligned + max(stages * self.stage, self.warps * size * 4, parts) + barriers
+
+    @property
+    def registers(self) -> int:
+        """About what a thread that multiplies needs (DyGen, eq. 4): sums, fragments held twice, its
+        share of the next slice, if there is one and it comes by way of registers, and the rest.
+        """
+        return min(self._settled + self._waiting + self._of_slice(self.placed), MOST_REGISTERS)
+
+    @property
+    def crowded(self) -> bool:
+        """Would a thread spill? The compiler gets along without some of the rest, but not without
+        what waits.
+        """
+        return min(self._settled, MOST_REGISTERS) + self._waiting > MOST_REGISTERS
+
+    @cached_property
+    def _settled(self) -> int:
+        wm, wn = self.warp
+        if self.row.unit == "wgmma":
+            held = 28 + wn // 8  # descriptors, and places of what is on its way
+        elif self.row.unit == "mma":
+            held = 2 * (wm // 16 * 4 + wn // 8 * 2)
+        else:  # and a fragment of the next step, or addresses
+            held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8) + 32
+        sums = wm * wn // WARP
+        beside = OVERHEAD + (SHARED_SUM * sums if self.split > 1 else 0)
+        for rows, each, copied in zip(self.block, PIECES, self.copied, strict=False):
+            size = rows * self.block[2] * ITEM_BYTES[self.operand]
+            beside += each * ceil(size / 16 / self.threads) * (copied and not self.producer)
+        return sums + held + ceil(beside)
+
+    @property
+    def _waiting(self) -> int:
+        return self._of_slice(self.held)
+
+    def _of_slice(self, of_step: float) -> int:
+        """A thread's registers of the next slice, if there is one, from the block's of one step."""
+        return 0 if self.slices == 1 else ceil(of_step * self.block[2] / self.threads)
+
+    def fits(self, target: GpuTarget) -> bool:
+        """Do a block's threads and registers fit (DyGen, eq. 2 and 4)?"""
+        registers = self.registers
+        return (
+            self.threads <= MOST_THREADS
+            and registers <= MOST_REGISTERS
+            and registers * self.threads <= target.registers_sm
+        )
+
+
+@lru_cache
+def shared_limit(target: GpuTarget) -> int:
+    """Bytes that a block may have on the target, and on every architecture that has an image."""
+    images = (gpu.shared for gpu in GPUS.values() if gpu.arch in target.images)
+    return min((target.shared, *images))
+
+
+def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
+    """Those below ``size``, and the first that covers it."""
+    covering = next((o for o in options if o >= size), options[-1])
+    return tuple(o for o in options if o <= covering)
+
+
+def block_options(
+    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int], row: Row
+) -> Iterator[tuple[int, int, int]]:
+    """(B_m, B_n, B_k): none much larger than the product, none of less intensity than it deserves,
+    slices neither tiny nor huge.
+    """
+    batch, m, n, _, depth = extents
+    if row.unit == "wgmma":
+        for bm in _upto(m, GROUP_BLOCKS):
+            yield bm, row.extents[1], GROUP_DEPTH
+        return
+    ms, ns = _upto(m, EXTENTS), _upto(n, EXTENTS)
+    ks = _upto(depth, DEPTHS)[-3:]
+    whole = batch * ceil(m / TYPICAL[0]) * ceil(n / TYPICAL[1])
+    least = 2 * LEAST_INTENSITY if whole >= target.sms else LEAST_INTENSITY
+    least = min(least, intensity(ms[-1], ns[-1]))
+    for bm in ms:
+        for bn in ns:
+            if bm * bn > LARGEST or intensity(bm, bn) < least:
+                continue
+            sizes = {k: (bm + bn) * k * ITEM_BYTES[operand] for k in ks}
+            fitting = [k for k in ks if SLICE[0] <= sizes[k] <= SLICE[1]]
+            for bk in fitting[-2:] or ks[-1:]:
+                yield bm, bn, bk
+
+
+def intensity(m: int, n: int) -> float:
+    return m * n / (m + n)
+
+
+@lru_cache(maxsize=1024)
+def warp_options(
+    block: tuple[int, int, int], unit: str, least: tuple[int, int]
+) -> tuple[tuple[int, int, int], ...]:
+    """(W_m, W_n, parts): four or eight warps, which keep a multiprocessor's four partitions busy.
+    Of one number of parts the squarest tile, which reads least of shared memory. Fewer warps where
+    the block's tile and slice are too small for four. Tiles are multiples of ``least``.
+    """
+    bm, bn, bk = block
+    if unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
+        return ((GROUP_ROWS // 4, bn, 1),)
+    step = 16 if unit == "mma" else 8
+    found: dict[int, dict[int, tuple[int, int, int]]] = {}  # by warps, by parts
+    shapes = [(wm, wn) for wm in WARP_EXTENTS for wn in WARP_EXTENTS if wm * wn <= 64 * 64]
+    for wm, wn in sorted(shapes, key=lambda w: (abs(w[0] - w[1]), -w[1])):
+        if bm % wm or bn % wn or wm % least[0] or wn % least[1]:
+            continue
+        for parts in PARTS:
+            if bk % (parts * step) == 0:
+                warps = bm // wm * (bn // wn) * parts
+                found.setdefault(warps, {}).setdefault(parts, (wm, wn, parts))
+    fewer = max((count for count in found if count < ENOUGH[0]), default=0)
+    counts = [count for count in ENOUGH if count in found] or [fewer]
+    return tuple(each for warps in counts for each in list(found.get(warps, {}).values())[:2])
+
+
+def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
+    """Slices in shared memory at once, as many as k has and as fit there (DyGen, eq. 3):
+    asynchronous copies begin with sm_80, and before that the next slice waits in registers while
+    one multiplies.
+    """
+    least = 3 if tiles.row.unit == "wgmma" else 2  # a slice that is read has a slot of its own
+    most = min(4, max(tiles.slices, least)) if oldest(target) >= 80 else 2
+    room = shared_limit(target)
+    return tuple([s for s in range(most, least - 1, -1) if tiles.shared_with(s) <= room][:2])
+
+
+def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
+    """Blocks that share a tile, fewest first: more than one where one a tile would leave
+    multiprocessors idle.
+    """
+    if tiles.tiles >= target.sms:
+        return (1,)
+    fitting = (
+        split
+        for split in SPLITS
+        if split > 1
+        and tiles.tiles * split <= CROWD * target.sms
+        and tiles.slices >= LEAST_SLICES * split
+        and tiles.scratch_with(split) <= L2_SHARE * target.l2
+    )
+    return (1, *fitting)

@@ -1,0 +1,262 @@
+"""The loops of a contraction's kernel; the picture is in :mod:`gtco.tensor.sketch.gemm.cpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch.gemm import norm_prologue
+from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows, packed_steps
+from gtco.tensor.sketch.shared.tile_store import TileStore
+from gtco.tensor.space import Config
+
+if TYPE_CHECKING:
+    from gtco.tensor.sketch.gemm.cpu import Gemm
+
+LINE = 64  # bytes of a cache line
+
+
+AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
+
+
+class GemmLoops:
+    """One config of one stage, being emitted."""
+
+    def __init__(self, sketch: Gemm, config: Config) -> None:
+        self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
+        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
+        self.shape = sketch.shape(config)
+        self.kc = config["kc"]
+        self.kblocks = ceil(self.view.k / self.kc)
+        self.packed_a = config["a"] == "packed"
+        self.kind = self.tile.kind
+        # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache
+        # sets
+        line, item = ALIGN // self.kind.a.nbytes, self.kind.a.nbytes
+        self.lda = self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
+        self.held = sketch.blocks_at_once(config)
+        self.packed_b = sketch.packs_columns(config)
+        self.scratch = Scratch(tuple(self.pieces()))
+
+    def pieces(self) -> Iterator[Piece]:
+        """What a thread keeps beside its registers."""
+        shape, columns = self.shape, self.tile.columns
+        if self.packed_a:
+            yield Piece("rows", (shape.rows(self.held), self.lda), self.kind.a.dtype)
+        if self.sketch.norm is not None:  # its statistics
+            yield Piece("mean", (shape.task_rows,))
+            yield Piece("scale", (shape.task_rows,))
+        if self.packed_b:
+            depth, dtype = packed_steps(self.kc, self.kind.b)
+            yield Piece("panels", (shape.task_panels, depth, columns), dtype)
+        tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
+        yield Piece("tiles", (tiles, self.tile.rows, columns))
+
+    def emit(self, em: Emitter, args: KernelArguments) -> None:
+        view, shape = self.view, self.shape
+        self.em, self.args = em, args
+        self.reader = Reader(self.stage, em, args.inputs)
+        self.arrays = self.scratch.arrays(args)
+        with em.range(args.begin, args.end, "task") as task:
+            batch, first_block, blocks, first_panel, panels = shape.pieces(em, task)
+            if (norm := self.sketch.norm) is not None:
+                row0 = em.let_index(shape.first_row(first_block), "row0")
+                rows = em.let_index(shape.first_row(first_block + blocks) - row0, "rows")
+                mean, scale = self.arrays["mean"], self.arrays["scale"]
+                norm_prologue.statistics(self.reader, norm, row0, rows, mean, scale)
+                self.reader.known[norm.output] = norm_prologue.normalised(
+                    self.reader, norm, row0, mean, scale
+                )
+            split = self.held < shape.task_blocks
+            passes = em.index((blocks + (self.held - 1)) // self.held) if split else 1
+            with em.loop(passes, "pass") as part, em.loop(self.kblocks, "kb") as kb:
+                here = em.let_index(first_block + part * self.held, "here")
+                count = 1 if split else blocks
+                if split and self.held > 1:
+                    count = em.let_index(tirx.min(self.held, blocks - part * self.held), "count")
+                start = em.let_index(shape.first_row(here), "row0")
+                if self.packed_a:
+                    height = em.let_index(shape.first_row(here + count) - start, "rows")
+                    packed = self.arrays["rows"]
+                    step = self.kind.step
+                    pack_rows(self.reader, view, packed, batch, start, height, kb, self.kc, step)
+                if self.packed_b:
+                    into = self.arrays["panels"]
+                    with em.when(part == 0 if self.kblocks == 1 else True):
+                        pack_columns(
+                            self.reader, view, into, batch, first_panel, panels, kb, self.kc
+                        )
+                with em.loop(panels, "panel") as panel, em.loop(count, "block") as block:
+                    self.tile_program(batch, kb, first_panel, panel, here, block, start)
+
+    def tile_program(
+        self,
+        batch: Expr,
+        kb: Expr,
+        first_panel: Expr,
+        panel: Expr,
+        first_block: Expr,
+        block: Expr,
+        row0: Expr,
+    ) -> None:
+        em, shape = self.em, self.shape
+        this_block = em.let_index(first_block + block, "this_block")
+        start = em.let_index(shape.first_row(this_block), "start")
+        which = block * shape.task_panels + panel if self.kblocks > 1 else 0
+        tile = self.arrays["tiles"].part(which, em, "tile")
+
+        def micro(rows: int) -> Callable[[], None]:
+            return lambda: self.micro_kernel(
+                rows, tile, batch, kb, first_panel, panel, block, start, row0
+            )
+
+        height = (
+            shape.heights[0]
+            if len(shape.heights) == 1
+            else tirx.Select(
+                this_block < shape.taller,
+                tirx.const(shape.heights[0], "int32"),
+                tirx.const(shape.heights[1], "int32"),
+            )
+        )
+        view = self.view
+        store = TileStore(
+            em,
+            self.sketch.tail,
+            self.reader,
+            self.args.output,
+            self.tile,
+            view.n,
+            shape.heights,
+            self.sketch.stores_columns,
+            lambda m, n: view.c_index(batch, m, n),
+        )
+        last = kb == self.kblocks - 1 if self.kblocks > 1 else True
+        if self.config["prefetch"] != "none":
+            with em.when(last):
+                store.prefetch(first_panel + panel, start, height)
+        if len(shape.heights) == 1:
+            micro(shape.heights[0])()
+        else:
+            em.branch(this_block < shape.taller, micro(shape.heights[0]), micro(shape.heights[1]))
+        with em.when(last):
+            store.write(tile, first_panel + panel, start, height)
+
+    def micro_kernel(
+        self,
+        rows: int,
+        tile: Array,
+        batch: Expr,
+        kb: Expr,
+        first_panel: Expr,
+        panel: Expr,
+        block: Expr,
+        start: Expr,
+        row0: Expr,
+    ) -> None:
+        """tile[rows, columns] (+)= A[rows, kc] x B[kc, columns], accumulators in registers."""
+        em = self.em
+        depth = self.depth(kb)
+
+        ahead = self.config["prefetch"]
+
+        def step(k: Expr) -> None:
+            if ahead != "none":
+                self.next_panel(batch, kb, first_panel + panel + 1, block, depth, k)
+                self.next_rows(batch, kb, start, rows, k)
+            if ahead == "both":
+                self.this_panel(batch, kb, first_panel + panel, k)
+
+        fma_tile(
+            em,
+            replace(self.tile, rows=rows),
+            depth,
+            self.rows_of_a(batch, kb, start, row0),
+            self.panel_of_b(batch, kb, first_panel, panel),
+            lambda i, j, vector: em.store_vector(tile, [i, j], vector),
+            load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
+            first=kb == 0,
+            step=step,
+        )
+
+    def next_panel(
+        self, batch: Expr, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr
+    ) -> None:
+        """A share of the next panel of B, which all blocks' steps together cover."""
+        em = self.em
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        share = ceil(self.tile.columns / self.held)  # elements of it, for each step of k
+        at = self.packed_panel(batch, kb, panel) + (block * depth + k) * share
+        for n in range(0, share * self.kind.step, line):
+            em.prefetch(array, at + n)
+
+    def this_panel(self, batch: Expr, kb: Expr, panel: Expr, k: Expr) -> None:
+        """What an iteration reads of this panel of B some iterations later, or of what lies behind
+        it, the next one: a hardware prefetcher stops where a page ends, and the first panel of a
+        task was asked for by none before it.
+        """
+        em, columns, step = self.em, self.tile.columns, self.kind.step
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        at = self.packed_panel(batch, kb, panel) + (k + AHEAD * step) * columns
+        for n in range(0, columns * step, line):
+            em.prefetch(array, at + n)
+
+    def next_rows(self, batch: Expr, kb: Expr, start: Expr, rows: int, k: Expr) -> None:
+        """A share of the next block's rows, where they lie one behind the other in an input."""
+        if self.packed_a or self.sketch.direct_rows != self.view.k or self.kblocks > 1:
+            return
+        em = self.em
+        here = self.rows_of_a(batch, kb, start, start)
+        em.prefetch_value(here.buffer[em.index(here.offset + rows * here.stride + k * rows)])
+
+    def depth(self, kb: Expr) -> Expr:
+        if self.view.k % self.kc == 0:
+            return self.kc
+        return self.em.let_index(tirx.min(self.kc, self.view.k - kb * self.kc), "depth")
+
+    def rows_of_a(self, batch: Expr, kb: Expr, start: Expr, row0: Expr) -> Operand:
+        """A's rows from ``start`` on, where they are packed or lie in an input."""
+        em = self.em
+        if self.packed_a:
+            packed = self.arrays["rows"]
+            base = em.let_index(packed.flat([start - row0, 0]), "a_row")
+            return Operand(packed.buffer, base, self.lda)
+        stride = self.sketch.direct_rows or 0
+        origin = self.reader.value(
+            self.view.op.inputs[0], self.view.a_index(batch, start, kb * self.kc)
+        )
+        return Operand(origin.source, em.let_index(origin.indices[0], "a_row"), stride)
+
+    def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
+        """Where a block of k of a panel of constant B starts."""
+        place = self.view.packed_batch(batch) * self.shape.panels + panel
+        step = self.kind.b.step
+        depth = ceil(self.view.k / step) * step
+        return (place * depth + kb * self.kc) * self.tile.columns
+
+    def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
+        """A panel's block of k, where it is packed or lies in an input."""
+        em, columns = self.em, self.tile.columns
+        if self.sketch.constant_b:
+            array = self.args.inputs[self.view.op.inputs[1]]
+            base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")
+            return Operand(array.buffer, base, columns * self.kind.b.step)
+        if not self.packed_b:
+            stride = self.sketch.direct_columns or 0
+            origin = self.reader.value(
+                self.view.op.inputs[1],
+                self.view.b_index(batch, kb * self.kc, (first_panel + panel) * columns),
+            )
+            return Operand(origin.source, em.let_index(origin.indices[0], "b_rows"), stride)
+        packed = self.arrays["panels"]
+        base = em.let_index(packed.flat([panel, 0, 0]), "b_panel")
+        return Operand(packed.buffer, base, columns)

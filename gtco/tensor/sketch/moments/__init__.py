@@ -1,0 +1,1 @@
+"""The two halves of a normalisation that is split over tasks."""

@@ -1,0 +1,1 @@
+"""Stages around one reduction: normalisation, softmax, sums, extremes."""

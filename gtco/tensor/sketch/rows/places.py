@@ -1,0 +1,51 @@
+"""Where the extremes of columns lie, in one pass: the best of each column so far and its position
+are kept side by side.
+
+The best first and its place in a second pass would read everything twice, from L2 or beyond: the
+reduced positions of a column are a power of two apart, often, and share a few sets of every cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from tvm import tirx
+
+from gtco.tensor.emit.arithmetic import is_nan
+from gtco.tensor.emit.emitter import Array, Emitter, Expr
+from gtco.tensor.sketch.shared.columns import ColumnChunk
+
+
+def places(
+    em: Emitter,
+    groups: Sequence[ColumnChunk],
+    count: int,
+    read: Callable[[list[Expr]], Expr],
+    largest: bool,
+) -> list[Array]:
+    """For each group of columns the first of ``count`` positions, int32, that holds the largest or
+    smallest; ``read`` gives the value at an index. A NaN is better than all but NaN.
+    """
+    best = [em.registers(group.width) for group in groups]
+    place = [em.registers(group.width, "int32") for group in groups]
+
+    def start(k: int, begin: int, lane: Expr) -> None:
+        em.store(best[k], [begin + lane], tirx.const(-inf if largest else inf, "float32"))
+        em.store(place[k], [begin + lane], tirx.const(0, "int32"))
+
+    def compare(k: int, r: Expr, begin: int, lane: Expr) -> None:
+        column = [begin + lane]
+        x = em.let(read(groups[k].at(r, begin, lane)))
+        top = em.let(em.load(best[k], column))
+        worse = x <= top if largest else x >= top
+        better = em.let(tirx.And(tirx.Not(worse), tirx.Not(is_nan(top))))
+        em.store(best[k], column, tirx.Select(better, x, top))
+        em.store(place[k], column, tirx.Select(better, r, em.load(place[k], column)))
+
+    for k, group in enumerate(groups):
+        group.each(lambda begin, lane, k=k: start(k, begin, lane))  # type: ignore[misc]
+    with em.loop(count, "r") as r:
+        for k, group in enumerate(groups):
+            group.each(lambda begin, lane, k=k: compare(k, r, begin, lane))  # type: ignore[misc]
+    return place

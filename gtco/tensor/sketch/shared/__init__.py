@@ -1,0 +1,1 @@
+"""Loops, decisions and prices that several families share."""

@@ -1,0 +1,154 @@
+"""What pooling and depthwise convolution share on a GPU: windows over images by ``window.cuh``.
+
+A thread makes a strip of outputs below one another, of some neighbouring channels, so that an input
+is read once for all windows of the strip that it lies in; neighbouring threads take neighbouring
+channels (channels last) or columns (channels first), and none waits for another::
+
+    for thread in images x strips of rows x columns x vectors of channels:
+      for column of taps, for input row that the strip covers:
+        x = prologue(image)                       # 16 bytes a thread, side by side in a warp
+        for output of the strip: total = combine(total, x, weight)
+      epilogue(totals) -> output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.analysis.indices import floordiv
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.analysis.scope import Expr
+from gtco.tensor.analysis.window import Geometry
+from gtco.tensor.cuda.arguments import Arguments
+from gtco.tensor.cuda.neighbours import reading, side_by_side, storing
+from gtco.tensor.cuda.program import Launch
+from gtco.tensor.sketch.shared.cuda_streaming import launch
+from gtco.tensor.space import Config, Decision, Option
+from gtco.tensor.stage import Stage
+
+VECTORS = (4, 2, 1)  # channels that a thread makes side by side
+STRIPS = (1, 2, 4, 8)
+SUMS = 16  # registers of a thread for them, at most: weights and inputs stand beside them
+THREADS = (64, 128, 256)
+BESIDE = 32  # registers beside sums, weights and one input
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of one stage over ``image``, with the epilogue ``tail``."""
+
+    stage: Stage
+    geometry: Geometry
+    image: str
+    tail: Epilogue
+
+    @cached_property
+    def vectors(self) -> tuple[int, ...]:
+        g = self.geometry
+        if g.layout != "NHWC":
+            return (1,)
+        channels = g.output[3]
+        return tuple(n for n in VECTORS if n == 1 or (channels % n == 0 and self._even(n)))
+
+    def _even(self, lanes: int) -> bool:
+        g = self.geometry
+
+        def follow(probe: Probe, *at: Expr) -> None:
+            n, y, x, row, column, c, i, lane = at
+            channel = c * lanes + lane
+            probe.follow(self.image, g.place(n, row, column, self.source(channel, i)))
+            probe.through(self.tail, g.place(n, y, x, channel))
+
+        extents = (*g.output[:3], *g.source[1:3], g.output[3] // lanes, g.group[0])
+        return side_by_side(self.stage, extents, follow, lanes)
+
+    def source(self, channel: Expr, i: Expr) -> Expr:
+        """The input channel that an output channel sees as the ``i``-th of its group."""
+        inputs, outputs = self.geometry.group
+        if (inputs, outputs) == (1, 1):
+            return channel
+        return floordiv(channel, outputs) * inputs + i
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        """vector: channels of a thread; strip: its outputs below one another; threads: of a block.
+        """
+        if "vector" not in chosen:
+            return Decision("vector", "registers", self.vectors)
+        if "strip" not in chosen:
+            most = min(SUMS // int(chosen["vector"]), self.geometry.output[1])
+            return Decision("strip", "registers", tuple(n for n in STRIPS if n <= most))
+        if "threads" not in chosen:
+            return Decision("threads", "block", THREADS)
+        return None
+
+    def total(self, config: Config) -> int:
+        """Threads of all blocks together."""
+        n, height, width, channels = self.geometry.output
+        return n * ceil(height / config["strip"]) * width * (channels // config["vector"])
+
+    def thread(self, config: Config) -> str:
+        """A thread's number among those of all blocks."""
+        return f"block * {config['threads']} + threadIdx.x"
+
+    def blocks(self, config: Config) -> int:
+        return ceil(self.total(config) / config["threads"])
+
+    def workload(self, config: Config) -> Launch:
+        g, strip, vector = self.geometry, config["strip"], config["vector"]
+        (high, wide), inputs = g.kernel, g.group[0]
+        rows = (strip - 1) * g.strides[0] + (high - 1) * g.dilation[0] + 1
+        rows = min(rows, strip * high)
+        taps = inputs * wide
+        # a load, its address and its condition for each input; a multiply-add for each tap
+        loads = taps * (3 * rows + high)
+        work = self.total(config) * (loads + vector * strip * taps * high)
+        read = self.stage.input_bytes
+        again = max(1.0, rows / (strip * g.strides[0]))  # rows that the next strip reads too
+        return launch(
+            self.stage,
+            config["threads"],
+            float(work),
+            BESIDE + vector * (strip + high),
+            self.blocks(config),
+            steps=1 + taps * ceil(rows / 8),
+            traffic=again * read + self.stage.output.type.nbytes,
+        )
+
+    def kind(self, config: Config) -> str:
+        """The template's argument."""
+        g = self.geometry
+        top, left, bottom, right = g.padding
+        pairs = (g.kernel, g.strides, g.dilation, (top, left), (bottom, right),
+                 g.source[1:3], g.output[1:3])  # fmt: skip
+        sizes = ", ".join(f"gtco::Size<{high}, {wide}>" for high, wide in pairs)
+        last = "true" if g.layout == "NHWC" else "false"
+        own = f"{g.output[0]}, {g.output[3]}, {config['strip']}, {config['vector']}, {last}"
+        return f"gtco::Window<gtco::Sliding<{sizes}>, {own}>"
+
+    def lambdas(self, args: Arguments, vector: int) -> tuple[str, str]:
+        """value and store."""
+        g = self.geometry
+        (images, high, wide, _), c = g.output, ("c", g.output[3] // vector)
+
+        def read(n: Expr, row: Expr, column: Expr, c: Expr, i: Expr, v: Expr) -> list[Expr]:
+            return g.place(n, row, column, self.source(c * vector + v, i))
+
+        def put(n: Expr, y: Expr, x: Expr, c: Expr, v: Expr) -> list[Expr]:
+            return g.place(n, y, x, c * vector + v)
+
+        n = ("n", images)
+        where = [n, ("row", g.source[1]), ("column", g.source[2]), c, ("i", g.group[0])]
+        return (
+            reading(args, self.stage, self.image, "value", where, read, vector),
+            storing(args, self.stage, self.tail, "store", [n, ("row", high), ("column", wide), c],
+                    put, vector),
+        )  # fmt: skip
+
+    def about(self) -> str:
+        g = self.geometry
+        windows = "x".join(map(str, g.kernel))
+        return f"windows of {windows} over {'x'.join(map(str, g.source))}, {prod(g.output)} outputs"

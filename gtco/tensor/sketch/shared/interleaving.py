@@ -1,0 +1,217 @@
+"""Element-wise stages whose neighbours in the output are strangers in the inputs, a few positions
+apart: woven from vectors by shuffles instead of lanes gathered one by one.
+
+Pixel shuffles, an image's 3 channels made last, channel shuffles, rotary embeddings of pairs. Every
+``phases``-th position of a row runs evenly through every input, by steps of at most REACH::
+
+    for task in other axes x chunks of i:             # parallel
+      for block of lanes of i:
+        for phase r:                                  # inputs by steps: loaded whole, picked
+          vector[r] = expression at positions phases * i + r
+        output[phases * i ...] = the phases' vectors, woven
+
+The last block of a chunk begins early enough to be whole, so that it overlaps the one before: a
+chunk belongs to one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.sym import detect_linear_equation
+
+from gtco.tensor.analysis.axes import output_shape, phase_steps
+from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.probe import Probe
+from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
+from gtco.tensor.emit.reader import Reader
+from gtco.tensor.emit.transpose import pick, weave
+from gtco.tensor.sketch.shared.lockstep import Lockstep
+from gtco.tensor.sketch.shared.streaming import (
+    blocks_of,
+    chunk_span,
+    chunks_of,
+    tasks_of_rows,
+    unflatten,
+    whole_block,
+)
+from gtco.tensor.stage import Stage
+
+REACH = 8  # the longest step, and most phases: more shuffles than that are no better than gathering
+CHUNK = 1024  # positions of a task's chunk, at least
+
+
+@dataclass(frozen=True)
+class Interleaving:
+    """A row is the axes of the output's ``shape`` behind those that count the ``rows``; ``steps``
+    are those of the loads of each phase that are no vectors.
+    """
+
+    shape: tuple[int, ...]
+    rows: Lockstep
+    steps: tuple[tuple[int, ...], ...]
+
+    @property
+    def cut(self) -> int:
+        """The first axis of a row."""
+        return len(self.rows.outer)
+
+    @property
+    def phases(self) -> int:
+        return len(self.steps)
+
+    @property
+    def extent(self) -> int:
+        """Positions of one phase in a row."""
+        return prod(self.shape[self.cut :]) // self.phases
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What units count: the rows side by side, then the chunks of a row."""
+        return (*self.rows.counted, chunks_of(self.extent, CHUNK))
+
+    @property
+    def units(self) -> int:
+        return prod(self.outer)
+
+    @property
+    def work(self) -> int:
+        """Elements of one unit."""
+        return prod(self.shape) // self.units
+
+    @cached_property
+    def shuffles(self) -> float:
+        """Vector instructions that weaving and picking take for one vector of the output."""
+        even = (self.phases & -self.phases).bit_length() - 1  # halvings
+        weaving = even + (self.phases >> even) - 1
+        picking = sum(2 * s - 1 for phase in self.steps for s in phase) / self.phases
+        return weaving + picking
+
+    def index(self, rest: Sequence[Expr], i: Expr, phase: int) -> list[Expr]:
+        """The output's index at position ``i`` of a phase, ``rest`` along the axes before."""
+        return [*rest, *split_flat(i * self.phases + phase, self.shape[self.cut :])]
+
+
+def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
+    """The fewest phases in the longest rows that make every load a vector or a few; else None."""
+    shape = output_shape(stage)
+    if any(op.kind == "gather" for op in stage.operators) or any(
+        t.dtype not in ("float32", "int32") for t in stage.types.values()
+    ):
+        return None
+    for phases in range(1, REACH + 1):
+        for cut in range(len(shape)):
+            extent, rest = divmod(prod(shape[cut:]), phases)
+            if rest or 2 * extent < lanes:
+                continue
+            steps: list[tuple[int, ...]] = []
+            for phase in range(phases):
+                found = phase_steps(stage, cut, phases, phase, REACH)
+                if found is None:
+                    break
+                steps.append(found)
+            if len(steps) == phases:
+                return Interleaving(shape, Lockstep(shape[:cut]), tuple(steps))
+    return None
+
+
+@dataclass
+class SteppedReader(Reader):
+    """Reads at positions ``first + lane`` of a phase, or of any even row. The index maps are
+    followed at ``at``, one variable that no code has: a sum of two is not always seen to run
+    evenly. ``picked`` holds tensor, step, where position 0 lies, and the values of loads by steps.
+    """
+
+    at: Any = None
+    first: Expr = 0
+    lane: Expr = 0
+    picked: list[tuple[str, int, Expr, Array]] = field(default_factory=list)
+
+    def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
+        em, array = self.emitter, self.inputs[tensor]
+        step, origin = step_of(em.index(array.flat(index)), self.at)
+        for name, known, start, values in self.picked:
+            if (name, known) == (tensor, step) and _is_zero(em.index(start - origin)):
+                return em.load(values, [self.lane])
+        return array.buffer[em.index(origin + (self.first + self.lane) * step)]
+
+
+def step_of(flat: Expr, var: Any) -> tuple[int, Expr]:
+    """How far apart neighbours along ``var`` lie, and where the first is."""
+    parts: Any = (0, flat) if isinstance(flat, int) else detect_linear_equation(flat, [var])
+    assert len(parts) == 2, f"{flat} is not even, though it was"
+    return int(parts[0]), parts[1]
+
+
+def _is_zero(value: Expr) -> bool:
+    return isinstance(value, int) and value == 0
+
+
+def emit_interleaved(
+    em: Emitter, args: KernelArguments, stage: Stage, grid: Interleaving, per_task: int
+) -> None:
+    """The whole kernel's loops, ``per_task`` units a task."""
+    reader = SteppedReader(stage, em, args.inputs)
+    lanes = min(em.lanes, grid.extent)
+    with tasks_of_rows(em, args, grid.units, per_task) as unit:
+        *group, chunk = unflatten(em, unit, grid.outer)
+        rows = [*grid.rows.rows(em, group)]
+        span = chunk_span(em, chunk, grid.extent, CHUNK)
+        with em.range(0, blocks_of(span, lanes), "block") as block:
+            i = whole_block(em, block, span, lanes, grid.extent)
+            for row in rows:
+                _block(em, args, reader, grid, row, i, lanes)
+
+
+def _block(
+    em: Emitter,
+    args: KernelArguments,
+    reader: SteppedReader,
+    grid: Interleaving,
+    rest: list[Expr],
+    i: Expr,
+    lanes: int,
+) -> None:
+    """``lanes`` positions of every phase, from ``i`` on."""
+    output = reader.stage.output
+    reader.at, reader.first = tirx.Var("at", "int32"), i
+    em.bind(reader.at, grid.extent)
+    vectors = []
+    for phase in range(grid.phases):
+        index = grid.index(rest, reader.at, phase)
+        reader.picked = _picked(reader, index, lanes) if grid.steps[phase] else []
+        values = em.registers(lanes, output.type.dtype)
+        with em.vector(lanes) as reader.lane:
+            em.store(values, [reader.lane], reader.value(output.output, index))
+        vectors.append(em.let(em.load_vector(values, [0], lanes), "phase"))
+    flat: Expr = 0
+    for extent, at in zip(grid.shape[: grid.cut], rest, strict=True):
+        flat = flat * extent + at
+    flat = flat * (grid.extent * grid.phases) + i * grid.phases
+    whole = Array(args.output.buffer, (output.type.size,), output.type.dtype)
+    for k, vector in enumerate(weave(em, vectors)):
+        em.store_vector(whole, [flat + k * lanes], vector, lanes)
+
+
+def _picked(
+    reader: SteppedReader, index: list[Expr], lanes: int
+) -> list[tuple[str, int, Expr, Array]]:
+    """The loads by steps for ``lanes`` positions of the output's ``index``."""
+    em = reader.emitter
+    probe = Probe(reader.stage, em)
+    probe.follow(reader.stage.output.output, index)
+    found = []
+    for name, flat in probe.loads:
+        step, origin = step_of(flat, reader.at)
+        if step > 1:
+            array = reader.inputs[name]
+            values = em.registers(lanes, array.dtype)
+            vector = pick(em, array, origin + reader.first * step, step, lanes)
+            em.store_vector(values, [0], vector, lanes)
+            found.append((name, step, origin, values))
+    return found

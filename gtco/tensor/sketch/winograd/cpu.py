@@ -1,0 +1,275 @@
+"""Sketch rule for 3x3 convolutions of stride 1 by Winograd's minimal filtering (Lavin and Gray
+2016), structure SSSRS: F(2x2, 3x3) takes 2.25 and F(4x4, 3x3) 4 times fewer products than any sum
+over taps does.
+
+::
+
+    for task in chunks of output tiles x column chunks:             # parallel
+      for held tiles of m x m outputs:                              # what L2 holds
+        for tile, channel: inputs[p, tile, channel] = (B^T x B)[p]  # p: the (m + 2)^2 positions
+        for panel of nr columns in the task's columns:
+          for p, for block of mr (or mr - 1) of these tiles:
+            products[p, mr, nr] = inputs[p, mr, k] x U[p, k, nr]    # micro-kernel, in registers
+          for tile, column: epilogue(A^T products A) -> output
+
+U = G w G^T is made when weights are packed, in float64 and rounded once. A tile at the border is
+copied with zeros around it first.
+
+Accuracy, beside float64 on random data of 16 to 512 channels: the root of the mean square error is
+0.6 to 0.8 of a direct convolution's for F(2x2), and 1.7 to 2.5 of it for F(4x4), which grows with
+the square root of the channels as a direct one's does (8e-7 of the outputs' at 64 channels, 2.2e-6
+at 512). Errors are relative to the largest inputs of a tile's window: an output that is small
+beside its neighbours has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile as
+NaN, and inputs whose products come within 10^4 of the largest float32 may overflow.
+
+bfloat16 operands are transformed in float32 and rounded once more: F(2x2) is off by twice as much
+as a direct convolution is whose operands were rounded (4.5e-3 of the outputs for 2.3e-3), F(4x4)
+would be by ten times and is no option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from gtco.machine.target import Target
+from gtco.tensor import cost
+from gtco.tensor.analysis.chains import anchor
+from gtco.tensor.analysis.contraction import ConvView, TransposedView
+from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.packing import Packing
+from gtco.tensor.sketch.gemm import cpu as gemm
+from gtco.tensor.sketch.gemm.cpu import Gemm
+from gtco.tensor.sketch.shared.image_product import ImageProduct
+from gtco.tensor.sketch.shared.pack import RUN_COST
+from gtco.tensor.sketch.shared.program import program
+from gtco.tensor.sketch.shared.tiling import TaskShape, chunk_options, task_shape, tile_decision
+from gtco.tensor.sketch.winograd.loops import WinogradLoops
+from gtco.tensor.sketch.winograd.transform import TAPS, TRANSFORMS, applicable
+from gtco.tensor.space import Config, Decision, Option, Program, Rejection
+from gtco.tensor.stage import ITEM_BYTES, Stage
+from gtco.tensor.workload import Extra, Layer, Stream, Workload
+
+MOVE_COST = 3.0  # vector instructions in the time that a vector is loaded and stored in
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, that the transformed inputs of the held tiles may take
+
+
+def match(stage: Stage, target: Target) -> Winograd | None:
+    """A 3x3 convolution of stride 1 with constant weights, channels last, that ``gemm`` takes."""
+    op = anchor(stage, "conv2d")
+    if op is None or op.inputs[1] not in stage.constants:
+        return None
+    if not applicable(op, stage.types[op.inputs[1]].shape):
+        return None
+    product = gemm.match(stage, target)
+    if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
+        return None
+    assert not isinstance(product.view, TransposedView)
+    found = Winograd(product)
+    return found if found.kinds else None
+
+
+@dataclass(frozen=True)
+class Winograd(ImageProduct):
+    """A 3x3 convolution on a CPU; see the module's text for the loops."""
+
+    name = "winograd"
+    structure = "SSSRS"
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of micro-kernels: those whose steps of k are whole."""
+        every = kinds(self.target, self.product.operand)
+        return tuple(kind for kind in every if self.view.channels % kind.step == 0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of tiles: rounded to bfloat16, those of 4x4 would be off by too much."""
+        return tuple(TRANSFORMS) if self.product.operand == "float32" else (min(TRANSFORMS),)
+
+    # tiles ----------------------------------------------------------------------------------------
+    def grid(self, size: int) -> tuple[int, int, int]:
+        """Images, and rows and columns of tiles of ``size`` x ``size`` outputs."""
+        images, height, width = self.view.result
+        return images, ceil(height / size), ceil(width / size)
+
+    def tiles(self, size: int) -> int:
+        return prod(self.grid(size))
+
+    def widths(self, size: int) -> tuple[int, ...]:
+        """Outputs that tiles have along a row, the most first."""
+        width = self.view.result[2]
+        return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
+
+    def borders(self, size: int) -> float:
+        """The share of the tiles that read beyond the image."""
+        inner = 1.0
+        ends = self.view.op["padding"][:2]
+        for before, extent, count in zip(ends, self.view.image, self.grid(size)[1:], strict=True):
+            starts = (i * size - before for i in range(count))
+            inner *= sum(0 <= s <= extent - size - (TAPS - 1) for s in starts) / count
+        return 1.0 - inner
+
+    # the space ------------------------------------------------------------------------------------
+    def line(self, size: int) -> Gemm:
+        """The product of one position."""
+        view = replace(self.view, m=self.tiles(size), k=self.view.channels, batch=1)
+        return replace(self.product, view=view)
+
+    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
+        """The micro-kernel that was chosen."""
+        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+
+    def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
+        cores, n = self.target.cores, self.view.n
+        if "m" not in chosen:
+            return Decision("m", "grain", self.sizes)
+        size = int(chosen["m"])
+        if "tile" not in chosen:
+            tiles = (t for t in self.line(size).tiles() if t.kind in self.kinds)
+            return tile_decision(tuple(tiles), n)
+        tile = self.row(chosen)
+        if "chunks_m" not in chosen:
+            options = chunk_options(ceil(self.tiles(size) / tile.rows), cores)
+            return Decision("chunks_m", "parallel", options)
+        if "chunks_n" not in chosen:
+            options = chunk_options(ceil(n / tile.columns), cores)[:2]
+            return Decision("chunks_n", "parallel", options)
+        if "mc" not in chosen:
+            return Decision("mc", "block", self.held_options(chosen))
+        if "prefetch" not in chosen:
+            return Decision("prefetch", "overlap", ("next", "none"))
+        return None
+
+    def held_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
+        """Numbers of row blocks whose transformed inputs take a share of L2."""
+        size, tile = int(chosen["m"]), self.row(chosen)
+        shape = self._shape(size, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
+        capacity = self.target.level("L2").capacity
+        row = tile.kind.a.nbytes * TRANSFORMS[size].positions * self.view.channels
+        block = row * shape.heights[0]
+        fitting = (max(1, int(share * capacity / block)) for share in SHARES)
+        return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
+
+    def blocks_at_once(self, config: Config) -> int:
+        return int(config["mc"])
+
+    def _shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
+        return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
+
+    def shape(self, config: Config) -> TaskShape:
+        """How the tiles, as rows, and the columns are cut."""
+        return self._shape(
+            config["m"], self.row(config), config["chunks_m"], config["chunks_n"]
+        )
+
+    # the price ------------------------------------------------------------------------------------
+    def workload(self, config: Config) -> Workload:
+        v, tile, shape = self.view, self.row(config), self.shape(config)
+        size, lanes, depth, columns = config["m"], self.target.lanes, v.channels, tile.columns
+        transform = TRANSFORMS[size]
+        positions, tiles = transform.positions, self.tiles(size)
+        # bytes of an element as it is multiplied, of A and B, and in the tensors
+        item_a, item_b = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes)
+        item = float(ITEM_BYTES[self.product.operand])
+        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
+        held = self.blocks_at_once(config)
+        passes = shape.task_blocks / held
+        rows, panels = shape.task_rows / passes, shape.task_panels
+        height = rows / held
+        a_tile, b_panel, c_tile = (
+            item_a * height * depth,
+            item_b * depth * columns,
+            4.0 * height * columns,
+        )
+        inputs, products = item_a * positions * rows * depth, 4.0 * positions * rows * columns
+        micro = Layer(
+            held,
+            (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
+            (Stream(c_tile, inputs + products),),
+        )
+        # all cores walk the same weights: they come from memory once
+        weights = item_b * positions * depth * v.n
+        rounds = passes * ceil(shape.tasks / self.target.cores)
+        again = b_panel * (1 - 1 / rounds)
+        position = Layer(
+            positions * panels,
+            (Stream(b_panel - again, weights, "DRAM"), Stream(again, weights)),
+            overlapped=config["prefetch"] == "next",
+        )
+        read = item * rows * (size * size) * depth
+        image = Stream(read, item * prod(v.a_shape), handed=True)
+        held_layer = Layer(  # products wait for the transforms, and these for memory
+            passes,
+            (image, Stream(products * panels, inputs + products)),
+            (Stream(inputs, inputs + products),),
+            overlapped=False,
+        )
+        written = item_out * rows * passes * size * size * panels * columns
+        task = Layer(1, (), (Stream(written, item_out * v.m * v.n, handed=True),), shape.tasks)
+        vectors_in = shape.chunks_n * tiles * ceil(depth / lanes)
+        vectors_out = tiles * shape.panels * tile.vectors
+        forth, back = self.instructions(size)
+        border = self.borders(size)
+        return Workload(
+            tile.kernel_of(ceil(height)),
+            tile.work(height, depth),
+            (micro, position, held_layer, task),
+            v.flops,
+            (
+                Extra("vector", vectors_in * positions, self.product.head_vectors),
+                Extra("vector", vectors_in * positions, self.conversions(tile.kind)),
+                Extra("fma", vectors_in * (forth + MOVE_COST * positions * (1 + border))),
+                Extra("fma", shape.chunks_n * tiles * border * positions * RUN_COST),
+                Extra("fma", vectors_out * (back + positions + MOVE_COST * size * size)),
+                Extra("fma", tiles * shape.panels * size * RUN_COST),
+            ),
+            self.product.behind,
+        )
+
+    def conversions(self, kind: Kind) -> float:
+        """Vector instructions that a vector of the input takes to float32 and to what is
+        multiplied.
+        """
+        return cost.conversion(self.product.operand, "float32", self.target.lanes) + (
+            cost.conversion("float32", kind.a.dtype, self.target.lanes)
+        )
+
+    def instructions(self, size: int) -> tuple[int, int]:
+        """Vector instructions of the two transforms of one tile."""
+        width = TRANSFORMS[size].width
+        forth = 2 * width * (4 + 2 * (width - 2))
+        back = (width + size) * (width - 2 + 2 * size)
+        return forth, back
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that the space and the price without prologue and epilogue depend on."""
+        v = self.view
+        operand, out = self.product.operand, self.stage.output.type.dtype
+        return (self.name, operand, out, v.a_shape, v.b_shape, v.result, v.op["padding"])
+
+    # the program ----------------------------------------------------------------------------------
+    def packing(self, config: Config) -> Packing:
+        """[panels, positions, k / step, nr, step], the last only where it is not 1."""
+        v, tile = self.view, self.row(config)
+        transform, step = TRANSFORMS[config["m"]], tile.kind.b.step
+        panels = ceil(v.n / tile.columns)
+        steps = (v.channels,) if step == 1 else (v.channels // step, step)
+        return Packing(
+            (v.n, v.channels, transform.positions),
+            (2, 1, 0),
+            (0, 0, panels * tile.columns - v.n),
+            (transform.positions, *steps, panels, tile.columns),
+            (2, 0, 1, 3) if step == 1 else (3, 0, 1, 4, 2),
+            both=transform.weight_matrix,
+        )
+
+    def build(self, config: Config, symbol: str) -> Program | Rejection:
+        loops = WinogradLoops(self, config)
+        packings = {self.view.op.inputs[1]: self.packing(config)}
+        return program(
+            symbol, self.stage, self.target, loops.shape.tasks, loops.emit, loops.scratch, packings
+        )

@@ -1,0 +1,175 @@
+"""The transforms of Winograd's minimal filtering F(m x m, 3 x 3), as matrices and as code.
+
+After Lavin and Gray 2016 (eq. 8), with the matrices that Cook and Toom's interpolation gives for a
+set of points:  y = A^T [ (G w G^T) * (B^T x B) ] A, of a tile of m + 2 by m + 2 inputs, the product
+in the middle element by element. The points decide what it costs and how it rounds. F(4 x 4) has
+0, +-3/4, +-3/2 and infinity: on random data its error was read at half to a third of that with the
+usual 0, +-1, +-2, and as all its coefficients are multiples of a power of two, A and B hold them
+exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import prod
+
+from tvm import tirx
+
+from gtco.tensor.emit.emitter import Emitter, Expr
+from gtco.tensor.stage import Operator
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+TAPS = 3
+
+
+@dataclass(frozen=True)
+class Transform:
+    """F(size x size, 3 x 3). The finite points are 0 and those of ``pairs`` with either sign; the
+    last is infinity. Positions of a tile are numbered row by row.
+    """
+
+    size: int
+    pairs: tuple[Fraction, ...]
+
+    def __post_init__(self) -> None:
+        assert self.size + TAPS - 1 == 2 + 2 * len(self.pairs), "one point for each input"
+
+    @property
+    def width(self) -> int:
+        """Inputs of a tile along an axis."""
+        return self.size + TAPS - 1
+
+    @property
+    def positions(self) -> int:
+        """Products that a tile takes for a channel."""
+        return self.width**2
+
+    @cached_property
+    def points(self) -> tuple[Fraction, ...]:
+        """The finite ones."""
+        return Fraction(0), *(s for p in self.pairs for s in (p, -p))
+
+    @cached_property
+    def inputs(self) -> Matrix:
+        """B^T [width, width]: row i holds the coefficients of the polynomial that is zero at all
+        finite points but the i-th, the last that of the one that is zero at all.
+        """
+        return tuple(self._vanishing(skipped) for skipped in (*self.points, None))
+
+    @cached_property
+    def weights(self) -> Matrix:
+        """G [width, 3]: powers of the points, over what the polynomials of B^T are there."""
+        rows = [
+            tuple(p**k / prod(p - q for q in self.points if q != p) for k in range(TAPS))
+            for p in self.points
+        ]
+        return (*rows, (Fraction(0), Fraction(0), Fraction(1)))
+
+    @cached_property
+    def outputs(self) -> Matrix:
+        """A^T [size, width]."""
+        last = self.size - 1
+        return tuple(
+            (*(p**i for p in self.points), Fraction(int(i == last))) for i in range(self.size)
+        )
+
+    @property
+    def weight_matrix(self) -> tuple[tuple[float, ...], ...]:
+        """G in double precision, as a packing takes it."""
+        return tuple(tuple(float(x) for x in row) for row in self.weights)
+
+    def _vanishing(self, skipped: Fraction | None) -> tuple[Fraction, ...]:
+        """Coefficients, lowest first, of the product of (x - p) over the other finite points."""
+        found = [Fraction(1)]
+        for p in self.points:
+            if p != skipped:
+                shifted, scaled = [Fraction(0), *found], [-p * x for x in found] + [Fraction(0)]
+                found = [a + b for a, b in zip(shifted, scaled, strict=True)]
+        return (*found, *[Fraction(0)] * (self.width - len(found)))
+
+    # as code --------------------------------------------------------------------------------------
+    def transformed(self, em: Emitter, x: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
+        """B^T x B of a tile of inputs, [row][column]."""
+        columns = [self._transformed(em, column) for column in zip(*x, strict=True)]
+        return [self._transformed(em, row) for row in zip(*columns, strict=True)]
+
+    def gathered(self, em: Emitter, m: Sequence[Sequence[Expr]]) -> list[list[Expr]]:
+        """A^T m A of a tile of products, [row][column]."""
+        columns = [self._gathered(em, column) for column in zip(*m, strict=True)]
+        return [self._gathered(em, row) for row in zip(*columns, strict=True)]
+
+    def _transformed(self, em: Emitter, x: Sequence[Expr]) -> list[Expr]:
+        """B^T x. Rows of a pair of points differ in the sign of every second coefficient."""
+        rows = self.inputs
+        made = [_sum(em, rows[0], x)]
+        for i in range(1, self.width - 1, 2):
+            one, other = rows[i], rows[i + 1]
+            even = _sum(em, [(a + b) / 2 for a, b in zip(one, other, strict=True)], x)
+            odd = [(a - b) / 2 for a, b in zip(one, other, strict=True)]
+            scale = max(odd, key=abs)
+            value = _sum(em, [a / scale for a in odd], x)
+            made += [em.let(_plus(even, scale, value)), em.let(_plus(even, -scale, value))]
+        return [*made, _sum(em, rows[-1], x)]
+
+    def _gathered(self, em: Emitter, m: Sequence[Expr]) -> list[Expr]:
+        """A^T m. Columns of a pair of points are equal, or differ in sign, row by row."""
+        folded: list[list[Expr]] = [[], []]
+        for i in range(1, self.width - 1, 2):
+            folded[0].append(em.let(m[i] + m[i + 1]))
+            folded[1].append(em.let(m[i] - m[i + 1]))
+        made = []
+        for i, row in enumerate(self.outputs):
+            taken = [row[0], *row[1:-1:2], row[-1]]
+            made.append(_sum(em, taken, [m[0], *folded[i % 2], m[-1]]))
+        return made
+
+
+def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Expr:
+    """The sum of products, those with a factor of 1 first: a multiply-add for each of the others.
+    """
+    parts = [(f, x) for f, x in zip(factors, values, strict=True) if f]
+    parts.sort(key=lambda part: part[0] != 1)
+    (first, value), *rest = parts
+    total = value if first == 1 else value * _constant(first)
+    for factor, x in rest:
+        total = _plus(total, factor, x)
+    return em.let(total)
+
+
+def _plus(total: Expr, factor: Fraction, x: Expr) -> Expr:
+    if abs(factor) == 1:
+        return total + x if factor > 0 else total - x
+    return total + x * _constant(factor)
+
+
+def _constant(value: Fraction) -> Expr:
+    return tirx.const(float(value), "float32")
+
+
+TRANSFORMS: Mapping[int, Transform] = {
+    2: Transform(2, (Fraction(1),)),
+    4: Transform(4, (Fraction(3, 4), Fraction(3, 2))),
+}
+
+
+
+def applicable(op: Operator, weights: Sequence[int | str]) -> bool:
+    """Is it a convolution that the transforms are made for, by its attributes and the shape of its
+    weights?
+    """
+    return (
+        op.kind == "conv2d"
+        and tuple(weights[2:]) == (TAPS, TAPS)
+        and op["groups"] == 1
+        and all(tuple(op[name]) == (1, 1) for name in ("strides", "dilation"))
+    )
+
+
+def least_products(op: Operator, weights: Sequence[int | str]) -> float:
+    """The share of a convolution's products that no sketch does with less than."""
+    if not applicable(op, weights):
+        return 1.0
+    return min(t.positions / (t.size * TAPS) ** 2 for t in TRANSFORMS.values())

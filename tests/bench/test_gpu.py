@@ -1,0 +1,119 @@
+"""``python -m bench gpu`` where there is no GPU: what it says, and what it prepares."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import __main__ as bench
+from bench.gpu import gpu
+from bench.harness.rounds import Comparison, Measurement
+from gtco.support.errors import UnsupportedError
+
+
+def test_measuring_needs_a_gpu_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert bench.main(["gpu", "measure", "--folder", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "error: no GPU to measure on" in said and "'bench gpu prepare' needs no GPU" in said
+    monkeypatch.setattr(gpu, "_gpu", lambda: "Fake GPU")
+    assert bench.main(["gpu", "measure", "--folder", str(tmp_path)]) == 1
+    assert "nothing to measure in" in capsys.readouterr().err
+
+
+def test_what_cannot_be_compiled_is_kept_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def compile_to_file(onnx: Path, library: Path, **options: Any) -> None:
+        asked.append((onnx.name, library.name, options))
+        if onnx.name.startswith("vit-ti-16.b8"):
+            raise UnsupportedError("no kernel for Loop")
+
+    monkeypatch.setattr("gtco.compiler.compile_to_file", compile_to_file)
+    monkeypatch.setattr(gpu, "_export", lambda *_: None)
+    arguments = ["--models", "vit-ti-16", "--batches", "1,8", "--folder", str(tmp_path)]
+    arguments += ["--kernels", ""]
+    assert bench.main(["gpu", "prepare", *arguments]) == 1
+    options = {"target": "cuda:sm_90a", "precision": "fp16", "launches": "persistent"}
+    options |= {"untrusted": False}
+    assert asked[0] == ("vit-ti-16.b1.onnx", "vit-ti-16.b1.so", options)
+    job = json.loads((tmp_path / "vit-ti-16.b8.json").read_text())
+    assert job["error"] == "no kernel for Loop" and job["batch"] == 8
+    assert capsys.readouterr().out.splitlines()[0] == "vit-ti-16.b1: ready"
+
+
+def test_a_target_that_is_none_is_refused_before_anything_is_exported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpu"
+    assert bench.main(["gpu", "prepare", "--target", "cuda:sm_70", "--folder", str(folder)]) == 1
+    assert "CUDA 13 ended" in capsys.readouterr().err and not folder.exists()
+
+
+def test_cells_of_the_table() -> None:
+    timed = Measurement("gtco", rounds=((0.002,), (0.002,)))
+    slower = Measurement("torch", rounds=((0.005,), (0.005,)))
+    absent = Measurement("onnxruntime", error="RuntimeError: no CUDA provider")
+    found = Comparison((timed, slower, absent))
+    cells = gpu._cells(found, ("torch", "onnxruntime"), {})
+    assert cells == ["2.000", "2.50", "RuntimeError: no CUDA provider"]
+    wrong = Comparison((Measurement("gtco", rounds=((1.0,),), disagrees="differs by 1"), slower))
+    assert gpu._cells(wrong, ("torch",), {}) == ["wrong: differs by 1", "-"]
+    assert gpu._cells(found, ("torch",), {"error": "no kernel"}) == ["not compiled", "-"]
+
+
+def test_each_model_is_kept_before_its_stages_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch 1 first. A library that was not carried along, a model whose kernels fault and one
+    whose profile never ends cost their own rows.
+    """
+    for name in ("b.b8", "a.b8", "big.b1", "small.b1", "faulty.b1"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"model": name, "precision": "fp16"}))
+        if name != "a.b8":
+            (tmp_path / f"{name}.so").write_bytes(b"x" * len(name))
+    report = tmp_path / "all.json"
+    order: list[Any] = []
+    timed = Measurement("gtco", rounds=((0.002,), (0.002,)))
+
+    def compare(candidates: Any, *_: Any, **__: Any) -> Comparison:
+        stem = Path(candidates[0].job["library"]).stem
+        order.append(stem)
+        others = (Measurement(c.name, error="not here") for c in candidates if c.name != "gtco")
+        own = Measurement("gtco", error="a fault") if stem == "faulty.b1" else timed
+        return Comparison((own, *others) if "error" not in candidates[0].job else tuple(others))
+
+    def inspected(command: list[str], **_: Any) -> Any:
+        stem = Path(command[-2]).stem
+        assert stem in json.loads(report.read_text())["models"]
+        order.append(f"stages of {stem}")
+        if stem == "big.b1":
+            raise subprocess.TimeoutExpired(command, 1)
+        said = json.dumps({"stages": [{"name": "s0", "measured_seconds": 1e-5}]})
+        return subprocess.CompletedProcess(command, int(stem == "b.b8"), said, "error: no device")
+
+    monkeypatch.setattr(gpu, "_gpu", lambda: "Fake GPU")
+    monkeypatch.setattr(gpu, "compare", compare)
+    monkeypatch.setattr(gpu, "ways", lambda library: ["gtco"])
+    monkeypatch.setattr(gpu.subprocess, "run", inspected)
+    arguments = ["gpu", "measure", "--folder", str(tmp_path), "--json", str(report)]
+    assert bench.main([*arguments, "--no-sanitizer"]) == 0
+    models = json.loads(report.read_text())["models"]
+    assert list(models) == ["big.b1", "small.b1", "faulty.b1", "a.b8", "b.b8"]
+    assert order == [
+        *("big.b1", "stages of big.b1", "small.b1", "stages of small.b1", "faulty.b1"),
+        *("a.b8", "b.b8", "stages of b.b8"),
+    ]
+    assert models["small.b1"]["stages"] == [{"name": "s0", "measured_seconds": 1e-5}]
+    assert models["big.b1"]["stages"]["error"] == "not done in 120 s"
+    assert models["b.b8"]["stages"]["error"] == "error: no device"
+    assert "a.b8.so is not there" in models["a.b8"]["job"]["error"]
+    assert "stages" not in models["a.b8"] and "stages" not in models["faulty.b1"]

@@ -1,0 +1,153 @@
+"""The command line: usage, exit codes, errors; other files test what each command does."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from gtco import cli
+from gtco.support.errors import ModelError
+from tests.cli.stand_ins import compiler, model
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["fly"],
+        ["compile"],
+        ["compile", "m.onnx", "--threads", "-1"],
+        ["compile", "m.onnx", "--threads", "1025"],
+        ["compile", "m.onnx", "--threads", "²"],
+        ["run", "m.so", "--threads", str(2**32 + 1)],
+        ["bench", "m", "--threads", "5000"],
+        ["bench", "m", "--json", "/no such folder/a.json"],  # said before the measuring
+        ["bench", "m", "--json", "/"],
+        ["compile", "m.onnx", "--shape", "batch"],
+        ["compile", "m.onnx", "--shape", "batch=0"],
+        ["compile", "m.onnx", "--shape", "b=1", "--shape", "b=2"],
+        ["compile", "m.onnx", "--workers", "0"],
+        ["run"],
+        ["run", "m.so", "--input", "x.npy"],
+        ["run", "m.so", "--repeat", "0"],
+        ["run", "m.so", "--input", "x=a.npy", "--input", "x=b.npy"],
+        ["bench"],
+        ["bench", "m", "--rounds", "x"],
+    ],
+)
+def test_wrong_usage_exits_with_2(argv, compiler, model, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(argv)
+    assert exit.value.code == 2
+    assert "error:" in capsys.readouterr().err
+    assert not compiler.calls
+
+
+def test_python_m_gtco_is_the_command(root):
+    done = subprocess.run(
+        [sys.executable, "-m", "gtco", "--version"], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("gtco ")
+
+
+def test_version_and_help_exit_with_0(capsys):
+    for argv, text in (
+        [["--version"], "gtco 0."],
+        [["--help"], "compile"],
+        [["compile", "--help"], "--verify"],
+    ):
+        with pytest.raises(SystemExit) as exit:
+            cli.main(argv)
+        assert exit.value.code == 0 and text in capsys.readouterr().out
+
+
+def test_an_unknown_precision_is_wrong_usage(capsys):
+    for command in ("compile m.onnx", "inspect m.onnx", "bench m.onnx"):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([*command.split(), "--precision", "fp8"])
+        assert exit.value.code == 2 and "fp32" in capsys.readouterr().err
+
+
+def test_an_error_is_a_message_and_exit_1_and_debug_shows_the_traceback(compiler, capsys):
+    compiler.fail = ModelError("m.onnx is not an ONNX file")
+    assert cli.main(["compile", "m.onnx"]) == 1
+    err = capsys.readouterr().err
+    assert "error: m.onnx is not an ONNX file" in err and "Traceback" not in err
+    for argv in (["--debug", "compile", "m.onnx"], ["compile", "m.onnx", "--debug"]):
+        with pytest.raises(ModelError):
+            cli.main(argv)
+
+
+WITHOUT_TVM = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+from gtco.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compile m.onnx",
+        "tune m.onnx",
+        "tune m.onnx --space",
+        "candidates m.onnx --target cuda:sm_80",
+        "inspect m.onnx",
+    ],
+)
+@pytest.mark.parametrize(
+    ("absent", "package"), [("tvm,onnx,networkx", "apache-tvm"), ("networkx", "networkx")]
+)
+def test_what_compiles_says_which_package_is_not_installed(command, absent, package, root):
+    """As where there is what gtco measure needs, and nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TVM, absent, *command.split()],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    name = " ".join(command.split()[:1])
+    assert done.returncode == 1
+    assert f"error: gtco {name} needs {package}, which is not installed: pip install" in done.stderr
+    assert "gtco run, measure and records do without" in done.stderr
+    assert "fault of gtco" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ctrl_c_exits_with_130(compiler, capsys):
+    compiler.fail = KeyboardInterrupt()
+    assert cli.main(["compile", "m.onnx"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compile", "tune", "candidates", "measure"])
+def test_an_empty_name_is_named(command, capsys):
+    assert cli.main([command, ""]) == 1
+    said = capsys.readouterr().err
+    assert "is no file's name" in said and "internal failure" not in said
+
+
+def explained(parser):
+    """Every parser below, with what it takes that has no help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, found in action.choices.items():
+                for path, option in explained(found):
+                    yield f"{name} {path}".strip(), option
+        elif action.help is None and action.option_strings:
+            yield "", action.option_strings[-1]
+
+
+def test_every_option_is_explained():
+    assert list(explained(cli.parser())) == []
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    command = f"{sys.executable} -m gtco.cli --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr

@@ -1,0 +1,125 @@
+"""gtco compile hands on what the user said, and shows what the compiler reports."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gtco import cli
+from gtco.tuning.view import StageView, View
+from gtco.tuning.whole import Verdict
+from gtco.verification import Difference, VerificationReport
+from gtco.verification.report import Top1
+from tests.cli.stand_ins import Report, compiler
+
+
+def test_compile_hands_on_every_option(compiler, capsys):
+    argv = (
+        "compile m.onnx -o out/v.so --target znver4 --precision bf16 --threads 3 --verify --dump d "
+        "--shape batch=2 --shape h=224 --no-simplify --simplify-timeout 9 --workers 2 --strict"
+    ).split()
+    assert cli.main(argv) == 0
+    model, output, options = compiler.calls[0]
+    assert (model, output) == (Path("m.onnx"), Path("out/v.so"))
+    options.pop("progress")
+    assert options == {
+        "target": "znver4",
+        "precision": "bf16",
+        "launches": "graph",
+        "ptx": True,
+        "untrusted": False,
+        "threads": 3,
+        "verify": True,
+        "dump": Path("d"),
+        "shapes": {"batch": 2, "h": 224},
+        "simplify": False,
+        "simplify_timeout": 9,
+        "workers": 2,
+        "strict": True,
+        "tune": "off",
+        "records": None,
+    }
+    out, err = capsys.readouterr()
+    assert "2.00 GB" in out and "12.000 ms" in out and "2.5 s" in out
+    assert "note: stage s1 fell back [slow]" in out
+    assert "import" in err and "0.50 s" in err and "74 [bold] operators" in err
+
+
+def test_compile_defaults(compiler):
+    assert cli.main(["compile", "a/vit.onnx"]) == 0
+    _, output, options = compiler.calls[0]
+    assert output == Path("a/vit.so")
+    options.pop("progress")
+    assert options == {
+        "target": "native",
+        "precision": "fp32",
+        "launches": "graph",
+        "ptx": True,
+        "untrusted": False,
+        "threads": 0,
+        "verify": False,
+        "dump": None,
+        "shapes": None,
+        "simplify": True,
+        "simplify_timeout": 120,
+        "workers": None,
+        "strict": False,
+        "tune": "quick",
+        "records": None,
+    }
+    assert cli.main(["compile", "m.onnx", "-o", "m.dll"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "tune"),
+    [
+        ("", "quick"),
+        ("--target native", "quick"),
+        ("--target znver4", "off"),  # another machine cannot be measured
+        ("--tune off", "off"),
+        ("--tune full", "full"),
+        ("--target znver4 --tune quick", "quick"),  # which the compiler refuses
+    ],
+)
+def test_what_is_measured_by_default(compiler, flags, tune):
+    assert cli.main(["compile", "m.onnx", *flags.split()]) == 0
+    assert compiler.calls[0][2]["tune"] == tune
+
+
+def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
+    stages = (
+        StageView("matmul+add", 12, 3e-4, 2e-4, 0.91, 16, "open"),
+        StageView("softmax", 12, 1e-5, 1e-5, None, 0, "waiting"),
+    )
+    view = View("", stages, ((4e-3, 2.6e-3),), elapsed=9.5, remaining=0.0, changed=1, hour=1e-4)
+    settled = Verdict(frozenset({"some", "other"}), True, 4.2e-3, 2.7e-3)
+    compiler.report = Report(tuned=view, fusion="3 partitions measured", settled=settled)
+    assert cli.main(["compile", "m.onnx"]) == 0
+    out = capsys.readouterr().out
+    assert "partition" in out and "3 partitions measured" in out and "in the model" in out
+    assert "4.20 -> 2.70 ms; 2 picks and the partition went back to what was there" in out
+    assert "9.5 s of it: 16 candidates of 1 stages measured, 1 picks changed" in out
+    assert "gained: 4.00 -> 2.60 ms (1.538 times) by 16 candidates in 10 s" in out
+    assert "92% matmul+add (91% of the peak); 5% softmax" in out
+    assert "1 of 2 stages were not measured" in out
+    assert "another hour would be expected to give 0.10 ms" in out
+
+
+def test_compile_shows_the_verification(compiler, capsys):
+    found = (
+        Difference("large", "logits", 2e-4, 3e-6),
+        Difference("spike", "logits", 0.5, 0.2, unstable=True),
+    )
+    report = VerificationReport("ONNX Runtime", 1e-3, found)
+    compiler.report = Report(verification=report)
+    assert cli.main(["compile", "m.onnx", "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert "agrees with ONNX Runtime" in out and "2.00e-04" in out and "3.00e-06" in out
+    (unstable,) = (line for line in out.splitlines() if "spike" in line)
+    assert "5.00e-01" in unstable and "unstable" in unstable and "wrong" not in out
+    report = VerificationReport("ONNX Runtime", 0.06, found, Top1(32, 31, 0))
+    compiler.report = Report(verification=report)
+    assert cli.main(["compile", "m.onnx", "--verify", "--precision", "bf16"]) == 0
+    assert "the same class first on 31 of 32 images" in capsys.readouterr().out

@@ -1,0 +1,193 @@
+"""gtco doctor: what it finds, what it misses, and that its pins are setup.py's."""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib import metadata
+
+import pytest
+
+from gtco import cli
+from gtco.cli import doctor_command
+from gtco.support.errors import BuildError
+
+
+@pytest.fixture(autouse=True)
+def peak(monkeypatch):
+    module = types.ModuleType("gtco.search.calibration.profile")
+    module.measure_peak = lambda threads, operand: 100e9 * threads
+    module.cached = lambda target: None
+    monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
+    return module
+
+
+def test_a_complete_machine(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "CPU",
+        "GFLOP/s fp32, sustained",
+        "apache-tvm",
+        "0.27.0.post1",
+        "C compiler",
+        "gtco can compile here",
+    ):
+        assert text in out
+
+
+def test_missing_and_wrong_packages_say_how_to_get_them(monkeypatch, capsys):
+    real = metadata.version
+
+    def version(name):
+        if name == "onnxsim":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1.15" if name == "apache-tvm-ffi" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert cli.main(["doctor", "--no-peak"]) == 1
+    out = capsys.readouterr().out
+    assert "pip install onnxsim" in out
+    assert "pip install apache-tvm-ffi==0.1.14.post1" in out and "0.1.15, but gtco needs" in out
+
+
+@pytest.mark.parametrize("wheel", ["xgboost-cpu", "xgboost", None])
+def test_what_a_tuner_learns_with_is_named(monkeypatch, wheel):
+    def version(name):
+        if name == wheel:
+            return "3.2.0"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    (found,) = [c for c in doctor_command.package_checks() if "xgboost" in c.name]
+    assert not found.needed
+    if wheel:
+        assert found.ok and found.found == "3.2.0"
+    else:
+        assert "pip install xgboost-cpu (for gtco tune" in found.fix
+
+
+def test_no_c_compiler_and_no_optional_package(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert not doctor_command.compiler_check().ok and "gcc" in doctor_command.compiler_check().fix
+    assert cli.main(["doctor", "--no-peak"]) == 1
+    assert "gtco cannot compile here" in capsys.readouterr().out
+
+
+def test_a_peak_that_cannot_be_measured_is_said_and_no_obstacle(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", None)
+    assert cli.main(["doctor"]) == 0
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
+    monkeypatch.setattr(doctor_command, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(doctor_command, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(doctor_command.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    (cores,) = (check for check in doctor_command.machine_checks(True) if check.name == "cores")
+    assert cores.found == "2 threads by default, of 4 CPUs allowed and a cgroup quota of 1.5"
+    (peak,) = (check for check in doctor_command.machine_checks(True) if check.name == "peak")
+    assert peak.found.startswith("200 GFLOP/s fp32, sustained by 2 threads together")
+
+
+def test_whether_the_rates_are_measured(peak, monkeypatch, tmp_path):
+    def found():
+        checks = doctor_command.machine_checks(False)
+        return next(check.found for check in checks if check.name == "kernel rates")
+
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
+    assert "not measured yet" in found()
+    peak.cached = lambda target: target
+    assert found() == f"measured, kept in {tmp_path}"
+
+
+def test_nvrtc_is_optional_and_its_absence_names_the_extra(monkeypatch, capsys):
+    from gtco.codegen import nvrtc
+
+    def missing():
+        raise BuildError("compiling for a GPU needs NVRTC: pip install -e '.[cuda]'")
+
+    assert "13." in next(c.found for c in doctor_command.gpu_checks() if c.name == "NVRTC")
+    monkeypatch.setattr(nvrtc, "version", missing)
+    assert cli.main(["doctor", "--no-peak"]) == 0
+    out = capsys.readouterr().out
+    assert "absent" in out and "pip install -e '.[cuda]'" in out and "gtco can compile" in out
+
+
+@pytest.mark.parametrize("absent", ["NVRTC", "apache-tvm", None])
+def test_what_cannot_be_compiled_is_not_promised(monkeypatch, absent):
+    from gtco.codegen import nvrtc
+
+    def missing():
+        raise BuildError("compiling for a GPU needs NVRTC")
+
+    def version(name):
+        if name == absent:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    def no_driver(name):
+        raise OSError(name)
+
+    real = metadata.version
+    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", no_driver)
+    monkeypatch.setattr(metadata, "version", version)
+    if absent == "NVRTC":
+        monkeypatch.setattr(nvrtc, "version", missing)
+    (found,) = [check.found for check in doctor_command.gpu_checks() if check.name == "GPUs"]
+    said = "be neither compiled nor run here" if absent else "be compiled here, not run"
+    assert found == f"no driver (libcuda.so.1): models for GPUs can {said}"
+
+
+class Driver:
+    """A driver with GPUs, or the error that it gives for one of them."""
+
+    def __init__(self, *found):
+        self.found = found
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.found)
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, text, size, device):
+        found = self.found[device.value]
+        if isinstance(found, int):
+            return found
+        text.value = found[0].encode()
+        return 0
+
+    def cuGetErrorName(self, status, name):
+        name._obj.value = {2: b"CUDA_ERROR_OUT_OF_MEMORY"}.get(status)
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = self.found[device.value][attribute - 74]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (Driver(), "the driver finds none"),
+        (Driver(("NVIDIA H100", 9, 0), ("T4", 7, 5)), "NVIDIA H100 (sm_90), T4 (sm_75)"),
+        (Driver(2), "device 0 (CUDA_ERROR_OUT_OF_MEMORY)"),
+        (Driver(997), "device 0 (its error 997)"),
+        (types.SimpleNamespace(cuInit=lambda flags: 100), "the driver finds none"),
+        (None, "no driver"),
+    ],
+)
+def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
+    def opened(name):
+        if driver is None:
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", opened)
+    assert doctor_command.gpus().startswith(said)

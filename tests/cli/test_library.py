@@ -1,0 +1,126 @@
+"""gtco run and gtco inspect, of a library that is none: inputs, outputs, tables, errors."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco import cli
+from gtco.support.errors import InputError
+from tests.cli.stand_ins import compiler, model, peak
+
+
+def test_run_uses_files_random_inputs_and_saves(model, tmp_path, capsys):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    argv = [
+        "run",
+        "m.so",
+        "--input",
+        f"x={tmp_path / 'x.npy'}",
+        "--output",
+        str(tmp_path / "out"),
+        "--repeat",
+        "5",
+    ]
+    assert cli.main(argv) == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "out" / "y.npy"), 2 * x)
+    assert model.seen[0]["ids"].dtype == np.int64 and model.seen[0]["ids"].max() < 4
+    assert len(model.seen) == 1 + 1 + 5  # the run, one thrown away, five timed
+    out = capsys.readouterr().out
+    assert "2x3" in out and "5 calls: median" in out and "90th percentile" in out
+
+
+def test_random_inputs_follow_the_seed(model):
+    for seed in ("7", "7", "8"):
+        assert cli.main(["run", "m.so", "--seed", seed]) == 0
+    first, again, other = (seen["x"] for seen in model.seen)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00\xf6\x00" + header.ljust(245).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (None, "x", "cannot read"),
+        (b"not numpy", "x", "is not an .npy file"),
+        (b"\x80\x04K\x05.", "x", "is not an .npy file"),  # a pickle
+        (b"PK\x03\x04" + b"junk" * 10, "x", "cannot read"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,2"), "x", "cannot read"),
+        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "x", "cannot read"),
+        (npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},)}}"), "x", "cannot"),
+        (npy(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**15},)}}"), "x", "cannot"),
+        (None, "z", "has no input z; it has: x, ids"),
+    ],
+)
+def test_run_with_bad_inputs_exits_with_1(model, tmp_path, capsys, content, name, message):
+    file = tmp_path / "x.npy"
+    if content:
+        file.write_bytes(content)
+    assert cli.main(["run", "m.so", "--input", f"{name}={file}"]) == 1
+    said = capsys.readouterr().err
+    assert message in said and "internal failure" not in said and "unsafely" not in said
+
+
+def test_run_reports_errors_of_the_model(model, capsys, monkeypatch):
+    def refuse(inputs):
+        raise InputError("input 'x' has dtype float64, expected float32")
+
+    monkeypatch.setattr(model, "run", refuse)
+    assert cli.main(["run", "m.so"]) == 1
+    assert "dtype float64" in capsys.readouterr().err
+
+
+def test_inspect_groups_equal_stages_and_measures(model, peak, capsys):
+    assert cli.main(["inspect", "m.so"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul+add" in out and "2x3 int8[3x3] -> 2x3" in out and "tile_m=2 tile_n=1x3" in out
+    assert "50.0%" in out  # 4000 FLOP in 2 us at a peak of 4 GFLOP/s
+    assert "s1" not in out  # equal to s0, so in its row
+    assert cli.main(["inspect", "m.so", "--all"]) == 0
+    assert "s1" in capsys.readouterr().out
+
+
+def test_inspect_json_is_json(model, peak, capsys):
+    assert cli.main(["inspect", "m.so", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [s["share_of_peak"] for s in data["stages"]] == [0.5, 0.5]
+    assert data["inputs"][0] == {"name": "x", "dtype": "float32", "shape": [2, 3]}
+    assert cli.main(["inspect", "m.so", "--json", "--no-profile"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert "measured_seconds" not in data["stages"][0] and "--no-profile" in data["peak_reason"]
+
+
+def test_inspect_without_measuring_runs_nothing(model, monkeypatch, capsys):
+    def refuse(path, threads=0):
+        raise AssertionError("the library was loaded")
+
+    monkeypatch.setattr(sys.modules["gtco.runtime.module"], "load", refuse)
+    assert cli.main(["inspect", "m.so", "--no-profile"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul+add" in out and "threads all that a process may use" in out
+
+
+def test_inspect_refuses_what_a_compiled_library_cannot_follow(model, capsys):
+    flags = ["--target", "haswell", "--no-simplify", "--tune", "quick", "--records", "r"]
+    assert cli.main(["inspect", "m.so", *flags]) == 1
+    said = capsys.readouterr().err
+    assert "--target, --no-simplify, --tune, --records: that is of a compile" in said
+    assert not getattr(model, "seen", [])
+
+
+def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):
+    assert cli.main(["inspect", "m.onnx", "--json", "--shape", "b=1"]) == 0
+    json.loads(capsys.readouterr().out)
+    source, output, options = compiler.calls[0]
+    assert source == Path("m.onnx") and options["shapes"] == {"b": 1}
+    assert not output.parent.exists()  # a temporary folder

@@ -1,0 +1,70 @@
+"""Code that LLVM makes of plain loops: it computes what the loops say."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from gtco.codegen.load import load
+from gtco.support.errors import BuildError
+from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
+from gtco.tensor.relax import bridge as relax_bridge
+from gtco.tensor.stage import TensorType
+from tests.kernels import runnable, targets
+
+# Each came out wrong on one target at least while LLVM 22's loop vectorizer was on.
+WRAPPED = [((3, 8, 1), (5, 4, 2)), ((3, 8, 3), (5, 8, 2)), ((3, 8, 5), (5, 4, 1))]
+
+
+@pytest.mark.parametrize("target", targets())
+@pytest.mark.parametrize(("shape", "repeats"), WRAPPED)
+def test_a_masked_counter_wraps(
+    target: str, shape: tuple[int, ...], repeats: tuple[int, ...]
+) -> None:
+    """``y[i, j, k] = x[i % 3, j & 7, k % n]`` (see gtco.codegen.llvm.OPTIONS)."""
+    output = tuple(n * r for n, r in zip(shape, repeats, strict=True))
+    builder = relax.BlockBuilder()
+    parameter = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [parameter]):
+        with builder.dataflow():
+            tiled = builder.emit_output(builder.emit(relax.op.tile(parameter, list(repeats))))
+        builder.emit_func_output(tiled)
+    function, _, tasks = relax_bridge.lower_module(
+        builder.get(), "tile", [TensorType(shape)], [0], TensorType(output)
+    )
+    library = load([function], runnable(target))
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    y = np.zeros(output, np.float32)
+    pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
+    library.tile(*pointers, ctypes.c_int64(0), ctypes.c_int64(tasks))
+    np.testing.assert_array_equal(y, np.tile(x, repeats))
+
+
+def test_loaded_kernels_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, one = runnable("x86-64-v3"), TensorType((8,))
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        em.store_vector(args.output, [0], em.load_vector(args.inputs["x"], [0]))
+
+    function = kernel("copy", {"x": one}, one, 0, 8, body)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    pointers = (ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), None)
+    load([function], machine).copy(*pointers, ctypes.c_int64(0), ctypes.c_int64(1))
+    np.testing.assert_array_equal(x, y)
+    assert not list(tmp_path.iterdir())
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no such flag >&2; exit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr("gtco.codegen.load.c_compiler", lambda: str(compiler))
+    with pytest.raises(BuildError, match=r"exit status 3.*\n.*no such flag"):
+        load([function], machine)
+    compiler.unlink()
+    with pytest.raises(BuildError, match="cannot link kernels"):
+        load([function], machine)
+    assert not list(tmp_path.iterdir())

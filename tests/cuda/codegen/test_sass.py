@@ -1,0 +1,183 @@
+"""What machine code says of itself: registers, spills, instructions of Tensor Cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gtco.codegen import sass
+from gtco.codegen.build import GpuKernel
+from gtco.codegen.nvrtc import compile_cuda
+from gtco.codegen.sass import MachineCode, machine_code
+from gtco.driver.compilation import Compilation
+from gtco.machine.gpu import ARCHITECTURES, GpuTarget, gpu_target
+from gtco.search.gpu.policy import occupancy
+from gtco.support.errors import BuildError
+from gtco.tensor.cuda.program import Launch
+from tests.cuda.compiling import Compiling, Once, persistent_kernel
+from tests.models.test_models import TINY, seeded
+
+PRODUCT = """#include "gtco/device.cuh"
+extern "C" __global__ void __launch_bounds__(32) product(const half* x, float* y) {
+  GTCO_SHARED(room);
+  gtco::copy_16(room + threadIdx.x * 16, x + threadIdx.x * 8, true);
+  gtco::copy_commit();
+  gtco::copy_wait<0>();
+  gtco::sync<32>();
+  uint32_t a[4], b[2];
+  float d[4] = {0, 0, 0, 0};
+  gtco::ldmatrix_x4(a, room + threadIdx.x * 16);
+  gtco::ldmatrix_x2(b, room + threadIdx.x % 16 * 16);
+  if constexpr (GTCO_ARCH >= 800) {
+    gtco::mma_m16n8k16<half>(d, a, b);
+  } else {
+    const uint32_t upper[2] = {a[0], a[1]}, left[1] = {b[0]};
+    gtco::mma_m16n8k8<half>(d, upper, left);
+  }
+  for (int i = 0; i < 4; ++i) y[threadIdx.x * 4 + i] = d[i];
+}
+"""
+# An array whose index is not known lies in memory.
+INDEXED = """extern "C" __global__ void indexed(const int* x, float* y) {
+  float of[40];
+  for (int i = 0; i < 40; ++i) of[i] = y[i];
+  for (int i = 0; i < 40; ++i) of[x[i]] += 1.0f;
+  for (int i = 0; i < 40; ++i) y[i] = of[i];
+}
+"""
+FEW = 64  # bytes that a thread may spill: what is kept across the loop, not what is used in it
+# Registers of the persistent kernel beside those of its greediest stage: what the walk keeps, and
+# what ptxas leaves unused between functions.
+WALK = 40
+# The headers that instructions of Tensor Cores come from; no other kernel is taken apart for them.
+MULTIPLY = ("gtco/gemm.cuh", "gtco/attention.cuh")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_are_seen(arch: str) -> None:
+    image = compile_cuda(PRODUCT, arch)
+    code = machine_code(image.cubin)["product"]
+    assert code.tensor_core == 1 and code.count("LDSM") == 2 and code.spilled == 0
+    assert code.count("LDGSTS") == (0 if arch == "sm_75" else 1)  # copies past the registers
+    assert code.registers == image.registers
+    assert code.shared == image.shared + (1024 if arch == "sm_90a" else 0)
+    assert code.stack == code.local == 0
+
+
+def test_arrays_in_memory_are_seen() -> None:
+    image = compile_cuda(INDEXED, "sm_80")
+    code = machine_code(image.cubin)["indexed"]
+    assert code.spilled > 0 and code.stack == image.local == 160 and code.tensor_core == 0
+
+
+def test_what_is_no_image_is_refused() -> None:
+    with pytest.raises(BuildError, match="cuobjdump cannot read the image"):
+        machine_code(b"\x7fELF, but no image")
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BuildError, match="pip install nvidia-cuda-cuobjdump"):
+        machine_code(b"")
+
+
+@pytest.mark.parametrize("target", [f"cuda:{arch}" for arch in ARCHITECTURES])
+def test_the_stages_of_a_vision_transformer(
+    tmp_path: Path, tiny: Once, compiling: Compiling, target: str
+) -> None:
+    run = tiny.compiled(tmp_path, target, compiling, precision="fp16")
+    assert stages_are_as_reckoned(run, compiling)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_persistent_kernel_of_a_vision_transformer(
+    tmp_path: Path, tiny: Once, compiling: Compiling, arch: str
+) -> None:
+    run = tiny.compiled(tmp_path, f"cuda:{arch}", compiling, precision="fp16")
+    kernel = persistent_kernel(run, compiling)
+    code = machine_code(kernel.images[arch])[kernel.symbol]
+    assert code.tensor_core > 0 and code.spilled == 0 and kernel.info["spilled_bytes"][arch] == 0
+    # no warp is taken for parted: shuffles and barriers have no second form
+    assert code.count("BRA") > 0 and not {"BRA.DIV", "BRA.CONV"} & set(code.instructions)
+    # What another block wrote is read by loads that see it, of global memory alone: none by way of
+    # the cache of constants, as those of one kernel's inputs are.
+    assert code.count("LDG") > 0 == code.count("LD", "ST")
+    assert not [name for name in code.instructions if "CONSTANT" in name]
+    single = run.generated.kernels[run.generated.stages[0].key]
+    assert isinstance(single, GpuKernel)
+    inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
+    assert any("CONSTANT" in name for name in inputs), "the test would not see them"
+    # The barrier of all blocks: a fence, one arrival, and L1 is not believed any more behind it. As
+    # much for a product whose tiles blocks share.
+    shared = sum(bool(of.counters) for of in run.generated.kernels.values())  # type: ignore[attr-defined]
+    assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
+    assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
+    images = [of.images[arch] for of in run.generated.kernels.values()]  # type: ignore[attr-defined]
+    assert code.registers <= max(image.registers for image in images) + WALK
+    used = Launch(1, kernel.threads, kernel.shared, code.registers, "fma", *[0.0] * 6)
+    assert occupancy(used, gpu_target(f"cuda:{arch}")).blocks >= 1
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Once:
+    return Once(seeded(TINY["vit"][0]()), (torch.zeros(1, 3, 32, 48),))
+
+
+def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
+    """Every kernel fits its GPU without spills, has products of Tensor Cores where it was priced
+    with them, and at least as many blocks are side by side as the policy reckoned with. How many
+    kernels have such products.
+    """
+    target = run.policy.target
+    assert isinstance(target, GpuTarget)
+    kernels: dict[str, Any] = run.generated.kernels  # type: ignore[assignment]
+    launches: dict[str, Any] = {
+        key: pick.sketch.workload(pick.config) for key, pick in run.generated.choices.items()
+    }
+    on_tensor_cores = {key for key, of in launches.items() if of.unit.startswith("mma:")}
+
+    def multiplies(key: str) -> bool:
+        source = compiling.programs[kernels[key].symbol, target.name].source
+        return key in on_tensor_cores or any(header in source for header in MULTIPLY)
+
+    seen = [key for key in launches if multiplies(key)]
+    cubins = [kernels[key].images[target.arch].cubin for key in seen]
+    codes = dict(zip(seen, compiling.machine_codes(cubins), strict=True))
+    faults = []
+    for key, pick in run.generated.choices.items():
+        kernel, output = kernels[key], pick.sketch.stage.output.type
+        code = codes[key][kernel.symbol] if key in codes else None
+        faults += [
+            f"{pick.sketch.stage.label} -> {output}, {pick.config}: {fault}"
+            for fault in _not_as_reckoned(launches[key], kernel, target, code)
+        ]
+    assert not faults, "\n".join(faults)
+    return len(on_tensor_cores)
+
+
+def _not_as_reckoned(
+    launch: Launch, kernel: GpuKernel, target: GpuTarget, code: MachineCode | None
+) -> Iterator[str]:
+    """``code``: of a kernel that may multiply."""
+    image, on_tensor_cores = kernel.images[target.arch], launch.unit.startswith("mma:")
+    if code is not None:
+        if (code.tensor_core > 0) != on_tensor_cores:
+            yield f"{code.tensor_core} products of Tensor Cores for {launch.unit}"
+        if code.spilled and on_tensor_cores:
+            yield f"{code.spilled} loads and stores of a thread's own memory"
+    if image.spills > (0 if on_tensor_cores else FEW):
+        yield f"{image.spills} bytes spilled"
+    if (launch.threads, launch.shared) != (kernel.threads, kernel.shared):
+        yield f"{kernel.threads} threads, {kernel.shared} bytes for {launch}"
+    used = replace(launch, registers=image.registers)
+    found, reckoned = (occupancy(of, target).blocks for of in (used, launch))
+    side_by_side = ceil(launch.blocks / target.sms)  # no more are there to run
+    if not min(found, side_by_side) >= min(reckoned, side_by_side) > 0:
+        yield f"{found} blocks for {reckoned}: {image.registers} registers for {launch.registers}"

@@ -1,0 +1,61 @@
+// gtco/runtime/csrc/cuda_driver.h beside NVIDIA's cuda.h: compiles where both say the same.
+#define __CUDA_API_VERSION_INTERNAL  // each function under the name that the driver exports
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "gtco_api.h"
+
+namespace ours {
+#include "cuda_driver.h"  // its `struct CUctx_st*` is the global one: handles are the same types
+}
+
+template <class T>
+constexpr bool INTEGER = std::is_integral_v<T> || std::is_enum_v<T>;
+
+// Passed in the same way: the same handle, integers of one size, pointers to such.
+template <class Ours, class Theirs>
+struct Alike : std::bool_constant<INTEGER<Ours> && INTEGER<Theirs> &&
+                                  sizeof(Ours) == sizeof(Theirs)> {};
+template <>
+struct Alike<void, void> : std::true_type {};
+template <class T>
+struct Alike<T*, T*> : std::true_type {};
+template <class Ours, class Theirs>
+struct Alike<Ours*, Theirs*>
+    : Alike<std::remove_const_t<Ours>, std::remove_const_t<Theirs>> {};
+template <>
+struct Alike<ours::gtco_node_params, CUDA_KERNEL_NODE_PARAMS_v2> : std::true_type {};  // below
+template <class R, class S, class... Ours, class... Theirs>
+struct Alike<R(Ours...), S(Theirs...)> {
+  template <bool Counts>
+  static constexpr bool each() {
+    if constexpr (Counts) {
+      return (Alike<R, S>::value && ... && Alike<Ours, Theirs>::value);
+    }
+    return false;
+  }
+  static constexpr bool value = each<sizeof...(Ours) == sizeof...(Theirs)>();
+};
+
+#define FUNCTION(name, exported, parameters) \
+  static_assert(Alike<decltype(ours::gtco_driver::name), decltype(&::exported)>::value, #exported);
+GTCO_DRIVER_FUNCTIONS(FUNCTION)
+
+#define SAME_PLACE(mine, theirs)                       \
+  static_assert(offsetof(ours::gtco_node_params, mine) == \
+                    offsetof(CUDA_KERNEL_NODE_PARAMS_v2, theirs), #theirs)
+static_assert(sizeof(ours::gtco_node_params) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2), "size");
+SAME_PLACE(function, func);
+SAME_PLACE(grid, gridDimX);
+SAME_PLACE(block, blockDimX);
+SAME_PLACE(shared, sharedMemBytes);
+SAME_PLACE(params, kernelParams);
+SAME_PLACE(extra, extra);
+SAME_PLACE(kernel, kern);
+SAME_PLACE(context, ctx);
+
+#define CONSTANT(name) static_assert(long(ours::name) == long(::name), #name);
+GTCO_CONSTANTS(CONSTANT)  // by tests/cuda/runtime/test_driver_header.py

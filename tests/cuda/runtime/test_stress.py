@@ -1,0 +1,116 @@
+"""The GPU runtime and the fake driver under the sanitizers: every call of the driver made to fail,
+and many threads with handles on two devices.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gtco.runtime import artifact as artifact_module
+from gtco.runtime import c_objects
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.table import CSRC
+from gtco.support.options import c_compiler
+from tests.cuda.fake_driver import (
+    KERNELS,
+    build,
+    compile_kernels,
+    persistent_kernel,
+    small_gpu_artifact,
+)
+from tests.robustness.test_runtime_stress import REPORTS, WATCHED
+
+PROGRAM = Path(__file__).with_name("runtime_stress.c")
+
+
+def build_program(folder: Path, watched: str) -> list[str]:
+    """The driver, kernels and the program in ``folder``; the compiler's flags."""
+    flags = ["-g", "-pthread", *WATCHED[watched]]
+    build(folder, *flags)
+    compile_kernels(KERNELS, folder, *flags)
+    program = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(PROGRAM), "-o", "stress"]
+    driver = ["-L.", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-ldl"]
+    subprocess.run([*program, *driver], cwd=folder, check=True)
+    return flags
+
+
+def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) -> str:
+    """What went wrong, and "done" where nothing did. ``folder``: of the program; ``runtime``: the
+    sources that the library is built from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
+        patch.setattr(c_objects, "CSRC", runtime)
+        patch.setattr(artifact_module, "CSRC", runtime)
+        kernels = folder / "kernels.so"
+        write_artifact(small_gpu_artifact(kernels, persistent=persistent_kernel(kernels)), library)
+    command = [str(folder / "stress"), str(library), "4", "4"]
+    # ThreadSanitizer of gcc 12 does not know every layout that the kernel draws at random.
+    if "-fsanitize=thread" in flags and (setarch := shutil.which("setarch")):
+        command = [setarch, platform.machine(), "-R", *command]
+    options = {name: REPORTS for name in ("TSAN_OPTIONS", "ASAN_OPTIONS", "UBSAN_OPTIONS")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **options}, timeout=300
+    )
+    assert (done.returncode == 0) == (done.stdout == "done\n" and not done.stderr), done
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def watched_by_address(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("address")
+    return folder, build_program(folder, "address")
+
+
+def test_failures_and_threads_keep_memory_whole(
+    watched_by_address: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    folder, flags = watched_by_address
+    assert stress(folder, tmp_path / "m.so", flags) == "done\n"
+
+
+def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
+    assert stress(tmp_path, tmp_path / "m.so", build_program(tmp_path, "thread")) == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "seen"),
+    [
+        # what is not given back, of the host and of the device
+        ("cuda_api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
+        ("cuda_images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
+        # a run that does not wait for the one before it, on another stream
+        ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
+        # tables without room for the barrier
+        ("cuda_persistent.c", "calloc(1, bytes);", "calloc(1, bytes - SPACING);", "overflow"),
+        # outputs that are not waited for
+        (
+            "cuda_api.c",
+            "if (status == GTCO_OK) return wait_for(m);",
+            "return status;",
+            "outputs of the first run",
+        ),
+    ],
+)
+def test_a_fault_of_the_runtime_is_seen(
+    watched_by_address: tuple[Path, list[str]],
+    tmp_path: Path,
+    file: str,
+    right: str,
+    wrong: str,
+    seen: str,
+) -> None:
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    text = (tmp_path / "csrc" / file).read_text()
+    assert right in text
+    (tmp_path / "csrc" / file).write_text(text.replace(right, wrong))
+    folder, flags = watched_by_address
+    # where it takes two streams to meet, a busy machine may keep them apart for a whole run
+    runs = (stress(folder, tmp_path / "m.so", flags, tmp_path / "csrc") for _ in range(5))
+    assert any(re.search(seen, said) for said in runs)

@@ -1,0 +1,282 @@
+"""The fallback on GPUs: every kind of operator alone, emulated, against numpy's float64; what TVM
+lowers as well as what has a thread for each element.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import tvm
+from tvm.relax import op as R
+
+from gtco.codegen.nvrtc import compile_cuda
+from gtco.machine.gpu import ARCHITECTURES, gpu_target
+from gtco.tensor import cuda
+from gtco.tensor.cuda.program import CudaProgram
+from gtco.tensor.operators import OPERATORS
+from gtco.tensor.sketch.fallback import cpu
+from gtco.tensor.sketch.fallback.cuda import Fallback, match
+from gtco.tensor.space import Config, Rejection
+from gtco.tensor.stage import Stage, TensorType
+from tests.cuda.batch import emulate_all
+from tests.cuda.sketch.test_elementwise import in_dtype, inputs, wanted
+from tests.kernels import assert_close, fresh_seed, random_inputs, reference
+from tests.sketch.test_fallback import single
+from tests.sketch.test_fallback_opaque import OPAQUE, _nonzero, opaque
+from tests.stages import CORES, drawn
+
+GPU = gpu_target("cuda:sm_80")
+ONLY = Config("fallback")
+T = TensorType
+
+
+def sketch_of(stage: Stage) -> Fallback:
+    sketch = match(stage, GPU)
+    assert sketch is not None
+    return sketch
+
+
+def check(stages: list[Stage], tolerance: float, seed: int) -> None:
+    cases = [(sketch_of(stage), ONLY, inputs(stage, seed)) for stage in stages]
+    for stage, (_, _, arrays), got in zip(stages, cases, emulate_all(cases), strict=True):
+        with np.errstate(all="ignore"):
+            exact = wanted(stage, arrays)
+        print(f"seed {seed}: {stage.label} {[str(i.type) for i in stage.inputs]}")
+        if got.dtype.kind in "biu":
+            np.testing.assert_array_equal(got, exact)
+        else:
+            assert_close(got, exact, tolerance)
+
+
+def test_every_core_alone() -> None:
+    """Sizes that divide nothing; the kinds that have sketches of their own as well."""
+    seed = fresh_seed()
+    random = Random(seed)
+    stages = [drawn(core, random, random, 0, (1, 3, 5, 8)) for core in CORES for _ in range(2)]
+    alone = [s for s in stages if len(s.operators) == 1]
+    fit = [s for s in alone if min(s.output.type.sizes, default=1) > 0]  # windows into their images
+    check(fit, 1e-5, seed)
+
+
+def test_reductions_and_places() -> None:
+    stages = []
+    for kind in ("sum", "mean", "max", "min", "prod"):
+        stages.append(single(kind, [T((3, 5, 4))], T((3, 4)), axes=(1,), keepdims=False))
+    for kind in ("argmax", "argmin"):
+        out = T((3, 4), "int64")
+        stages.append(single(kind, [T((3, 5, 4))], out, axis=1, keepdims=False, last=True))
+    check(stages, 1e-5, fresh_seed())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float16", 2e-2), ("bfloat16", 1e-1), ("float64", 1e-11)]
+)
+def test_other_floats(dtype: str, tolerance: float) -> None:
+    shape = (3, 6, 5)
+    stages = [
+        single("softmax", [T(shape)], T(shape), axis=1),
+        single("matmul", [T((4, 6)), T((6, 5))], T((4, 5))),
+        single("gelu", [T(shape)], T(shape)),
+        single("max", [T(shape)], T((3, 5)), axes=(1,), keepdims=False),
+    ]
+    check([in_dtype(s, dtype) for s in stages], tolerance, fresh_seed())
+
+
+def test_what_only_relax_knows() -> None:
+    """Sorting, scans, scatters of every kind that the CPU's fallback is tested with."""
+    stages = list(OPAQUE.values())
+    seed = fresh_seed()
+    cases = []
+    for stage in stages:
+        arrays = random_inputs(stage, seed)
+        cases.append((sketch_of(stage), ONLY, arrays))
+    for stage, (_, _, arrays), got in zip(stages, cases, emulate_all(cases), strict=True):
+        exact = reference(stage, arrays)
+        if got.dtype.kind in "biu":
+            np.testing.assert_array_equal(got, exact)
+        else:
+            assert_close(got, exact, 1e-5)
+
+
+def test_what_tvm_lowers_in_several_loops_keeps_its_values_in_global_memory() -> None:
+    """A softmax of several loops: what one leaves to the next does not fit a thread's own array."""
+    stage = single("log_softmax", [T((40, 30))], T((40, 30)), axis=1)
+    program = sketch_of(stage).build(ONLY, "gtco_test")
+    assert isinstance(program, CudaProgram)
+    assert program.threads == 1 and program.scratch >= 4 * 40
+    check([stage], 1e-5, fresh_seed())
+
+
+def test_no_kernel_has_memory_of_its_own() -> None:
+    """It would be one for all handles of a device, whose runs may be under way at once."""
+    variable = re.compile(r"^(?:static )?__(?:device|constant|managed)__ [^(]*[;=]", re.MULTILINE)
+    assert variable.search("__device__ alignas64 unsigned char kept[12];")
+    headers = sorted((Path(cuda.__file__).parent / "device" / "gtco").glob("*.cuh"))
+    texts = {path.name: path.read_text() for path in headers}
+    for name, stage in OPAQUE.items():
+        program = sketch_of(stage).build(ONLY, "gtco_test")
+        assert isinstance(program, CudaProgram)
+        texts[name] = program.source
+    assert len(texts) > 30
+    assert not [name for name, text in texts.items() if variable.search(text)]
+
+
+def test_independent_iterations_have_a_thread_each() -> None:
+    """All axes, the last one too: there are no vectors to leave it to."""
+    for name, count in (("grid_sample", 2 * 3 * 5 * 7), ("tril", 5 * 7), ("group_norm", 1)):
+        program = sketch_of(OPAQUE[name]).build(ONLY, "gtco_test")
+        assert isinstance(program, CudaProgram)
+        assert program.grid[0] == -(-count // program.threads)
+        assert f"begin >= {count}" in program.source or count == 1
+
+
+def test_what_only_the_fallback_computes_is_priced_as_it_is_launched() -> None:
+    """One thread was assumed of all: GatherND of some images seemed to take seconds."""
+    for name in ("grid_sample", "tril", "group_norm"):
+        sketch = sketch_of(OPAQUE[name])
+        program, launch = sketch.build(ONLY, "gtco_test"), sketch.workload(ONLY)
+        assert isinstance(program, CudaProgram)
+        assert (launch.blocks, launch.threads) == (program.grid[0], program.threads)
+    assert sketch_of(OPAQUE["grid_sample"]).tasks == 2 * 3 * 5 * 7
+
+
+def test_an_empty_output_is_a_kernel_that_does_nothing() -> None:
+    stage = single("relu", [T((0, 3))], T((0, 3)))
+    program = sketch_of(stage).build(ONLY, "gtco_test")
+    assert isinstance(program, CudaProgram) and "out[" not in program.source
+
+
+def test_what_needs_a_runtime_is_rejected_with_a_reason() -> None:
+    module = tvm.ir.save_json(_nonzero())
+    out = T((2, 5), "int64")
+    stage = single("relax", [T((3, 4), "bool")], out, module=module, op="nonzero", result=-1)
+    answer = sketch_of(stage).build(ONLY, "gtco_test")
+    assert isinstance(answer, Rejection) and answer.detail.startswith("nonzero: ")
+
+
+def test_it_takes_whatever_a_cpus_takes() -> None:
+    """Both match one operator of known shapes, and read the same kinds element by element."""
+    stage = single("relu", [T(("n", 3))], T(("n", 3)))
+    assert match(stage, GPU) is None
+    assert set(cpu.IMAGE) <= set(OPERATORS)
+    for kind in cpu.IMAGE:
+        assert sketch_of(single(kind, [T((1, 2, 2, 1))], T((1, 2, 2, 1)))).by_elements
+
+
+# sorts and scatters: each element a thread's ------------------------------------------------------
+def sorts(dtype: str, axis: int, descending: bool) -> list[Stage]:
+    """The first places and values, all places and all values of 7 x 45 x 3 elements."""
+    types, k = [T((7, 45, 3), dtype)], {0: 7, 1: 20, 2: 2}[axis]
+    first = {"k": k, "axis": axis, "largest": descending, "dtype": "int64"}
+    every = {"axis": axis, "descending": descending}
+    return [
+        opaque(lambda x: R.topk(x, **first), types, 0),
+        opaque(lambda x: R.topk(x, **first), types, 1),
+        opaque(lambda x: R.argsort(x, dtype="int32", **every), types),
+        opaque(lambda x: R.sort(x, **every), types),
+    ]
+
+
+def in_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
+    """The places of a stable sort that has NaN above all numbers."""
+    unknown = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    number = np.where(unknown, 0, x).astype("float64")
+    sign = -1 if descending else 1
+    return np.lexsort((sign * number, sign * unknown.astype(int)), axis=axis)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_sorts_with_ties_and_nan(dtype: str, descending: bool) -> None:
+    """A NaN had no place: it stood wherever the merge met it."""
+    random = np.random.default_rng(fresh_seed())
+    x = random.integers(-4, 4, (7, 45, 3)).astype(dtype)
+    if dtype != "int64":
+        x[random.random(x.shape) < 0.2] = np.nan
+        x[0, :, 0], x[1, 3, 1], x[1, 4, 1] = np.nan, np.inf, -np.inf
+    axes = (0, 1, 2)
+    cases = [(sketch_of(s), ONLY, [x]) for a in axes for s in sorts(dtype, a, descending)]
+    for (sketch, _, _), got, n in zip(cases, emulate_all(cases), range(99), strict=False):
+        places = in_order(x, n // 4, descending)
+        first = np.take(places, range(got.shape[n // 4]), n // 4)
+        wanted = first if n % 4 in (1, 2) else np.take_along_axis(x, first, n // 4)
+        np.testing.assert_array_equal(got, wanted)
+        assert sketch.tasks == x.size
+
+
+REDUCTIONS = ("update", "add", "mul", "min", "max")
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 6), (1, 40, 3)])
+def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> None:
+    """Indices that name a place several times, some from the end; fewer updates than places."""
+    random = np.random.default_rng(fresh_seed())
+    x = random.standard_normal(shape).astype("float32")
+    cases, wanted = [], []
+    for reduction in REDUCTIONS:
+        combine = {
+            "update": lambda old, new: new, "add": np.add, "mul": np.multiply,
+            "min": np.minimum, "max": np.maximum,
+        }[reduction]  # fmt: skip
+        for depth in (1, 2, 3):
+            where = random.integers(-1, min(shape), (4, 5, depth)) % shape[:depth]
+            where[0, 0], where[3, 4] = -1, -1
+            if depth > 1:
+                where[1] = where[2]
+            new = random.standard_normal((4, 5, *shape[depth:])).astype("float32")
+            exact = x.copy()
+            for u in np.ndindex(4, 5):
+                at = tuple(where[u])
+                exact[at] = combine(exact[at], new[u])
+            stage = opaque(
+                lambda x, i, u, how=reduction: R.scatter_nd(x, i, u, how),
+                [T(shape), T(where.shape, "int64"), T(new.shape)],
+            )
+            cases.append((sketch_of(stage), ONLY, [x, where, new]))
+            wanted.append(exact)
+        for axis in range(3):
+            few = [max(1, n - (a != axis)) for a, n in enumerate(shape)]
+            where = random.integers(-shape[axis], min(shape[axis], 3), few)
+            new = random.standard_normal(few).astype("float32")
+            exact = x.copy()
+            for u in np.ndindex(*few):
+                at = (*u[:axis], where[u], *u[axis + 1 :])
+                exact[at] = combine(exact[at], new[u])
+            stage = opaque(
+                lambda x, i, u, a=axis, how=reduction: R.scatter_elements(x, i, u, a, how),
+                [T(shape), T(where.shape, "int64"), T(new.shape)],
+            )
+            cases.append((sketch_of(stage), ONLY, [x, where, new]))
+            wanted.append(exact)
+    for (sketch, _, _), got, exact in zip(cases, emulate_all(cases), wanted, strict=True):
+        np.testing.assert_array_equal(got, exact)  # the same roundings in the same order
+        assert sketch.tasks == x.size
+
+
+def test_a_sort_is_priced_by_its_comparisons() -> None:
+    """Twice the elements are four times the comparisons, of twice the threads."""
+    work = []
+    for n in (2000, 4000):
+        stage = opaque(lambda x: R.argsort(x, axis=0, dtype="int64"), [T((n,))])
+        launch = sketch_of(stage).workload(ONLY)
+        work.append((launch.vector, launch.steps))
+    assert 3.9 < work[1][0] / work[0][0] < 4.1 and 1.9 < work[1][1] / work[0][1] < 2.1
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compiles(arch: str) -> None:
+    types = [T((6, 300)), T((4, 300), "int64"), T((4, 300))]
+    for stage in (
+        *sorts("float16", 1, True)[:2],
+        sorts("bfloat16", 1, False)[0],
+        opaque(lambda x, i, u: R.scatter_elements(x, i, u, 0, "add"), types),
+        single("softmax", [T((3, 17))], T((3, 17)), axis=1),
+        in_dtype(single("matmul", [T((4, 6)), T((6, 5))], T((4, 5))), "bfloat16"),
+    ):
+        program = sketch_of(stage).build(ONLY, "gtco_test")
+        assert isinstance(program, CudaProgram)
+        assert compile_cuda(program.source, arch).cubin

@@ -1,0 +1,410 @@
+"""Resize, Pad, Col2Im and Attention as the importer writes them out, against ONNX Runtime.
+
+The graphs are evaluated with numpy: what a kernel makes of them is other tests' business.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from gtco.frontend.onnx import load_onnx
+from gtco.frontend.schema_functions import write_out
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import UnsupportedError
+
+Arrays = dict[str, np.ndarray]
+
+
+def node_model(
+    op: str, inputs: Arrays, constants: Arrays, order: list[str], outputs: int, **attrs: Any
+) -> onnx.ModelProto:
+    """One node; ``order`` names its inputs, "" for one that is left out."""
+    made = [f"y{i}" for i in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(op, order, made, **attrs)],
+        "test",
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in inputs.items()
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11, producer_name="test"
+    )
+
+
+def check(model: onnx.ModelProto, inputs: Arrays, tolerance: float = 2e-5) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    wanted = session.run(None, inputs)
+    for value, array in zip(model.graph.output, wanted, strict=True):
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, array.shape))
+    got = list(lower(load_onnx(model, simplify=False)).evaluate(inputs).values())
+    assert len(got) == len(wanted)
+    for ours, theirs in zip(got, wanted, strict=True):
+        if ours.dtype == np.float32:  # ONNX Runtime hides scores with the least finite number
+            theirs = np.where(theirs < -1e30, -np.inf, theirs)
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        finite = theirs[np.isfinite(theirs)]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(finite).max())
+    return got
+
+
+# -- Pad -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), mode=st.sampled_from(["reflect", "edge", "wrap"]))
+def test_pad_repeats_elements_as_movement(data, mode):
+    """By slices alone: no operator that the fallback would compile."""
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    widths = [(data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))) for n in shape]
+    if mode == "edge" and data.draw(st.booleans()):
+        widths[-1] = (7, 3)
+    pads = np.array([w[0] for w in widths] + [w[1] for w in widths], np.int64)
+    model = node_model(
+        "Pad",
+        {"x": np.zeros(shape, np.float32)},
+        {"pads": pads},
+        ["x", "pads"],
+        1,
+        mode=mode,
+    )
+    x = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+    check(model, {"x": x})
+    kinds = {op.kind for op in lower(load_onnx(model, simplify=False)).operators.values()}
+    assert kinds <= {"slice", "broadcast", "concat", "identity"}
+
+
+# -- Resize ----------------------------------------------------------------------------------------
+
+COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "asymmetric",
+    "align_corners",
+)
+
+
+def rounding_differs(coordinates: str, size: int, out: int) -> bool:
+    """Is some position a whole or a half number that ONNX Runtime's float32 comes out beside, so
+    that it may take the neighbour? The middle of 11 -> 15: 7.5 / (15 / 11) - 0.5 is 5 or less.
+    """
+    shift = 0.0 if coordinates == "asymmetric" else 0.5
+    for i in range(out):
+        exact = (Fraction(i) + Fraction(shift)) * size / out - Fraction(shift)
+        single = np.float32(i + shift) / np.float32(out / size) - np.float32(shift)
+        if (2 * exact).denominator == 1 and Fraction(float(single)) != exact:
+            return True
+    return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mode=st.sampled_from(["nearest", "linear", "cubic"]),
+    coordinates=st.sampled_from(COORDINATES),
+    size=st.tuples(st.integers(2, 13), st.integers(2, 13)),
+    out=st.tuples(st.integers(2, 17), st.integers(2, 17)),
+    antialias=st.booleans(),
+    exclude=st.booleans(),
+    nearest=st.sampled_from(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]),
+    by_axes=st.booleans(),
+)
+def test_resize_to_sizes(mode, coordinates, size, out, antialias, exclude, nearest, by_axes):
+    if mode == "nearest":
+        antialias = exclude = False
+        if coordinates == "align_corners":
+            coordinates = "asymmetric"  # 5 / 7 * 7 is 5 or a little less: rounding may differ
+        axes = zip(size, out, strict=True)
+        assume(not any(rounding_differs(coordinates, *axis) for axis in axes))
+    exclude = exclude and mode == "cubic"
+    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "antialias": antialias}
+    attrs |= {"exclude_outside": exclude, "nearest_mode": nearest, "cubic_coeff_a": -0.5}
+    sizes = np.array(out if by_axes else (1, 2, *out), np.int64)
+    if by_axes:
+        attrs["axes"] = [2, 3]
+    x = {"x": np.random.default_rng(0).normal(size=(1, 2, *size)).astype(np.float32)}
+    model = node_model("Resize", x, {"sizes": sizes}, ["x", "", "", "sizes"], 1, **attrs)
+    check(model, x)
+
+
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+def test_resize_keeps_the_aspect(policy):
+    x = {"x": np.random.default_rng(0).normal(size=(1, 2, 5, 9)).astype(np.float32)}
+    model = node_model(
+        "Resize",
+        x,
+        {"sizes": np.array([7, 8], np.int64)},
+        ["x", "", "", "sizes"],
+        1,
+        mode="linear",
+        axes=[2, 3],
+        keep_aspect_ratio_policy=policy,
+    )
+    check(model, x)
+
+
+@pytest.mark.parametrize("shape, scales", [((1, 2, 5), (1, 1, 1.7)), ((2, 5, 3), (1, 0.7, 2.5))])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_by_scales_that_make_no_whole_size(shape, scales, mode):
+    x = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    constants = {"scales": np.array(scales, np.float32)}
+    check(node_model("Resize", x, constants, ["x", "", "scales"], 1, mode=mode), x)
+
+
+def test_resize_to_a_whole_position_that_float64_misses():
+    """The middle of 7 -> 17 is 8.5 / (17 / 7) - 0.5, which float64 makes a little more than 3."""
+    x = {"x": np.arange(7, dtype=np.float32)[None, None]}
+    attrs = {"mode": "nearest", "nearest_mode": "ceil", "axes": [2]}
+    sizes = {"sizes": np.array([17], np.int64)}
+    (got,) = check(node_model("Resize", x, sizes, ["x", "", "", "sizes"], 1, **attrs), x)
+    assert got[0, 0, 8] == 3
+
+
+def test_resize_crops():
+    x = {"x": np.random.default_rng(0).normal(size=(1, 1, 6, 7)).astype(np.float32)}
+    constants = {
+        "roi": np.array([0, 0, 0.3, -0.2, 1, 1, 0.7, 1.1], np.float32),
+        "sizes": np.array([1, 1, 4, 9], np.int64),
+    }
+    attrs = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.5}
+    model = node_model("Resize", x, constants, ["x", "roi", "", "sizes"], 1, mode="linear", **attrs)
+    (got,) = check(model, x)
+    assert (got == 3.5).any()
+
+
+def test_a_size_known_only_at_run_time_is_refused():
+    x = np.zeros((1, 1, 4, 4), np.float32)
+    inputs = {"x": x, "sizes": np.array([1, 1, 2, 2], np.int64)}
+    model = node_model("Resize", inputs, {}, ["x", "", "", "sizes"], 1, mode="linear")
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y0", TensorProto.FLOAT, (1, 1, 2, 2))
+    )
+    with pytest.raises(UnsupportedError, match="known only at run time"):
+        load_onnx(model, simplify=False)
+
+
+# -- Col2Im ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    image=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    block=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilations=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    pads=st.tuples(*[st.integers(0, 1)] * 4),
+)
+def test_col2im(image, block, strides, dilations, pads):
+    counts = [
+        (image[i] + pads[i] + pads[i + 2] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1
+        for i in range(2)
+    ]
+    shape = (2, 3 * block[0] * block[1], counts[0] * counts[1])
+    x = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
+    constants = {"image": np.array(image, np.int64), "block": np.array(block, np.int64)}
+    model = node_model(
+        "Col2Im",
+        x,
+        constants,
+        ["x", "image", "block"],
+        1,
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+    )
+    check(model, x)
+
+
+# -- Attention -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    lengths=st.tuples(st.integers(1, 5), st.integers(1, 7)),
+    flat=st.booleans(),
+    causal=st.booleans(),
+    mask=st.sampled_from(["", "bool", "float", "constant"]),
+    past=st.booleans(),
+    softcap=st.sampled_from([0.0, 2.0]),
+    mode=st.sampled_from([0, 1, 2, 3]),
+    scale=st.sampled_from([None, 0.3]),
+)
+def test_attention(heads, lengths, flat, causal, mask, past, softcap, mode, scale):
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    (q_heads, kv_heads), (rows, keys) = heads, lengths
+    if causal:
+        keys = rows  # ONNX Runtime 1.31 has a meaning of its own where they differ
+    inputs: Arrays = {
+        "q": normal(2, rows, q_heads * 8) if flat else normal(2, q_heads, rows, 8),
+        "k": normal(2, keys, kv_heads * 8) if flat else normal(2, kv_heads, keys, 8),
+        "v": normal(2, keys, kv_heads * 5) if flat else normal(2, kv_heads, keys, 5),
+    }
+    total = keys + (3 if past else 0)
+    constants: Arrays = {}
+    if mask:
+        allowed = rng.random((2, 1, rows, total)) < 0.7
+        allowed[..., 0] = True  # rows without any key: the test below
+        value = normal(rows, total) if mask in ("float", "constant") else allowed
+        (constants if mask == "constant" else inputs)["mask"] = value
+    if past:
+        inputs |= {"pk": normal(2, kv_heads, 3, 8), "pv": normal(2, kv_heads, 3, 5)}
+    attrs: dict[str, Any] = {"is_causal": int(causal), "softcap": softcap}
+    attrs["qk_matmul_output_mode"] = mode
+    if flat:
+        attrs |= {"q_num_heads": q_heads, "kv_num_heads": kv_heads}
+    if scale:
+        attrs["scale"] = scale
+    order = ["q", "k", "v", "mask" if mask else "", *(["pk", "pv"] if past else [])]
+    # what is put into the cache, and the scores, are given out where there is a cache
+    check(node_model("Attention", inputs, constants, order, 4 if past else 1, **attrs), inputs)
+
+
+def test_rows_that_see_no_key_are_zeros_and_masks_may_be_short():
+    rng = np.random.default_rng(0)
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 6, 4), "v": (1, 2, 6, 4)}
+    inputs: Arrays = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    inputs["mask"] = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]], bool)
+    model = node_model("Attention", inputs, {}, ["q", "k", "v", "mask"], 1)
+    model.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y0", TensorProto.FLOAT, (1, 2, 3, 4))
+    )
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate(inputs).values()
+    assert not got[:, :, 1].any() and np.isfinite(got).all()
+    np.testing.assert_allclose(got[:, :, 2], inputs["v"][:, :, 0], rtol=1e-6)
+
+
+# -- BatchNormalization in training mode -----------------------------------------------------------
+
+
+def standardized(weight: np.ndarray, inputs: Arrays, constants: Arrays) -> onnx.ModelProto:
+    """``weight`` normalised channel by channel, as BiT's convolutions do with their weights."""
+    channels, size = weight.shape[0], weight.size // weight.shape[0]
+    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    stored = {"shape": np.array([1, channels, size], np.int64), "mean": zeros + 0.5, "var": ones}
+    constants = {**constants, **stored, "scale": 2 * ones, "bias": ones}
+    order = ["flat", "scale", "bias", "mean", "var"]
+    made = ["y0", "y1", "y2"]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["w", "shape"], ["flat"]),
+            helper.make_node(
+                "BatchNormalization", order, made, training_mode=1, momentum=0.7, epsilon=1e-3
+            ),
+        ],
+        "test",
+        [helper.make_tensor_value_info(k, TensorProto.FLOAT, v.shape) for k, v in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_weights_are_standardized_by_their_own_statistics():
+    """ONNX Runtime has no such kernel: against the operator's reference in onnx."""
+    weight = np.random.default_rng(0).normal(size=(6, 5, 3, 3)).astype(np.float32)
+    model = standardized(weight, {}, {"w": weight})
+    wanted = ReferenceEvaluator(model).run(None, {})
+    for value, array in zip(model.graph.output, wanted, strict=True):
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, array.shape))
+    got = list(lower(load_onnx(model, simplify=False)).evaluate({}).values())
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_in_training_mode_is_refused():
+    weight = np.zeros((6, 5, 3, 3), np.float32)
+    model = standardized(weight, {"w": weight}, {})
+    for value in model.graph.output:
+        shape = (1, 6, 45) if value.name == "y0" else (6,)
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape))
+    with pytest.raises(UnsupportedError, match=r"model\.eval"):
+        lower(load_onnx(model, simplify=False))
+
+
+def test_an_operator_with_constant_inputs_is_written_out():
+    """Rotary embeddings of opset 23, whose tables are constants in most models."""
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 23]>
+        g (float[2,3,5,8] x, int64[2,5] p) => (float[2,3,5,8] y)
+        { a = Relu(x) y = RotaryEmbedding(a, c, s, p) }"""
+    )
+    for name in "cs":
+        table = rng.standard_normal((16, 4)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(table, name))
+    written = write_out(model, {"Relu"})
+    assert all(node.op_type != "RotaryEmbedding" for node in written.graph.node)
+    feeds = {"x": rng.standard_normal((2, 3, 5, 8)).astype(np.float32)}
+    feeds["p"] = rng.integers(0, 16, (2, 5))
+    results = [
+        onnxruntime.InferenceSession(m.SerializeToString()).run(None, feeds)[0]
+        for m in (model, written)
+    ]
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "y = Swish(x)",
+        "y = MeanVarianceNormalization(x)",
+        "r = Relu(x) y = com.example.twice(r)",
+    ],
+)
+def test_attributes_left_to_their_defaults(operator: str) -> None:
+    """ONNX's inliner leaves them out of the definition, which is none then."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 24, "com.example": 1]>
+        g (float[2,3,4,5] x) => (float[2,3,4,5] y) {{ {operator} }}
+        <domain: "com.example", opset_import: ["": 24]>
+        twice (x) => (y) {{ h = Swish(x) y = Swish(h) }}"""
+    )
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (got,) = lower(load_onnx(model)).evaluate({"x": x}).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["GroupNormalization", "MeanVarianceNormalization"])
+def test_behind_what_onnx_infers_no_type_of(norm):
+    """Celu's definition asks for its input's type; twice: the second is inferred from the first."""
+    inputs = {"x": np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)}
+    groups = {"num_groups": 2} if norm == "GroupNormalization" else {}
+    scales = ["ones", "ones"] if groups else []
+    nodes = [
+        helper.make_node(norm, ["x", *scales], ["n"], **groups),
+        helper.make_node("Celu", ["n"], ["c"]),
+        helper.make_node(norm, ["c", *scales], ["m"], **groups),
+        helper.make_node("Celu", ["m"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, inputs["x"].shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones(6, np.float32), "ones")],
+    )
+    check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), inputs)

@@ -1,0 +1,170 @@
+"""GPUs as targets: names, what several architectures have in common, options that do not go with
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gtco.driver.checks import check_indices, check_machine, effort_of, precision_notes
+from gtco.graph.graph import Graph
+from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.machine.target import Target, cpu_target, target
+from gtco.support.errors import BuildError, OptionError, ShapeError
+from gtco.support.options import CompileOptions
+from gtco.tensor.stage import TensorType
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_an_architecture_is_a_target(arch):
+    machine = target(f"cuda:{arch}")
+    assert isinstance(machine, GpuTarget) and machine.kind == "cuda"
+    assert machine.images == (arch,) and machine.arch == arch
+    assert machine.generation == int(arch[3:5])
+    assert machine.rate("fma") > 1e12 and machine.rate("mma:float16") > 5e13
+    assert bool(machine.rate("mma:bfloat16")) is (machine.generation >= 80)
+
+
+def test_a_gpu_has_a_name():
+    machine = gpu_target("cuda:l4")
+    assert (machine.name, machine.arch, machine.images) == ("cuda:l4", "sm_89", ("sm_89",))
+    # figures of the vendor's sheet, dense, in FLOP/s
+    assert gpu_target("cuda:a100").rate("mma:float16") == pytest.approx(312e12, rel=0.01)
+    assert gpu_target("cuda:a100").rate("fma") == pytest.approx(19.5e12, rel=0.01)
+
+
+def test_programs_for_several_architectures_take_what_all_have():
+    both = gpu_target("cuda:sm_90a, sm_75")
+    assert both.name == "cuda:sm_90a,sm_75" and both.images == ("sm_90a", "sm_75")
+    assert both.arch == "sm_90a" and both.sms == GPUS["cuda:h100"].sms
+    assert both.shared == GPUS["cuda:2080ti"].shared and both.generation == 75
+    assert both.rate("mma:float16") and not both.rate("mma:bfloat16")
+    assert gpu_target("cuda:sm_80,sm_80,a100").images == ("sm_80",)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("cuda:H100", "cuda:h100"),
+        ("CUDA:SM_80", "cuda:sm_80"),
+        ("cuda:sm_80,cuda:SM_90A", "cuda:sm_80,sm_90a"),
+        ("cuda:L4, Cuda:a100", "cuda:l4,a100"),
+    ],
+)
+def test_capitals_and_prefixes_make_no_other_target(given, plain):
+    """Nor another name, by which records are found."""
+    assert target(given) == target(plain) and target(given).name == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("cuda:sm_80,sm_90a", "sm_80"),
+        ("cuda:sm_90a,sm_89,sm_75", "sm_89"),
+        ("cuda:2080ti", "sm_75"),
+        ("cuda:h100", ""),
+    ],
+)
+def test_what_newer_gpus_run_the_code_of(name: str, arch: str) -> None:
+    assert gpu_target(name).portable == arch
+
+
+@pytest.mark.parametrize("name", [*GPUS, "cuda:sm_80,sm_90a"])
+def test_targets_go_to_json_and_back(name):
+    machine = gpu_target(name)
+    assert GpuTarget.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cuda:sm_70", "'sm_70'.*CUDA 13 ended what is older than sm_75"),
+        ("cuda:V100", "'V100'.*of sm_70, and CUDA 13 ended"),
+        ("cuda:sm_100", r"GPUs newer than sm_90a \(Hopper\) run the PTX of sm_89"),
+        ("cuda:sm_80,sm_60", "'sm_60'.*CUDA 13"),
+        ("cuda:sm_90", "'sm_90'.*sm_90a"),
+        ("cuda:SM_86", "'SM_86'.*run images of sm_80"),
+        ("cuda:voodoo2", "'voodoo2'.*Known: sm_75, sm_80, sm_89, sm_90a, 2080ti"),
+        ("cuda:", "no GPU is named"),
+        ("cuda", "no GPU is named"),
+        ("cuda:sm_80,", "no GPU is named"),
+        ("cdua:sm_80", "unknown target 'cdua:sm_80'.*for GPUs cuda:"),
+    ],
+)
+def test_other_names_are_refused(name, reason):
+    with pytest.raises(OptionError, match=reason):
+        target(name)
+
+
+def test_what_is_of_cpus_alone_says_so():
+    assert isinstance(cpu_target("znver4"), Target)
+    with pytest.raises(OptionError, match="'cuda:h100' is a GPU"):
+        cpu_target("cuda:h100")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"threads": 4}, "threads=4: 'cuda:sm_80' is a GPU"),
+        ({"records": Path("x.sqlite")}, "records='x.sqlite': there is no.*measures nothing"),
+    ],
+)
+def test_options_of_cpus_are_refused_for_gpus(given, reason):
+    options = CompileOptions(target="cuda:sm_80", precision="fp16", **given)
+    with pytest.raises(OptionError, match=reason):
+        check_machine(options, target(options.target))
+
+
+@pytest.mark.parametrize("tune", ["quick", "full"])
+def test_nothing_is_tuned_for_gpus(tune):
+    with pytest.raises(OptionError, match=f"tune={tune}: 'cuda:sm_80' is a GPU"):
+        effort_of(tune, target("cuda:sm_80"))
+    assert effort_of("off", target("cuda:sm_80")) is None
+
+
+def test_float16_is_for_gpus():
+    options = CompileOptions(target="x86-64-v3", precision="fp16")
+    with pytest.raises(OptionError, match=r"fp16 is for GPUs.*'x86-64-v3' has fp32, bf16"):
+        check_machine(options, target(options.target))
+    check_machine(CompileOptions(precision="fp16"), target("cuda:sm_75"))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "said"),
+    [
+        ("cuda:sm_75", "bf16", "CUDA cores, since Tensor Cores of sm_75 do not multiply"),
+        ("cuda:sm_80,2080ti,h100", "bf16", "on sm_80 and sm_90a too.*where sm_75 is left out"),
+        ("cuda:sm_80,sm_90a", "bf16", None),
+        ("cuda:sm_75", "fp16", None),
+        ("cuda:sm_75", "fp32", None),
+        ("x86-64-v3", "bf16", None),
+    ],
+)
+def test_a_format_that_tensor_cores_do_not_multiply_is_noted(name, precision, said):
+    notes = precision_notes(CompileOptions(target=name, precision=precision), target(name))
+    assert len(notes) == (said is not None)
+    assert all(re.search(said, note) for note in notes)
+
+
+def test_without_nvrtc_the_extra_is_named(monkeypatch):
+    def missing() -> None:
+        raise BuildError("compiling for a GPU needs NVRTC: pip install -e '.[cuda]'")
+
+    monkeypatch.setattr("gtco.codegen.nvrtc.library", missing)
+    check_machine(CompileOptions(), target("x86-64-v3"))
+    with pytest.raises(BuildError, match=r"\.\[cuda\]"):
+        check_machine(CompileOptions(), target("cuda:sm_80"))
+
+
+@pytest.mark.parametrize("rows, refused", [(2**31 - 1, False), (2**31, True)])
+def test_a_tensor_that_32_bits_do_not_index_is_refused(rows, refused):
+    graph = Graph(("x",), ("x",), {"x": TensorType((rows,), "int8")})
+    check_indices(graph, target("x86-64-v3"))
+    if refused:
+        with pytest.raises(ShapeError, match=r"'x'.*2\.1 billion elements"):
+            check_indices(graph, target("cuda:l4"))
+    else:
+        check_indices(graph, target("cuda:l4"))

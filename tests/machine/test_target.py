@@ -1,0 +1,95 @@
+"""Targets: the table, JSON, and this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gtco.machine import target as module
+from gtco.machine.cores import allowed_cores
+from gtco.machine.target import TARGETS, detect, target
+from gtco.runtime.table import normalize_features
+from gtco.support.errors import OptionError
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_row(name: str) -> None:
+    row = target(name)
+    assert row.name == name and target(row) is row
+    assert module.Target.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert row.lanes == (16 if "avx512f" in row.features else 8)
+    assert row.registers == 2 * row.lanes and {"avx2", "fma"} <= set(row.features)
+    assert row.peak == 2 * row.lanes * row.fma_ports * row.frequency
+    # the runtime knows how to check each of them, by this name
+    assert normalize_features(row.features) == tuple(sorted(set(row.features)))
+    capacities = [level.capacity for level in row.memory]
+    bandwidths = [level.bandwidth for level in row.memory]
+    latencies = [level.latency for level in row.memory]
+    assert [level.name for level in row.memory] == ["L1", "L2", "L3", "DRAM"]
+    assert capacities == sorted(capacities) and latencies == sorted(latencies)
+    assert bandwidths == sorted(bandwidths, reverse=True)
+    assert row.level("L2") is row.memory[1]
+
+
+# The kernel's names in /proc/cpuinfo where they are not LLVM's.
+LINUX = {
+    "sse3": "pni",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+}
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(OptionError, match=r"unknown target 'i486'.*native.*x86-64-v3.*znver4"):
+        target("i486")
+
+
+def test_this_machine() -> None:
+    machine = detect()
+    flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].splitlines()[0].split())
+    assert {LINUX.get(f, f) for f in machine.features} <= flags
+    assert {"avx2", "fma", "bmi2"} <= set(machine.features)
+    assert machine == target("native") and machine.name == "native"
+    assert machine.cores == allowed_cores() >= 1
+    assert [level.name for level in machine.memory] == ["L1", "L2", "L3", "DRAM"]
+
+
+CPUS = {
+    "znver4": ("AuthenticAMD", "25", "avx512"),
+    "znver5": ("AuthenticAMD", "26", "avx512"),
+    "znver3": ("AuthenticAMD", "25", ""),
+    "x86-64-v3": ("GenuineIntel", "6", ""),
+    "skylake-avx512": ("GenuineIntel", "6", "avx512"),
+    "icelake-server": ("GenuineIntel", "6", "avx512 avx512_vnni gfni"),
+    "sapphirerapids": ("GenuineIntel", "6", "avx512 avx512_vnni gfni amx_tile"),
+}
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_other_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vendor, family, extra = CPUS[name]
+    wide = "avx512f avx512bw avx512cd avx512dq avx512vl"
+    narrow = "pni ssse3 sse4_1 sse4_2 popcnt avx avx2 fma bmi1 bmi2 f16c movbe abm"
+    flags = f"{narrow} {extra.replace('avx512 ', wide + ' ')}"
+    flags = flags if extra != "avx512" else f"{flags} {wide}"
+    info = {"vendor_id": vendor, "cpu family": family, "flags": flags}
+    monkeypatch.setattr(module, "_cpuinfo", lambda: info)
+    machine = detect()
+    assert machine.mcpu == TARGETS[name].mcpu
+    has = {f for f in TARGETS[name].features if LINUX.get(f, f) in flags.split()}
+    assert set(machine.features) == has >= set(module.V3)
+    # A hypervisor may hide what the CPU's name promises: then the code does without.
+    info["flags"] = flags.replace("movbe", "").replace("f16c", "").replace("abm", "")
+    assert set(detect().features) == has - {"movbe", "f16c", "lzcnt"}
+
+
+def test_a_cpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_cpuinfo", lambda: {"flags": "sse2 avx"})
+    with pytest.raises(OptionError, match=r"no AVX2 and FMA.*--target"):
+        detect()

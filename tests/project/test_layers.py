@@ -1,0 +1,194 @@
+"""The layer rule of DESIGN.md, read from the imports: they point down, and the environment is read
+in one place.
+
+    cli -> compiler -> {frontend, graph, search, codegen, runtime} -> tensor
+    -> {target, options, errors}
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LEVELS = {
+    "__main__": 7,
+    "cli": 6,
+    "compiler": 5,
+    "driver": 4,
+    "tuning": 4,
+    "frontend": 3,
+    "graph": 3,
+    "search": 3,
+    "codegen": 3,
+    "runtime": 3,
+    "verification": 3,
+    "tensor": 2,
+    "machine": 1,
+    "support": 1,
+}
+PUBLIC = "gtco/__init__.py"  # names things of every layer
+# Where DESIGN's list says that something flows between neighbours; each with its reason.
+FLOWS = {
+    # Level 0 is profiled: its kernels are built to be timed. So is the C runtime's barrier.
+    "gtco/search/calibration/profile.py": {"codegen"},
+    "gtco/search/calibration/barrier.py": {"runtime"},
+}
+OUTSIDE = {"cli": {"bench"}}  # gtco bench reaches the harness, which is no part of the compiler
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of every import in the file, at any depth, relative ones resolved."""
+    package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join(parts[: len(parts) - node.level + 1] + ([base] if base else []))
+            if base == "gtco":  # from gtco import graph
+                found += [(node.lineno, f"gtco.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, base))
+    return found
+
+
+def violations(path: Path) -> list[str]:
+    """Why each forbidden import of the file is forbidden."""
+    name = str(path.relative_to(ROOT))
+    here = path.relative_to(ROOT / "gtco").with_suffix("").parts[0]
+    if name == PUBLIC:
+        return []
+    if here not in LEVELS:
+        return [f"{name}: '{here}' has no level in this test; give it one"]
+    wrong = []
+    for line, module in imports(path):
+        parts = module.split(".")
+        if parts[0] in ("models", "bench", "tests") and parts[0] not in OUTSIDE.get(here, set()):
+            wrong.append(f"{name}:{line} imports {module}, which is no part of gtco")
+        if parts[0] != "gtco" or len(parts) == 1:
+            continue
+        there = parts[1]
+        if there not in LEVELS:
+            wrong.append(f"{name}:{line} imports {module}, whose layer is unknown")
+        elif LEVELS[there] > LEVELS[here]:
+            wrong.append(f"{name}:{line} imports {module}, a layer above it")
+        elif (
+            LEVELS[there] == LEVELS[here] == 3
+            and there != here
+            and there not in FLOWS.get(name, ())
+        ):
+            wrong.append(f"{name}:{line} imports {module}, a neighbour of its layer")
+    return wrong
+
+
+def sources() -> list[Path]:
+    return sorted((ROOT / "gtco").rglob("*.py"))
+
+
+def test_imports_point_down():
+    assert len(sources()) > 10
+    wrong = [text for path in sources() for text in violations(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "reason"),
+    [
+        ("graph/x.py", "from gtco.compiler import compile_model", "a layer above it"),
+        ("graph/x.py", "def f():\n    from gtco.search.policy import Policy", "a neighbour"),
+        ("tensor/x.py", "import gtco.graph", "a layer above it"),
+        ("tensor/sketch/x.py", "from ...graph import graph", "a layer above it"),
+        ("runtime/x.py", "from gtco import frontend", "a neighbour"),
+        ("codegen/x.py", "import bench.harness.rounds", "no part of gtco"),
+        ("strange/x.py", "import os", "has no level"),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(tmp_path, monkeypatch, file, code, reason):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "gtco" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert [text for text in violations(path) if reason in text]
+
+
+def emission(path: Path) -> list[str]:
+    """What a module of ``tensor/analysis`` imports that emits code: any of the tensor layer's but
+    its own and the values, and TVM's builders.
+    """
+    values = ("gtco.tensor.analysis", "gtco.tensor.operators", "gtco.tensor.stage")
+    packing = "gtco.tensor.packing"  # how a constant is laid out is a value too
+    return [
+        f"{path.name}:{line} imports {module}"
+        for line, module in imports(path)
+        if (module.startswith("gtco.") and not module.startswith((*values, packing)))
+        or module.startswith(("tvm.script", "tvm.tirx.script"))
+    ]
+
+
+def test_analysis_emits_nothing():
+    files = sorted((ROOT / "gtco" / "tensor" / "analysis").glob("*.py"))
+    assert len(files) > 5
+    assert not [text for path in files for text in emission(path)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from gtco.tensor.emit.emitter import Emitter",
+        "from gtco.tensor.sketch import gemm",
+        "from ..reader import Reader",
+        "from tvm.tirx.script.builder import ir",
+        "from gtco.machine.target import Target",
+    ],
+)
+def test_the_rule_sees_emission(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "gtco" / "tensor" / "analysis" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert emission(path)
+
+
+def test_only_options_reads_the_environment():
+    """Reading means os.getenv, os.environ[...], .get and the like; giving a child process a copy is
+    no reading.
+    """
+    wrong = []
+    for path in sources():
+        if path == ROOT / "gtco" / "options.py":
+            continue
+        tree = ast.parse(path.read_text())
+        copies = {
+            id(value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Dict)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is None
+        }
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("environ", "getenv")
+                and id(node) not in copies
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not wrong, f"only gtco/support/options.py may read the environment: {', '.join(wrong)}"
+
+
+@pytest.mark.parametrize(
+    "code", ["import gtco", "from gtco.runtime.module import load", "import gtco; gtco.load"]
+)
+def test_loading_needs_numpy_and_nothing_heavier(code):
+    heavy = "tvm tvm_ffi torch onnx onnxsim onnxruntime networkx rich scipy xgboost".split()
+    script = f"import sys\n{code}\nprint(*[m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "", f"'{code}' loads {done.stdout.strip()}"

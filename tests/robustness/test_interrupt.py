@@ -1,0 +1,331 @@
+"""Ctrl-C in every phase, SIGTERM, and full disks that are real: a clear exit, nothing left behind,
+and a library that was there before is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+
+from gtco.compiler import compile_model, compile_to_file
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.module import load
+from gtco.support.errors import BuildError, GtcoError
+from tests.driver.test_compiler import check, mlp
+from tests.runtime.test_models import check as check_small
+from tests.runtime.test_models import example_inputs, kernels, small_artifact  # noqa: F401
+
+# Runs `gtco compile`; the phase named by argv[1] makes the file argv[2] and waits.
+DRIVER = """
+import functools, os, sys, time
+phase, marker, *command = sys.argv[1:]
+waiting = f"import time; open({marker!r}, 'w').close(); time.sleep(300)"
+def wait(*_, **__):
+    exec(waiting)
+if phase == "read":
+    from gtco.frontend import onnx
+    onnx.check_text = wait
+elif phase == "onnxsim":
+    from gtco.frontend import simplify
+    simplify._CHILD = waiting
+elif phase == "fuse":
+    from gtco.graph import fusion
+    fusion.fuse = wait
+elif phase == "build":
+    from gtco import compiler
+    job = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1); "
+    command_ = (sys.executable, "-c", job + waiting)
+    compiler.Workers = functools.partial(compiler.Workers, command=command_)
+elif phase == "tune":
+    from gtco.tuning import measure
+    measure.run = wait
+elif phase in ("gcc", "link"):  # with a child of its own, as gcc has cc1 and ld
+    script = marker + ".sh"
+    other = '*" -c "*) exec gcc "$@";; ' if phase == "link" else ""
+    with open(script, "w") as file:
+        file.write(f'#!/bin/sh\\ncase "$*" in {other}esac\\n')
+        file.write(f"touch $TMPDIR/temporary {marker}\\nsleep 300\\n")
+    os.chmod(script, 0o755)
+    os.environ["CC"] = script
+elif phase == "verify":
+    from gtco import verification
+    verification.verify = wait
+from gtco.cli import main
+raise SystemExit(main(["compile", *command]))
+"""
+PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "link", "verify")
+
+
+def left(folder: Path) -> list[str]:
+    """What is in a folder for temporary files; .ses is ONNX Runtime's own."""
+    return sorted(p.name for p in folder.iterdir() if p.name != ".ses")
+
+
+def start(root: Path, folder: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(root)},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
+    """As the terminal sends it, to the whole group of processes; SIGTERM too, where a library was
+    not there before."""
+    kept = PHASES.index(phase) % 2 == 0
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    if kept:
+        (out / "mlp.so").write_bytes(b"older")
+    marker = tmp_path / "marker"
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    command += ["--tune", "quick" if phase == "tune" else "off"]
+    child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
+    while not marker.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    processes = psutil.Process(child.pid).children(recursive=True)
+    assert processes or phase == "verify"
+    os.killpg(child.pid, signal.SIGINT if kept else signal.SIGTERM)
+    _, errors = child.communicate(timeout=200)
+    assert child.returncode == (130 if kept else 143), errors
+    assert "interrupted" in errors and "Traceback" not in errors
+    assert [p.name for p in out.iterdir()] == (["mlp.so"] if kept else [])
+    assert not kept or (out / "mlp.so").read_bytes() == b"older"
+    assert not left(tmp_path / "tmp")
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+# A command in which the first stop comes to a function that TVM calls, which loses it.
+CALLED_BACK = """
+import sys, time
+import tvm_ffi
+from gtco.cli import doctor_command, main
+def called():
+    open(sys.argv[1], "w").close()
+    time.sleep(300)
+def command(options):
+    try:
+        tvm_ffi.convert(called)()
+    except RuntimeError:
+        time.sleep(300)
+doctor_command.main = command
+raise SystemExit(main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
+    marker = tmp_path / "marker"
+    child = start(root, tmp_path, CALLED_BACK, str(marker))
+    while not marker.exists():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=100)
+    assert child.returncode == (130 if number == signal.SIGINT else 143)
+    assert errors.startswith("interrupted") and len(errors.splitlines()) == 1
+
+
+# Runs `python -m gtco`, which gets Ctrl-C as it imports argv[1].
+WHILE_IMPORTING = """
+import os, runpy, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+wanted = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("gtco", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["gtco.cli", "numpy.linalg", "gtco.cli.doctor_command"])
+def test_ctrl_c_before_the_command_begins(module: str, root: Path, tmp_path: Path) -> None:
+    child = start(root, tmp_path, WHILE_IMPORTING, module, "doctor")
+    output, errors = child.communicate(timeout=200)
+    assert (child.returncode, output, errors) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("module", ["tvm", "tvm.relax", "tvm.tirx"])
+def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path: Path) -> None:
+    """An exception there would come up between what extensions have made of their modules."""
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(tmp_path / "mlp.so")]
+    script = WHILE_IMPORTING.replace(
+        'runpy.run_module("gtco"', 'import atexit\natexit.register(told)\nrunpy.run_module("gtco"'
+    ).replace("class", "def told(): print('gtco.compiler' in sys.modules)\nclass")
+    child = start(root, tmp_path, script, module, "compile", *command)
+    output, errors = child.communicate(timeout=200)
+    assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
+    assert output == "True\n", "it was to go on to the end of what is imported"
+    assert not (tmp_path / "mlp.so").exists()
+
+
+# Runs `gtco compile`, which gets Ctrl-C as it verifies, and again and again as it cleans up.
+AGAIN = """
+import os, shutil, signal, sys
+from gtco import verification
+from gtco.runtime import publish
+def interrupt(*_, **__):
+    os.kill(os.getpid(), signal.SIGINT)
+remove = shutil.rmtree
+def removed(*arguments, **options):
+    interrupt()
+    os.kill(os.getpid(), signal.SIGTERM)
+    remove(*arguments, **options)
+    print("cleaned up")
+verification.verify = interrupt
+publish.shutil.rmtree = removed
+sys.argv[1:1] = ["compile"]
+from gtco.__main__ import main
+code = main()
+interrupt()
+raise SystemExit(code)
+"""
+
+
+def test_a_second_ctrl_c_does_not_cut_cleaning_up_short(root: Path, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    (tmp_path / "out").mkdir()
+    library = str(tmp_path / "out" / "mlp.so")
+    options = ["-o", library, "--verify", "--tune", "off"]
+    child = start(root, tmp_path, AGAIN, str(tmp_path / "mlp.onnx"), *options)
+    output, errors = child.communicate(timeout=200)
+    assert child.returncode == 130 and errors.endswith("interrupted\n"), errors
+    assert "cleaned up" in output and "Traceback" not in errors
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.scheduled
+def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
+    """Again and again, at a random moment of a compile of a real model."""
+    rng = random.Random(0)
+    onnx.save(mlp(layers=3), tmp_path / "mlp.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify", "--tune", "off"]
+    start(root, tmp_path, DRIVER, "none", "", *command).communicate()
+    before = (out / "mlp.so").read_bytes()
+    started = "import sys; from gtco.cli import main; print(flush=True); "
+    for _ in range(40):
+        script = started + "raise SystemExit(main(sys.argv[1:]))"
+        child = start(root, tmp_path, script, "compile", *command)
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(rng.uniform(0.05, 8))
+        try:
+            processes = psutil.Process(child.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            processes = []
+        os.kill(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=200)
+        assert child.returncode in (0, 130), errors
+        assert "Traceback" not in errors
+        assert sorted(p.name for p in out.iterdir()) == ["mlp.h", "mlp.so"]
+        assert child.returncode == 0 or (out / "mlp.so").read_bytes() == before
+        assert not left(tmp_path / "tmp")
+        assert not psutil.wait_procs(processes, timeout=30)[1]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MB, in memory."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def leave(disk: Path, nbytes: int) -> None:
+    """Fill the disk but for ``nbytes``."""
+    with (disk / "junk").open("wb") as file:
+        info = os.statvfs(disk)
+        os.posix_fallocate(file.fileno(), 0, max(4096, info.f_bavail * info.f_bsize - nbytes))
+
+
+def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:  # noqa: F811
+    """From nothing free to enough: an error that says so and the older set, or the new one."""
+    path = write_artifact(small_artifact(kernels), disk / "m.so", weights_inside_limit=0)
+    before = {p.name: p.read_bytes() for p in disk.iterdir()}
+    newer = small_artifact(kernels, weights=((0, np.zeros(1)), (64, np.ones(40, np.float32))))
+    outcomes = []
+    for free in (0, 8, 24, 64, 128, 256, 512, 4096):
+        leave(disk, free << 10)
+        try:
+            write_artifact(newer, path)
+        except BuildError as error:
+            assert "No space left on device" in str(error) and "MB are free" in str(error)
+            outcomes.append(False)
+            (disk / "junk").unlink()
+            assert {p.name: p.read_bytes() for p in disk.iterdir()} == before
+        else:
+            outcomes.append(True)
+            (disk / "junk").unlink()
+            assert sorted(p.name for p in disk.iterdir()) == ["m.h", "m.so"]
+            write_artifact(small_artifact(kernels), path, weights_inside_limit=0)
+        with load(path) as model:
+            check_small(model(*example_inputs()), *example_inputs())
+    assert not outcomes[0] and outcomes[-1]
+
+
+def test_a_full_disk_for_temporary_files(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compile to a file needs no other place; a model in memory says what it lacks."""
+    model = mlp()
+    leave(disk, 0)
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    compile_to_file(model, tmp_path / "m.so", verify=True)
+    with load(tmp_path / "m.so") as compiled:
+        check(compiled, model)
+    with pytest.raises(GtcoError, match="No space left on device"):
+        compile_model(model)
+    assert left(disk) == ["junk"]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(GtcoError, match="TMPDIR"):
+        compile_model(model)
+
+
+def test_a_full_disk_for_the_dump(disk: Path, tmp_path: Path) -> None:
+    leave(disk, 4096)
+    with pytest.raises(BuildError, match=r"No space left on device"):
+        compile_to_file(mlp(), tmp_path / "m.so", dump=disk)
+    assert not (tmp_path / "m.so").exists()
+
+
+def test_a_full_disk_for_what_is_printed(root: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gtco", "doctor"],
+            cwd=root,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and "No space left" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,127 @@
+"""A fork at any moment, whatever other threads are doing with models: the child can use those that
+it inherited and open its own. What hangs is killed after a while and fails.
+"""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.runtime.module import Model, load
+from gtco.support.errors import ArtifactError
+from tests.runtime.test_models import SLEEPER, check, example_inputs, kernels, small, some_tasks
+
+PATIENCE = 120.0  # seconds until a child counts as hanging
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one step with 8 tasks of 20 ms each, which need no CPU."""
+    return some_tasks(SLEEPER, tmp_path_factory.mktemp("slow"))
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Do the work in a fork of this process; it must end, and without an exception."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + PATIENCE
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child of a fork hangs")
+        time.sleep(0.005)
+    assert done[1] == 0
+
+
+@contextmanager
+def meanwhile(work: Callable[[], None]) -> Iterator[None]:
+    """Another thread does the work again and again, until the ``with`` ends."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat() -> None:
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_while_another_thread_is_inside_the_model(slow: Path, small: Path, threads: int) -> None:
+    x = np.arange(8, dtype=np.float32)
+
+    def child() -> None:
+        np.testing.assert_array_equal(model(x), x + 1)
+        with load(slow, threads) as own:
+            np.testing.assert_array_equal(own(x), x + 1)
+        with load(small) as other:
+            check(other(*example_inputs()), *example_inputs())
+        model.close()
+
+    with load(slow, threads) as model, meanwhile(lambda: model(x)):
+        for pause in (0.0, 0.03, 0.05):
+            time.sleep(pause)
+            while not model._lock.locked():  # the thread is inside
+                time.sleep(0)
+            in_child(child)
+    assert not model._close.alive
+
+
+def test_while_other_threads_open_and_close_models(small: Path) -> None:
+    def open_and_close() -> None:
+        with load(small, 3) as model:
+            check(model(*example_inputs()), *example_inputs())
+
+    open_and_close()  # what Python imports at the first call has locks of its own
+    with meanwhile(open_and_close), meanwhile(open_and_close):
+        for _ in range(10):
+            in_child(open_and_close)
+
+
+def test_children_of_children(small: Path) -> None:
+    with load(small, 2) as model:
+
+        def run(depth: int) -> None:
+            check(model(*example_inputs(depth)), *example_inputs(depth))
+            if depth:
+                in_child(lambda: run(depth - 1))
+
+        run(3)
+        check(model(*example_inputs()), *example_inputs())
+
+
+def test_a_closed_model_stays_closed_in_the_child(small: Path) -> None:
+    model: Model = load(small)
+    model.close()
+
+    def child() -> None:
+        with pytest.raises(ArtifactError, match="is closed"):
+            model(*example_inputs())
+
+    in_child(child)

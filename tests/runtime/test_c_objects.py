@@ -1,0 +1,72 @@
+"""The C runtime's objects: made once, early where there is something else to do meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gtco.runtime import c_objects
+from gtco.runtime.c_objects import CPU_SOURCES, made_early, write_objects
+from gtco.support.options import c_compiler
+
+SOURCES = CPU_SOURCES[:2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has made none."""
+    monkeypatch.setattr(c_objects, "_made", {})
+    monkeypatch.setattr(c_objects, "_begun", {})
+
+
+def compiler(folder: Path, body: str = "") -> str:
+    """A C compiler that notes each time it runs."""
+    script = folder / "cc.sh"
+    script.write_text(f'#!/bin/sh\necho x >> {folder}/runs\n{body}\nexec {c_compiler()} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "runs").read_text().split())
+
+
+def objects(folder: Path, cc: str) -> list[bytes]:
+    folder.mkdir(exist_ok=True)
+    return [(folder / name).read_bytes() for name in write_objects(SOURCES, folder, cc)]
+
+
+def test_they_are_made_once(tmp_path: Path) -> None:
+    cc = compiler(tmp_path)
+    with made_early(SOURCES, tmp_path, cc):
+        first = objects(tmp_path / "a", cc)
+    assert all(code[:4] == b"\x7fELF" for code in first)
+    with made_early(SOURCES, tmp_path, cc):
+        assert objects(tmp_path / "b", cc) == first == objects(tmp_path / "c", cc)
+    assert runs(tmp_path) == 1
+
+
+def test_other_flags_are_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build with a sanitizer neither gets nor leaves what is without."""
+    plain = objects(tmp_path / "a", c_compiler())
+    with monkeypatch.context() as patch:
+        patch.setattr(c_objects, "COMPILE_FLAGS", [*c_objects.COMPILE_FLAGS, "-O0"])
+        assert objects(tmp_path / "b", c_compiler()) != plain
+    assert objects(tmp_path / "c", c_compiler()) == plain
+
+
+def test_what_fails_early_is_tried_again(tmp_path: Path) -> None:
+    once = f"[ $(wc -l < {tmp_path}/runs) -gt 1 ] || exit 1"
+    cc = compiler(tmp_path, once)
+    with made_early(SOURCES, tmp_path, cc):
+        assert objects(tmp_path / "a", cc)[0][:4] == b"\x7fELF"
+    assert runs(tmp_path) == 2
+
+
+def test_what_nobody_takes_ends(tmp_path: Path) -> None:
+    cc = compiler(tmp_path, "sleep 300")
+    with pytest.raises(KeyboardInterrupt), made_early(SOURCES, tmp_path, cc):
+        (begun,) = c_objects._begun.values()
+        raise KeyboardInterrupt
+    assert begun[0].process.poll() is not None and not c_objects._begun

@@ -1,0 +1,228 @@
+"""Threads of a library: how many, who gets which task; handles and calls side by side; forks."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.runtime.artifact import write_artifact
+from gtco.runtime.library import Library
+from gtco.runtime.module import load
+from gtco.support.errors import ArtifactError, OptionError
+from tests.runtime.test_models import (
+    SLEEPER,
+    check,
+    example_inputs,
+    kernels,
+    small,
+    small_artifact,
+    some_tasks,
+)
+from tests.runtime.test_module import REPOSITORY, c_run
+
+
+def on_threads(count: int, work: Callable[[int], None]) -> None:
+    """The work on so many threads at once, each given its number; what one raises is raised."""
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(work, number) for number in range(count)]:
+            done.result()
+
+
+def test_two_handles_run_at_the_same_time(small: Path) -> None:
+    def work(seed: int) -> None:
+        x, mask = example_inputs(seed)
+        with load(small, 2) as model:
+            for _ in range(300):
+                check(model(x, mask), x, mask)
+
+    on_threads(3, work)
+
+
+def test_one_handle_from_many_threads(small: Path) -> None:
+    with load(small, 2) as model:
+
+        def work(seed: int) -> None:
+            x, mask = example_inputs(seed)
+            for _ in range(100):
+                check(model(x, mask), x, mask)
+
+        on_threads(4, work)
+
+
+WAVES = """
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+static atomic_int arrived;
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  int threads = (int)((float*)x)[0];
+  for (int64_t t = begin; t < end; ++t) {
+    int wave = atomic_fetch_add(&arrived, 1) / threads, waited = 0;
+    while (atomic_load(&arrived) < (wave + 1) * threads && waited++ < 300000) {
+      struct timespec pause = {0, 1000000};
+      nanosleep(&pause, 0);
+    }
+    ((float*)y)[t] = atomic_load(&arrived) < (wave + 1) * threads ? -1 : 1;
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
+    """A task waits (up to five minutes) until as many have begun as there are threads: all of them
+    end only where every thread works at once, and does as many of the 8 as the others.
+    """
+    x = np.full(8, threads, np.float32)
+    with load(some_tasks(WAVES, tmp_path), threads) as model:
+        for _ in range(3):
+            np.testing.assert_array_equal(model(x), np.ones(8, np.float32))
+            time.sleep(0.02)  # the workers may fall asleep, or not
+
+
+COUNTS = """
+#include <stdint.h>
+static unsigned char done[200003];
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) ((float*)y)[t] = (float)++done[t];
+}
+"""
+
+
+@pytest.mark.parametrize("tasks", [2, 7, 65537, 200003])
+def test_every_task_runs_once(tasks: int, tmp_path: Path) -> None:
+    x = np.zeros(tasks, np.float32)
+    with load(some_tasks(COUNTS, tmp_path, tasks), 3) as model:
+        for run in range(1, 6):
+            np.testing.assert_array_equal(model(x), np.full(tasks, run, np.float32))
+
+
+GATE = """
+#include <stdint.h>
+#include <unistd.h>
+void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
+  char c = 's';
+  for (int64_t t = begin; t < end; ++t) {
+    ((float*)y)[t] = 1;
+    if (t == 0 && write((int)((float*)x)[0], &c, 1) + read((int)((float*)x)[1], &c, 1) != 2)
+      ((float*)y)[t] = -1;
+  }
+}
+"""
+
+
+def test_a_busy_handle_is_an_error_in_c(tmp_path: Path) -> None:
+    """The first run says that it has begun, and ends when it is told to."""
+    begun, say, told, tell = *os.pipe(), *os.pipe()
+    x, y = np.array([say, told] + [0] * 6, np.float32), np.zeros(8, np.float32)
+    statuses: list[int] = []
+    with load(some_tasks(GATE, tmp_path), 2) as model:
+        runner = threading.Thread(
+            target=lambda: statuses.append(c_run(model, [x.ctypes.data], [y.ctypes.data])[0])
+        )
+        runner.start()
+        try:
+            assert os.read(begun, 1) == b"s"
+            other = np.zeros(8, np.float32)
+            assert c_run(model, [x.ctypes.data], [other.ctypes.data])[0] == 6
+        finally:
+            os.write(tell, b"e")
+            runner.join()
+    assert statuses == [0] and (y == 1).all()
+    for pipe in (begun, say, told, tell):
+        os.close(pipe)
+
+
+def test_profile_times_every_stage(small: Path, tmp_path: Path) -> None:
+    with load(some_tasks(SLEEPER, tmp_path), 2) as model:
+        began = time.perf_counter()
+        (seconds,) = model.profile(np.zeros(8, np.float32), repeat=2)
+        assert 8 * 0.02 / 2 <= seconds <= time.perf_counter() - began
+    with load(small, 2) as model:
+        began = time.perf_counter()
+        seconds = model.profile(*example_inputs())
+        assert len(seconds) == 3 and all(s > 0 for s in seconds)
+        assert sum(seconds) <= time.perf_counter() - began
+
+
+def test_fork_after_open(small: Path) -> None:
+    x, mask = example_inputs()
+    with load(small, 3) as model:
+        check(model(x, mask), x, mask)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for _ in range(50):
+                    check(model(x, mask), x, mask)
+                threads = len(os.listdir("/proc/self/task"))
+                model.close()
+                code = 0 if threads == 3 and len(os.listdir("/proc/self/task")) == 1 else 2
+            finally:
+                os._exit(code)
+        check(model(x, mask), x, mask)
+        assert os.waitpid(child, 0)[1] == 0
+        check(model(x, mask), x, mask)
+
+
+def test_number_of_threads(kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_artifact(small_artifact(kernels, threads=3), tmp_path / "m.so")
+    assert load(path).threads == 3 and load(path, 4).threads == 4
+    monkeypatch.setenv("GTCO_NUM_THREADS", "5")
+    assert load(path).threads == 5 and load(path, 4).threads == 4
+    for bad in ("0", "-1", "two", "9999"):
+        monkeypatch.setenv("GTCO_NUM_THREADS", bad)
+        with pytest.raises(ArtifactError, match=f"GTCO_NUM_THREADS is '{bad}'"):
+            load(path)
+    monkeypatch.delenv("GTCO_NUM_THREADS")
+    for wrong in (-1, 1025, 2**32 + 1, "2", 1.5, None):  # the third is 1 to C
+        with pytest.raises(OptionError, match=r"threads=.* a whole number from 0 to 1024"):
+            load(path, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ArtifactError, match="num_threads is -1"):
+        Library(path).open(-1, 0, 0)
+
+
+def test_default_threads_follow_the_affinity_mask(small: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    with load(small) as model:
+        assert 1 <= model.threads <= len(allowed)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        with load(small) as model:
+            assert model.threads == 1
+        with load(small, 2) as model:  # more threads than CPUs still end
+            check(model(*example_inputs()), *example_inputs())
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def test_no_thread_is_an_error(small: Path) -> None:
+    """A thread's stack takes 8 MB of address space, of which 1 GB more is allowed."""
+    script = (
+        "import resource, numpy\n"
+        "from gtco.support.errors import ArtifactError\n"
+        "from gtco.runtime.module import load\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.RLIM_INFINITY))\n"
+        "limit = pages * resource.getpagesize() + (1 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        f"try: load({str(small)!r}, 1000)\n"
+        "except ArtifactError as error: print(error)\n"
+        f"print(load({str(small)!r}, 3).threads)\n"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    message, threads = result.stdout.splitlines()
+    assert "cannot start 999 threads: Resource temporarily unavailable" in message
+    assert threads == "3"

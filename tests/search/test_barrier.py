@@ -1,0 +1,56 @@
+"""What stands between two stages, timed by the C runtime's own pool."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from gtco.codegen.load import load
+from gtco.machine.target import detect
+from gtco.search.calibration.barrier import MOST_STEPS, barrier_seconds, handover_seconds
+from gtco.search.calibration.level0 import copy_kernel
+from gtco.search.calibration.timing import aligned
+from gtco.support.errors import BuildError
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_seconds_beyond_the_tasks(threads: int) -> None:
+    """However busy the machine: more threads than cores is slow, and never a hang."""
+    seconds = barrier_seconds(threads, 2)
+    assert math.isfinite(seconds) and seconds >= 0
+
+
+def test_no_threads() -> None:
+    with pytest.raises(OSError, match="with 0 threads"):
+        barrier_seconds(0, 2)
+
+
+@pytest.mark.parametrize(("threads", "tasks", "steps"), [(1, 1, 2), (2, 16, MOST_STEPS), (5, 8, 6)])
+def test_steps_that_read_what_the_step_before_wrote(threads: int, tasks: int, steps: int) -> None:
+    """Each adds 1 to all of its input, in turns from one buffer to the other; the first run is not
+    counted.
+    """
+    machine = detect()
+    size = tasks * 4 * machine.lanes
+    library = load([copy_kernel("small", 4 * size, tasks, machine)], machine)
+    x, y = aligned(size), aligned(size)
+    seconds = handover_seconds(threads, library.copy_small, tasks, x, y, 3, steps)
+    assert math.isfinite(seconds) and seconds > 0
+    made = (1 + 3) * steps
+    assert (x == made).all() and (y == made - 1).all()
+
+
+@pytest.mark.parametrize(("threads", "steps"), [(0, 2), (1, 0), (1, MOST_STEPS + 1)])
+def test_nothing_to_hand_over(threads: int, steps: int) -> None:
+    machine, x = detect(), aligned(64)
+    library = load([copy_kernel("small", 256, 1, machine)], machine)
+    with pytest.raises(OSError, match=f"with {threads} threads"):
+        handover_seconds(threads, library.copy_small, 1, x, x, 2, steps)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "none"))
+    with pytest.raises(BuildError, match="compiler"):
+        barrier_seconds(2, 2)

@@ -1,0 +1,209 @@
+"""Depthwise convolution against the reference: layouts, borders, strides, dilation, prologue and
+epilogue.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gtco.machine.target import target
+from gtco.tensor.sketch.depthwise import cpu as depthwise
+from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
+from tests.kernels import (
+    assert_close,
+    fresh_seed,
+    random_inputs,
+    reference,
+    runnable,
+    some_kernels,
+    targets,
+)
+
+
+def conv(
+    channels: int,
+    size: tuple[int, int],
+    kernel: tuple[int, int] = (3, 3),
+    strides: tuple[int, int] = (1, 1),
+    padding: tuple[int, int, int, int] = (1, 1, 1, 1),
+    dilation: tuple[int, int] = (1, 1),
+    layout: str = "NHWC",
+    images: int = 2,
+) -> tuple[Operator, dict[str, TensorType]]:
+    out = [
+        (size[i] + padding[i] + padding[i + 2] - (kernel[i] - 1) * dilation[i] - 1) // strides[i]
+        + 1
+        for i in (0, 1)
+    ]
+
+    def shape(h: int, w: int) -> tuple[int, ...]:
+        return (images, h, w, channels) if layout == "NHWC" else (images, channels, h, w)
+
+    op = Operator(
+        "conv2d",
+        ("x", "w"),
+        "c",
+        TensorType(shape(*out)),
+        make_attrs(
+            strides=strides, padding=padding, dilation=dilation, groups=channels, layout=layout
+        ),
+    )
+    return op, {"x": TensorType(shape(*size)), "w": TensorType((channels, 1, *kernel))}
+
+
+def check(stage: Stage, name: str) -> None:
+    machine = runnable(name)
+    sketch = depthwise.match(stage, machine)
+    assert sketch is not None
+    inputs = random_inputs(stage, fresh_seed())
+    wanted = reference(stage, inputs)
+    for built in some_kernels(sketch, machine):
+        assert_close(built(*inputs, unaligned=True), wanted, 1e-5)
+
+
+CASES = {
+    "3x3": conv(40, (9, 11)),
+    "odd channels": conv(37, (6, 5)),
+    "few channels": conv(3, (12, 12)),
+    "several chunks": conv(300, (5, 6), images=1),
+    "stride 2": conv(24, (11, 13), strides=(2, 2)),
+    "stride 3, no padding": conv(16, (13, 14), strides=(3, 3), padding=(0, 0, 0, 0)),
+    "dilation": conv(16, (12, 15), padding=(2, 2, 2, 2), dilation=(2, 2)),
+    "dilation and stride": conv(
+        16, (13, 17), padding=(3, 2, 1, 4), dilation=(3, 2), strides=(2, 3)
+    ),
+    "7x7": conv(32, (14, 14), (7, 7), padding=(3, 3, 3, 3)),
+    "1x5": conv(8, (6, 20), (1, 5), padding=(0, 2, 0, 2)),
+    "kernel larger than the image": conv(16, (2, 3), (5, 5), padding=(2, 2, 2, 2)),
+    "padding beyond the kernel": conv(16, (4, 4), (2, 2), padding=(3, 3, 3, 3)),
+    "one column": conv(16, (8, 1), (3, 1), padding=(1, 0, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", CASES)
+def test_channels_last(case: str, name: str) -> None:
+    op, types = CASES[case]
+    check(make_stage([op], types, ["w"]), name)
+
+
+@pytest.mark.parametrize(
+    "case", ["3x3", "stride 2", "dilation and stride", "kernel larger than the image"]
+)
+def test_channels_first(case: str) -> None:
+    op, types = CASES[case]
+    moved = {
+        k: TensorType((t.shape[0], t.shape[3], *t.shape[1:3])) if k == "x" else t
+        for k, t in types.items()
+    }
+    n, h, w, c = op.type.shape
+    attrs = make_attrs(**{**dict(op.attrs), "layout": "NCHW"})
+    check(
+        make_stage(
+            [Operator("conv2d", ("x", "w"), "c", TensorType((n, c, h, w)), attrs)], moved, ["w"]
+        ),
+        "x86-64-v3",
+    )
+
+
+@pytest.mark.parametrize("name", targets())
+def test_segformer_mlp(name: str) -> None:
+    """Tokens seen as an image, 3 x 3 over each channel, bias and gelu, tokens again."""
+    op, types = conv(72, (8, 7), images=1)
+    operators = [
+        Operator("reshape", ("t",), "x", types["x"]),
+        op,
+        Operator("add", ("c", "b"), "s", op.type),
+        Operator("gelu", ("s",), "g", op.type),
+        Operator("reshape", ("g",), "y", TensorType((1, 56, 72))),
+    ]
+    check(
+        make_stage(
+            operators,
+            {"t": TensorType((1, 56, 72)), "w": types["w"], "b": TensorType((72,))},
+            ["w", "b"],
+        ),
+        name,
+    )
+
+
+def test_prologue_and_residual() -> None:
+    op, types = conv(24, (6, 7))
+    operators = [
+        Operator("relu", ("t",), "x", types["x"]),
+        op,
+        Operator("add", ("c", "t"), "y", op.type),
+    ]
+    check(make_stage(operators, {"t": types["x"], "w": types["w"]}, ["w"]), "x86-64-v3")
+
+
+def test_weights_that_are_no_constant() -> None:
+    op, types = conv(24, (6, 7))
+    check(make_stage([op], types, []), "x86-64-v3")
+
+
+def test_not_its_business() -> None:
+    machine = target("x86-64-v3")
+    op, types = conv(6, (5, 5))
+    dense = Operator(
+        op.kind, op.inputs, op.output, op.type, make_attrs(**{**dict(op.attrs), "groups": 1})
+    )
+    assert (
+        depthwise.match(
+            make_stage([dense], {**types, "w": TensorType((6, 6, 3, 3))}, ["w"]), machine
+        )
+        is None
+    )
+    grouped = Operator(
+        op.kind, op.inputs, op.output, op.type, make_attrs(**{**dict(op.attrs), "groups": 2})
+    )
+    assert (  # three channels a group divide no vector
+        depthwise.match(
+            make_stage([grouped], {**types, "w": TensorType((6, 3, 3, 3))}, ["w"]), machine
+        )
+        is None
+    )
+
+
+# groups, input and output channels of one, size, kernel, strides, padding, dilation
+NARROW = [
+    (5, 4, 4, (9, 13), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (9, 2, 2, (7, 6), (3, 2), (2, 1), (0, 1, 2, 0), (1, 2)),
+    (3, 8, 8, (6, 7), (1, 1), (1, 1), (0, 0, 0, 0), (1, 1)),
+    (12, 1, 2, (11, 12), (7, 7), (2, 2), (3, 3, 3, 3), (1, 1)),  # FastViT: two filters a channel
+    (5, 1, 8, (5, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (7, 3, 4, (5, 6), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    (17, 5, 1, (5, 6), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1)),
+]
+
+
+def narrow(case: tuple, constant: bool = True) -> Stage:
+    """silu -> convolution in narrow groups -> + bias -> gelu."""
+    groups, inputs, outputs, size, kernel, strides, padding, dilation = case
+    channels = groups * outputs
+    made, types = conv(channels, size, kernel, strides, padding, dilation)
+    attrs = dict(made.attrs) | {"groups": groups}
+    x, out = TensorType((2, *size, groups * inputs)), made.type
+    operators = [
+        Operator("silu", ("x",), "s", x),
+        Operator("conv2d", ("s", "w"), "c", out, make_attrs(**attrs)),
+        Operator("add", ("c", "b"), "d", out),
+        Operator("gelu", ("d",), "y", out),
+    ]
+    types |= {"x": x, "w": TensorType((channels, inputs, *kernel)), "b": TensorType((channels,))}
+    return make_stage(operators, types, ["w", "b"] if constant else [])
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("case", NARROW)
+def test_narrow_groups_and_several_filters_a_channel(case: tuple, name: str) -> None:
+    check(narrow(case), name)
+
+
+def test_narrow_groups_with_variable_weights() -> None:
+    check(narrow(NARROW[0], constant=False), "x86-64-v3")
+
+
+def test_groups_that_do_not_divide_a_vector_are_left_to_others() -> None:
+    case = (5, 3, 3, (9, 13), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    assert depthwise.match(narrow(case), runnable("x86-64-v3")) is None

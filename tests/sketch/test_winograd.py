@@ -1,0 +1,258 @@
+"""Winograd convolutions against float64: sizes that divide nothing, one-sided padding, several
+images, prologues and epilogues, and what the two sizes of tiles round to.
+
+Tolerance: 2e-6 x sqrt(k) of the largest magnitude with k = 9 x channels, as for the direct
+convolution; of bfloat16, where that is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gtco.machine.target import TARGETS, Target, target
+from gtco.search.analytic import AnalyticPolicy
+from gtco.tensor import space
+from gtco.tensor.sketch.convolution import cpu as convolution
+from gtco.tensor.sketch.winograd import cpu as winograd
+from gtco.tensor.sketch.winograd.transform import TRANSFORMS
+from gtco.tensor.space import Program, configs
+from gtco.tensor.stage import Stage, TensorType, make_stage
+from tests.kernels import build, fresh_seed, reference, runnable, targets
+from tests.sketch.test_bfloat16 import WINDOWS, conv, few, inputs, machines
+from tests.sketch.test_contractions import check, grouped, op
+from tests.sketch.test_convolution import dressed, window
+
+T = TensorType
+SIZES = tuple(TRANSFORMS)
+
+
+def case(c: int, n: int, size: tuple[int, int], padding: tuple[int, ...] = (1,) * 4) -> Stage:
+    """silu -> 3x3 -> + bias -> gelu -> + residual, two images."""
+    return grouped((1, c, n, size, (3, 3), (1, 1), padding, (1, 1)))
+
+
+CASES = [
+    (16, 24, (9, 11), (1, 1, 1, 1)),
+    (3, 5, (3, 3), (0, 0, 0, 0)),  # one output
+    (7, 33, (10, 5), (0, 1, 2, 0)),
+    (40, 17, (12, 8), (2, 0, 1, 3)),
+    (20, 1, (6, 14), (0, 0, 0, 0)),
+    (9, 70, (1, 2), (1, 1, 1, 1)),  # smaller than a tile
+    (5, 8, (4, 4), (4, 4, 4, 4)),  # whole tiles of zeros
+]
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("given", CASES)
+def test_against_float64(given: tuple, size: int, name: str) -> None:
+    check(case(*given), name, 1, winograd.match, ("m", size))
+
+
+@pytest.mark.parametrize("name", targets())
+def test_many_tasks_and_passes(name: str) -> None:
+    """Several chunks of tiles and of columns, each of several passes: scratch is used again."""
+    machine = runnable(name)
+    small = replace(machine.memory[1], capacity=8 << 10)
+    machine = replace(machine, memory=(machine.memory[0], small, *machine.memory[2:]))
+    stage = case(24, 70, (13, 18))
+    sketch = winograd.match(stage, machine)
+    assert sketch is not None
+    seed = Random(name).randrange(1 << 30)
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, arrays)
+    for size in SIZES:
+        config = max(
+            (c for c in configs(sketch) if c["m"] == size),
+            key=lambda c: (c["chunks_n"], c["chunks_m"] > 1, -sketch.shape(c).tasks, -c["mc"]),
+        )
+        shape = sketch.shape(config)
+        assert shape.chunks_m > 1 and shape.chunks_n > 1 and config["mc"] < shape.task_blocks
+        got = build(sketch, config, machine)(*arrays)
+        assert np.abs(got - want).max() <= 2e-6 * (9 * 24) ** 0.5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", targets())
+@pytest.mark.parametrize("size", SIZES)
+def test_prologue_and_epilogue(size: int, name: str) -> None:
+    """A concatenation and a gate in front; behind, a store that is transposed."""
+    check(dressed(), name, 2, winograd.match, ("m", size))
+
+
+def test_borders_are_zeros_behind_a_prologue() -> None:
+    """exp(0) is 1, but what pads the image is 0."""
+    size, out = T((1, 5, 6, 8)), T((1, 5, 6, 16))
+    operators = [
+        op("exp", ("x",), "e", size),
+        op("conv2d", ("e", "w"), "y", out, **window(size.shape, 16)),  # type: ignore[arg-type]
+    ]
+    stage = make_stage(operators, {"x": size, "w": T((16, 8, 3, 3))}, ["w"])
+    check(stage, "x86-64-v3", 3, winograd.match)
+
+
+def plain(c: int, n: int, height: int, width: int) -> Stage:
+    x, out = T((1, height, width, c)), T((1, height, width, n))
+    conv = op("conv2d", ("x", "w"), "y", out, **window(x.shape, n))  # type: ignore[arg-type]
+    return make_stage([conv], {"x": x, "w": T((n, c, 3, 3))}, ["w"])
+
+
+@pytest.mark.parametrize("channels", [16, 64, 512])
+def test_rounding_beside_a_direct_convolution(channels: int) -> None:
+    """Root of the mean square error over that of the direct sketch: F(2x2) has the smaller one,
+    since it sums fewer products; F(4x4) at most three times its."""
+    machine, stage = runnable("x86-64-v3"), plain(channels, 16, 8, 8)
+    rng = np.random.default_rng(channels)
+    arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    want = reference(stage, arrays)
+
+    def error(sketch: space.Sketch, config: space.Config) -> float:
+        got = build(sketch, config, machine)(*arrays)
+        return float(np.sqrt(np.square(got - want).mean() / np.square(want).mean()))
+
+    direct, sketch = (rule(stage, machine) for rule in (convolution.match, winograd.match))
+    assert direct is not None and sketch is not None
+    base = error(direct, next(configs(direct)))
+    two, four = (error(sketch, next(c for c in configs(sketch) if c["m"] == m)) for m in SIZES)
+    assert 0 < two < base and base < four < 3 * base
+    assert four < 3e-7 * channels**0.5
+
+
+SHORT = {
+    "conv3x3": WINDOWS["conv3x3"],
+    "dressed": WINDOWS["dressed"],  # a prologue that rounds, a residual, a result that is rounded
+    "wide": conv(5, 512, 20, 3),
+    "narrow": conv(11, 2, 70, 3),
+    "unpadded": conv(6, 34, 17, 3, padding=(0,) * 4),
+}
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("stage", SHORT.values(), ids=SHORT)
+def test_bfloat16_against_float64(stage: Stage, name: str) -> None:
+    """Of the same operands, by every kind of row. Transformed, they are rounded once more: 4e-3 of
+    the outputs in the root of the mean square where inputs are random, 2e-2 in the worst of some
+    thousands; twice that is allowed.
+    """
+    machine = runnable(name)
+    sketch = winograd.match(stage, machine)
+    assert sketch is not None
+    arrays = inputs(stage, fresh_seed())
+    wanted = reference(stage, arrays).astype(np.float64)
+    for config in few(sketch, 3):
+        assert config["m"] == 2
+        error = build(sketch, config, machine)(*arrays).astype(np.float64) - wanted
+        assert np.sqrt(np.square(error).mean()) <= 8e-3 * wanted.std(), config.to_json()
+        assert np.abs(error).max() <= 4e-2 * wanted.std() + 2.0**-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", machines())
+@pytest.mark.parametrize("channels", [16, 64, 512])
+def test_bfloat16_beside_a_direct_convolution(channels: int, name: str) -> None:
+    """Root of the mean square error, beside float64 of what was not rounded yet: F(2x2) has twice a
+    direct one's, or 1.5 times where inputs are widened and their transforms stay float32.
+    """
+    machine, stage = runnable(name), conv(8, channels, 16, 3)
+    rng = np.random.default_rng(fresh_seed())
+    exact = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
+    arrays = [x.astype(ml_dtypes.bfloat16) for x in exact]
+    wanted = reference(conv_of_float32(stage), exact).astype(np.float64)
+
+    def error(rule: Callable[[Stage, Target], space.Sketch | None]) -> float:
+        sketch = rule(stage, machine)
+        assert sketch is not None
+        got = build(sketch, next(configs(sketch)), machine)(*arrays)
+        return float(np.sqrt(np.square(got - wanted).mean()))
+
+    direct, two = error(convolution.match), error(winograd.match)
+    assert 1.2 * direct < two < 2.3 * direct
+
+
+def conv_of_float32(stage: Stage) -> Stage:
+    types = {i.name: T(i.type.shape) for i in stage.inputs}
+    return make_stage(stage.operators, types, ["w"])
+
+
+@pytest.mark.parametrize("name", machines())
+def test_no_pair_of_bfloat16_spans_two_pixels(name: str) -> None:
+    assert winograd.match(conv(7, 5, 11, 3), runnable(name)) is None
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_transforms_are_exact(size: int) -> None:
+    """y = A^T [(G w) * (B^T x)] in rational numbers, and float32 holds A and B."""
+    t, random = TRANSFORMS[size], Random(size)
+    x = [Fraction(random.randrange(-9, 10)) for _ in range(t.width)]
+    w = [Fraction(random.randrange(-9, 10)) for _ in range(3)]
+
+    def product(rows: tuple[tuple[Fraction, ...], ...], v: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(r, v, strict=True)), Fraction(0)) for r in rows]
+
+    both = zip(product(t.inputs, x), product(t.weights, w), strict=True)
+    got = product(t.outputs, [a * b for a, b in both])
+    assert got == [sum(x[i + k] * w[k] for k in range(3)) for i in range(size)]
+    for row in (*t.inputs, *t.outputs):
+        assert all(Fraction(float(np.float32(float(a)))) == a for a in row)
+
+
+def test_nan_stays_in_the_tiles_that_read_it() -> None:
+    stage, machine = plain(8, 16, 12, 12), runnable("x86-64-v3")
+    sketch = winograd.match(stage, machine)
+    assert sketch is not None
+    x = np.ones((1, 12, 12, 8), np.float32)
+    w = np.ones((16, 8, 3, 3), np.float32)
+    x[0, 5, 5, 3] = np.nan  # read by the tiles of rows and columns 4 to 7 alone, if they are 4 x 4
+    config = next(c for c in configs(sketch) if c["m"] == 4)
+    got = np.isnan(build(sketch, config, machine)(x, w)[0])
+    assert got[4:7, 4:7].all()  # what a direct convolution makes of it
+    assert not got[:4].any() and not got[8:].any()
+    assert not got[:, :4].any() and not got[:, 8:].any()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (1, 16, 24, (9, 11), (3, 3), (2, 1), (1, 1, 1, 1), (1, 1)),
+        (1, 16, 24, (9, 11), (3, 3), (1, 1), (2, 2, 2, 2), (2, 2)),
+        (1, 16, 24, (9, 11), (3, 1), (1, 1), (1, 0, 1, 0), (1, 1)),
+        (2, 16, 24, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+    ],
+    ids=["stride", "dilation", "3x1", "groups"],
+)
+def test_not_its_business(given: tuple) -> None:
+    assert winograd.match(grouped(given), target("x86-64-v3")) is None
+
+
+def test_not_its_business_either() -> None:
+    """Weights that are computed, and images whose channels do not lie side by side."""
+    given = (1, 16, 24, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
+    machine = target("x86-64-v3")
+    assert winograd.match(grouped(given, constant=False), machine) is None
+    assert winograd.match(grouped(given, from_nchw=True), machine) is None
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_is_picked_where_it_saves_most(name: str) -> None:
+    """ResNet's layers, of bfloat16 too; not where a tile covers more than the image, or the weights
+    are all there is to read. And what is picked has a program, on every target."""
+    policy = AnalyticPolicy(target(name))
+    layers = ((64, 56), (128, 28), (256, 50))
+    for c, size in layers:
+        short = policy.choose(conv(size, c, c, 3))
+        assert short is not None and short.sketch.name == "winograd"
+    for c, size in layers:
+        pick = policy.choose(plain(c, c, size, size))
+        assert pick is not None and pick.sketch.name == "winograd"
+        assert isinstance(space.build(pick.sketch, pick.config, "k"), Program)
+        stage = pick.sketch.stage
+        op_ = stage.operators[0]
+        assert policy.floor(op_, stage.types) < pick.seconds
+    pick = policy.choose(plain(512, 512, 2, 2))
+    assert pick is not None and pick.sketch.name != "winograd"

@@ -1,0 +1,112 @@
+"""Every kind of row multiplies what its layouts hold, and a target gets the rows it can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gtco.codegen.load import load
+from gtco.machine.target import TARGETS, V4, target
+from gtco.search.calibration.rates import RateTable
+from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
+from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.table import (
+    KINDS,
+    Layout,
+    MicroKernel,
+    every_micro_kernel,
+    kinds,
+    micro_kernels,
+)
+from gtco.tensor.stage import TensorType
+from tests.kernels import Built, assert_close, fresh_seed, runnable
+
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+DEPTH = 7  # odd: pairs end in zeros
+
+
+# 8 lanes, 16, or this machine, with each kind of row that it has
+ROWS = [
+    (name, kind)
+    for name in ("x86-64-v3", "x86-64-v4", "native")
+    for kind, row in KINDS.items()
+    if row.admitted(target(name))
+]
+
+
+def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
+    """[k, columns] as [k / step][column][step], zeros at the end."""
+    padded = np.pad(matrix, [(0, -len(matrix) % layout.step), (0, 0)])
+    return padded.reshape(-1, layout.step, matrix.shape[1]).transpose(0, 2, 1).copy()
+
+
+def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
+    kind = tile.kind
+    depth = DEPTH + DEPTH % kind.step
+    a = TensorType((tile.rows, depth + 3), kind.a.dtype)  # rows lie apart
+    b = TensorType((depth // kind.b.step, tile.columns * kind.b.step), kind.b.dtype)
+
+    def body(em: Emitter, args: KernelArguments) -> None:
+        def write(i: int, j: int, vector: Expr) -> None:
+            em.store_vector(args.output, [i, j], vector)
+
+        given, taken = (Operand.of(args.inputs[x], [0, 0]) for x in "ab")
+        fma_tile(em, tile, DEPTH, given, taken, write)
+
+    out = TensorType((tile.rows, tile.columns))
+    return a, b, kernel(tile.kernel.replace(":", "_"), {"a": a, "b": b}, out, 0, tile.lanes, body)
+
+
+@pytest.mark.parametrize(("name", "kind"), ROWS)
+def test_a_row_multiplies(name: str, kind: str) -> None:
+    machine = runnable(name)
+    row = KINDS[kind]
+    every = [t for t in every_micro_kernel(machine) if t.kind is row]
+    tiles = {t.vectors: t for t in reversed(every)} | {0: every[0], -1: every[-1]}
+    seed = fresh_seed()
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    made = [product(t) for t in tiles.values()]
+    library = load([function for _, _, function in made], machine)
+    for tile, (a_type, b_type, _) in zip(tiles.values(), made, strict=True):
+        a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])
+        b = rng.standard_normal((DEPTH, tile.columns)).astype(DTYPES[row.operand])
+        held_a = np.full(a_type.shape, np.nan, DTYPES[row.a.dtype])
+        held_a[:, : DEPTH + DEPTH % row.step] = 0
+        held_a[:, :DEPTH] = a
+        held_b = laid_out(b, row.b).reshape(b_type.shape)
+        out = TensorType((tile.rows, tile.columns))
+        types = (("a", a_type), ("b", b_type))
+        built = Built(library, tile.kernel.replace(":", "_"), types, out, 1, 0, {})
+        # sums of seven products of about 1, in float32
+        assert_close(built(held_a, held_b), a.astype(np.float64) @ b.astype(np.float64), 1e-6)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_has_rows_of_its_instructions(name: str) -> None:
+    machine = TARGETS[name]
+    for tile in every_micro_kernel(machine):
+        assert tile.registers <= machine.registers
+        assert set(tile.kind.features) <= set(machine.features)
+        assert MicroKernel.parse(tile.name, machine.lanes) == tile
+        assert MicroKernel.parse(tile.kernel, machine.lanes) == tile
+    found = [kind.name for kind in kinds(machine, "bfloat16")]
+    assert found == (["bf16"] if "avx512bf16" in machine.features else []) + ["widened"]
+    assert {t.kind.name for t in micro_kernels(machine, "float32")} == {"fma"}
+
+
+def test_without_the_instruction_its_rows_are_gone() -> None:
+    machine = replace(TARGETS["znver4"], features=V4)
+    assert {t.kind.name for t in micro_kernels(machine, "bfloat16")} == {"widened"}
+
+
+def test_the_formula_prefers_pairs_to_widening() -> None:
+    """Twice the products an instruction, where there are sums enough to hide its latency; and
+    widening costs something."""
+    rates = RateTable(TARGETS["znver4"])
+    assert rates.rate("bf16:6x4") == pytest.approx(rates.rate("fma:6x4"))
+    assert rates.rate("bf16:1x1") < rates.rate("fma:1x1")
+    assert rates.rate("widened:6x4") < rates.rate("fma:6x4")

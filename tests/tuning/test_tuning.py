@@ -1,0 +1,420 @@
+"""Tuning: what is proposed, how it is timed, and that a pick only gives way to what beats it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gtco
+from gtco.cli import main
+from gtco.codegen.build import Job, Kernel, build
+from gtco.codegen.generate import Generated, generate
+from gtco.codegen.workers import Workers
+from gtco.compiler import compile_to_files
+from gtco.machine.target import Target, detect, target
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.records.records import STANDING, Records
+from gtco.support.errors import OptionError
+from gtco.support.options import Tune
+from gtco.tensor.sketch import sketches
+from gtco.tensor.space import Config, Pick, check, configs
+from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
+from gtco.tuning import census, measure, timing, tune
+from gtco.tuning.timing import agree
+from gtco.tuning.trial import Trial, artifact, batches
+from tests.tuning.test_verdict import rounds
+
+
+def linear(m: int = 50, k: int = 72, n: int = 96) -> Stage:
+    """x w + b, gelu."""
+    x, w, b, y = (TensorType(s) for s in ((m, k), (k, n), (n,), (m, n)))
+    inputs = (StageInput("x", x), StageInput("w", w, True), StageInput("b", b, True))
+    return Stage(
+        inputs,
+        (
+            Operator("matmul", ("x", "w"), "p", y),
+            Operator("add", ("p", "b"), "s", y),
+            Operator("gelu", ("s",), "y", y),
+        ),
+    ).canonical
+
+
+@pytest.fixture(scope="module")
+def machine() -> Target:
+    return detect()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as started:
+        yield started
+
+
+def kernel(stage: Stage, config: Config, machine: Target, symbol: str) -> Kernel:
+    made = build(Job(symbol, stage, config, machine))
+    assert isinstance(made, Kernel), made
+    return made
+
+
+# what is proposed -----------------------------------------------------------------------------
+def test_alternatives_are_points_of_the_space_that_were_not_tested() -> None:
+    """The best of each other sketch, and for each decision one that decides it otherwise."""
+    policy = AnalyticPolicy(target("x86-64-v4"))
+    stage = linear()
+    pick = policy.choose(stage)
+    assert pick is not None and pick.sketch.name == "gemm"
+    tested = {pick.config}
+    seen: list[Config] = []
+    for _ in range(3):
+        found = policy.alternatives(stage, pick, tested)
+        assert [p.seconds for p in found] == sorted(p.seconds for p in found)
+        assert not {p.config for p in found} & tested
+        for other in found:
+            assert check(other.sketch, other.config) is None
+        tested |= {p.config for p in found}
+        seen += [p.config for p in found]
+    assert len(set(seen)) == len(seen)
+    first = policy.alternatives(stage, pick, {pick.config})
+    names = {s.name for s in sketches(stage, policy.target)}
+    assert {p.sketch.name for p in first} == names
+    mine = [p.config for p in first if p.sketch.name == "gemm"]
+    for name, option in pick.config.choices:
+        decided = {c.by_name.get(name) for c in mine}
+        assert decided - {option} or name in ("a", "kc"), f"{name} is the same everywhere"
+
+
+# how it is timed ------------------------------------------------------------------------------
+def test_results_agree_up_to_the_order_of_sums() -> None:
+    x = np.random.default_rng(0).random((4, 5), np.float32)
+    assert agree(x, x * np.float32(1 + 1e-6))
+    broken = x.copy()
+    broken[2, 3] = 0
+    assert not agree(x, broken)
+    assert not agree(x, x * np.float32(1.01)) and agree(x, x * np.float32(1.01), 2e-2)
+    assert not agree(x, np.full_like(x, np.inf)) and not agree(np.full_like(x, np.inf), x)
+    infinite = np.full_like(x, np.inf)
+    assert agree(infinite, infinite) and agree(np.full_like(x, 3e38), np.full_like(x, 3e38))
+    assert not agree(np.full_like(x, 3e38), np.full_like(x, -3e38))
+    unfinished = x.copy()
+    unfinished[0, 0] = np.nan
+    assert not agree(x, unfinished)
+    assert not agree(np.arange(5), np.arange(5)[::-1])
+
+
+def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
+    """Each stage with its pick and one rival."""
+    policy = AnalyticPolicy(machine)
+    found = []
+    for number, stage in enumerate(stages):
+        pick = policy.choose(stage)
+        assert pick is not None
+        rival = policy.alternatives(stage, pick, {pick.config})[0]
+        kernels = tuple(
+            kernel(stage, p.config, machine, f"{symbols}_{number}_{n}")
+            for n, p in enumerate((pick, rival))
+        )
+        found.append(Trial(stage, (pick, rival), kernels))
+    return found
+
+
+def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
+    """Real kernels through the real process: readings of every step, nothing wrong."""
+    from gtco.runtime.artifact import write_artifact
+
+    trials = trial(machine, "fine", linear(), linear(33, 40, 24))
+    made = artifact(trials, machine, 2)
+    assert made.metadata["trials"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    library = write_artifact(made, tmp_path / "trials.so")
+    said = measure.run(library, 0.1)
+    assert isinstance(said, dict) and said["wrong"] == []
+    readings = np.array(said["seconds"])
+    assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
+    assert (readings > 0).all()
+    # what takes longer than all there is ends, with the fewest readings
+    said = measure.run(library, 100.0, 0.0)
+    assert isinstance(said, dict) and len(said["seconds"]) == 1
+
+
+def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
+    """A kernel of relu poses as a rival of one of gelu."""
+    from gtco.runtime.artifact import write_artifact
+
+    (good,) = trial(machine, "good", linear())
+    stage = linear()
+    other = replace(
+        stage,
+        operators=(
+            *stage.operators[:2],
+            Operator(
+                "relu", (stage.operators[1].output,), stage.operators[2].output, stage.output.type
+            ),
+        ),
+    )
+    wrong = kernel(other, good.picks[1].config, machine, "wrong")
+    posed = replace(good, kernels=(good.kernels[0], wrong))
+    library = write_artifact(artifact([posed], machine, 1), tmp_path / "trials.so")
+    said = measure.run(library, 0.05)
+    assert isinstance(said, dict) and said["wrong"] == [2]
+
+
+def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:
+    trials = trial(machine, "batch", linear(), linear(30), linear(20))
+    most = trials[0].nbytes + trials[1].nbytes
+    assert [[t.stage for t in b] for b in batches(trials, most)] == [
+        [trials[0].stage, trials[1].stage],
+        [trials[2].stage],
+    ]
+    assert [len(b) for b in batches(trials, 1)] == [1, 1, 1]
+
+
+# the whole ------------------------------------------------------------------------------------
+class Slow(AnalyticPolicy):
+    """Picks the worst by its own prediction first, so that there is something to gain."""
+
+    def choose(self, stage: Stage, without: Any = ()) -> Pick | None:
+        picks = [
+            Pick(s, c, self.seconds(s.workload(c)))
+            for s in sketches(stage, self.target)
+            if s.name == "gemm"
+            for c in self.candidates(s)
+        ]
+        return max(picks, key=lambda p: p.seconds)
+
+
+def generated(policy: AnalyticPolicy, workers: Workers, *stages: Stage) -> Generated:
+    return generate(stages, policy.choose, policy.target, workers)
+
+
+def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Workers) -> None:
+    """Readings are given: what is predicted to be faster reads faster, so the end is known."""
+    policy = Slow(machine)
+    stage = linear(197, 192, 576)
+    made = generated(policy, workers, stage)
+    first = made.choices[stage.key]
+    told: list[dict[str, Any]] = []
+
+    def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
+        for t in trials:
+            told.append({p.config: k.symbol for p, k in zip(t.picks, t.kernels, strict=True)})
+            yield measure.Timed(t, rounds(*(p.seconds for p in t.picks)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure.Measurer, "time", read)
+        (result,) = tune.tune([made], policy, workers, threads=0, effort=Tune(learned=False))
+    assert result.first == first and result.last.seconds < first.seconds
+    assert result.seconds < result.first_seconds
+    assert result.readings[result.last.config] == pytest.approx(result.seconds)
+    assert made.choices[stage.key] == result.last
+    symbol = made.kernels[stage.key].symbol
+    assert any(symbols.get(result.last.config) == symbol for symbols in told)
+    assert result.seconds / result.first_seconds == pytest.approx(
+        result.last.seconds / first.seconds, rel=1e-6
+    )
+    assert not made.notes
+    proposed = set(policy.candidates(first.sketch))
+    tried = {config for symbols in told for config in symbols if config.sketch == "gemm"}
+    assert tried - proposed, "mutations leave what the policy's own model would propose"
+
+
+def test_what_one_tuning_took_is_the_first_of_the_next(machine: Target, workers: Workers) -> None:
+    """A kernel of another tuning beside those of this one: each runs under its own name."""
+    policy = Slow(machine)
+    stage = linear(37, 48, 96)
+    made = generated(policy, workers, stage)
+    told: list[Trial] = []
+
+    def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
+        """The very first one that was built gains."""
+        for t in trials:
+            told.append(t)
+            artifact([t], machine, 1)  # raises where two are of one name
+            others = [1.5] * (len(t.picks) - 2)
+            yield measure.Timed(t, rounds(1.0, 0.5 if len(told) == 1 else 1.5, *others))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure.Measurer, "time", read)
+        for _ in range(2):
+            effort = Tune(trials=8, patience=1, learned=False)
+            tune.tune([made], policy, workers, threads=1, effort=effort)
+    assert told[-1].picks[0] != told[0].picks[0], "it was to begin with what another one took"
+    for t in told:
+        assert len({kernel.symbol for kernel in t.kernels}) == len(t.kernels)
+
+
+def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
+    machine: Target, workers: Workers
+) -> None:
+    policy = AnalyticPolicy(machine)
+    stages = linear(), linear(60)
+    made = generated(policy, workers, *stages)
+    picks = dict(made.choices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "run", lambda library, seconds, most: "crashed (SIGSEGV)")
+        results = tune.tune([made], policy, workers, threads=1, effort=Tune(seconds=60.0))
+    assert made.choices == picks and results == []
+    assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise SystemExit(3)", "crashed"), ("import time; time.sleep(60)", "hung")],
+)
+def test_the_process_that_times_may_die_or_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    """Its own package in front of ours, with another ``timing``; GRACE is what it may overrun."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{code}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(measure.sys, "executable", str(script))
+    monkeypatch.setattr(measure, "GRACE", 1.0)
+    answer = measure.run(tmp_path / "no.so", 0.1)
+    assert isinstance(answer, str) and answer.startswith(said)
+
+
+def small_model() -> Any:
+    """Two matmuls and a softmax."""
+    onnx = pytest.importorskip("onnx")
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    m (float[37, 48] x) => (float[37, 40] y)
+    <float[48, 96] w = {W}, float[96, 40] v = {V}>
+    { h = MatMul(x, w)  r = Relu(h)  z = MatMul(r, v)  y = Softmax<axis = -1>(z) }"""
+    random = np.random.default_rng(5)
+    for name, size in (("W", 48 * 96), ("V", 96 * 40)):
+        values = ", ".join(f"{v:.6f}" for v in random.standard_normal(size) / 8)
+        text = text.replace("{" + name + "}", "{" + values + "}")
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_tuned_model_is_right(precision: str) -> None:
+    """The whole way, on an ONNX model; the report says what was measured."""
+    made, effort = small_model(), gtco.Tune(trials=16)
+    compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
+    # what a busy machine makes of it is said, and no fault
+    assert all("too noisy" in note for note in compiled.report.notes)
+    assert compiled.report.verification.passed
+    assert [name for name, _ in compiled.report.phases].count("tune") == 1
+    results = compiled.report.tuning
+    assert results and all(r["candidates"] > 0 and r["first_seconds"] > 0 for r in results)
+    chosen = {s["key"]: s["schedule"] for s in compiled.stages}
+    for r in results:
+        assert chosen[r["key"]] == r["last"]
+
+
+def test_what_cannot_be_tuned_is_said_before_the_work() -> None:
+    with pytest.raises(OptionError, match="off, quick, full"):
+        gtco.compile_model(b"", tune="fast")
+    with pytest.raises(OptionError, match="timed on the machine that compiles"):
+        gtco.compile_model(b"", tune="quick", target="x86-64-v3")
+
+
+def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> None:
+    made, path = small_model(), tmp_path / "m.records"
+    tuned = gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
+    with Records(path) as records:
+        first = records.all()
+    # a config other than the pick, so that it shows where it is taken; it takes no time, or else
+    # fusion would rightly rather do without its stage
+    inside = {s["key"] for s in tuned.stages}
+    rival = next(r for r in first if r.outcome in ("slower", "noisy") and r.stage in inside)
+    with Records(path) as records:
+        records.add([replace(rival, outcome="taken", seconds=1e-9, ratio=1e-3)])
+    again = gtco.compile_model(made, records=path, verify=True)
+    assert again.report.verification.passed and again.report.tuning == []
+    (stage,) = [s for s in again.stages if s["key"] == rival.stage]
+    assert stage["schedule"] == json.loads(rival.config)
+    for stage in tuned.stages:  # of those that its cost left as they were
+        same = [s["schedule"] for s in again.stages if s["key"] == stage["key"] != rival.stage]
+        assert all(schedule == stage["schedule"] for schedule in same)
+    # going on from there measures other candidates than those that are known
+    gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
+    with Records(path) as records:
+        new = records.all()[len(first) + 1 :]
+    # but the pick that rivals are held against; a round too noisy to rank any calls it noisy too
+    picks = {(r.stage, r.config) for r in (*first, rival) if r is rival or r.outcome in STANDING}
+    of_picks = ("kept", "beaten", "chosen")
+    tried = {(r.stage, r.config) for r in new if r.outcome not in (*of_picks, "noisy")}
+    tried |= {(r.stage, r.config) for r in new if r.outcome == "noisy"} - picks
+    assert not tried & {(r.stage, r.config) for r in first if r.outcome != "noisy"}
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """gtco tune writes a library for each model, and the records; gtco compile takes them."""
+    import onnx
+
+    models = [tmp_path / "m.onnx", tmp_path / "n.onnx"]
+    for model in models:
+        onnx.save(small_model(), model)
+    names = [str(model) for model in models]
+    assert main(["tune", *names, "--trials", "6", "--verify"]) == 0
+    told = capsys.readouterr()
+    assert "tune" in told.err and "6 candidates of" in told.err
+    assert "gained: " in told.out and "another hour" in told.out and "of it: 6 cand" in told.out
+    assert all(model.with_suffix(".so").exists() for model in models)
+    records = tmp_path / "m.records"
+    with Records(records) as kept:  # what both have was measured once
+        assert len({(r.stage, r.config) for r in kept.all() if r.outcome != "kept"}) <= 6 + 3
+    assert main(["records", "show", str(records)]) == 0
+    assert "matmul" in capsys.readouterr().out
+    assert main(["compile", names[0], "--records", str(records)]) == 0
+    (tmp_path / "text").write_text("text" * 100)
+    assert main(["compile", names[0], "--records", str(tmp_path / "text")]) == 1
+    assert "could not be opened" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_a_budget_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for minutes in ("0", "-1", "nan", "inf", "x"):
+        with pytest.raises(SystemExit):
+            main(["tune", "m.onnx", "--minutes", minutes])
+        assert "no number of minutes above 0" in capsys.readouterr().err
+    for trials in ("0", "-1", "1.5", "many"):
+        with pytest.raises(SystemExit):
+            main(["tune", "m.onnx", "--trials", trials])
+        assert "not a whole number of 1 or more" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["tune", "m.onnx", "--trials", "8", "--minutes", "1"])
+    assert "not allowed with" in capsys.readouterr().err
+    assert main(["tune", "a.onnx", "b.onnx", "-o", "c.so"]) == 1
+    assert "--output is for one model" in capsys.readouterr().err
+    (tmp_path / "a").mkdir()
+    twice = [(str(tmp_path / "m.onnx"), tmp_path / "a" / "m.so", None)] * 2
+    with pytest.raises(OptionError, match="to the same file"):
+        compile_to_files(twice)
+    for wrong in ({"trials": 0}, {"seconds": 0.0}, {"seconds": float("nan")}, {"latency": -1.0}):
+        with pytest.raises(OptionError):
+            Tune(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_sizes_of_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], machine: Target
+) -> None:
+    import onnx
+
+    onnx.save(small_model(), tmp_path / "m.onnx")
+    assert main(["tune", "--space", str(tmp_path / "m.onnx")]) == 0
+    told = capsys.readouterr().out
+    assert "matmul" in told and "estimated from random walks" in told
+    assert not (tmp_path / "m.so").exists() and not (tmp_path / "m.records").exists()
+    sketch = next(s for s in sketches(linear(197, 192, 768), machine) if s.name == "gemm")
+    whole = sum(1 for _ in configs(sketch))
+    random = Random(0)
+    assert whole > census.COUNTED
+    estimated = census.size(sketch, random)
+    assert not estimated.exact and estimated.configs == pytest.approx(whole, rel=0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census, "COUNTED", whole)
+        assert census.size(sketch, random) == census.Size(whole, True)
+        patch.setattr(census, "COUNTED", whole - 1)
+        assert not census.size(sketch, random).exact

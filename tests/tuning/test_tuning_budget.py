@@ -1,0 +1,227 @@
+"""What tuning does with its budget: which stages it goes to, when it ends and what it says; several
+models in one run; a machine that is too noisy. Nothing is built and no time passes: builds and
+readings are given, and so is the clock.
+"""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from gtco.cli.live import live
+from gtco.codegen.build import Kernel
+from gtco.codegen.generate import Generated
+from gtco.machine.target import target
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.records.records import Records
+from gtco.search.records.standing import standing
+from gtco.support.options import Tune
+from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
+from gtco.tuning import measure, tune
+from gtco.tuning.result import StageResult
+from gtco.tuning.timing import LEAST_ROUNDS
+from gtco.tuning.trial import Trial
+from gtco.tuning.view import View
+from tests.tuning.test_tuning import linear
+
+POLICY = AnalyticPolicy(target("x86-64-v4"))
+
+
+class Machine:
+    """A clock that building and timing move, and readings by ``factor`` of each pick."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, build_seconds: float = 0.1) -> None:
+        self.now, self.build_seconds = 0.0, build_seconds
+        self.noise = 0.0  # how far the two readings of the first are apart
+        self.trials: list[Trial] = []
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(tune, "time", clock)
+        monkeypatch.setattr(measure, "time", clock)
+        monkeypatch.setattr(measure.Workers, "build", self.build)
+        monkeypatch.setattr(measure.Measurer, "time", self.time)
+
+    def build(self, jobs: Sequence[Any]) -> Iterator[Kernel]:
+        for job in jobs:
+            self.now += self.build_seconds
+            yield Kernel(job.symbol, b"", 1, 0, {})
+
+    def time(self, trials: Sequence[Trial], seconds: float) -> Iterator[measure.Timed]:
+        self.now += max(seconds, sum(self.least(trial) for trial in trials))
+        self.trials += trials
+        for trial in trials:
+            times = [self.factor(pick, n) for n, pick in enumerate(trial.picks)]
+            readings = np.tile([*times, times[0] * (1 + self.noise)], (20, 1))
+            yield measure.Timed(trial, readings * trial.picks[0].seconds)
+
+    def least(self, trial: Trial) -> float:
+        return LEAST_ROUNDS * sum(p.seconds for p in trial.picks)
+
+    def factor(self, pick: Pick, number: int) -> float:
+        return 1.0 if number == 0 else 1.2
+
+
+
+def generated(*stages: Stage) -> Generated:
+    made = Generated(list(stages))
+    for stage in stages:
+        pick = POLICY.choose(stage)
+        assert pick is not None
+        made.choices[stage.key] = pick
+        made.kernels[stage.key] = Kernel(f"gtco_{stage.key}", b"", 1, 0, {})
+    return made
+
+
+def run(
+    *models: Generated, records: Records | None = None, **effort: Any
+) -> tuple[list[StageResult], View]:
+    views: list[View] = []
+    workers = object.__new__(measure.Workers)
+    results = tune.tune(
+        models,
+        POLICY,
+        workers,
+        threads=1,
+        effort=Tune(**effort),
+        records=records,
+        progress=views.append,
+    )
+    return results, views[-1]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+STAGES = [linear(64 + 16 * n, 192, 384) for n in range(8)]
+
+
+def test_no_more_trials_than_were_given(machine: Machine) -> None:
+    results, view = run(generated(*STAGES[:3]), trials=10)
+    assert sum(r.measured for r in results) == view.trials == 10
+    assert sum(len(trial.picks) - 1 for trial in machine.trials) == 10
+
+
+@pytest.mark.parametrize("seconds", [5.0, 10.0, 40.0])
+@pytest.mark.parametrize("build_seconds", [0.05, 0.5])
+def test_building_counts_too(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, build_seconds: float
+) -> None:
+    """However long a build takes, what is begun is reckoned to end in time; the first of it is
+    reckoned by a guess.
+    """
+    machine = Machine(monkeypatch, build_seconds)
+    results, _ = run(generated(*STAGES), seconds=seconds)
+    assert results
+    assert machine.now <= seconds + tune.CANDIDATES * build_seconds
+    if seconds == 40.0:
+        assert len(results) == len(STAGES)
+
+
+@pytest.mark.parametrize("gaining", [False, True])
+def test_every_budget_comes_to_an_end(machine: Machine, gaining: bool) -> None:
+    """Also where what is left suffices for one slot and not for the several that are wanted."""
+    if gaining:
+        machine.factor = lambda pick, n: 1.0 if n == 0 else 0.9  # type: ignore[method-assign]
+    for seconds in np.arange(1.5, 7.0, 0.25):
+        begin = machine.now
+        run(generated(STAGES[0]), seconds=float(seconds), learned=False)
+        assert machine.now - begin <= seconds + 1.0
+
+
+def test_what_takes_long_to_time_is_held_to_the_budget(machine: Machine) -> None:
+    """A stage whose readings alone would take longer than all there is waits for ever; the others
+    are measured.
+    """
+    giant, small = linear(40000, 4096, 4096), linear(2000, 1024, 1024)
+    least = LEAST_ROUNDS * POLICY.predict(giant)
+    assert least > 10
+    results, view = run(generated(giant, *[small] * 4), seconds=10.0)
+    assert [r.stage.key for r in results] == [small.key]
+    assert machine.now <= 10.0
+    assert any("1 of 2 stages were not measured" in line for line in view.outlook)
+
+
+def test_a_budget_for_nothing_is_said(machine: Machine) -> None:
+    made = generated(STAGES[0])
+    before = dict(made.choices)
+    results, view = run(made, seconds=0.5)
+    assert results == [] and machine.now == 0 and made.choices == before
+    (note,) = made.notes
+    assert "nothing was measured: 0.5 s do not suffice for one stage" in note
+    assert view.outlook == [] and "0 candidates" in str(view)
+
+
+def test_a_stage_of_two_models_is_tuned_once_for_both(machine: Machine) -> None:
+    """Weights are added; what beats the pick goes into both, and each has its own report."""
+    shared, alone = STAGES[0], STAGES[1]
+    first, second = generated(shared, shared, alone), generated(shared, shared, shared)
+    machine.factor = lambda pick, n: 1.0 if n == 0 else 0.9 if n == 1 else 1.2  # type: ignore[method-assign]
+    results, view = run(first, second, trials=16)
+    by_key = {r.stage.key: r for r in results}
+    assert by_key[shared.key].weights == (2, 3) and by_key[alone.key].weights == (1, 0)
+    timed = [trial for trial in machine.trials if trial.stage.key == shared.key]
+    assert len(timed) == by_key[shared.key].rounds
+    last = by_key[shared.key].last
+    assert last != by_key[shared.key].first
+    assert first.choices[shared.key] == second.choices[shared.key] == last
+    assert first.kernels[shared.key] is second.kernels[shared.key]
+    assert alone.key not in second.kernels
+    assert by_key[shared.key].to_json(1)["occurrences"] == 3
+    assert len(view.models) == 2 and all(now < before for before, now in view.models)
+
+
+def test_a_model_that_is_fast_enough_is_left_alone(machine: Machine) -> None:
+    """Its stages' times, predicted here, are half of what it may take; without that it is tuned."""
+    made = generated(*STAGES[:2])
+    enough = 2 * sum(pick.seconds for pick in made.choices.values())
+    assert run(made, latency=enough)[0] == [] and machine.now == 0 and not made.notes
+    assert run(made, latency=enough / 8, patience=1)[0]
+
+
+def test_a_machine_too_noisy_is_said_and_changes_nothing(machine: Machine, tmp_path: Path) -> None:
+    """Nothing is taken, however fast it read; and the same is measured again on a better day."""
+    machine.noise = 0.3
+    machine.factor = lambda pick, n: 1.0 if n == 0 else 0.3  # type: ignore[method-assign]
+    made = generated(STAGES[0])
+    before = dict(made.choices)
+    with Records(tmp_path / "r") as records:
+        _, view = run(made, records=records, patience=1)
+        assert made.choices == before and view.changed == 0 and view.unranked == 1
+        (note,) = made.notes
+        assert "too noisy" in note and "of 1 of 1 stages (two readings of one kernel" in note
+        assert {r.outcome for r in records.all()} == {"noisy"}
+        assert standing(records.all()) is None
+        tried = {p.config for t in machine.trials for p in t.picks}
+        machine.noise, machine.trials = 0.0, []
+        _, view = run(made, records=records, trials=24)
+        assert tried <= {p.config for t in machine.trials for p in t.picks}
+        assert made.choices != before and view.changed == 1 and standing(records.all())
+
+
+def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> None:
+    _, flat = run(generated(*STAGES[:2]), patience=1)
+    assert flat.now == pytest.approx(flat.before) and {s.state for s in flat.stages} == {"done"}
+    assert "give nothing: every stage stopped gaining" in flat.outlook[-1]
+    machine.factor = lambda pick, n: 1.0 if n == 0 else 0.8  # type: ignore[method-assign]
+    _, gaining = run(generated(*STAGES[:2]), trials=16)
+    assert gaining.now < gaining.before and gaining.changed == 2
+    assert gaining.outlook[0].startswith("gained: ")
+    assert "of the peak" in gaining.outlook[1]
+    assert "another hour would be expected to give" in gaining.outlook[-1]
+    assert 0 < gaining.hour < gaining.now
+    # and as a live table
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(live(replace(gaining, doing="timing 9 candidates", remaining=7.0)))
+    shown = console.export_text()
+    assert "timing 9 candidates" in shown and "about 7 s to go" in shown
+    assert shown.count("matmul+add+gelu") == 2 and f"{1e3 * gaining.now:.2f} ms" in shown
