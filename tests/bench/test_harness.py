@@ -17,7 +17,7 @@ from bench.harness.rounds import Candidate, Measurement, calls_per_round, compar
 FAKE = """
 import json, os, sys, threading, time
 import numpy as np
-from bench import worker
+from bench.harness import worker
 from bench.harness.worker import System
 
 def open_fake(job):

@@ -163,7 +163,7 @@ def test_only_options_reads_the_environment():
     """
     wrong = []
     for path in sources():
-        if path == ROOT / "gtco" / "options.py":
+        if path == ROOT / "gtco" / "support" / "options.py":
             continue
         tree = ast.parse(path.read_text())
         copies = {

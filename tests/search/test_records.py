@@ -214,7 +214,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     script = f"""
 import resource, signal
 from gtco.support.errors import RecordError
-from gtco.search.records import Record, Records
+from gtco.search.records.records import Record, Records
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with Records({str(path)!r}) as records:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({path.stat().st_size}, {path.stat().st_size}))
@@ -239,7 +239,7 @@ def test_writers_at_once_and_killed_at_any_moment(tmp_path: Path) -> None:
     Records(path).__exit__()
     script = f"""
 import sys, time
-from gtco.search.records import Record, Records
+from gtco.search.records.records import Record, Records
 with Records({str(path)!r}) as records:
     for n in range(10**6):
         records.add([Record(f"{{sys.argv[1]}}-{{n}}", "matmul", "{{}}", "{{}}", "slower")] * 3)
