@@ -22,14 +22,16 @@ from gtco.support.options import (
 T = TypeVar("T")
 
 
-def shape(text: str) -> tuple[str, int]:
-    """``batch=4`` as ("batch", 4)."""
-    name, _, value = text.partition("=")
-    if not name or not value.isdecimal() or int(value) < 1:
+def shape(text: str) -> tuple[str, int | tuple[int, ...]]:
+    """``batch=4`` as ("batch", 4), ``image=1x3x96x96`` as ("image", (1, 3, 96, 96))."""
+    name, _, value = text.rpartition("=")
+    sizes = value.replace(",", "x").split("x")
+    if not name or not all(size.isdecimal() and int(size) >= 1 for size in sizes):
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not NAME=SIZE with a size of 1 or more, such as batch=1"
+            f"'{text}' is not NAME=SIZE with a size of 1 or more, such as batch=1, and no input's "
+            "whole shape, such as image=1x3x224x224"
         )
-    return name, int(value)
+    return name, int(value) if value.isdecimal() else tuple(map(int, sizes))
 
 
 def input_file(text: str) -> tuple[str, Path]:
@@ -116,6 +118,18 @@ def _usage(message: str) -> int:
     return 2
 
 
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="the size of a symbolic dimension (batch=1, or by input and axis x.0=1), or an "
+        "input's whole shape (x=1x3x224x224); may be repeated",
+    )
+
+
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
     """What ``compile`` and ``inspect`` of an .onnx file share."""
     parser.add_argument(
@@ -159,14 +173,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads at run time, of CPUs (default 0: every core that the process may use)",
     )
-    parser.add_argument(
-        "--shape",
-        type=shape,
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="the value of a symbolic dimension; may be repeated",
-    )
+    add_shape(parser)
     parser.add_argument(
         "--no-simplify",
         dest="simplify",

@@ -61,14 +61,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="of every system on the CPU (default 0: every core that the process may use)",
     )
-    parser.add_argument(
-        "--shape",
-        type=arguments.shape,
-        action="append",
-        default=[],
-        metavar="NAME=SIZE",
-        help="the value of a symbolic dimension; may be repeated",
-    )
+    arguments.add_shape(parser)
     parser.add_argument(
         "--library",
         type=Path,

@@ -1,8 +1,8 @@
 """ONNX -> Relax: read, check, simplify, translate, with an error that says what to do at every
 step.
 
-The order: read without the weights' data, take the large initializers out (``weights.strip``), run
-onnx's checker on the skeleton, give symbolic dimensions their values, write out loops and the
+The order: read without the weights' data, take the large initializers out (``weights.strip``), give
+symbolic dimensions their sizes, run onnx's checker on the skeleton, write out loops and the
 operators of ONNX Runtime (``expansion``), simplify in a child process, list every unsupported
 operator, and only then let TVM's importer translate.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,13 +22,14 @@ import onnx
 import onnx.inliner
 from onnx import helper
 
+from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.imported import ImportedModel
-from gtco.frontend.messages import MAX_ELEMENTS, check_functions, check_text, nodes
+from gtco.frontend.messages import check_functions, check_text, nodes
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
-from gtco.support.errors import ModelError, ShapeError, UnsupportedError
+from gtco.support.errors import ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _DTYPES = frozenset(
@@ -44,16 +44,17 @@ _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
 def load_onnx(
     source: str | Path | bytes | onnx.ModelProto,
     *,
-    shapes: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
 ) -> ImportedModel:
     """The model as Relax, with every dimension a number.
 
-    ``shapes`` gives symbolic dimensions their values, by name (``{"batch": 1}``) or, for one
-    without a name, by input and axis (``{"image.0": 1}``). Raises ModelError (unreadable, invalid,
-    data missing, TVM cannot translate it), ShapeError (symbolic dimensions without a value, unknown
-    names in ``shapes``) and UnsupportedError (every unsupported operator).
+    ``shapes`` gives symbolic dimensions their sizes, by name (``{"batch": 1}``) or, for one without
+    a name, by input and axis (``{"image.0": 1}``), or an input its whole shape (``{"image": (1, 3,
+    96, 96)}``); :mod:`gtco.frontend.dimensions` has the rules. Raises ModelError (unreadable,
+    invalid, data missing, TVM cannot translate it), ShapeError (sizes that are missing or do not
+    fit) and UnsupportedError (every unsupported operator).
     """
     model, path = _read(source)
     check_text(model)
@@ -71,15 +72,19 @@ def import_skeleton(
     skeleton: onnx.ModelProto,
     weights: Mapping[str, numpy.ndarray],
     *,
-    shapes: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
 ) -> ImportedModel:
     """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
     name). Changes it."""
     adopt(skeleton)
+    _check_outputs(skeleton)
+    sizes = set_sizes(_inputs(skeleton, weights), shapes or {})
+    if sizes is not None:
+        del skeleton.graph.value_info[:]  # of other sizes, if any
+    infer_outputs(skeleton, sizes)
     _check(skeleton)
-    _set_shapes(skeleton, weights, dict(shapes or {}))
     notes: list[str] = []
     try:
         skeleton = expand(skeleton)
@@ -148,7 +153,7 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     return model, path
 
 
-def _check(model: onnx.ModelProto) -> None:
+def _check_outputs(model: onnx.ModelProto) -> None:
     if not model.graph.output:
         raise ModelError("the model has no outputs: there is nothing to compile")
     names = [value.name for value in model.graph.output]
@@ -158,6 +163,9 @@ def _check(model: onnx.ModelProto) -> None:
             "told apart by their names: remove the repetition, or give the second out by an "
             "Identity of another name"
         )
+
+
+def _check(model: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
@@ -168,14 +176,12 @@ def _check(model: onnx.ModelProto) -> None:
         raise ModelError(f"the model fails ONNX's checker: {str(error).strip()}") from error
 
 
-def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict[str, int]) -> None:
-    """Write numbers into the inputs' symbolic dimensions; intermediate shapes are dropped, the
-    importer infers them."""
-    known: dict[str, list[str]] = {}
+def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
+    """What the model is given at run time. Raises UnsupportedError for what is no tensor of a type
+    that gtco has."""
     inside = _initializers(model)
-    for value in model.graph.input:
-        if value.name in weights or value.name in inside:
-            continue
+    inputs = [v for v in model.graph.input if v.name not in weights and v.name not in inside]
+    for value in inputs:
         if not value.type.HasField("tensor_type"):
             raise UnsupportedError(
                 f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
@@ -189,76 +195,7 @@ def _set_shapes(model: onnx.ModelProto, weights: Mapping[str, Any], shapes: dict
                 f"input '{value.name}' has elements of type {dtype.lower()}, which gtco has not; "
                 f"it has {', '.join(ITEM_BYTES)}"
             )
-        if not value.type.tensor_type.HasField("shape"):
-            raise ShapeError(
-                f"input '{value.name}' has no shape at all, not even a rank: export the model with "
-                "shapes"
-            )
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value"):
-                if dim.dim_value > 0:
-                    continue
-                if dim.dim_value < 0:
-                    raise ModelError(
-                        f"input '{value.name}' is damaged: axis {axis} has size {dim.dim_value}. "
-                        "Export the model again"
-                    )
-                raise ShapeError(
-                    f"input '{value.name}' is empty: axis {axis} has size {dim.dim_value}. Export "
-                    "the model with sizes of 1 or more"
-                )
-            name = dim.dim_param or f"{value.name}.{axis}"
-            known.setdefault(name, []).append(f"{value.name} axis {axis}")
-            size = shapes.get(name, shapes.get(f"{value.name}.{axis}"))
-            if size is not None:
-                if size < 1:
-                    raise ShapeError(f"--shape {name}={size}: a size is 1 or more")
-                dim.dim_value = size
-        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        if math.prod(sizes) > MAX_ELEMENTS:
-            raise ShapeError(
-                f"input '{value.name}' would have {math.prod(sizes):.1e} elements "
-                f"({sizes}): give smaller sizes, or export the model again"
-            )
-    unknown = [name for name in shapes if name not in known and not _is_axis(name, known)]
-    if unknown:
-        raise ShapeError(
-            f"the model has no symbolic dimension named {', '.join(map(repr, unknown))}; it has "
-            f"{', '.join(map(repr, known)) or 'none'}"
-        )
-    missing = {name: where for name, where in known.items() if _unset(model, name)}
-    if missing:
-        listed = "; ".join(f"'{name}' ({', '.join(where)})" for name, where in missing.items())
-        flags = " ".join(
-            f"--shape {name}={'1' if 'batch' in name.lower() else 'SIZE'}" for name in missing
-        )
-        raise ShapeError(
-            f"symbolic dimensions without a value: {listed}. Give each a size: {flags} "
-            f"(in Python: shapes={{{', '.join(f'{name!r}: ...' for name in missing)}}})"
-        )
-    if known:
-        del model.graph.value_info[:]
-        for value in model.graph.output:
-            if value.type.HasField("tensor_type"):
-                for dim in value.type.tensor_type.shape.dim:
-                    if dim.dim_param:
-                        size = shapes.get(dim.dim_param)
-                        dim.ClearField("dim_param")
-                        if size is not None:
-                            dim.dim_value = size
-
-
-def _is_axis(name: str, known: Mapping[str, list[str]]) -> bool:
-    tensor, _, axis = name.rpartition(".")
-    return any(f"{tensor} axis {axis}" in where for where in known.values())
-
-
-def _unset(model: onnx.ModelProto, name: str) -> bool:
-    for value in model.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if name in (dim.dim_param or None, f"{value.name}.{axis}") and not dim.dim_value:
-                return True
-    return False
+    return inputs
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from gtco.frontend.dimensions import Shapes
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import import_skeleton
 from gtco.frontend.weights import LARGE
@@ -37,7 +38,7 @@ def load_pytorch(
     model: torch.nn.Module | torch.export.ExportedProgram,
     example_inputs: Sequence[Any] | Mapping[str, Any] | Any = None,
     *,
-    shapes: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
 ) -> ImportedModel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from numbers import Real
@@ -117,7 +117,8 @@ class CompileOptions:
     - ``untrusted``: pick kernels for GPUs also among those that are to be measured before they are
       picked, as products of warp groups (wgmma) are
     - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
-    - ``shapes``: values of symbolic dimensions
+    - ``shapes``: sizes of symbolic dimensions by name (``batch``, or by input and axis ``x.0``), or
+      an input's whole shape
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
     - ``dump``: folder for one readable file a phase
@@ -138,7 +139,7 @@ class CompileOptions:
     ptx: bool = True
     untrusted: bool = False
     threads: int = 0
-    shapes: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     simplify: bool = True
     simplify_timeout: float = 120.0
     workers: int = 0
@@ -162,7 +163,9 @@ class CompileOptions:
         if not isinstance(self.shapes, Mapping):
             raise OptionError(f"shapes={self.shapes!r}: give a dictionary, such as {{'batch': 1}}")
         for name, size in self.shapes.items():
-            check_whole(f"shapes[{name!r}]", size, 1)
+            whole = hasattr(size, "__len__") and not isinstance(size, str)
+            for one in size if whole else [size]:  # type: ignore[union-attr]
+                check_whole(f"shapes[{name!r}]", one, 1)
         if self.precision not in GPU_PRECISIONS:
             raise OptionError(
                 f"unknown precision {self.precision!r}: choose from {', '.join(GPU_PRECISIONS)}"
