@@ -79,7 +79,7 @@ class Compilation:
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
         with self.phase("read") as say:
-            imported = self.read()
+            imported = self.read(machine)
             say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
         with self.phase("simplify") as say:
             graph = self.canonical(imported, self.threads(machine))
@@ -146,9 +146,9 @@ class Compilation:
             self.report.notes.append(note)
 
     # the steps ------------------------------------------------------------------------------------
-    def read(self) -> Any:
-        """Model -> Relax, by the importer that its kind needs."""
-        options = self.options
+    def read(self, machine: Machine) -> Any:
+        """Model -> Relax, by the importer that its kind needs; for CPUs float16 becomes float32."""
+        options, float16 = self.options, isinstance(machine, GpuTarget)
         if is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
 
@@ -162,6 +162,7 @@ class Compilation:
                 shapes=options.shapes,
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
+                float16=float16,
             )
         else:
             from gtco.frontend.pytorch import load_pytorch
@@ -172,6 +173,7 @@ class Compilation:
                 shapes=options.shapes,
                 simplify=options.simplify,
                 simplify_timeout=options.simplify_timeout,
+                float16=float16,
             )
         self.report.notes += imported.notes
         if options.dump is not None:

@@ -24,6 +24,7 @@ from onnx import helper
 
 from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand
+from gtco.frontend.float16 import widen
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
 from gtco.frontend.schema_functions import write_out
@@ -47,14 +48,16 @@ def load_onnx(
     shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
+    float16: bool = True,
 ) -> ImportedModel:
     """The model as Relax, with every dimension a number.
 
     ``shapes`` gives symbolic dimensions their sizes, by name (``{"batch": 1}``) or, for one without
     a name, by input and axis (``{"image.0": 1}``), or an input its whole shape (``{"image": (1, 3,
-    96, 96)}``); :mod:`gtco.frontend.dimensions` has the rules. Raises ModelError (unreadable,
-    invalid, data missing, TVM cannot translate it), ShapeError (sizes that are missing or do not
-    fit) and UnsupportedError (every unsupported operator).
+    96, 96)}``); :mod:`gtco.frontend.dimensions` has the rules. Without ``float16``, what is float16
+    in the file is computed in float32 (:mod:`gtco.frontend.float16`). Raises ModelError
+    (unreadable, invalid, data missing, TVM cannot translate it), ShapeError (sizes that are missing
+    or do not fit) and UnsupportedError (every unsupported operator).
     """
     model, path = _read(source)
     check_text(model)
@@ -64,7 +67,12 @@ def load_onnx(
     skeleton, weights = strip(model, path)
     del model
     return import_skeleton(
-        skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
+        skeleton,
+        weights,
+        shapes=shapes,
+        simplify=simplify,
+        simplify_timeout=simplify_timeout,
+        float16=float16,
     )
 
 
@@ -75,6 +83,7 @@ def import_skeleton(
     shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
+    float16: bool = True,
 ) -> ImportedModel:
     """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
     name). Changes it."""
@@ -86,6 +95,9 @@ def import_skeleton(
     infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes: list[str] = []
+    widened = False
+    if not float16:
+        skeleton, weights, widened = widen(skeleton, weights)
     try:
         skeleton = expand(skeleton)
     except UnsupportedError:
@@ -114,6 +126,7 @@ def import_skeleton(
         producer=f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
         notes=tuple(notes),
         names=labels,
+        float16=widened,
     )
 
 

@@ -41,12 +41,13 @@ def load_pytorch(
     shapes: Shapes | None = None,
     simplify: bool = True,
     simplify_timeout: float = 120,
+    float16: bool = True,
 ) -> ImportedModel:
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
     ``example_inputs`` is a tensor, a sequence of them, or a mapping of keyword arguments; an
-    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Other
-    arguments than tensors become part of the model. A module in training mode is exported in
+    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Without
+    ``float16``, what is float16 is computed in float32. Other arguments than tensors become part of the model. A module in training mode is exported in
     evaluation mode and set back. Outputs that are dictionaries or dataclasses are named by their
     keys; None, numbers and strings among them are left out. Raises OptionError for what does not
     go together and ModelError where torch or onnxscript is missing or the export fails.
@@ -94,7 +95,12 @@ def load_pytorch(
         ) from error
     _name_dimensions(skeleton.graph, _dimension_names(program))
     return import_skeleton(
-        skeleton, weights, shapes=shapes, simplify=simplify, simplify_timeout=simplify_timeout
+        skeleton,
+        weights,
+        shapes=shapes,
+        simplify=simplify,
+        simplify_timeout=simplify_timeout,
+        float16=float16,
     )
 
 

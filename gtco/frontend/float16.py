@@ -1,0 +1,153 @@
+"""float16 files as float32 ones: CPUs compute in float32, and float16 is for storage.
+
+    before: x {float16}    y = MatMul(x, W)    z = Relu(y)
+    after:  x {float16}    a = Cast(x)    b = MatMul(a, W')    c = Relu(b)    z = Cast(c) {float16}
+
+The model's inputs and outputs keep their types, and all between them is float32. Constants keep
+their values, which float32 holds exactly. A Cast to float16 inside the model becomes one to float32,
+which does nothing: values are rounded at the model's outputs alone. So nothing in between overflows
+or is less exact than the file asks for.
+
+It is done on the ONNX message, before operators are read: so it holds for every operator, also for
+those that TVM alone compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from itertools import chain
+
+import numpy
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from gtco.frontend.messages import inner_tensors, nodes, subgraphs
+
+# Attributes that hold a type's number: of Cast, of operators that make tensors (EyeLike, HannWindow,
+# DequantizeLinear), of Attention's softmax.
+_TYPES = frozenset("to dtype output_datatype output_dtype softmax_precision".split())
+
+
+def widen(
+    model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]
+) -> tuple[onnx.ModelProto, Mapping[str, numpy.ndarray], bool]:
+    """The model and its weights with float32 in place of float16, and whether there was any.
+
+    ``weights`` are values of inputs of the graph, by name. The model has no functions of its own.
+    """
+    if not _any_float16(model.graph, weights):
+        return model, weights, False
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    constants = {tensor.name for tensor in graph.initializer} | set(weights)
+    given = [v.name for v in graph.input if _is_float16(v) and v.name not in constants]
+    results = [v.name for v in graph.output if _is_float16(v) and v.name not in given]
+    _widen_graph(graph)
+    taken = _names(graph)
+    inside = {name: _fresh(name, taken) for name in (*given, *results)}
+    for node in nodes(graph):
+        _rename(node.input, inside)
+        _rename(node.output, inside)
+        for attribute in node.attribute:
+            for branch in subgraphs(attribute):
+                _rename_values(branch.output, inside)
+    for tensor in graph.initializer:
+        tensor.name = inside.get(tensor.name, tensor.name)
+    _rename_values((v for v in graph.input if v.name in weights), inside)
+    for value in chain(graph.input, graph.output):
+        if value.name in given or value.name in results:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    body = list(graph.node)
+    del graph.node[:]
+    graph.node.extend(_cast(name, inside[name], TensorProto.FLOAT) for name in given)
+    graph.node.extend(body)
+    graph.node.extend(_cast(inside[name], name, TensorProto.FLOAT16) for name in results)
+    return wide, {inside.get(n, n): _widened(array) for n, array in weights.items()}, True
+
+
+def _any_float16(graph: onnx.GraphProto, weights: Mapping[str, numpy.ndarray]) -> bool:
+    return (
+        any(array.dtype == numpy.float16 for array in weights.values())
+        or any(map(_is_float16, graph.input))
+        or any(t.data_type == TensorProto.FLOAT16 for t in chain(graph.initializer, inner_tensors(graph)))
+        or any(a.i == TensorProto.FLOAT16 for n in nodes(graph) for a in n.attribute if a.name in _TYPES)
+    )
+
+
+def _is_float16(value: onnx.ValueInfoProto) -> bool:
+    return value.type.tensor_type.elem_type == TensorProto.FLOAT16
+
+
+def _widened(array: numpy.ndarray) -> numpy.ndarray:
+    return array.astype(numpy.float32) if array.dtype == numpy.float16 else array
+
+
+def _widen_graph(graph: onnx.GraphProto) -> None:
+    """float32 for float16 in every tensor, type and attribute, those of nested graphs too."""
+    for tensor in chain(graph.initializer, inner_tensors(graph)):
+        if tensor.data_type == TensorProto.FLOAT16:
+            array = _widened(numpy_helper.to_array(tensor))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for each in _graphs(graph):
+        for value in chain(each.input, each.output, each.value_info):
+            _widen_type(value.type)
+    for node in nodes(graph):
+        for attribute in node.attribute:
+            if attribute.name in _TYPES and attribute.i == TensorProto.FLOAT16:
+                attribute.i = TensorProto.FLOAT
+
+
+def _widen_type(kind: onnx.TypeProto) -> None:
+    match kind.WhichOneof("value"):
+        case "tensor_type":
+            if kind.tensor_type.elem_type == TensorProto.FLOAT16:
+                kind.tensor_type.elem_type = TensorProto.FLOAT
+        case "sequence_type":
+            _widen_type(kind.sequence_type.elem_type)
+        case "optional_type":
+            _widen_type(kind.optional_type.elem_type)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and those nested in it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in subgraphs(attribute):
+                yield from _graphs(inner)
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    return {
+        name
+        for each in _graphs(graph)
+        for name in chain(
+            (v.name for v in chain(each.input, each.output, each.initializer)),
+            *(chain(node.input, node.output) for node in each.node),
+        )
+    }
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """A name for the float32 value of a tensor; it is taken from then on."""
+    made = f"{name}_float32"
+    while made in taken:
+        made += "_"
+    taken.add(made)
+    return made
+
+
+def _rename(names: MutableSequence[str], new: Mapping[str, str]) -> None:
+    for i, name in enumerate(names):
+        if name in new:
+            names[i] = new[name]
+
+
+def _rename_values(values: Iterable[onnx.ValueInfoProto], new: Mapping[str, str]) -> None:
+    for value in values:
+        value.name = new.get(value.name, value.name)
+
+
+def _cast(source: str, result: str, dtype: int) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [result], name=f"Cast_{result}", to=dtype)
