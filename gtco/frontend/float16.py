@@ -3,13 +3,13 @@
     before: x {float16}    y = MatMul(x, W)    z = Relu(y)
     after:  x {float16}    a = Cast(x)    b = MatMul(a, W')    c = Relu(b)    z = Cast(c) {float16}
 
-The model's inputs and outputs keep their types, and all between them is float32. Constants keep
-their values, which float32 holds exactly. A Cast to float16 inside the model becomes one to float32,
-which does nothing: values are rounded at the model's outputs alone. So nothing in between overflows
-or is less exact than the file asks for.
+The model's inputs and outputs keep their types. Everything between them is float32. Constants keep
+their values, which float32 holds exactly. A Cast to float16 inside the model becomes a Cast to
+float32, which does nothing: values are rounded at the model's outputs alone. So no intermediate
+value overflows, and each is at least as exact as the file asks for.
 
-It is done on the ONNX message, before operators are read: so it holds for every operator, also for
-those that TVM alone compiles.
+The ONNX message is changed before its operators are read, so this holds for every operator, also
+for those that only TVM compiles.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.messages import inner_tensors, nodes, subgraphs
 
-# Attributes that hold a type's number: of Cast, of operators that make tensors (EyeLike, HannWindow,
-# DequantizeLinear), of Attention's softmax.
+# Attributes that hold a type's number: of Cast, of operators that make tensors (EyeLike,
+# HannWindow, DequantizeLinear), of Attention's softmax.
 _TYPES = frozenset("to dtype output_datatype output_dtype softmax_precision".split())
 
 
@@ -67,11 +67,13 @@ def widen(
 
 
 def _any_float16(graph: onnx.GraphProto, weights: Mapping[str, numpy.ndarray]) -> bool:
+    tensors = chain(graph.initializer, inner_tensors(graph))
+    types = (a.i for n in nodes(graph) for a in n.attribute if a.name in _TYPES)
     return (
         any(array.dtype == numpy.float16 for array in weights.values())
         or any(map(_is_float16, graph.input))
-        or any(t.data_type == TensorProto.FLOAT16 for t in chain(graph.initializer, inner_tensors(graph)))
-        or any(a.i == TensorProto.FLOAT16 for n in nodes(graph) for a in n.attribute if a.name in _TYPES)
+        or any(tensor.data_type == TensorProto.FLOAT16 for tensor in tensors)
+        or TensorProto.FLOAT16 in types
     )
 
 

@@ -46,8 +46,9 @@ def load_pytorch(
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
     ``example_inputs`` is a tensor, a sequence of them, or a mapping of keyword arguments; an
-    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Without
-    ``float16``, what is float16 is computed in float32. Other arguments than tensors become part of the model. A module in training mode is exported in
+    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Other
+    arguments than tensors become part of the model. Without ``float16``, what is float16 in the
+    model is computed in float32. A module in training mode is exported in
     evaluation mode and set back. Outputs that are dictionaries or dataclasses are named by their
     keys; None, numbers and strings among them are left out. Raises OptionError for what does not
     go together and ModelError where torch or onnxscript is missing or the export fails.

@@ -67,6 +67,7 @@ from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 OPERANDS = ("float32", "bfloat16")
+OUTPUTS = (*OPERANDS, "float16")
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -85,7 +86,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if not prologue_readable(stage, op.inputs, known):
         return None
     tail = epilogue(stage, op.output)
-    if tail is None or stage.output.type.dtype not in OPERANDS:
+    if tail is None or stage.output.type.dtype not in OUTPUTS:
         return None
     if isinstance(view, TransposedView):
         if op.inputs[1] not in stage.constants:

@@ -1,0 +1,85 @@
+"""float16 files as float32 ones: what of the message changes, and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from gtco.frontend.float16 import widen
+
+HALF = np.array([1.0, 65504.0, 6e-8], np.float16)
+
+
+def graph(text: str, **constants: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    return model
+
+
+def types(model: onnx.ModelProto) -> set[int]:
+    """Of every value inside, as ONNX infers them."""
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    return {v.type.tensor_type.elem_type for v in inferred.graph.value_info}
+
+
+def test_a_model_without_float16_is_left_alone() -> None:
+    model = graph("g (float[3] x) => (float[3] y) { y = Add(x, c) }", c=HALF.astype(np.float32))
+    weights = {"w": np.zeros(3, np.float32)}
+    same, kept, found = widen(model, weights)
+    assert same is model and kept is weights and not found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Add(x, c)",
+        "w = Cast<to = 1>(x)  e = Exp(w)  h = Cast<to = 10>(e)  y = Mul(h, c)",
+        "l = CastLike(n, c)  y = Add(l, x)",
+        "y = Identity(c)",
+        "y = Constant<value = float16[3] {15360, 16384, 16896}>()",
+        "s = Shape(x)  f = ConstantOfShape<value = float16[1] {18176}>(s)  y = Add(f, x)",
+        """t = Constant<value = bool {1}>()
+           y = If(t) <then_branch = a () => (float16[3] u) { d = Cast<to = 10>(n)  u = Add(d, x) },
+                      else_branch = b () => (float16[3] v) { v = Mul(c, x) }>""",
+    ],
+)
+def test_values_stay(body: str) -> None:
+    text = f"g (float16[3] x, int64[3] n) => (float16[3] y) {{ {body} }}"
+    model = graph(text, c=HALF)
+    before = model.SerializeToString()
+    wide, _, found = widen(model, {})
+    assert found and model.SerializeToString() == before  # the message given is the caller's
+    onnx.checker.check_model(wide, full_check=True)
+    assert TensorProto.FLOAT16 not in types(wide)
+    feeds = {"x": np.array([0.5, -2.0, 3.0], np.float16), "n": np.array([1, -2, 3])}
+    (got,) = ReferenceEvaluator(wide).run(None, feeds)
+    (wanted,) = ReferenceEvaluator(model).run(None, feeds)
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, wanted, rtol=2e-3)
+
+
+def test_an_input_that_is_an_output_stays_what_it_is() -> None:
+    model = graph("g (float16[3] x) => (float16[3] x, float16[3] y) { y = Neg(x) }")
+    wide, _, _ = widen(model, {})
+    x, y = ReferenceEvaluator(wide).run(None, {"x": HALF})
+    np.testing.assert_array_equal(x, HALF)
+    np.testing.assert_array_equal(y, -HALF)
+
+
+def test_weights_keep_their_values_and_names_that_are_taken_are_evaded() -> None:
+    """Weights are inputs of the graph; here one is an output too, by a name that is taken."""
+    model = graph(
+        """g (float16[3] x, float16[3] w) => (float16[3] w, float16[3] w_float32)
+           { w_float32 = Add(x, w) }"""
+    )
+    wide, weights, _ = widen(model, {"w": HALF})
+    (value,) = weights.values()
+    assert value.dtype == np.float32
+    np.testing.assert_array_equal(value, HALF)
+    w, y = ReferenceEvaluator(wide).run(None, {"x": HALF, **weights})
+    np.testing.assert_array_equal(w, HALF)
+    assert y.dtype == np.float16
+    np.testing.assert_array_equal(y[2:], (HALF + HALF)[2:])
