@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 import onnx
-import onnx.defs
+import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -184,13 +184,7 @@ class Writer:
         if any(size > _SMALL for size in sizes):
             return None
         feeds = {name: self.values[name] for name in node.input if name}
-        graph = helper.make_graph(
-            [node],
-            "one_node",
-            [helper.make_value_info(name, self.types[name]) for name in feeds],
-            [helper.make_value_info(name, TypeProto()) for name in node.output if name],
-        )
-        model = helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir)
+        model = self._alone(node, list(feeds))
         try:
             found = ReferenceEvaluator(model).run(None, feeds)
         except Exception:  # a damaged model: whoever translates the node says what is wrong
@@ -219,24 +213,27 @@ class Writer:
             return {name: self.types[node.input[0]] for name in alike}
         if node.domain not in _STANDARD:
             return {}
-        nested = any(a.HasField("g") or a.graphs for a in node.attribute)
-        try:
-            return dict(
-                onnx.shape_inference.infer_node_outputs(
-                    onnx.defs.get_schema(node.op_type, self.opset, ""),
-                    node,
-                    self.types if nested else {name: self.types[name] for name in given},
-                    {
-                        name: numpy_helper.from_array(self.values[name], name)
-                        for name in given
-                        if name in self.values
-                    },
-                    opset_imports=self._opsets,
-                    ir_version=self._ir,
-                )
-            )
-        except (onnx.shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError):
-            return {}
+        known = [name for name in given if name in self.values]
+        tensors = [numpy_helper.from_array(self.values[name], name) for name in known]
+        graph = onnx.shape_inference.infer_shapes(self._alone(node, given, tensors)).graph
+        found = {value.name: value.type for value in graph.output}
+        return {name: kind for name, kind in found.items() if kind.WhichOneof("value")}
+
+    def _alone(
+        self,
+        node: onnx.NodeProto,
+        inputs: Sequence[str],
+        known: Sequence[onnx.TensorProto] = (),
+    ) -> onnx.ModelProto:
+        """A model of this node, for inference and evaluation."""
+        graph = helper.make_graph(
+            [node],
+            "one_node",
+            [helper.make_value_info(name, self.types[name]) for name in dict.fromkeys(inputs)],
+            [helper.make_value_info(name, TypeProto()) for name in node.output if name],
+            known,
+        )
+        return helper.make_model(graph, opset_imports=self._opsets, ir_version=self._ir)
 
 
 def _constant(node: onnx.NodeProto) -> numpy.ndarray | None:
