@@ -7,7 +7,7 @@ once for each slice of what it scans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -33,7 +33,7 @@ def branch(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
             "an example input that takes the branch you need"
         )
     graph = attributes(node)["then_branch" if condition.reshape(()) else "else_branch"]
-    return _body(walk, graph, [])
+    return _body(walk, graph, walk.inside(graph), [])
 
 
 def loop(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
@@ -48,6 +48,7 @@ def loop(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
             "the count a constant"
         )
     trips = int(walk.writer.values[count].reshape(())) if count else None
+    constants = walk.inside(body)
     scanned: list[list[str]] = []
     runs = 0
     while trips is None or runs < trips:
@@ -55,7 +56,7 @@ def loop(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
             break
         number = walk.writer.integers(runs)
         given = go or walk.writer.constant(True, TensorProto.BOOL)
-        results = _body(walk, body, [number, given, *carried])
+        results = _body(walk, body, constants, [number, given, *carried])
         go = results[0] if go else ""
         carried = results[1 : 1 + len(carried)]
         scanned.append(results[1 + len(carried) :])
@@ -78,13 +79,14 @@ def scan(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     axes = attrs.get("scan_input_axes", [0] * count)
     axes = [axis % len(writer.shape(x)) for axis, x in zip(axes, given, strict=True)]
     trips = writer.shape(given[0])[axes[0]]
+    constants = walk.inside(body)
     scanned: list[list[str]] = []
     for run in range(trips):
         slices = [
             writer.add("Gather", x, writer.integers(trips - 1 - run if back else run), axis=axis)
             for x, axis, back in zip(given, axes, backwards, strict=True)
         ]
-        results = _body(walk, body, [*carried, *slices])
+        results = _body(walk, body, constants, [*carried, *slices])
         carried = results[: len(carried)]
         scanned.append(results[len(carried) :])
         _bound(walk, f"{trips} times")
@@ -97,9 +99,12 @@ def scan(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     return [*carried, *_stacked(walk, node, scanned, attrs.get("scan_output_axes", [0] * outputs))]
 
 
-def _body(walk: Walk, graph: onnx.GraphProto, arguments: Sequence[str]) -> list[str]:
-    """The graph's outputs, written out once more with these inputs."""
-    names = walk.inside(graph)
+def _body(
+    walk: Walk, graph: onnx.GraphProto, constants: Mapping[str, str], arguments: Sequence[str]
+) -> list[str]:
+    """The graph's outputs, written out once more with these inputs; ``constants`` are its
+    initializers by their names in it."""
+    names = dict(constants)
     names.update({v.name: name for v, name in zip(graph.input, arguments, strict=True)})
     here = walk.node
     walk.all(graph.node, names, keep=False)

@@ -1,0 +1,235 @@
+"""If, Loop and Scan written out, against ONNX Runtime, which runs them as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from gtco.frontend.expansion import control_flow
+from gtco.frontend.onnx import load_onnx
+from tests.one_node import by_onnxruntime, compare, model, normal, refused, typed
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+make = helper.make_node
+
+
+def value(name, dtype=FLOAT, shape=None):
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def body(nodes, inputs, outputs, constants=None):
+    tensors = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
+    return helper.make_graph(nodes, "body", inputs, outputs, tensors)
+
+
+def counted(nodes, outputs, constants=None, more=()):
+    """A body of (i, go, acc) that always goes on."""
+    return body(
+        [*nodes, make("Identity", ["go"], ["on"])],
+        [value("i", INT64, []), value("go", BOOL, []), value("acc"), *more],
+        [value("on", BOOL, []), *(value(name) for name in outputs)],
+        constants,
+    )
+
+
+@pytest.mark.parametrize("trips", [1, 2, 5])
+@pytest.mark.parametrize("condition", [False, True])
+def test_a_loop_of_constant_count(trips, condition):
+    """The carried value, what each run gives, and the number of the run."""
+    nodes = [
+        make("Cast", ["i"], ["fi"], to=FLOAT),
+        make("Mul", ["acc", "factor"], ["m"]),
+        make("Add", ["m", "fi"], ["next"]),
+        make("ReduceMax", ["next"], ["top"], axes=[1], keepdims=0),
+    ]
+    inner = counted(nodes, ["next", "top"], {"factor": np.float32(0.5)})
+    inputs = ["n", "true" if condition else "", "x"]
+    constants = {"n": np.asarray(trips), "true": np.asarray(True)}
+    arrays = {"x": normal(1, 2, 3)}
+    made = model(
+        [make("Loop", inputs, ["y", "tops"], body=inner)], arrays, constants, ["y", "tops"]
+    )
+    compare(made, arrays)
+
+
+def test_a_count_that_follows_from_a_shape():
+    """As scripted modules are exported: for i in range(x.shape[1]): y += x[:, i] * w[i]."""
+    nodes = [
+        make("Gather", ["x", "i"], ["xi"], axis=1),
+        make("Gather", ["w", "i"], ["wi"], axis=0),
+        make("Mul", ["xi", "wi"], ["p"]),
+        make("Add", ["acc", "p"], ["next"]),
+    ]
+    outer = [
+        make("Shape", ["x"], ["shape"]),
+        make("Gather", ["shape", "one"], ["count"], axis=0),
+        make("Loop", ["count", "true", "zero"], ["y"], body=counted(nodes, ["next"])),
+    ]
+    constants = {"one": np.asarray(1), "true": np.asarray(True), "w": normal(2, 4)}
+    constants["zero"] = np.zeros((2, 3), np.float32)
+    arrays = {"x": normal(1, 2, 4, 3)}
+    graph = compare(model(outer, arrays, constants), arrays)
+    kinds = [op.kind for op in graph.operators.values()]
+    assert kinds.count("multiply") == 4
+
+
+def test_a_loop_that_ends_by_its_condition():
+    """while size > 10: the condition follows from sizes alone, and sizes change."""
+    nodes = [
+        make("MaxPool", ["acc"], ["next"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Shape", ["next"], ["s"]),
+        make("ReduceProd", ["s"], ["size"], keepdims=0),
+        make("Greater", ["size", "limit"], ["on"]),
+    ]
+    inner = body(
+        nodes,
+        [value("i", INT64, []), value("go", BOOL, []), value("acc")],
+        [value("on", BOOL, []), value("next")],
+        {"limit": np.asarray(10)},
+    )
+    arrays = {"x": normal(1, 1, 2, 16, 12)}
+    constants = {"true": np.asarray(True)}
+    made = model([make("Loop", ["", "true", "x"], ["y"], body=inner)], arrays, constants)
+    graph = compare(made, arrays)
+    assert [op.kind for op in graph.operators.values()].count("max_pool2d") == 3
+
+
+def test_loops_within_loops_and_conditions_within_loops():
+    """The inner count and the inner condition come from the outer run's number; names are the same
+    in both bodies."""
+    inner = counted([make("Add", ["acc", "x"], ["next"])], ["next"])
+    then = body([make("Neg", ["deep"], ["branch"])], [], [value("branch")])
+    other = body([make("Abs", ["deep"], ["branch"])], [], [value("branch")])
+    nodes = [
+        make("Loop", ["i", "go", "acc"], ["deep"], body=inner),
+        make("Less", ["i", "two"], ["early"]),
+        make("If", ["early"], ["next"], then_branch=then, else_branch=other),
+    ]
+    outer = counted(nodes, ["next"], {"two": np.asarray(2)})
+    arrays = {"x": normal(1, 2, 3)}
+    constants = {"n": np.asarray(4), "true": np.asarray(True)}
+    made = model([make("Loop", ["n", "true", "x"], ["y"], body=outer)], arrays, constants)
+    graph = compare(made, arrays)
+    kinds = [op.kind for op in graph.operators.values()]
+    assert kinds.count("add") == 1 + 2 + 3 and kinds.count("abs") == 2
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_constant_condition_takes_its_branch(chosen):
+    then = body([make("Relu", ["x"], ["a"])], [], [value("a")])
+    other = body([make("Add", ["x", "w"], ["b"])], [], [value("b")], {"w": normal(1, 3)})
+    node = make("If", ["condition"], ["y"], then_branch=then, else_branch=other)
+    arrays = {"x": normal(2, 2, 3)}
+    compare(model([node], arrays, {"condition": np.asarray(chosen)}), arrays)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    axes=st.tuples(st.integers(-2, 1), st.integers(-2, 1)),
+    turned=st.tuples(st.booleans(), st.booleans()),
+    out_axis=st.integers(-2, 1),
+    out_turned=st.booleans(),
+)
+def test_scan(axes, turned, out_axis, out_turned):
+    """state = 0.5 state + a * b for slices a, b; the states are given out."""
+    length, width = 4, 3
+
+    def laid(seed, axis):
+        return normal(seed, *((length, width) if axis % 2 == 0 else (width, length)))
+
+    inner = body(
+        [
+            make("Mul", ["state", "half"], ["h"]),
+            make("Mul", ["a", "b"], ["p"]),
+            make("Add", ["h", "p"], ["next"]),
+            make("Identity", ["next"], ["out"]),
+        ],
+        [value("state", FLOAT, [width]), value("a"), value("b")],
+        [value("next", FLOAT, [width]), value("out", FLOAT, [width])],
+        {"half": np.float32(0.5)},
+    )
+    node = make(
+        "Scan",
+        ["first", "u", "v"],
+        ["last", "states"],
+        body=inner,
+        num_scan_inputs=2,
+        scan_input_axes=axes,
+        scan_input_directions=[int(t) for t in turned],
+        scan_output_axes=[out_axis],
+        scan_output_directions=[int(out_turned)],
+    )
+    arrays = {"first": normal(1, width), "u": laid(2, axes[0]), "v": laid(3, axes[1])}
+    compare(model([node], arrays, {}, ["last", "states"]), arrays)
+
+
+def loop_of(count, condition="true", nodes=None, x=(2, 3)):
+    nodes = nodes or [make("Add", ["acc", "x"], ["next"])]
+    arrays = {"x": normal(1, *x)}
+    constants = {"n": np.asarray(count), "true": np.asarray(True)}
+    loop = make(
+        "Loop", ["n", condition, "x"], ["y"], name="the loop", body=counted(nodes, ["next"])
+    )
+    return model([loop], arrays, constants), arrays
+
+
+def test_a_loop_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(control_flow, "MAX_NODES", 100)
+    compare(*loop_of(90))
+    message = refused(loop_of(10**12)[0], r"node 'the loop' \(Loop\): it runs 1000000000000 times")
+    assert "more than 100 nodes" in message
+
+
+def test_what_only_a_run_decides_is_refused():
+    """With the node's name and what to do."""
+    arrays = {"x": normal(1, 2, 3), "n": np.asarray(3), "c": np.asarray(True)}
+    inner = counted([make("Add", ["acc", "x"], ["next"])], ["next"])
+    made = model([make("Loop", ["n", "", "x"], ["y"], body=inner)], arrays)
+    refused(made, r"node 'y' \(Loop\): how often it runs is known only when the model runs")
+    made = model([make("Loop", ["", "c", "x"], ["y"], body=inner)], arrays)
+    refused(made, "whether it runs once more is known only when the model runs")
+    branch = body([make("Relu", ["x"], ["a"])], [], [value("a")])
+    made = model([make("If", ["c"], ["y"], then_branch=branch, else_branch=branch)], arrays)
+    refused(made, r"node 'y' \(If\): its condition is known only when the model runs")
+
+
+def test_a_loop_that_never_runs_passes_on_what_it_was_given():
+    compare(*loop_of(0))
+    nodes = [make("Add", ["acc", "x"], ["next"])]
+    inner = counted(nodes, ["next", "next"])
+    made = model(
+        [make("Loop", ["n", "", "x"], ["y", "all"], body=inner)],
+        {"x": normal(1, 2, 3)},
+        {"n": np.asarray(0)},
+        ["y", "all"],
+    )
+    refused(made, "it never runs, so its output 'all' has no elements")
+
+
+def test_large_weights_of_a_body_are_there_once():
+    """A body of 4 runs holds a matrix of 64 kB: one constant, not four."""
+    nodes = [make("MatMul", ["acc", "w"], ["next"])]
+    inner = counted(nodes, ["next"], {"w": normal(2, 128, 128, scale=0.1)})
+    arrays = {"x": normal(1, 2, 128)}
+    loop = make("Loop", ["n", "", "x"], ["y"], body=inner)
+    proto = model([loop], arrays, {"n": np.asarray(4)})
+    graph = compare(proto, arrays)
+    matrices = [v for v in graph.constants.values() if v.size == 128 * 128]
+    assert len(matrices) == 1
+    wanted = by_onnxruntime(proto, arrays)
+    simplified = load_onnx(typed(proto, wanted))
+    assert not simplified.notes
+
+
+def test_onnx_reads_what_is_written():
+    """The model between the walk and the importer is a valid one."""
+    from gtco.frontend.expansion import expand
+
+    proto, arrays = loop_of(3)
+    written = expand(typed(proto, by_onnxruntime(proto, arrays)))
+    onnx.checker.check_model(written, full_check=True)
+    assert [n.op_type for n in written.graph.node] == ["Add"] * 3 + ["Identity"]
