@@ -1,5 +1,5 @@
-"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it inside
-guard bytes.
+"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it on memory
+that ends before an inaccessible page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from gtco.codegen.load import load
 from gtco.machine.target import V4, Target, detect, target
+from gtco.runtime.plan import round_up
 from gtco.tensor import space
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.packing import Packing
@@ -23,8 +24,9 @@ from gtco.tensor.reference import evaluate
 from gtco.tensor.sketch.shared import streaming
 from gtco.tensor.space import Config, Program, Sketch, configs
 from gtco.tensor.stage import Stage, TensorType
+from tests.fences import before_fence, fenced
 
-GUARD = 256  # bytes on either side of an output or workspace
+GUARD = 256  # bytes before an output or workspace
 GUARD_BYTE = 0xA5
 
 
@@ -42,12 +44,12 @@ def targets() -> list[str]:
 
 
 def guarded(nbytes: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A byte array between guard bytes and the whole of it; ``offset`` moves it off the 64-byte
-    boundary.
+    """A byte array behind guard bytes and the whole of it; ``offset`` moves it off the 64-byte
+    boundary. Less than 64 guard bytes lie behind it, and behind these an inaccessible page.
     """
-    whole = np.full(nbytes + 2 * GUARD + 64, GUARD_BYTE, np.uint8)
-    start = GUARD + (-(whole.ctypes.data + GUARD)) % 64 + offset
-    assert start + nbytes + GUARD - 64 <= whole.size
+    whole = before_fence(GUARD + round_up(offset + nbytes))
+    whole[:] = GUARD_BYTE
+    start = GUARD + offset
     return whole[start : start + nbytes], whole
 
 
@@ -72,7 +74,8 @@ class Built:
 
     def __call__(self, *arrays: np.ndarray, unaligned: bool = False) -> np.ndarray:
         """Run all tasks, in two halves (in reverse order) where there are several; checks the
-        guards.
+        guards. A kernel that reads or writes behind the line of 64 bytes in which a buffer ends
+        faults.
         """
         held = []
         for (name, type_), array in zip(self.inputs, arrays, strict=True):
@@ -81,7 +84,7 @@ class Built:
             )
             if name in self.packings:
                 array = self.packings[name].apply(array)
-            held.append(np.ascontiguousarray(array))
+            held.append(fenced(array))
         out, out_whole = guarded(self.output.nbytes, 4 if unaligned else 0)
         work, work_whole = guarded(self.workspace)
         work[:] = 0xFF  # NaN: scratch is not zeroed
