@@ -10,15 +10,16 @@ import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_void_p
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
+from gtco.runtime.binding import bind, by_name, feeds_of, given_outputs, named
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.tensors import aligned_empty, as_stored, like, to_numpy
+from gtco.runtime.tensors import Place, address_of, as_stored, dense, like, to_numpy, to_write
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_whole
 
@@ -27,6 +28,7 @@ def load(
     path: str | os.PathLike[str],
     threads: int = 0,
     *,
+    spin_microseconds: int | None = None,
     device: int | None = None,
     launches: Literal["graph", "persistent"] | None = None,
     temporary: bool = False,
@@ -34,18 +36,29 @@ def load(
     """Opens the ``.so`` that gtco wrote.
 
     ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at compile
-    time, else all cores that this process may use. ``device``: number of the GPU, for a model that
-    was compiled for GPUs; None is the first. ``launches``: how such a model is launched, None as
-    the compile chose (:attr:`Model.launches`). ``temporary``: the model owns the folder of the file
-    and removes it when it is closed. Raises :class:`ArtifactError` where the file is not gtco's, is
-    damaged, lacks its weights file, needs instructions that this CPU has not got, or a GPU or a
-    driver that is not here.
+    time, else all cores that this process may use. ``spin_microseconds``: how long an idle thread
+    looks for work before it sleeps and takes no CPU. A longer time makes runs that follow each other
+    start earlier; 0 is never; None is 500, or 50 where there are more threads than CPUs.
+    ``device``: number of the GPU, for a model that was compiled for GPUs; None is the first.
+    ``launches``: how such a model is launched, None as the compile chose (:attr:`Model.launches`).
+    ``temporary``: the model owns the folder of the file and removes it when it is closed. Raises
+    :class:`ArtifactError` where the file is not gtco's, is damaged, lacks its weights file, needs
+    instructions that this CPU has not got, or a GPU or a driver that is not here.
     """
-    return Model(Path(path), threads, device=device, launches=launches, temporary=temporary)
+    return Model(
+        Path(path),
+        threads,
+        spin_microseconds=spin_microseconds,
+        device=device,
+        launches=launches,
+        temporary=temporary,
+    )
 
 
 LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
 MOST_DEVICES = 1 << 16  # more than there are, and an int of C
+MOST_SPINNING = 1_000_000_000  # microseconds, an int of C
+NEVER = -1  # gtco_options.spin_microseconds, where 0 is the default
 HELD_RUNS = 8  # under way in callers' streams, whose tensors a model holds; one more waits for them
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
@@ -62,7 +75,12 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _open(
-    path: Path, threads: int, device: int | None, launches: str | None, candidates: bool
+    path: Path,
+    threads: int,
+    spin: int,
+    device: int | None,
+    launches: str | None,
+    candidates: bool,
 ) -> tuple[Library, int]:
     """The library and a handle. Where a compile publishes another one at this moment, the first
     look may find a library whose weights have just gone: the new one is taken then."""
@@ -78,7 +96,7 @@ def _open(
                     f"{path} was compiled for a CPU, and {asked} asks for a GPU; compile "
                     "the model with --target cuda:ARCHITECTURE"
                 )
-            return library, library.open(threads, device or 0, LAUNCHES[launches])
+            return library, library.open(threads, device or 0, LAUNCHES[launches], spin)
         except ArtifactError:
             library.unload()
             if file_identity(path) == before:
@@ -96,6 +114,10 @@ def _release(library: Library, handle: int, folder: Path | None, owner: int) -> 
 class Model:
     """A compiled model: ``y = model(x)``.
 
+    ``threads``: how many a run uses. ``device``: number of the GPU that it runs on; None for a
+    model of the CPU. ``launches``: how a run is launched on the GPU, in words; "" for a model of the
+    CPU. ``inputs`` and ``outputs``: name, dtype and shape of each.
+
     Calls from several threads are safe but wait for each other; for parallel calls give each thread
     its own ``gtco.load``. After a fork, whatever other threads were doing, the child can use the
     model, or load its own. Close it, or use it as a context manager, to free its memory and threads
@@ -107,6 +129,7 @@ class Model:
         path: Path,
         threads: int = 0,
         *,
+        spin_microseconds: int | None = None,
         device: int | None = None,
         launches: Literal["graph", "persistent"] | None = None,
         temporary: bool = False,
@@ -118,8 +141,11 @@ class Model:
         check_whole("threads", threads, 0, MOST_THREADS)
         if device is not None:
             check_whole("device", device, 0, MOST_DEVICES)
+        if spin_microseconds is not None:
+            check_whole("spin_microseconds", spin_microseconds, 0, MOST_SPINNING)
+        spin = 0 if spin_microseconds is None else spin_microseconds or NEVER
         self.path = path.absolute()
-        library, handle = _open(self.path, threads, device, launches, candidates)
+        library, handle = _open(self.path, threads, spin, device, launches, candidates)
         self._library, self._handle = library, handle
         self._lock = threading.Lock()
         _models.add(self)
@@ -128,12 +154,12 @@ class Model:
         self.metadata: dict[str, Any] = library.metadata
         self.inputs = tensor_specs(self.metadata, "inputs")
         self.outputs = tensor_specs(self.metadata, "outputs")
+        self._input_places = [Place(spec) for spec in self.inputs]
+        self._output_places = [Place(spec) for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
-        # Number of the GPU that the model runs on; None for a model of the CPU.
         self.device = (device or 0) if "images" in self.metadata else None
         self._held: list[Any] = []  # what each run under way in a caller's stream reads and writes
-        # How a run is launched on the GPU, in words; "" for a model of the CPU.
         self.launches: str = library.launch_mode(handle).decode() if self.device is not None else ""
         self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
         self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
@@ -145,63 +171,84 @@ class Model:
         return steps
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model on inputs by position or by name.
+        """Runs the model on inputs by position, by name, or in a dictionary by name.
 
         Takes numpy arrays or anything with ``__dlpack__`` (torch tensors included) of exactly the
         dtypes and shapes in :attr:`inputs`; they may be strided. Returns the same kind: one tensor,
-        or a tuple where there are several outputs. Raises :class:`InputError` for a wrong name,
-        dtype or shape.
+        or a tuple where there are several outputs. ``out=``, one tensor or a sequence, dense and of
+        the dtypes and shapes in :attr:`outputs`, takes the results, and is what is returned. Raises
+        :class:`InputError` for a wrong name, dtype or shape.
 
         A model for GPUs takes arrays of the host, which are copied, and tensors on its device,
-        which are not: then results are on the device, of torch or in ``out=`` (one tensor or a
-        sequence), and the call returns as soon as the work is in the stream: ``stream=``, or
-        torch's current one, or the legacy default stream.
+        which are not: then results are on the device, of torch or in ``out=``, and the call returns
+        as soon as the work is in the stream: ``stream=``, or torch's current one, or the legacy
+        default stream.
         """
+        if not kwargs and len(args) == len(self._input_places):
+            if all(map(Place.fits, self._input_places, args)):
+                results = self._execute(args)
+                return results[0] if len(results) == 1 else tuple(results)
+        return self._call_with(args, kwargs)
+
+    def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with arguments of any kind."""
         options = {
             name: kwargs.pop(name)
-            for name in ("stream", "out")
-            if self.device is not None and name in kwargs and name not in self._input_names
+            for name in (("out",) if self.device is None else ("out", "stream"))
+            if name in kwargs and name not in self._input_names
         }
-        values = self._bind(args, kwargs)
+        values = self._bind(*by_name(args, kwargs))
+        out = options.get("out")
+        given = None if out is None else given_outputs(self.outputs, out)
         if self.device is not None and any(device_of(value) is not None for value in values):
-            given = self._run_on_device(values, self.device, **options)
-            return given[0] if len(given) == 1 else tuple(given)
-        if options:
-            raise InputError(
-                f"{' and '.join(options)} is for inputs on the device, and these are on the host"
-            )
-        results = self._execute(values)
-        kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
-        converted = tuple(like(kind, result) for result in results)
-        return converted[0] if len(converted) == 1 else converted
+            given = self._run_on_device(values, self.device, options.get("stream"), given)
+        elif "stream" in options:
+            raise InputError("stream is for inputs on the device, and these are on the host")
+        elif given is not None:
+            self._execute(self._read(values), None, list(map(to_write, self.outputs, given)))
+        else:
+            kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
+            given = [like(kind, result) for result in self._execute(self._read(values))]
+        return given[0] if len(given) == 1 else tuple(given)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the model on inputs by name; outputs by name."""
-        result = self(**inputs)
+    @overload
+    def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]: ...
+    @overload
+    def run(self, names: Sequence[str] | None, inputs: Mapping[str, Any], /) -> list[Any]: ...
+    def run(self, *args: Any) -> dict[str, Any] | list[Any]:
+        """Runs the model on inputs by name; outputs by name.
+
+        ``run(names, inputs)`` is ONNX Runtime's call: a list of the outputs of these names, of all
+        for None.
+        """
+        if not 1 <= len(args) <= 2:
+            raise InputError(
+                f"run takes inputs by name, or names of outputs (None for all) and inputs by name; "
+                f"got {len(args)} arguments"
+            )
+        result = self._call_with((), dict(feeds_of(args[-1])))
         values = result if len(self.outputs) != 1 else (result,)
+        if len(args) == 2:
+            return named(self.outputs, values, args[0])
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
     def profile(self, *args: Any, repeat: int = 5, **kwargs: Any) -> list[float]:
         """Seconds of each stage, the median of ``repeat`` runs after one to warm up."""
-        values = self._bind(args, kwargs)
+        values = self._bind(*by_name(args, kwargs))
         rounds = [self.timed(values) for _ in range(repeat + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 
     def _run_on_device(
-        self, values: Sequence[Any], device: int, stream: Any = None, out: Any = None
+        self, values: Sequence[Any], device: int, stream: Any, given: list[Any] | None
     ) -> list[Any]:
-        """The outputs of a run that is under way on the stream."""
+        """The outputs, ``given`` or new, of a run that is under way on the stream."""
         caller = Caller(values, device, stream)
         inputs = [
             caller.borrow("input", spec, value)
             for spec, value in zip(self.inputs, values, strict=True)
         ]
-        if out is None:
+        if given is None:
             given = caller.outputs(self.outputs)
-        else:
-            given = list(out) if isinstance(out, (tuple, list)) else [out]
-        if len(given) != len(self.outputs):
-            raise InputError(f"out has {len(given)} tensors; the model has {len(self.outputs)}")
         outputs = [
             caller.borrow("output", spec, value)
             for spec, value in zip(self.outputs, given, strict=True)
@@ -224,7 +271,7 @@ class Model:
         given.
         """
         seconds = (c_double * max(1, len(self.stages)))()
-        self._execute(values, seconds, results)
+        self._execute(self._read(values), seconds, results)
         return list(seconds)[: len(self.stages)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -276,44 +323,35 @@ class Model:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         name = self.metadata["name"]
         on = f"{self.threads} threads" if self.device is None else f"cuda:{self.device}"
-        return f"<gtco.Model {name!r} ({inputs}) -> ({outputs}), {on}>"
+        return f"<gtco.{type(self).__name__} {name!r} ({inputs}) -> ({outputs}), {on}>"
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """One value per input, in order."""
-        names = self._input_names
-        if len(args) > len(names):
-            raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")
-        values = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names:
-                raise InputError(f"there is no input '{name}'; the inputs are {', '.join(names)}")
-            if name in values:
-                raise InputError(f"input '{name}' is given twice, by position and by name")
-            values[name] = value
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise InputError(
-                f"missing input {', '.join(repr(name) for name in missing)}; expected "
-                f"{', '.join(map(str, self.inputs))}"
-            )
-        return [as_stored(values[name]) for name in names]
+        return [as_stored(value) for value in bind(self.inputs, args, kwargs)]
+
+    def _read(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The inputs as dense arrays; :class:`InputError` where one does not fit."""
+        return [dense(array) for array in map(to_numpy, self.inputs, values)]
 
     def _execute(
         self,
-        values: Sequence[Any],
+        arrays: Sequence[np.ndarray],
         seconds: Any = None,
         results: Sequence[np.ndarray] | None = None,
     ) -> Sequence[np.ndarray]:
-        arrays = [to_numpy(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
+        """A run on dense arrays of the inputs' dtypes and shapes, into ``results`` or new ones."""
         if results is None:
-            results = [aligned_empty(spec) for spec in self.outputs]
-        self._call([a.ctypes.data for a in arrays], [a.ctypes.data for a in results], seconds)
+            made = [place.new() for place in self._output_places]
+            results, addresses = [array for array, _ in made], [address for _, address in made]
+        else:
+            addresses = [address_of(array) for array in results]
+        self._call([address_of(array) for array in arrays], addresses, seconds)
         return results
 
     def _call(
         self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
+        inputs: list[int],
+        outputs: list[int],
         seconds: Any = None,
         stream: int | None = None,
         held: Sequence[Any] = (),
@@ -325,8 +363,8 @@ class Model:
                 raise ArtifactError(
                     f"the model {self.path} is closed; open it again with gtco.load"
                 )
-            self._input_pointers[: len(inputs)] = list(inputs)
-            self._output_pointers[: len(outputs)] = list(outputs)
+            self._input_pointers[: len(inputs)] = inputs
+            self._output_pointers[: len(outputs)] = outputs
             library, pointers = self._library, (self._input_pointers, self._output_pointers)
             if len(self._held) >= HELD_RUNS:
                 status = library.wait(self._handle)

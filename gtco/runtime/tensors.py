@@ -4,6 +4,7 @@ out.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
@@ -14,14 +15,53 @@ from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import InputError
 
 
-def aligned_empty(spec: TensorSpec) -> np.ndarray:
-    """An uninitialized array of that shape and dtype whose data begins at a multiple of 64, so that
-    no copy is made.
+_address_of, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
+_empty, _array, _bytes = np.empty, np.ndarray, np.dtype(np.uint8)
+
+
+class Place:
+    """An input or an output as a call sees it: what does not change from call to call is worked out
+    here, since a small model runs for a few microseconds.
     """
-    buffer = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    data = buffer[start : start + spec.nbytes].view(numpy_dtype(spec.dtype))
-    return data.reshape([int(d) for d in spec.shape])
+
+    __slots__ = ("_bytes", "dtype", "shape", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.dtype = numpy_dtype(spec.dtype)
+        self.shape = tuple(int(size) for size in spec.shape)
+        self._bytes = spec.nbytes + ALIGNMENT
+
+    def fits(self, value: Any) -> bool:
+        """Is it an array that a kernel can read as it is?"""
+        return (
+            type(value) is _array
+            and value.dtype == self.dtype
+            and value.shape == self.shape
+            and value.flags.c_contiguous
+        )
+
+    def new(self) -> tuple[np.ndarray, int]:
+        """An uninitialized array whose data begins at a multiple of 64, so that no copy is made;
+        and the address of its data.
+        """
+        buffer = _empty(self._bytes, _bytes)
+        address = _address_of(_first_byte(buffer))
+        start = -address % ALIGNMENT
+        return _array(self.shape, self.dtype, buffer, start), address + start
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where the array's data begins."""
+    try:
+        return _address_of(_first_byte(array))  # a third of the time of what follows
+    except (TypeError, ValueError):  # read-only, empty, or of a dtype without a buffer
+        return array.ctypes.data
+
+
+def aligned_empty(spec: TensorSpec) -> np.ndarray:
+    """An uninitialized array of that shape and dtype whose data begins at a multiple of 64."""
+    return Place(spec).new()[0]
 
 
 def as_stored(value: Any) -> Any:
@@ -32,45 +72,79 @@ def as_stored(value: Any) -> Any:
     return value.resolve_neg() if _is_torch(value) and value.is_neg() else value
 
 
-def to_numpy(spec: TensorSpec, value: Any) -> np.ndarray:
-    """The value as a C-contiguous array of the input's dtype and shape; no copy where it already is
-    one.
+def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
+    """The value as an array of the tensor's dtype and shape, on the same memory. ``role``: "input"
+    or "output".
 
-    Raises :class:`InputError`, which names the input, what was expected and what came.
+    Raises :class:`InputError`, which names the tensor, what was expected and what came.
     """
     if isinstance(value, np.generic):  # numpy's own form of a tensor without axes
         value = np.asarray(value)
-    array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value)
+    array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value, role)
     if str(array.dtype) != spec.dtype:
         raise InputError(
-            f"input '{spec.name}' has dtype {array.dtype}, expected {spec.dtype}; convert it with "
-            f'x.astype("{spec.dtype}")'
+            f"{role} '{spec.name}' has dtype {array.dtype}, expected {spec.dtype}; "
+            + (
+                f'convert it with x.astype("{spec.dtype}")'
+                if role == "input"
+                else f'make it with np.empty({spec.shape}, "{spec.dtype}")'
+            )
         )
     if array.shape != spec.shape:
         raise InputError(
-            f"input '{spec.name}' has shape {array.shape}, expected {spec.shape}; this model was "
-            "compiled for that shape alone: resize or batch the input accordingly, or compile it "
-            "for yours"
+            f"{role} '{spec.name}' has shape {array.shape}, expected {spec.shape}; this model was "
+            "compiled for that shape alone: "
+            + (
+                "resize or batch the input accordingly, or compile it for yours"
+                if role == "input"
+                else f'make it with np.empty({spec.shape}, "{spec.dtype}")'
+            )
         )
+    return array
+
+
+def dense(array: np.ndarray) -> np.ndarray:
+    """The array where it is row-major without gaps, else such a copy of it."""
     return np.ascontiguousarray(array) if array.ndim else array
 
 
-def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
+def to_write(spec: TensorSpec, value: Any) -> np.ndarray:
+    """An array of ``out=`` as a run writes into it. Raises :class:`InputError` where it has another
+    dtype or shape, has gaps, or cannot be written to.
+    """
+    if isinstance(value, np.generic):
+        raise InputError(
+            f"output '{spec.name}' is a number of numpy, which cannot be written to; give "
+            f'np.empty((), "{spec.dtype}")'
+        )
+    array = to_numpy(spec, value, "output")
+    if not array.flags.c_contiguous:
+        raise InputError(
+            f"output '{spec.name}' is not dense and row-major (strides {array.strides}, in bytes, "
+            f"of the shape {array.shape}); give a dense array and copy from it"
+        )
+    if not array.flags.writeable:
+        raise InputError(f"output '{spec.name}' is read-only; give an array that can be written to")
+    return array
+
+
+def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:
     if not hasattr(value, "__dlpack__"):
         raise InputError(
-            f"input '{spec.name}' is a {type(value).__name__}, expected a numpy array or a tensor "
+            f"{role} '{spec.name}' is a {type(value).__name__}, expected a numpy array or a tensor "
             f'with DLPack; make one with np.asarray(x, dtype="{spec.dtype}")'
         )
     if _is_torch(value) and str(value.dtype) != f"torch.{spec.dtype}":  # numpy may not know it
         raise InputError(
-            f"input '{spec.name}' has dtype {str(value.dtype)[6:]}, expected {spec.dtype}; convert "
-            f"it with x.to(torch.{spec.dtype})"
+            f"{role} '{spec.name}' has dtype {str(value.dtype)[6:]}, expected {spec.dtype}; "
+            f"convert it with x.to(torch.{spec.dtype})"
         )
     try:
-        if spec.dtype == "bfloat16" and _is_torch(value) and not value.requires_grad:
+        if _is_torch(value) and not value.requires_grad and value.device.type == "cpu":
             torch = sys.modules["torch"]
-            if value.dtype == torch.bfloat16:  # which numpy's DLPack does not know
-                return np.from_dlpack(value.view(torch.int16)).view(numpy_dtype("bfloat16"))
+            if value.dtype == torch.bfloat16:  # which numpy does not know
+                return value.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
+            return value.numpy()  # by DLPack numpy makes it read-only
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         fix = (
@@ -79,7 +153,7 @@ def _from_dlpack(spec: TensorSpec, value: Any) -> np.ndarray:
             else f"it must be a dense {spec.dtype} tensor on the CPU, such as x.cpu()"
         )
         raise InputError(
-            f"input '{spec.name}' ({type(value).__module__}.{type(value).__name__}) cannot be "
+            f"{role} '{spec.name}' ({type(value).__module__}.{type(value).__name__}) cannot be "
             f"read: {error}; {fix}"
         ) from error
 

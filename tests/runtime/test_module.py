@@ -16,7 +16,7 @@ from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.plan import BufferRef, Step, TensorSpec
-from gtco.runtime.tensors import like, to_numpy
+from gtco.runtime.tensors import dense, like, to_numpy
 from gtco.support.errors import ArtifactError, InputError
 from tests.runtime.test_models import (
     COLUMNS,
@@ -157,7 +157,7 @@ def test_torchs_bfloat16_in_and_out() -> None:
     torch = pytest.importorskip("torch")
     spec = TensorSpec("x", "bfloat16", (5, 3))
     given = torch.linspace(-9, 9, 15).bfloat16().reshape(3, 5).T
-    array = to_numpy(spec, given)
+    array = dense(to_numpy(spec, given))
     assert array.dtype.name == "bfloat16" and array.flags.c_contiguous
     np.testing.assert_array_equal(array.astype(np.float32), given.float().numpy())
     back = like(given, array)

@@ -291,7 +291,7 @@ def test_wrong_tensors_are_named(driver: FakeDriver, small_gpu: Path) -> None:
             ((on_x, on_mask), {"out": out[0]}, "out has 1 tensors; the model has 2"),
             ((on_x, on_mask), {"out": (Y, TOTAL)}, "output 'y' is not on a GPU"),
             ((on_x, on_mask), {"out": out, "stream": "main"}, "stream is a str"),
-            ((x, mask), {"out": (Y, TOTAL)}, "out is for inputs on the device"),
+            ((x, mask), {"out": out}, "cannot be read"),
             ((x, mask), {"stream": 0}, "stream is for inputs on the device"),
         ]
         for inputs, options, text in wrong:
