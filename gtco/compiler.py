@@ -34,7 +34,6 @@ from gtco.machine.target import Machine, target
 from gtco.runtime.artifact import publish_alone
 from gtco.runtime.c_objects import CPU_SOURCES, made_early
 from gtco.runtime.gpu_table import GPU_SOURCES
-from gtco.runtime.module import load
 from gtco.runtime.publish import publish, staging
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
@@ -46,10 +45,12 @@ from gtco.support.errors import (
     RecordError,
     VerificationError,
 )
-from gtco.support.options import CompileOptions, c_compiler, check_whole, path_of
+from gtco.support.options import CompileKeywords, CompileOptions, c_compiler, check_whole, path_of
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from gtco.search.policy import Policy
     from gtco.tuning.census import Census
 
@@ -59,7 +60,7 @@ def compile_model(
     example_inputs: Any = None,
     *,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> CompiledModel:
     """Compile a model and load the result.
 
@@ -84,7 +85,7 @@ def compile_model(
         report = compile_to_file(
             model, folder / "model.so", example_inputs, progress=progress, **options
         )
-        return CompiledModel(load(folder / "model.so", temporary=True), report)
+        return CompiledModel(folder / "model.so", report)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -96,7 +97,7 @@ def compile_to_file(
     example_inputs: Any = None,
     *,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> CompileReport:
     """Compile a model to ``output`` (a ``.so``, with a header beside it); see
     :func:`compile_model`.
@@ -108,7 +109,7 @@ def compile_to_files(
     models: Sequence[tuple[Any, str | os.PathLike[str], Any]],
     *,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> list[CompileReport]:
     """Compile several models with the same options, each to its output and with its example inputs
     (None for ONNX); see :func:`compile_model`. What measuring there is goes over all of them: a
@@ -134,7 +135,7 @@ def candidates_to_file(
     *,
     per_stage: int = 8,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> CompileReport:
     """Write the ``per_stage`` most promising kernels (2 at least) of each heavy stage to
     ``output``, one ``.bundle`` that ``gtco measure`` times on a GPU elsewhere; see
@@ -168,7 +169,11 @@ def candidates_to_file(
 
 
 def stages_of(
-    model: Any, example_inputs: Any = None, *, progress: Progress | None = None, **options: Any
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
 ) -> tuple[Policy, list[Stage]]:
     """The stages that :func:`compile_model` would make of the model, and the policy that it would
     pick kernels by.
@@ -182,7 +187,11 @@ def stages_of(
 
 
 def space_sizes(
-    model: Any, example_inputs: Any = None, *, progress: Progress | None = None, **options: Any
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    progress: Progress | None = None,
+    **options: Unpack[CompileKeywords],
 ) -> list[Census]:
     """How large the space of each different stage is, and what becomes of configs drawn from it;
     see :func:`stages_of`.

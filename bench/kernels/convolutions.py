@@ -175,7 +175,7 @@ def arrays_of(made: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def gtco_stages(made: onnx.ModelProto, threads: int, precision: str = "fp32") -> Stages:
-    with gtco.compile_model(made, threads=threads, precision=precision).model as runtime:
+    with gtco.compile_model(made, threads=threads, precision=precision) as runtime:
         return profiled(runtime, arrays_of(made))
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.runtime.module import Model
-from gtco.runtime.plan import TensorSpec
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
@@ -45,29 +43,11 @@ class CompileReport:
         return sum(seconds for _, seconds in self.phases)
 
 
-@dataclass(frozen=True)
-class CompiledModel:
-    """A compiled model, loaded and ready: call it, or :meth:`save` it."""
+class CompiledModel(Model):
+    """A compiled model, loaded and ready: :meth:`~gtco.Model.save` keeps it, else its files go
+    when it is closed. ``report``: what the compile did.
+    """
 
-    model: Model
-    report: CompileReport
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Arrays in (numpy, or anything with DLPack), arrays of the same kind out."""
-        return self.model(*args, **kwargs)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the library, its header and, where there is one, its weights file."""
-        return Path(self.model.save(path))
-
-    @property
-    def stages(self) -> list[dict[str, Any]]:
-        return self.model.stages
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return self.model.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return self.model.outputs
+    def __init__(self, path: Path, report: CompileReport) -> None:
+        super().__init__(path, temporary=True)
+        self.report = report

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gtco.errors import InputError
 from gtco.runtime.plan import TensorSpec
+from gtco.support.errors import InputError
 
 
 def bind(
     specs: Sequence[TensorSpec], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
-    """One value per input, in order, from those given by position and by name. Raises
-    :class:`InputError` where one is missing, unknown or given twice.
+) -> Sequence[Any]:
+    """One value per input, in order, from those given by position and by name. A dictionary alone
+    by position holds inputs by name. Raises :class:`InputError` where an input is missing, unknown
+    or given twice.
     """
+    if len(args) == 1 and isinstance(args[0], Mapping):
+        args, kwargs = [], _merged(args[0], kwargs)
+    if not kwargs and len(args) == len(specs):
+        return args
     names = [spec.name for spec in specs]
     if len(args) > len(names):
         raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")
@@ -25,26 +30,17 @@ def bind(
         if name in values:
             raise InputError(f"input '{name}' is given twice, by position and by name")
         values[name] = value
-    missing = [name for name in names if name not in values]
-    if missing:
+    if missing := [repr(name) for name in names if name not in values]:
         raise InputError(
-            f"missing input {', '.join(repr(name) for name in missing)}; expected "
-            f"{', '.join(map(str, specs))}"
+            f"missing input {', '.join(missing)}; expected {', '.join(map(str, specs))}"
         )
     return [values[name] for name in names]
 
 
-def by_name(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
-    """``model({"x": x})`` is ``model(x=x)``: a dictionary alone by position holds inputs by name.
-    """
-    if len(args) != 1 or not isinstance(args[0], Mapping):
-        return args, dict(kwargs)
-    given = dict(args[0])
-    if unnamed := [name for name in given if not isinstance(name, str)]:
-        raise InputError(f"a dictionary of inputs has names as its keys, not {unnamed[0]!r}")
-    if twice := sorted(given.keys() & kwargs.keys()):
+def _merged(given: Mapping[Any, Any], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+    if twice := [name for name in given if name in kwargs]:
         raise InputError(f"input '{twice[0]}' is given twice, in the dictionary and by name")
-    return (), {**given, **kwargs}
+    return {**given, **kwargs}
 
 
 def feeds_of(feeds: Any) -> Mapping[str, Any]:
@@ -69,13 +65,14 @@ def given_outputs(specs: Sequence[TensorSpec], out: Any) -> list[Any]:
     return given
 
 
-def named(specs: Sequence[TensorSpec], values: Sequence[Any], names: Any) -> list[Any]:
-    """The outputs of these names, in their order; all for None."""
-    if names is None:
-        return list(values)
+def output_names(specs: Sequence[TensorSpec], names: Any) -> list[str]:
+    """The names of outputs that ``run`` was asked for. Raises :class:`InputError` where there is
+    none of a name.
+    """
     if isinstance(names, str):
         raise InputError(f"the names of outputs are a list: [{names!r}], or None for all")
-    known = {spec.name: value for spec, value in zip(specs, values, strict=True)}
-    if unknown := [name for name in names if name not in known]:
+    known = [spec.name for spec in specs]
+    wanted = list(names)
+    if unknown := [name for name in wanted if name not in known]:
         raise InputError(f"there is no output '{unknown[0]}'; the outputs are {', '.join(known)}")
-    return [known[name] for name in names]
+    return wanted

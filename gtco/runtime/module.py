@@ -14,12 +14,12 @@ from typing import Any, Literal, NoReturn, overload
 
 import numpy as np
 
-from gtco.runtime.binding import bind, by_name, feeds_of, given_outputs, named
+from gtco.runtime.binding import bind, feeds_of, given_outputs, output_names
 from gtco.runtime.device_tensors import Caller, device_of
 from gtco.runtime.elf import read_contents
 from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, tensor_specs
 from gtco.runtime.publish import publish, staging, weights_name, write_error
-from gtco.runtime.tensors import Place, address_of, as_stored, dense, like, to_numpy, to_write
+from gtco.runtime.tensors import Place, address_of, as_stored, dense, like, to_numpy
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
 from gtco.support.options import MOST_THREADS, check_whole
 
@@ -35,15 +35,18 @@ def load(
 ) -> Model:
     """Opens the ``.so`` that gtco wrote.
 
-    ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at compile
-    time, else all cores that this process may use. ``spin_microseconds``: how long an idle thread
-    looks for work before it sleeps and takes no CPU. A longer time makes runs that follow each other
-    start earlier; 0 is never; None is 500, or 50 where there are more threads than CPUs.
-    ``device``: number of the GPU, for a model that was compiled for GPUs; None is the first.
-    ``launches``: how such a model is launched, None as the compile chose (:attr:`Model.launches`).
-    ``temporary``: the model owns the folder of the file and removes it when it is closed. Raises
-    :class:`ArtifactError` where the file is not gtco's, is damaged, lacks its weights file, needs
-    instructions that this CPU has not got, or a GPU or a driver that is not here.
+    - ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at
+      compile time, else all cores that this process may use
+    - ``spin_microseconds``: how long an idle thread looks for work before it sleeps and takes no
+      CPU; 0 is not at all, None is 500, or 50 where there are more threads than CPUs. A run that
+      follows soon starts earlier where threads are awake
+    - ``device``: number of the GPU, for a model that was compiled for GPUs; None is the first
+    - ``launches``: how such a model is launched; None is as the compile chose
+      (:attr:`Model.launches`)
+    - ``temporary``: the model owns the folder of the file and removes it when it is closed
+
+    Raises :class:`ArtifactError` where the file is not gtco's, is damaged, lacks its weights file,
+    needs instructions that this CPU has not got, or a GPU or a driver that is not here.
     """
     return Model(
         Path(path),
@@ -114,9 +117,9 @@ def _release(library: Library, handle: int, folder: Path | None, owner: int) -> 
 class Model:
     """A compiled model: ``y = model(x)``.
 
-    ``threads``: how many a run uses. ``device``: number of the GPU that it runs on; None for a
-    model of the CPU. ``launches``: how a run is launched on the GPU, in words; "" for a model of the
-    CPU. ``inputs`` and ``outputs``: name, dtype and shape of each.
+    ``inputs`` and ``outputs``: name, dtype and shape of each. ``threads``: how many a run uses.
+    ``device``: number of the GPU that it runs on; None for a model of the CPU. ``launches``: how a
+    run is launched on the GPU, in words; "" for a model of the CPU.
 
     Calls from several threads are safe but wait for each other; for parallel calls give each thread
     its own ``gtco.load``. After a fork, whatever other threads were doing, the child can use the
@@ -146,7 +149,7 @@ class Model:
         spin = 0 if spin_microseconds is None else spin_microseconds or NEVER
         self.path = path.absolute()
         library, handle = _open(self.path, threads, spin, device, launches, candidates)
-        self._library, self._handle = library, handle
+        self._library, self._handle, self._run = library, handle, library.run
         self._lock = threading.Lock()
         _models.add(self)
         folder = self.path.parent if temporary else None
@@ -156,13 +159,14 @@ class Model:
         self.outputs = tensor_specs(self.metadata, "outputs")
         self._input_places = [Place(spec) for spec in self.inputs]
         self._output_places = [Place(spec) for spec in self.outputs]
+        self._output_names = [spec.name for spec in self.outputs]
         self._input_names = [spec.name for spec in self.inputs]
         self.threads: int = library.num_threads(handle)
         self.device = (device or 0) if "images" in self.metadata else None
         self._held: list[Any] = []  # what each run under way in a caller's stream reads and writes
         self.launches: str = library.launch_mode(handle).decode() if self.device is not None else ""
-        self._input_pointers = (c_void_p * max(1, len(self.inputs)))()
-        self._output_pointers = (c_void_p * max(1, len(self.outputs)))()
+        self._input_pointers: Any = (c_void_p * max(1, len(self.inputs)))()
+        self._output_pointers: Any = (c_void_p * max(1, len(self.outputs)))()
 
     @property
     def stages(self) -> list[dict[str, Any]]:
@@ -184,32 +188,41 @@ class Model:
         as soon as the work is in the stream: ``stream=``, or torch's current one, or the legacy
         default stream.
         """
-        if not kwargs and len(args) == len(self._input_places):
-            if all(map(Place.fits, self._input_places, args)):
-                results = self._execute(args)
-                return results[0] if len(results) == 1 else tuple(results)
-        return self._call_with(args, kwargs)
+        if kwargs or len(args) != len(self._input_places) or not self._fit(args):
+            options = self._options(kwargs) if kwargs else kwargs
+            results = self._results(bind(self.inputs, args, kwargs), **options)
+        else:
+            results = self._execute(args)  # what is left out takes longer than a small model
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def _call_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call with arguments of any kind."""
-        options = {
+    def _fit(self, values: Sequence[Any]) -> bool:
+        """Are all inputs arrays that kernels can read as they are?"""
+        return all(map(Place.fits, self._input_places, values))
+
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Those of the arguments that are no inputs, which are taken out."""
+        names = ("out",) if self.device is None else ("out", "stream")
+        return {
             name: kwargs.pop(name)
-            for name in (("out",) if self.device is None else ("out", "stream"))
+            for name in names
             if name in kwargs and name not in self._input_names
         }
-        values = self._bind(*by_name(args, kwargs))
-        out = options.get("out")
+
+    def _results(self, values: Sequence[Any], out: Any = None, stream: Any = None) -> Sequence[Any]:
+        """The outputs of a run on these inputs, in order: ``out``'s tensors, or new ones."""
         given = None if out is None else given_outputs(self.outputs, out)
+        if stream is None and self._fit(values):
+            return self._execute(values, given)
+        values = list(map(as_stored, values))
         if self.device is not None and any(device_of(value) is not None for value in values):
-            given = self._run_on_device(values, self.device, options.get("stream"), given)
-        elif "stream" in options:
+            return self._run_on_device(values, self.device, stream, given)
+        if stream is not None:
             raise InputError("stream is for inputs on the device, and these are on the host")
-        elif given is not None:
-            self._execute(self._read(values), None, list(map(to_write, self.outputs, given)))
-        else:
-            kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
-            given = [like(kind, result) for result in self._execute(self._read(values))]
-        return given[0] if len(given) == 1 else tuple(given)
+        results = self._execute(self._read(values), given)
+        if given is not None:
+            return results
+        kind = next((v for v in values if not isinstance(v, np.ndarray)), np.empty(0))
+        return [like(kind, result) for result in results]
 
     @overload
     def run(self, inputs: Mapping[str, Any], /) -> dict[str, Any]: ...
@@ -226,15 +239,15 @@ class Model:
                 f"run takes inputs by name, or names of outputs (None for all) and inputs by name; "
                 f"got {len(args)} arguments"
             )
-        result = self._call_with((), dict(feeds_of(args[-1])))
-        values = result if len(self.outputs) != 1 else (result,)
-        if len(args) == 2:
-            return named(self.outputs, values, args[0])
-        return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+        names = args[0] if len(args) == 2 else None
+        wanted = self._output_names if names is None else output_names(self.outputs, names)
+        results = self._results(bind(self.inputs, (), feeds_of(args[-1])))
+        by_name = dict(zip(self._output_names, results, strict=True))
+        return [by_name[name] for name in wanted] if len(args) == 2 else by_name
 
     def profile(self, *args: Any, repeat: int = 5, **kwargs: Any) -> list[float]:
         """Seconds of each stage, the median of ``repeat`` runs after one to warm up."""
-        values = self._bind(*by_name(args, kwargs))
+        values = list(map(as_stored, bind(self.inputs, args, kwargs)))
         rounds = [self.timed(values) for _ in range(repeat + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 
@@ -271,7 +284,7 @@ class Model:
         given.
         """
         seconds = (c_double * max(1, len(self.stages)))()
-        self._execute(self._read(values), seconds, results)
+        self._execute(self._read(values), results, seconds)
         return list(seconds)[: len(self.stages)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -325,28 +338,24 @@ class Model:
         on = f"{self.threads} threads" if self.device is None else f"cuda:{self.device}"
         return f"<gtco.{type(self).__name__} {name!r} ({inputs}) -> ({outputs}), {on}>"
 
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """One value per input, in order."""
-        return [as_stored(value) for value in bind(self.inputs, args, kwargs)]
-
     def _read(self, values: Sequence[Any]) -> list[np.ndarray]:
         """The inputs as dense arrays; :class:`InputError` where one does not fit."""
         return [dense(array) for array in map(to_numpy, self.inputs, values)]
 
     def _execute(
-        self,
-        arrays: Sequence[np.ndarray],
-        seconds: Any = None,
-        results: Sequence[np.ndarray] | None = None,
-    ) -> Sequence[np.ndarray]:
-        """A run on dense arrays of the inputs' dtypes and shapes, into ``results`` or new ones."""
-        if results is None:
+        self, arrays: Sequence[np.ndarray], given: Sequence[Any] | None = None, seconds: Any = None
+    ) -> Sequence[Any]:
+        """A run on dense arrays of the inputs' dtypes and shapes. The results are the tensors of
+        ``out=``, where they are ``given``, or new arrays.
+        """
+        if given is None:
             made = [place.new() for place in self._output_places]
-            results, addresses = [array for array, _ in made], [address for _, address in made]
+            given, addresses = [array for array, _ in made], [address for _, address in made]
         else:
-            addresses = [address_of(array) for array in results]
+            written = list(map(Place.to_write, self._output_places, given))
+            addresses = [address_of(array) for array in written]
         self._call([address_of(array) for array in arrays], addresses, seconds)
-        return results
+        return given
 
     def _call(
         self,
@@ -366,6 +375,11 @@ class Model:
             self._input_pointers[: len(inputs)] = inputs
             self._output_pointers[: len(outputs)] = outputs
             library, pointers = self._library, (self._input_pointers, self._output_pointers)
+            if not self._held and stream is None and seconds is None:
+                status = self._run(self._handle, *pointers)
+                if status != OK:
+                    self._check(status)
+                return
             if len(self._held) >= HELD_RUNS:
                 status = library.wait(self._handle)
                 self._held.clear()

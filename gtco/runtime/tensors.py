@@ -14,8 +14,8 @@ from gtco.runtime.plan import ALIGNMENT, TensorSpec
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import InputError
 
-
-_address_of, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
+_address_of: Any = ctypes.addressof
+_first_byte: Any = ctypes.c_char.from_buffer
 _empty, _array, _bytes = np.empty, np.ndarray, np.dtype(np.uint8)
 
 
@@ -41,6 +41,22 @@ class Place:
             and value.flags.c_contiguous
         )
 
+    def to_write(self, value: Any) -> np.ndarray:
+        """A tensor of ``out=`` as an array that a run writes into. Raises :class:`InputError` where
+        it has another dtype or shape, has gaps, or cannot be written to.
+        """
+        array = value if self.fits(value) else to_numpy(self.spec, value, "output")
+        if not array.flags.c_contiguous:
+            raise InputError(
+                f"output '{self.spec.name}' is not dense and row-major (strides {array.strides}, "
+                f"in bytes, of the shape {self.shape}); give a dense array and copy from it"
+            )
+        if not array.flags.writeable:
+            raise InputError(
+                f"output '{self.spec.name}' is read-only; give an array that can be written to"
+            )
+        return array
+
     def new(self) -> tuple[np.ndarray, int]:
         """An uninitialized array whose data begins at a multiple of 64, so that no copy is made;
         and the address of its data.
@@ -54,9 +70,10 @@ class Place:
 def address_of(array: np.ndarray) -> int:
     """Where the array's data begins."""
     try:
-        return _address_of(_first_byte(array))  # a third of the time of what follows
+        address: int = _address_of(_first_byte(array))  # a third of the time of what follows
     except (TypeError, ValueError):  # read-only, empty, or of a dtype without a buffer
-        return array.ctypes.data
+        address = array.ctypes.data
+    return address
 
 
 def aligned_empty(spec: TensorSpec) -> np.ndarray:
@@ -78,7 +95,7 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
 
     Raises :class:`InputError`, which names the tensor, what was expected and what came.
     """
-    if isinstance(value, np.generic):  # numpy's own form of a tensor without axes
+    if isinstance(value, np.generic) and role == "input":  # numpy's tensor without axes
         value = np.asarray(value)
     array = value if isinstance(value, np.ndarray) else _from_dlpack(spec, value, role)
     if str(array.dtype) != spec.dtype:
@@ -106,26 +123,6 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
 def dense(array: np.ndarray) -> np.ndarray:
     """The array where it is row-major without gaps, else such a copy of it."""
     return np.ascontiguousarray(array) if array.ndim else array
-
-
-def to_write(spec: TensorSpec, value: Any) -> np.ndarray:
-    """An array of ``out=`` as a run writes into it. Raises :class:`InputError` where it has another
-    dtype or shape, has gaps, or cannot be written to.
-    """
-    if isinstance(value, np.generic):
-        raise InputError(
-            f"output '{spec.name}' is a number of numpy, which cannot be written to; give "
-            f'np.empty((), "{spec.dtype}")'
-        )
-    array = to_numpy(spec, value, "output")
-    if not array.flags.c_contiguous:
-        raise InputError(
-            f"output '{spec.name}' is not dense and row-major (strides {array.strides}, in bytes, "
-            f"of the shape {array.shape}); give a dense array and copy from it"
-        )
-    if not array.flags.writeable:
-        raise InputError(f"output '{spec.name}' is read-only; give an array that can be written to")
-    return array
 
 
 def _from_dlpack(spec: TensorSpec, value: Any, role: str) -> np.ndarray:

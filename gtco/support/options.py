@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from gtco.support.errors import BuildError, OptionError
 
@@ -174,6 +174,29 @@ class CompileOptions:
             raise OptionError(
                 f"unknown launches {self.launches!r}: choose from {', '.join(LAUNCHES)}"
             )
+
+
+class CompileKeywords(TypedDict, total=False):
+    """The fields of :class:`CompileOptions` as keyword arguments, for editors and type checkers;
+    None is the default. Where only some strings are right, ``str`` stands beside them for callers
+    whose strings come from elsewhere: the option is checked anyway.
+    """
+
+    target: str | None
+    precision: Literal["fp32", "bf16", "fp16"] | str | None
+    launches: Literal["graph", "persistent", "auto"] | str | None
+    ptx: bool | None
+    untrusted: bool | None
+    threads: int | None
+    shapes: Mapping[str, int | Sequence[int]] | None
+    simplify: bool | None
+    simplify_timeout: float | None
+    workers: int | None
+    dump: str | os.PathLike[str] | None
+    verify: bool | None
+    strict: bool | None
+    tune: Literal["off", "quick", "full"] | str | Tune | None
+    records: str | os.PathLike[str] | None
 
 
 def cache_folder() -> Path:

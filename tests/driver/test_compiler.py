@@ -77,6 +77,25 @@ def check(compiled: Any, model: onnx.ModelProto, batch: int = 2, width: int = 24
     np.testing.assert_allclose(compiled(x), expected(model, x), rtol=1e-4, atol=1e-6)
 
 
+def test_a_compiled_model_is_a_model() -> None:
+    model = mlp()
+    x = RNG.standard_normal((2, 24)).astype(np.float32)
+    compiled = compile_model(model, threads=1)
+    assert isinstance(compiled, gtco.Model) and isinstance(compiled, gtco.CompiledModel)
+    assert compiled.threads == 1 and len(compiled.report.stages) == len(compiled.stages)
+    np.testing.assert_allclose(compiled.run({"x": x})["y"], expected(model, x), rtol=1e-4)
+    assert len(compiled.profile(x)) == len(compiled.stages)
+    assert repr(compiled) == (
+        "<gtco.CompiledModel 'model' (x: float32[2, 24]) -> (y: float32[2, 24]), 1 threads>"
+    )
+    folder = compiled.path.parent
+    with compiled:
+        assert folder.exists()
+    assert not folder.exists()  # closed: its files were temporary
+    with pytest.raises(GtcoError, match="is closed"):
+        compiled(x)
+
+
 def test_report_dump_and_progress(tmp_path: Path) -> None:
     model, said = mlp(), list[tuple[str, float | None, str]]()
     compiled = compile_model(

@@ -84,7 +84,7 @@ def check(name: str, compiled: gtco.CompiledModel) -> None:
     assert got.dtype == np.float32 and got.shape == wanted.shape
     assert LEAST < np.abs(got - wanted).max() / np.abs(wanted).max() < BOUND
     assert "fallback" not in {s["schedule"]["sketch"] for s in compiled.stages}
-    assert compiled.model.metadata["precision"] == "bf16"
+    assert compiled.metadata["precision"] == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_half_of_the_weights_and_the_same_interface(
 ) -> None:
     model, image = made("vit")
     plain = gtco.compile_model(model, (image,))
-    assert plain.model.metadata["precision"] == "fp32"
+    assert plain.metadata["precision"] == "fp32"
     assert classifier.report.weights_bytes < 0.7 * plain.report.weights_bytes
     library = classifier.save(tmp_path / "vit.so")
     outputs = []

@@ -92,7 +92,7 @@ def test_an_encoder_with_a_mask_at_run_time(mask: str, exporter: str, tmp_path: 
     for case, values in masks(mask).items():
         given = dict(zip(names, (inputs[0].numpy(), values), strict=True))
         (wanted,) = session.run(None, given)
-        (results[case],) = compiled.model.run(given).values()
+        (results[case],) = compiled.run(given).values()
         np.testing.assert_allclose(results[case], wanted, rtol=1e-4, atol=1e-5, err_msg=case)
     first = [name for name in results if name.startswith(("ones", "padding", "scattered"))]
     distinct = {results[name].tobytes() for name in first}

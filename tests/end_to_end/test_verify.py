@@ -102,7 +102,7 @@ def build(model: onnx.ModelProto) -> gtco.CompiledModel:
 
 @pytest.fixture(scope="module")
 def compiled() -> gtco.Model:
-    return build(encoder()).model
+    return build(encoder())
 
 
 def failing(report: Any) -> set[str]:

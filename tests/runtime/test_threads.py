@@ -226,3 +226,27 @@ def test_no_thread_is_an_error(small: Path) -> None:
     message, threads = result.stdout.splitlines()
     assert "cannot start 999 threads: Resource temporarily unavailable" in message
     assert threads == "3"
+
+
+def workers_seconds(handles: int) -> dict[str, int]:
+    """The nanoseconds on a CPU so far of each thread of ``handles`` models of two threads; read
+    once all of them sleep."""
+    while True:
+        states, spent = [], {}
+        for task in Path("/proc/self/task").iterdir():
+            name, _, rest = (task / "stat").read_text().rpartition(")")
+            if "gtco-worker" in name:
+                states.append(rest.split()[0])
+                spent[task.name] = int((task / "schedstat").read_text().split()[0])
+        if states == ["S"] * handles:
+            return spent
+        time.sleep(0.01)
+
+
+def test_idle_handles_take_no_cpu(small: Path) -> None:
+    with load(small, 2) as first, load(small, 2) as second:
+        check(first(*example_inputs()), *example_inputs())  # the second never runs
+        before = workers_seconds(2)
+        time.sleep(0.2)
+        assert workers_seconds(2) == before
+        check(second(*example_inputs()), *example_inputs())

@@ -14,8 +14,12 @@ from gtco.cli import main
 from gtco.cli.arguments import new_file
 from gtco.compiler import compile_to_file, compile_to_files
 from gtco.support.errors import BuildError, ModelError, OptionError
-from gtco.support.options import CompileOptions, Tune, c_compiler, cache_folder
+from gtco.support.options import CompileKeywords, CompileOptions, Tune, c_compiler, cache_folder
 from tests.frontend.test_frontend import linear
+
+
+def test_editors_are_told_every_option() -> None:
+    assert list(CompileKeywords.__annotations__) == list(CompileOptions.__dataclass_fields__)
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
