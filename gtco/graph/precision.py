@@ -34,7 +34,7 @@ from gtco.graph.fusion.dpof import Floor
 from gtco.graph.fusion.stages import no_floor
 from gtco.graph.graph import Graph
 from gtco.support.garbage import uncollected
-from gtco.tensor.sketch.depthwise.cpu import MOST_INPUTS
+from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 # What casts to it are called.
@@ -67,7 +67,7 @@ def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]
     types = [graph.types[op.inputs[i]] for i in positions]
     if any(t.dtype != "float32" for t in types):
         return ()
-    if op.kind == "conv2d" and op["groups"] > 1 and int(types[1].shape[1]) <= MOST_INPUTS:
+    if narrow_groups(op, types[1].shape):
         return ()
     if any(_beyond(graph, op.inputs[i], dtype) for i in positions):
         return ()

@@ -21,8 +21,8 @@ import numpy as np
 from gtco.machine.target import MemoryLevel, Target
 from gtco.search.calibration.rates import RateTable
 from gtco.search.pricing import CERTAIN, PricingPolicy, products
+from gtco.tensor.analysis.filtering import least_products
 from gtco.tensor.intrinsics.table import kinds, micro_kernels
-from gtco.tensor.sketch.winograd.transform import least_products
 from gtco.tensor.space import Config, Decision, Option, Sketch
 from gtco.tensor.stage import Operator, TensorType
 from gtco.tensor.workload import Stream, Workload

@@ -1,8 +1,8 @@
-"""The layer rule of DESIGN.md, read from the imports: they point down, and the environment is read
-in one place.
+"""The layer rule, read from the imports: they point down, no modules import each other, the tensor
+layer alone knows its sketches, and the environment is read in one place.
 
-    cli -> compiler -> {frontend, graph, search, codegen, runtime} -> tensor
-    -> {target, options, errors}
+    cli -> compiler -> driver -> {frontend, graph, search, codegen, runtime} -> tensor
+    -> {machine, support}
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,11 @@ FLOWS = {
     "gtco/search/calibration/profile.py": {"codegen"},
     "gtco/search/calibration/barrier.py": {"runtime"},
 }
+# Who may know single sketches: those that make them. Everyone else asks ``gtco.tensor.sketch`` for
+# the space of a stage.
+MAKERS = {"tensor"}
+# Level 0 times the copy that packing is made of.
+TIMED = {"gtco/search/calibration/level0.py": "gtco.tensor.sketch.shared.pack"}
 OUTSIDE = {"cli": {"bench"}}  # gtco bench reaches the harness, which is no part of the compiler
 
 
@@ -86,6 +92,13 @@ def violations(path: Path) -> list[str]:
             and there not in FLOWS.get(name, ())
         ):
             wrong.append(f"{name}:{line} imports {module}, a neighbour of its layer")
+        elif (
+            parts[1:3] == ["tensor", "sketch"]
+            and len(parts) > 3
+            and here not in MAKERS
+            and TIMED.get(name) != module
+        ):
+            wrong.append(f"{name}:{line} imports {module}, one of the sketches: ask tensor.sketch")
     return wrong
 
 
@@ -99,11 +112,52 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
+def modules() -> dict[str, Path]:
+    """Every module of gtco by its dotted name."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources()
+    }
+
+
+def circles() -> list[list[str]]:
+    """Modules that import each other in a circle, at any depth and for types alone too."""
+    known = modules()
+    graph = networkx.DiGraph()
+    for name, path in known.items():
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                there = {module for module in inner if module in known} or {node.module}
+                graph.add_edges_from((name, module) for module in there if module in known)
+            elif isinstance(node, ast.Import):
+                graph.add_edges_from((name, a.name) for a in node.names if a.name in known)
+    found = networkx.strongly_connected_components(graph)
+    return sorted(sorted(circle) for circle in found if len(circle) > 1)
+
+
+def test_no_modules_import_each_other():
+    assert not circles()
+
+
+def test_circles_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    folder = tmp_path / "gtco" / "graph"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("def f():\n    from gtco.graph import b")
+    (folder / "b.py").write_text("if TYPE_CHECKING:\n    from gtco.graph.c import C")
+    (folder / "c.py").write_text("import gtco.graph.a")
+    (folder / "d.py").write_text("import gtco.graph.a")
+    assert circles() == [["gtco.graph.a", "gtco.graph.b", "gtco.graph.c"]]
+
+
 @pytest.mark.parametrize(
     ("file", "code", "reason"),
     [
         ("graph/x.py", "from gtco.compiler import compile_model", "a layer above it"),
         ("graph/x.py", "def f():\n    from gtco.search.policy import Policy", "a neighbour"),
+        ("search/x.py", "from gtco.tensor.sketch.gemm.cpu import Gemm", "one of the sketches"),
         ("tensor/x.py", "import gtco.graph", "a layer above it"),
         ("tensor/sketch/x.py", "from ...graph import graph", "a layer above it"),
         ("runtime/x.py", "from gtco import frontend", "a neighbour"),

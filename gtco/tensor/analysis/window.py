@@ -14,6 +14,8 @@ from gtco.tensor.analysis.images import nhwc, place
 from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Operator
 
+MOST_MIXED = 8  # inputs of a group: of more, the sums of a vector find no registers
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -93,3 +95,10 @@ def geometry(op: Operator, source: Sequence[Any], kernel: Sequence[int]) -> Geom
         output,
         group,
     )
+
+
+def narrow_groups(op: Operator, weights: Sequence[Any]) -> bool:
+    """True for a convolution whose groups mix so few channels (depthwise ones mix one) that it is
+    computed in vectors of channels and not as products; ``weights`` is the shape of its weights.
+    """
+    return op.kind == "conv2d" and op["groups"] > 1 and int(weights[1]) <= MOST_MIXED

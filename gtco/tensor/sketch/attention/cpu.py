@@ -22,13 +22,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 
 from gtco.machine.target import Target
-from gtco.tensor.analysis.chains import Epilogue, ancestors, anchor, epilogue, prologue_readable
+from gtco.tensor.analysis.chains import ancestors, anchor, epilogue, prologue_readable
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.emit.vector_math import AVX512_LANES
 from gtco.tensor.intrinsics.table import MicroKernel, micro_kernels
+from gtco.tensor.sketch.attention.facts import AttentionFacts
 from gtco.tensor.sketch.attention.loops import AttentionLoops
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision, tile_options
@@ -65,33 +66,11 @@ def match(stage: Stage, target: Target) -> Attention | None:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(AttentionFacts):
     """softmax(scale * q k^T + bias) v over the batch axes; see the module's text for the loops."""
-
-    stage: Stage
-    target: Target
-    tail: Epilogue
 
     name = "attention"
     structure = "SSSR-RSRS"
-
-    @property
-    def operand(self) -> str:
-        """The dtype of q, k and v."""
-        return self.stage.types[self.op.inputs[0]].dtype
-
-    def _shape(self, operand: int) -> tuple[int, ...]:
-        return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
-
-    @cached_property
-    def op(self) -> Operator:
-        return self.stage.producers[self.tail.anchor]
-
-    @cached_property
-    def extents(self) -> tuple[int, int, int, int, int]:
-        """(batch, queries m, keys n, width of keys d, width of values e)."""
-        q, v = self._shape(0), self._shape(2)
-        return prod(int(d) for d in self.op.type.shape[:-2]), q[-2], v[-2], q[-1], v[-1]
 
     @property
     def flops(self) -> float:

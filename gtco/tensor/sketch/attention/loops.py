@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -21,14 +20,11 @@ from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.emit.transpose import transpose
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch.attention.facts import AttentionFacts
 from gtco.tensor.sketch.attention.pairs import pack_key_pairs, pack_value_pairs
 from gtco.tensor.sketch.shared.pack import packed_steps
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
-
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.attention.cpu import Attention
-
 
 # Products of a score that are summed in one accumulator: where all of them have one sign, as in an
 # image of one colour, each addition may be off the same way, and exp makes an absolute error of a
@@ -50,7 +46,7 @@ def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
 class AttentionLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Attention, config: Config) -> None:
+    def __init__(self, sketch: AttentionFacts, config: Config) -> None:
         self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
         self.batch, self.m, self.n, self.d, self.e = sketch.extents
         self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)

@@ -19,27 +19,24 @@ is cheaper by the kernel's size and the rows stay in L2. Tiles end where an outp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.emit.scratch import ALIGN
 from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.sketch.convolution.facts import ConvolutionFacts, Halo
 from gtco.tensor.sketch.convolution.loops import ConvolutionLoops
 from gtco.tensor.sketch.gemm import cpu as gemm
-from gtco.tensor.sketch.gemm.cpu import Gemm
-from gtco.tensor.sketch.shared.image_product import ImageProduct
 from gtco.tensor.sketch.shared.pack import RUN_COST
 from gtco.tensor.sketch.shared.program import program
-from gtco.tensor.sketch.shared.tiling import TaskShape, chunk_options, task_shape, tile_decision
+from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line is put between
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
 DEPTHS = (128, 1024)  # of a block of taps: at least, at most
 CALL_COST = 32.0  # vector instructions in the time that a mispredicted branch, a loop's last, takes
@@ -66,41 +63,13 @@ def match(stage: Stage, target: Target) -> Convolution | None:
 
 
 @dataclass(frozen=True)
-class Halo:
-    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included, elements as
-    a kind of micro-kernel reads A.
-
-    Channels last it is [row, pixel, channel], ``pixel`` elements a pixel; channels first [channel,
-    row, pixel]. k is cut into ``runs`` of ``depth`` steps, along each of which a window is one
-    stretch of it, elements ``step`` apart.
-    """
-
-    rows: int
-    width: int
-    pixel: int
-    channels: int
-    runs: int
-    depth: int
-    step: int
-
-    @property
-    def elements(self) -> int:
-        planes = self.channels if self.pixel == 1 else 1
-        return planes * self.rows * self.width * self.pixel
-
-
-@dataclass(frozen=True)
-class Convolution(ImageProduct):
+class Convolution(ConvolutionFacts):
     """A convolution on a CPU; see the module's text for the loops."""
 
     name = "convolution"
     structure = "SSRSRS"
 
     # the space ------------------------------------------------------------------------------------
-    @cached_property
-    def line(self) -> Gemm:
-        """The product of one output row: what tiles are cut from."""
-        return replace(self.product, view=replace(self.view, m=self.view.result[2], batch=1))
 
     @cached_property
     def tiles(self) -> tuple[MicroKernel, ...]:
@@ -128,21 +97,6 @@ class Convolution(ImageProduct):
         if one.depth % kind.step or (one.step > 1 and kind.a.step > 1):
             return ()
         return tuple(r for r, size in sizes if r == 1 or size <= capacity // 2)
-
-    def halo(self, rows: int, kind: Kind) -> Halo:
-        """The scratch that ``rows`` output rows need."""
-        v = self.view
-        (kh, kw), (sh, sw), (dh, dw) = v.kernel, v.op["strides"], v.op["dilation"]
-        height = (rows - 1) * sh + (kh - 1) * dh + 1
-        width = (v.result[2] - 1) * sw + (kw - 1) * dw + 1
-        if v.channels_first:
-            return Halo(height, width, 1, v.channels, v.channels * kh, kw, dw)
-        if v.channels * kind.a.nbytes % CONFLICTS == 0:
-            pixel = v.channels + ALIGN // kind.a.nbytes
-            return Halo(height, width, pixel, v.channels, kh * kw, v.channels, 1)
-        if dw > 1:
-            return Halo(height, width, v.channels, v.channels, kh * kw, v.channels, 1)
-        return Halo(height, width, v.channels, v.channels, kh, kw * v.channels, 1)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v, cores = self.view, self.target.cores
@@ -174,18 +128,6 @@ class Convolution(ImageProduct):
         sizes = [halo.depth * r for r in range(1, halo.runs) if halo.runs % r == 0]
         fitting = [size for size in sizes if least <= size <= most] or sizes[:1]
         return tuple(sorted({*fitting[:1], *fitting[-1:], self.view.k}))
-
-    def shape(self, config: Config) -> TaskShape:
-        """How one output row is cut."""
-        tile = self.product.row(config)
-        return task_shape(self.line.view, tile, 1, config["chunks_n"])
-
-    def row_groups(self, config: Config) -> int:
-        return ceil(self.view.result[1] / config["rows"])
-
-    def tasks(self, config: Config) -> int:
-        images = self.view.result[0]
-        return self.view.batch * images * self.row_groups(config) * self.shape(config).chunks_n
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:

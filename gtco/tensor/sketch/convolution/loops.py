@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 
@@ -17,18 +16,17 @@ from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.sketch.shared.tiling import TaskShape
 from gtco.tensor.space import Config
 
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.convolution.cpu import Convolution
 
 class ConvolutionLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Convolution, config: Config) -> None:
+    def __init__(self, sketch: ConvolutionFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
         self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
         self.shape: TaskShape = sketch.shape(config)

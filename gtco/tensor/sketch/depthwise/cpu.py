@@ -20,7 +20,7 @@ from gtco.tensor.analysis.chains import (
     is_static,
     shape_of,
 )
-from gtco.tensor.analysis.window import Geometry, geometry
+from gtco.tensor.analysis.window import MOST_MIXED, Geometry, geometry
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.packing import Packing
@@ -30,8 +30,6 @@ from gtco.tensor.sketch.shared.streaming import in_vectors
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Workload
-
-MOST_INPUTS = 8  # of a group: more leave no registers for the sums
 
 
 def match(stage: Stage, target: Target) -> Depthwise | None:
@@ -46,7 +44,7 @@ def match(stage: Stage, target: Target) -> Depthwise | None:
         return None
     outputs = channels // int(op["groups"])
     mixes = (inputs, outputs) != (1, 1)
-    if mixes and (op["layout"] != "NHWC" or target.lanes % outputs or inputs > MOST_INPUTS):
+    if mixes and (op["layout"] != "NHWC" or target.lanes % outputs or inputs > MOST_MIXED):
         return None
     tail = in_vectors(stage, op) if float32(stage, (*op.inputs, op.output)) else None
     return Depthwise(stage, target, op, tail) if tail else None
@@ -91,9 +89,7 @@ class Depthwise:
             loops.emit(em, args, reader, Products(self, args, reader))
 
         loops = window.WindowLoops(self.geometry, self.op.inputs[0], self.tail, config)
-        return program(
-            symbol, self.stage, self.target, loops.tasks, body, packings=self.packing
-        )
+        return program(symbol, self.stage, self.target, loops.tasks, body, packings=self.packing)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from math import ceil, lcm
 
 from gtco.machine.target import Target
 from gtco.tensor.analysis.chains import (
-    Epilogue,
     ancestors,
     anchor,
     epilogue,
@@ -36,7 +35,6 @@ from gtco.tensor.analysis.chains import (
 )
 from gtco.tensor.analysis.contraction import (
     CONTRACTIONS,
-    Contraction,
     ConvView,
     MatmulView,
     TransposedView,
@@ -44,26 +42,23 @@ from gtco.tensor.analysis.contraction import (
 )
 from gtco.tensor.analysis.placement import (
     along_memory,
-    column_stride,
-    row_stride,
     run_breaks,
-    stores_columns,
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
 from gtco.tensor.sketch.gemm import norm_prologue
+from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype
 from gtco.tensor.sketch.gemm.loops import GemmLoops
 from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import (
-    TaskShape,
     chunk_options,
     task_shape,
     tile_decision,
     tile_options,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
+from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 OPERANDS = ("float32", "bfloat16")
@@ -96,85 +91,14 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     return Gemm(stage, target, view, tail, norm)
 
 
-def operand_dtype(stage: Stage, op: Operator) -> str:
-    """The dtype of both operands; nothing where they differ."""
-    a, b = (stage.types[x].dtype for x in op.inputs[:2])
-    return a if a == b else ""
-
-
 @dataclass(frozen=True)
-class Gemm:
+class Gemm(GemmFacts):
     """A contraction on a CPU; see the module's text for the loops."""
-
-    stage: Stage
-    target: Target
-    view: Contraction
-    tail: Epilogue
-    norm: Operator | None = None  # a layer_norm that makes A
 
     name = "gemm"
     structure = "SSRSRS"
 
     # the space ------------------------------------------------------------------------------------
-    @cached_property
-    def operand(self) -> str:
-        """The dtype of A and B."""
-        return operand_dtype(self.stage, self.view.op)
-
-    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
-        """The micro-kernel that was chosen."""
-        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
-
-    @cached_property
-    def constant_b(self) -> bool:
-        """B is known at compile time and laid out in panels then."""
-        return self.view.op.inputs[1] in self.stage.constants
-
-    @cached_property
-    def direct_rows(self) -> int | None:
-        """The row stride, in elements, where A's rows lie in an input as they are: no packing is
-        needed then.
-        """
-        if self.norm is not None:
-            return None
-        if isinstance(self.view, ConvView) and (self.view.padded or self.view.kernel != (1, 1)):
-            return None
-        return row_stride(self.stage, self.view)
-
-    @cached_property
-    def direct_columns(self) -> int | None:
-        """The row stride, in elements, where rows of a B that is computed lie in an input as they
-        are: a vector of it can be read in place.
-        """
-        if self.constant_b or isinstance(self.view, ConvView):
-            return None
-        return column_stride(self.stage, self.view)
-
-    def reads_columns(self, tile: MicroKernel) -> bool:
-        """May panels of B be read in place? They are whole, no step of k takes several neighbours,
-        and one block of rows uses them: where more do, a copy pays, since rows of B far apart share
-        cache sets.
-        """
-        if tile.kind.b.step > 1:
-            return False
-        if self.view.n % tile.columns or self.view.m > tile.rows:
-            return False
-        return self.direct_columns is not None
-
-    def reads_rows(self, tile: MicroKernel) -> bool:
-        """May rows of A be read in place? They lie as the row reads them, in whole steps."""
-        kind = tile.kind
-        if kind.a.dtype != self.operand or self.view.k % kind.step:
-            return False
-        return self.direct_rows is not None
-
-    def packs_columns(self, config: Config) -> bool:
-        return not self.constant_b and dict(config.choices).get("b") != "direct"
-
-    @cached_property
-    def stores_columns(self) -> bool:
-        """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
-        return stores_columns(self.view, self.tail)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
@@ -248,12 +172,6 @@ class Gemm:
         block = row * (shape.height + (shape.taller > 0))
         fitting = {max(1, capacity // share // block) for share in (4, 8)}
         return tuple(sorted(n for n in fitting if n < shape.task_blocks))
-
-    def blocks_at_once(self, config: Config) -> int:
-        """Row blocks of a task that one pass over its panels works on."""
-        if config.by_name.get("order") == "rows":
-            return 1
-        return int(config.by_name.get("mc", self.shape(config).task_blocks))
 
     @property
     def depth_unit(self) -> int:
@@ -370,9 +288,6 @@ class Gemm:
             self.constant_b,
             self.depth_options,
         )
-
-    def shape(self, config: Config) -> TaskShape:
-        return task_shape(self.view, self.row(config), config["chunks_m"], config["chunks_n"])
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 
@@ -15,12 +14,10 @@ from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch.gemm import norm_prologue
+from gtco.tensor.sketch.gemm.facts import GemmFacts
 from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows, packed_steps
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
-
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.gemm.cpu import Gemm
 
 LINE = 64  # bytes of a cache line
 
@@ -31,7 +28,7 @@ AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 class GemmLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Gemm, config: Config) -> None:
+    def __init__(self, sketch: GemmFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
         self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
         self.shape = sketch.shape(config)

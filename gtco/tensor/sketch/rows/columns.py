@@ -5,7 +5,6 @@ reduced side by side, over axes that are not the last.
 from __future__ import annotations
 
 from math import ceil, inf
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 
@@ -14,18 +13,16 @@ from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments
 from gtco.tensor.emit.fold import add, combination, maximum
 from gtco.tensor.emit.reader import Reader
+from gtco.tensor.sketch.rows.facts import RowsFacts
 from gtco.tensor.sketch.rows.places import places
 from gtco.tensor.sketch.shared.columns import ColumnChunk
 from gtco.tensor.sketch.shared.streaming import tasks_of_rows, unflatten
-
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.rows.cpu import Rows
 
 
 class ColumnLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Rows, rows: int) -> None:
+    def __init__(self, sketch: RowsFacts, rows: int) -> None:
         self.sketch, self.view, self.rows = sketch, sketch.view, rows
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf, prod
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 
@@ -19,11 +18,9 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.fold import Combine, Over, add, combination, fold_rows, maximum, minimum
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.vector_math import constant
+from gtco.tensor.sketch.rows.facts import RowsFacts
 from gtco.tensor.sketch.shared.column_moments import long_enough, row_moments
 from gtco.tensor.sketch.shared.streaming import tasks_of_panels, unflatten, whole_runs
-
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.rows.cpu import Rows
 
 Value = Callable[[Expr, Expr], Expr]  # of (row of the group, a number or a lane; position)
 Ahead = Callable[[Expr], None]
@@ -32,7 +29,7 @@ Ahead = Callable[[Expr], None]
 class RowsLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Rows, rows: int) -> None:
+    def __init__(self, sketch: RowsFacts, rows: int) -> None:
         self.sketch, self.view, self.rows = sketch, sketch.view, rows
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:

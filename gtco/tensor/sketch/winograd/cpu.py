@@ -30,7 +30,7 @@ would be by ten times and is no option.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
@@ -38,16 +38,16 @@ from gtco.machine.target import Target
 from gtco.tensor import cost
 from gtco.tensor.analysis.chains import anchor
 from gtco.tensor.analysis.contraction import ConvView, TransposedView
-from gtco.tensor.intrinsics.table import Kind, MicroKernel, kinds
+from gtco.tensor.analysis.filtering import applicable
+from gtco.tensor.intrinsics.table import Kind, kinds
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
-from gtco.tensor.sketch.gemm.cpu import Gemm
-from gtco.tensor.sketch.shared.image_product import ImageProduct
 from gtco.tensor.sketch.shared.pack import RUN_COST
 from gtco.tensor.sketch.shared.program import program
-from gtco.tensor.sketch.shared.tiling import TaskShape, chunk_options, task_shape, tile_decision
+from gtco.tensor.sketch.shared.tiling import chunk_options, tile_decision
+from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.loops import WinogradLoops
-from gtco.tensor.sketch.winograd.transform import TAPS, TRANSFORMS, applicable
+from gtco.tensor.sketch.winograd.transform import TRANSFORMS
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
@@ -72,7 +72,7 @@ def match(stage: Stage, target: Target) -> Winograd | None:
 
 
 @dataclass(frozen=True)
-class Winograd(ImageProduct):
+class Winograd(WinogradFacts):
     """A 3x3 convolution on a CPU; see the module's text for the loops."""
 
     name = "winograd"
@@ -90,37 +90,8 @@ class Winograd(ImageProduct):
         return tuple(TRANSFORMS) if self.product.operand == "float32" else (min(TRANSFORMS),)
 
     # tiles ----------------------------------------------------------------------------------------
-    def grid(self, size: int) -> tuple[int, int, int]:
-        """Images, and rows and columns of tiles of ``size`` x ``size`` outputs."""
-        images, height, width = self.view.result
-        return images, ceil(height / size), ceil(width / size)
-
-    def tiles(self, size: int) -> int:
-        return prod(self.grid(size))
-
-    def widths(self, size: int) -> tuple[int, ...]:
-        """Outputs that tiles have along a row, the most first."""
-        width = self.view.result[2]
-        return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
-
-    def borders(self, size: int) -> float:
-        """The share of the tiles that read beyond the image."""
-        inner = 1.0
-        ends = self.view.op["padding"][:2]
-        for before, extent, count in zip(ends, self.view.image, self.grid(size)[1:], strict=True):
-            starts = (i * size - before for i in range(count))
-            inner *= sum(0 <= s <= extent - size - (TAPS - 1) for s in starts) / count
-        return 1.0 - inner
 
     # the space ------------------------------------------------------------------------------------
-    def line(self, size: int) -> Gemm:
-        """The product of one position."""
-        view = replace(self.view, m=self.tiles(size), k=self.view.channels, batch=1)
-        return replace(self.product, view=view)
-
-    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
-        """The micro-kernel that was chosen."""
-        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         cores, n = self.target.cores, self.view.n
@@ -152,18 +123,6 @@ class Winograd(ImageProduct):
         block = row * shape.heights[0]
         fitting = (max(1, int(share * capacity / block)) for share in SHARES)
         return tuple(sorted({min(n, shape.task_blocks) for n in fitting}))
-
-    def blocks_at_once(self, config: Config) -> int:
-        return int(config["mc"])
-
-    def _shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
-        return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
-
-    def shape(self, config: Config) -> TaskShape:
-        """How the tiles, as rows, and the columns are cut."""
-        return self._shape(
-            config["m"], self.row(config), config["chunks_m"], config["chunks_n"]
-        )
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:

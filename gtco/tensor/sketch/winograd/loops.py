@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 
@@ -22,12 +21,10 @@ from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.streaming import vector_runs
 from gtco.tensor.sketch.shared.tile_store import TileStore
+from gtco.tensor.sketch.winograd.facts import WinogradFacts
 from gtco.tensor.sketch.winograd.transform import TRANSFORMS
 from gtco.tensor.space import Config
 from gtco.tensor.stage import ITEM_BYTES
-
-if TYPE_CHECKING:
-    from gtco.tensor.sketch.winograd.cpu import Winograd
 
 LINE = 64  # bytes of a cache line
 
@@ -43,7 +40,7 @@ def spread(elements: int, dtype: str = "float32") -> int:
 class WinogradLoops:
     """One config of one stage, being emitted."""
 
-    def __init__(self, sketch: Winograd, config: Config) -> None:
+    def __init__(self, sketch: WinogradFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
         self.tile = sketch.row(config)
         self.shape = sketch.shape(config)

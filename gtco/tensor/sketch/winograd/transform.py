@@ -18,11 +18,10 @@ from math import prod
 
 from tvm import tirx
 
+from gtco.tensor.analysis.filtering import SIZES, TAPS
 from gtco.tensor.emit.emitter import Emitter, Expr
-from gtco.tensor.stage import Operator
 
 Matrix = tuple[tuple[Fraction, ...], ...]
-TAPS = 3
 
 
 @dataclass(frozen=True)
@@ -153,23 +152,4 @@ TRANSFORMS: Mapping[int, Transform] = {
     2: Transform(2, (Fraction(1),)),
     4: Transform(4, (Fraction(3, 4), Fraction(3, 2))),
 }
-
-
-
-def applicable(op: Operator, weights: Sequence[int | str]) -> bool:
-    """Is it a convolution that the transforms are made for, by its attributes and the shape of its
-    weights?
-    """
-    return (
-        op.kind == "conv2d"
-        and tuple(weights[2:]) == (TAPS, TAPS)
-        and op["groups"] == 1
-        and all(tuple(op[name]) == (1, 1) for name in ("strides", "dilation"))
-    )
-
-
-def least_products(op: Operator, weights: Sequence[int | str]) -> float:
-    """The share of a convolution's products that no sketch does with less than."""
-    if not applicable(op, weights):
-        return 1.0
-    return min(t.positions / (t.size * TAPS) ** 2 for t in TRANSFORMS.values())
+assert tuple(TRANSFORMS) == SIZES

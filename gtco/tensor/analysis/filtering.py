@@ -1,0 +1,31 @@
+"""Which convolutions minimal filtering computes with fewer products, and how many it saves (Lavin
+and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gtco.tensor.stage import Operator
+
+TAPS = 3  # of a window, along either axis
+SIZES = (2, 4)  # outputs of a tile along either axis
+
+
+def applicable(op: Operator, weights: Sequence[int | str]) -> bool:
+    """True for a 3x3 convolution of stride 1 without groups; ``weights`` is the shape of its
+    weights.
+    """
+    return (
+        op.kind == "conv2d"
+        and tuple(weights[2:]) == (TAPS, TAPS)
+        and op["groups"] == 1
+        and all(tuple(op[name]) == (1, 1) for name in ("strides", "dilation"))
+    )
+
+
+def least_products(op: Operator, weights: Sequence[int | str]) -> float:
+    """The smallest share of a convolution's products that some tile size computes it with."""
+    if not applicable(op, weights):
+        return 1.0
+    return min(((size + TAPS - 1) / (size * TAPS)) ** 2 for size in SIZES)

@@ -1,0 +1,38 @@
+"""What a fused attention is: its operands and extents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from gtco.machine.target import Target
+from gtco.tensor.analysis.chains import Epilogue
+from gtco.tensor.stage import Operator, Stage
+
+
+@dataclass(frozen=True)
+class AttentionFacts:
+    """softmax(scale * q k^T + bias) v over the batch axes."""
+
+    stage: Stage
+    target: Target
+    tail: Epilogue
+
+    @property
+    def operand(self) -> str:
+        """The dtype of q, k and v."""
+        return self.stage.types[self.op.inputs[0]].dtype
+
+    def _shape(self, operand: int) -> tuple[int, ...]:
+        return tuple(int(d) for d in self.stage.types[self.op.inputs[operand]].shape)
+
+    @cached_property
+    def op(self) -> Operator:
+        return self.stage.producers[self.tail.anchor]
+
+    @cached_property
+    def extents(self) -> tuple[int, int, int, int, int]:
+        """(batch, queries m, keys n, width of keys d, width of values e)."""
+        q, v = self._shape(0), self._shape(2)
+        return prod(int(d) for d in self.op.type.shape[:-2]), q[-2], v[-2], q[-1], v[-1]

@@ -1,0 +1,60 @@
+"""What a convolution by Winograd's filtering is: its tiles, and how a config cuts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from gtco.tensor.analysis.filtering import TAPS
+from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.sketch.gemm.cpu import Gemm
+from gtco.tensor.sketch.shared.image_product import ImageProduct
+from gtco.tensor.sketch.shared.tiling import TaskShape, task_shape
+from gtco.tensor.space import Config, Option
+
+
+@dataclass(frozen=True)
+class WinogradFacts(ImageProduct):
+    """A 3x3 convolution: its tiles, and how a config cuts them."""
+
+    def grid(self, size: int) -> tuple[int, int, int]:
+        """Images, and rows and columns of tiles of ``size`` x ``size`` outputs."""
+        images, height, width = self.view.result
+        return images, ceil(height / size), ceil(width / size)
+
+    def tiles(self, size: int) -> int:
+        return prod(self.grid(size))
+
+    def widths(self, size: int) -> tuple[int, ...]:
+        """Outputs that tiles have along a row, the most first."""
+        width = self.view.result[2]
+        return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
+
+    def borders(self, size: int) -> float:
+        """The share of the tiles that read beyond the image."""
+        inner = 1.0
+        ends = self.view.op["padding"][:2]
+        for before, extent, count in zip(ends, self.view.image, self.grid(size)[1:], strict=True):
+            starts = (i * size - before for i in range(count))
+            inner *= sum(0 <= s <= extent - size - (TAPS - 1) for s in starts) / count
+        return 1.0 - inner
+
+    def line(self, size: int) -> Gemm:
+        """The product of one position."""
+        view = replace(self.view, m=self.tiles(size), k=self.view.channels, batch=1)
+        return replace(self.product, view=view)
+
+    def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
+        """The micro-kernel that was chosen."""
+        return MicroKernel.parse(str(chosen["tile"]), self.target.lanes)
+
+    def blocks_at_once(self, config: Config) -> int:
+        return int(config["mc"])
+
+    def _shape(self, size: int, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
+        return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
+
+    def shape(self, config: Config) -> TaskShape:
+        """How the tiles, as rows, and the columns are cut."""
+        return self._shape(config["m"], self.row(config), config["chunks_m"], config["chunks_n"])
