@@ -285,10 +285,7 @@ def _shipped(compilation: Compilation) -> list[Record]:
 
 def _say_followed(compilation: Compilation) -> None:
     """A note, where stages follow records that come with gtco."""
-    from gtco.search.recorded import RecordedPolicy
-
     policy = compilation.policy
-    assert isinstance(policy, RecordedPolicy)
     different = {stage.key: stage for stage in compilation.found.stages}.values()
     if followed := sum(policy.follows_shipped(stage) for stage in different):
         compilation.report.notes.append(

@@ -35,7 +35,7 @@ from gtco.graph.graph import Graph
 from gtco.machine.target import Machine
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.policy import Policy
-from gtco.search.records.records import Records
+from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import OptionError
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.space import Decision, Option, Pick
@@ -47,7 +47,7 @@ P = TypeVar("P", bound=AnalyticPolicy)
 class Alone(Compilation):
     """Every operator a stage of its own."""
 
-    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
+    def fuse(self, graph: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
         def cost(stage: Stage) -> float:
             return policy.predict(stage) if len(stage.operators) == 1 else math.inf
 
@@ -57,14 +57,14 @@ class Alone(Compilation):
 class Greedy(Compilation):
     """Fusion by the rules of TVM and Ansor, which look at no cost."""
 
-    def fuse(self, graph: Graph, policy: Policy) -> tuple[Graph, Partition]:
+    def fuse(self, graph: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
         return graph, fuse_greedy(graph, policy.predict)
 
 
 class InParts(Compilation):
     """Attention as two products and a softmax: no sketch that fuses them."""
 
-    def rounded(self, graph: Graph, policy: Policy) -> Graph:
+    def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         whole = super().rounded(graph, policy)
         every = [name for _, names in kinds_of_attention(whole) for name in names]
         return taken_apart(whole, every).check()
@@ -96,8 +96,8 @@ class _OneMicroKernel(AnalyticPolicy):
 class NoWinograd(Compilation):
     """3x3 convolutions by their definition."""
 
-    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
-        policy = _copied(_Without, super().policy_for(machine, records))
+    def predicting(self, machine: Machine) -> Policy:
+        policy = _copied(_Without, super().predicting(machine))
         policy.names = ("winograd",)
         return policy
 
@@ -105,8 +105,8 @@ class NoWinograd(Compilation):
 class NoWindows(Compilation):
     """Every convolution that can be is a matrix product of its windows (im2col)."""
 
-    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
-        policy = _copied(_Without, super().policy_for(machine, records))
+    def predicting(self, machine: Machine) -> Policy:
+        policy = _copied(_Without, super().predicting(machine))
         policy.names = ("winograd", "convolution")
         return policy
 
@@ -114,8 +114,8 @@ class NoWindows(Compilation):
 class OneMicroKernel(Compilation):
     """No choice at the register level."""
 
-    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
-        return _copied(_OneMicroKernel, super().policy_for(machine, records))
+    def predicting(self, machine: Machine) -> Policy:
+        return _copied(_OneMicroKernel, super().predicting(machine))
 
 
 def _copied(kind: type[P], policy: Policy) -> P:

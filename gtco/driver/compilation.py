@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gtco.runtime.gpu_plan import PersistentKernel
     from gtco.search.gpu.launches import LaunchPrices
     from gtco.search.policy import Policy
+    from gtco.search.recorded import RecordedPolicy
 
 # The phase, its seconds once it has ended, and in words how it goes; while it measures, the words
 # are a gtco.tuning.view.View, which has them as its str().
@@ -64,7 +65,7 @@ class Compilation:
         self.options, self.progress = options, progress
         self.report = CompileReport()
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
-        self.policy: Policy  # these, once it is prepared
+        self.policy: RecordedPolicy  # these, once it is prepared
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
@@ -206,7 +207,7 @@ class Compilation:
         self.dump("4-layout.txt", graph.dump())
         return graph
 
-    def rounded(self, graph: Graph, policy: Policy) -> Graph:
+    def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""
         from gtco.graph.precision import narrow_operands
         from gtco.graph.rewrites.fold_constants import fold_constants
@@ -220,48 +221,49 @@ class Compilation:
         self.dump("4-precision.txt", graph.dump())
         return graph
 
-    def policy_for(self, machine: Machine, records: Records | None) -> Policy:
-        """The policy, for a target with as many cores as the model is to have threads: the space
-        and the price of a stage go by that one number.
+    def predicting(self, machine: Machine) -> Policy:
+        """The policy that predicts. Its target has as many cores as the model is to have threads,
+        since the space and the price of a stage depend on that one number.
         """
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.calibration.profile import machine_table
         from gtco.search.gpu.policy import GpuPolicy
-        from gtco.search.recorded import RecordedPolicy, measured_elsewhere
 
         if isinstance(machine, GpuTarget):
-            policy = GpuPolicy(machine, self.options.untrusted)
-            if records is None:
-                return policy
-            followed, notes = measured_elsewhere(policy, records, versions(machine))
-            self.report.notes += notes
-            return followed
+            return GpuPolicy(machine, self.options.untrusted)
         # what was measured is of the whole machine
         rates = machine_table(machine) if machine.name == "native" else None
         known = rates.target if rates else machine
-        analytic = AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
-        if records is None:
-            return analytic
-        return RecordedPolicy(analytic, records, shipped=self.shipped)
+        return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
 
-    def fuse(self, whole: Graph, policy: Policy) -> tuple[Graph, Partition]:
+    def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:
+        """The policy that predicts, overruled by ``records`` where there are some."""
+        from gtco.search.recorded import RecordedPolicy, measured_elsewhere
+
+        policy = self.predicting(machine)
+        if records is None:
+            return RecordedPolicy(policy)
+        if isinstance(machine, GpuTarget):
+            followed, notes = measured_elsewhere(policy, records, versions(machine))
+            self.report.notes += notes
+            return followed
+        return RecordedPolicy(policy, records, shipped=self.shipped)
+
+    def fuse(self, whole: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
         """Graph -> stages at the least predicted cost or, where records know them, those that its
         last finished tuning ended with; the graph with movement copied where it pays.
         """
         from gtco.graph.fusion.stages import CLOSE, fuse
-        from gtco.search.recorded import RecordedPolicy
 
-        recorded = policy if isinstance(policy, RecordedPolicy) else None
-        base = recorded.policy if recorded else policy
+        base = policy.policy
         try:
             graph, result = fuse(whole, base.predict, base.floor, base.possible)
-            for end in recorded.ends(whole.key) if recorded else ():
-                assert recorded
-                if recorded.chosen(result.stages, end):
+            for end in policy.ends(whole.key):
+                if policy.chosen(result.stages, end):
                     break
-                price, may = recorded.found_again(end), recorded.possible
-                again = fuse(whole, price, recorded.floor, may, promising=CLOSE)
-                if recorded.chosen(again[1].stages, end):
+                price, may = policy.found_again(end), policy.possible
+                again = fuse(whole, price, policy.floor, may, promising=CLOSE)
+                if policy.chosen(again[1].stages, end):
                     graph, result = again
                     break
         except UnsupportedError as error:
@@ -272,10 +274,9 @@ class Compilation:
         self.dump("5-stages.txt", result.text())
         return graph, result
 
-    def generate(self, stages: list[Stage], policy: Policy, workers: Workers) -> Generated:
+    def generate(self, stages: list[Stage], policy: RecordedPolicy, workers: Workers) -> Generated:
         """Stages -> kernels, in the worker processes."""
         from gtco.search.gpu.stand_ins import stand_ins
-        from gtco.search.recorded import RecordedPolicy
 
         result = generate(
             stages,
@@ -291,10 +292,9 @@ class Compilation:
         for failure in policy.failures:
             self.worked_around(InternalError(f"{failure}. {REPORT}"))
         self.report.notes += result.notes
-        if isinstance(policy, RecordedPolicy):
-            known = self.report.notes
-            known += [note for note in policy.passed_over.values() if note not in known]
-            known += policy.said_elsewhere(result.stages, result.choices)
+        known = self.report.notes
+        known += [note for note in policy.passed_over.values() if note not in known]
+        known += policy.said_elsewhere(result.stages, result.choices)
         kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
         for kernel in result.kernels.values():
             if kernel.text:

@@ -112,9 +112,10 @@ class Measured:
         self.tuned(models, effort)
 
     def race(self, models: Sequence[Generated]) -> Readings:
+        assert self.policy.records is not None, "what is measured is kept"
         found = race(models, self.policy.target, self.workers, self.threads, RACE_SECONDS)
         self.policy.records.add(found.records)
-        self.policy.refresh()
+        self.policy.observe()
         return found
 
 

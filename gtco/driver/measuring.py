@@ -18,7 +18,7 @@ from gtco.driver.compilation import Compilation
 from gtco.driver.cooptimize import SHARE, Candidate, Measured, cooptimize, part, rest
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.publish import temporary
-from gtco.search.recorded import RecordedPolicy, by_stage, last_reading
+from gtco.search.recorded import by_stage, last_reading
 from gtco.search.records.records import Record, Records, circumstances, now
 from gtco.support.options import Tune
 from gtco.tuning import whole
@@ -94,7 +94,6 @@ def partitioned(
     """Gives the model the partition that stands when rivals were measured beside the predicted one.
     """
     policy = run.policy
-    assert isinstance(policy, RecordedPolicy)
     results: list[StageResult] = []
     steps = Measured(
         run.whole,

@@ -12,26 +12,12 @@ from gtco.tensor.space import Config, Pick, Rejection, Sketch, Space
 from gtco.tensor.stage import Operator, Stage, TensorType
 
 
-class Policy(Protocol):
-    """Picks points in the spaces of stages; all policies share them. It goes by the roles of
-    decisions, not by their names or by who has them.
-    """
+class Prices(Protocol):
+    """What fusion and the tuner ask of a policy that prices configs. Seconds are of one call."""
 
     @property
     def target(self) -> Machine:
         """The machine that kernels are picked for."""
-        ...
-
-    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
-        """The best sketch and config; None where no sketch is left but those that ``without``
-        names.
-        """
-        ...
-
-    def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
-        """Up to ``n`` picks, the most promising first: what :meth:`choose` takes, and would take if
-        those before were out of the question too.
-        """
         ...
 
     def predict(self, stage: Stage) -> float:
@@ -43,19 +29,8 @@ class Policy(Protocol):
         ...
 
     def possible(self, anchors: tuple[str, ...]) -> bool:
-        """May a stage with these complex operators and reductions (kinds in topological order), or
-        one that more operators make of it, be done by one kernel?
-        """
-        ...
-
-    def peak(self, operand: str) -> float:
-        """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
-        """
-        ...
-
-    def propose(self, stage: Stage, n: int) -> list[Config]:
-        """Up to ``n`` different configs of the stage that are worth measuring, the most promising
-        first; some may be such as are not picked before that.
+        """True if one kernel may do a stage with these complex operators and reductions (kinds in
+        topological order), or a stage that more operators make of it.
         """
         ...
 
@@ -63,17 +38,46 @@ class Policy(Protocol):
         """Predicted seconds of this very config."""
         ...
 
+    def peak(self, operand: str) -> float:
+        """FLOP/s of products of operands of this dtype, on all cores by the fastest micro-kernel.
+        """
+        ...
+
+
+class Policy(Prices, Protocol):
+    """Picks points in the spaces of stages; all policies share these spaces. A policy knows
+    decisions by their roles, and not by their names or by the sketch that has them.
+    """
+
+    def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
+        """The best sketch and config. None if the stage has no sketch but those that ``without``
+        names.
+        """
+        ...
+
+    def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
+        """Up to ``n`` picks, the most promising first. The first is what :meth:`choose` takes; each
+        later one is what it would take if those before were not allowed.
+        """
+        ...
+
+    def propose(self, stage: Stage, n: int) -> list[Config]:
+        """Up to ``n`` different configs of the stage that are worth measuring, the most promising
+        first. Some of them may not be picked before they are measured.
+        """
+        ...
+
+    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
+        """What is worth measuring beside ``pick``, the most promising first, without ``tested``."""
+        ...
+
     @property
     def failures(self) -> list[str]:
         """What went wrong inside sketches so far, in words."""
         ...
 
-    def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
-        """What is worth measuring beside ``pick``, the most promising first; nothing ``tested``."""
-        ...
 
-
-def priced(policy: Policy, space: Space, config: Config) -> Pick | None:
+def priced(policy: Prices, space: Space, config: Config) -> Pick | None:
     """The config as a pick at the policy's price; None where it is no point of the space."""
     sketch = space.sketch(config)
     if isinstance(sketch, Rejection):

@@ -100,22 +100,25 @@ def _last_chosen(stages: Mapping[str, Sequence[Record]]) -> set[str]:
 
 @dataclass
 class RecordedPolicy:
-    """``policy``, overruled where ``records`` of this very machine, target, thread count and
-    version have a config of the stage that stood, and that its space still has. ``circumstances``
-    are said where the machine is not this one. ``shipped`` are records that come with gtco: those
-    of the same circumstances count as older ones do, where the space still has their config.
+    """Wraps a policy and overrules it by what was measured.
+
+    A stage's pick is the config that ``records`` of this very machine, target, thread count and
+    version leave standing, if the stage's space still contains it. Without records every answer is
+    that of ``policy``. ``circumstances`` are given where the machine is not this one. ``shipped``
+    are records that come with gtco: those of the same circumstances count as older records, if the
+    space still contains their config.
     """
 
     policy: Policy
-    records: Records
+    records: Records | None = None
     circumstances: str = ""
     shipped: Sequence[Record] = ()
     passed_over: dict[str, str] = field(default_factory=dict, repr=False)  # by stage, in words
     _prices: dict[str, float] = field(default_factory=dict, repr=False)
     _known: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
-    def refresh(self) -> None:
-        """Read the records again: something was measured."""
+    def observe(self) -> None:
+        """Reads the records again, because something was measured since."""
         self.__dict__.pop("_all", None)  # what ships stays as it is
         self.__dict__.pop("calibration", None)
         self._prices.clear()
@@ -123,7 +126,7 @@ class RecordedPolicy:
 
     @cached_property
     def _all(self) -> dict[str, list[Record]]:
-        return by_stage(self.records.under(self._here))
+        return by_stage(self.records.under(self._here)) if self.records is not None else {}
 
     @cached_property
     def _shipped(self) -> dict[str, list[Record]]:
@@ -143,6 +146,11 @@ class RecordedPolicy:
         return self.policy.target
 
     @property
+    def source(self) -> str:
+        """Where the records come from, in words."""
+        return str(self.records.path) if self.records is not None else "what ships with gtco"
+
+    @property
     def failures(self) -> list[str]:
         return self.policy.failures
 
@@ -157,7 +165,7 @@ class RecordedPolicy:
             if followed := priced(self.policy, space, config):
                 return followed
             self.passed_over[stage.key] = (
-                f"what {self.records.path} says of {stage.label} ({stage.key}) is not followed: "
+                f"what {self.source} says of {stage.label} ({stage.key}) is not followed: "
                 f"{space.check(config)}"
             )
         wrong = {record.parsed for record in known if record.outcome == "wrong"}
@@ -180,7 +188,8 @@ class RecordedPolicy:
                 replace(r, config=json.dumps(space.spelled_out(r.parsed).to_json()))
                 for r in (*self._shipped.get(key, ()), *self._all.get(key, ()))
             ]
-            old = len(self._shipped.get(key, ()))  # of these, what the space has no more is nothing
+            # A shipped config that the space no longer contains is ignored.
+            old = len(self._shipped.get(key, ()))
             legal = [r for r in found[:old] if space.check(r.parsed) is None]
             self._known[key] = [*legal, *found[old:]]
         return self._known[key]
@@ -196,7 +205,7 @@ class RecordedPolicy:
         different = {stage.key: stage for stage in stages}
         known = {key: rows for key, stage in different.items() if (rows := self.known(stage))}
         gpu = json.loads(self.circumstances)["gpu"]
-        said = f"what {self.records.path} says of a {gpu}"
+        said = f"what {self.source} says of a {gpu}"
         if not known:
             return [f"nothing of {said} is of this model's stages: {MODEL_PICKS}"]
         followed = sum(standing(rows) == picks[key].config for key, rows in known.items())
@@ -273,13 +282,13 @@ class RecordedPolicy:
 
 def measured_elsewhere(
     policy: Policy, records: Records, metadata: Mapping[str, Any]
-) -> tuple[Policy, list[str]]:
-    """The policy of a GPU, overruled by what was measured on the one GPU that ``records`` are of;
-    where nothing in them counts here, for the target and versions of ``metadata``, a note.
+) -> tuple[RecordedPolicy, list[str]]:
+    """The policy of a GPU, overruled by what was measured on the GPU that ``records`` are of. Where
+    no record counts for the target and versions of ``metadata`` there is a note that says so.
     """
     if known := measured_gpu(records, metadata):
         return RecordedPolicy(policy, records, known), []
-    return policy, [
+    return RecordedPolicy(policy), [
         f"{records.path} holds nothing that was measured for '{policy.target.name}' with these "
         f"versions of gtco, TVM and NVRTC: {MODEL_PICKS}"
     ]

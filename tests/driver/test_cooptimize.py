@@ -91,7 +91,7 @@ def test_predictions_beside_readings_are_put_on_their_scale(tmp_path: Path) -> N
         policy = RecordedPolicy(analytic, records)
         assert policy.predict(first) == analytic.predict(first) and not policy.measured
         records.add([record(analytic, first, 3.0 * analytic.predict(first))])
-        policy.refresh()
+        policy.observe()
         assert policy.measured
         assert policy.predict(first) == 3.0 * analytic.predict(first)
         assert policy.predict(other) == pytest.approx(DOUBT * 3.0 * analytic.predict(other))
@@ -134,7 +134,7 @@ def recorded(
     compilation = Compilation(b"", folder / "m.so", None, CompileOptions(), silent)
     with Records(folder / "r") as records:
         policy = compilation.policy_for(target("native"), records)
-        assert isinstance(policy, RecordedPolicy) and isinstance(policy.policy, AnalyticPolicy)
+        assert isinstance(policy.policy, AnalyticPolicy)
         yield compilation, records, policy, policy.policy
 
 
@@ -159,7 +159,7 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
                 of = {"reason": graph.key if named else "", "time": f"{len(records.all()):03}"}
                 ended = [(s, analytic.predict(s)) for s in stages]
                 records.add(record(analytic, s, t, outcome=outcome, **of) for s, t in ended)
-            policy.refresh()
+            policy.observe()
             return compilation.fuse(graph, policy)[1].weights()
 
         assert read(before.stages, "kept") == before.weights()
@@ -201,7 +201,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
         steps = Measured(graph, policy, None, 1, lambda stages: None, lambda models, some: None)  # type: ignore[arg-type, return-value]
 
         def found() -> dict[str, int]:
-            policy.refresh()
+            policy.observe()
             return steps.search()[1].weights()
 
         assert found() == rival.weights()

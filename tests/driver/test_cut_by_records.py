@@ -38,7 +38,7 @@ class Cut:
         return self.policy.policy.predict(stage)
 
     def by(self, graph: Graph) -> dict[str, int]:
-        self.policy.refresh()
+        self.policy.observe()
         return self.compilation.fuse(graph, self.policy)[1].weights()
 
     def as_predicted(self, graph: Graph, without: str = "none") -> Partition:
@@ -68,7 +68,6 @@ def cut(tmp_path: Path) -> Iterator[Cut]:
     compilation = Compilation(b"", tmp_path / "m.so", None, CompileOptions(), silent)
     with Records(tmp_path / "r") as records:
         policy = compilation.policy_for(target("native"), records)
-        assert isinstance(policy, RecordedPolicy)
         yield Cut(records, compilation, policy)
 
 
@@ -170,7 +169,7 @@ def test_what_computed_something_else_is_no_price(cut: Cut) -> None:
     cut.records.add([cut.row(stage, 3.0, "kept", 1), fast])
     assert cut.policy.predict(stage) == 1e-3 * cut.price(stage)
     cut.records.add([wrong(fast)])
-    cut.policy.refresh()
+    cut.policy.observe()
     assert cut.policy.predict(stage) == 3.0 * cut.price(stage)
     assert cut.policy.calibration.bias("gemm") == pytest.approx(3.0)
 

@@ -188,7 +188,7 @@ def test_what_the_user_measured_comes_before_what_ships(tmp_path: Path) -> None:
         policy = RecordedPolicy(POLICY, records, shipped=[row(known=HERE)])
         assert policy.choose(STAGE) == FIRST and not policy.follows_shipped(STAGE)
         records.add([row(RIVAL, HERE, outcome="wrong")])
-        policy.refresh()
+        policy.observe()
         assert policy.choose(STAGE) == FIRST
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gtco.search.policy import Policy
 from gtco.search.recorded import RecordedPolicy
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -19,16 +18,14 @@ LOOKED_AT = 100  # of the configs of least predicted time
 SLOWER = 1.25
 
 
-def stand_ins(policy: Policy, stage: Stage, pick: Pick) -> list[Pick]:
+def stand_ins(policy: RecordedPolicy, stage: Stage, pick: Pick) -> list[Pick]:
     """The stage's configs of least predicted time that are reckoned with fewer registers a thread
     than the pick, each with fewer than the one before. None for a pick that was measured as it is.
     """
-    wrong = set()
-    if isinstance(policy, RecordedPolicy):
-        known = policy.known(stage)
-        if any(record.parsed == pick.config for record in known):
-            return []
-        wrong = {record.parsed for record in known if record.outcome == "wrong"}
+    known = policy.known(stage)
+    if any(record.parsed == pick.config for record in known):
+        return []
+    wrong = {record.parsed for record in known if record.outcome == "wrong"}
     found, least = list[Pick](), _registers(pick)
     for other in policy.best(stage, LOOKED_AT):
         if other.seconds > SLOWER * pick.seconds or len(found) == TRIED:

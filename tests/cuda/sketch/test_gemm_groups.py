@@ -157,7 +157,7 @@ def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -
         recorded = RecordedPolicy(policy, records, "there")
         for wrong, right in pairwise(found):
             records.add([Record.of(stage, wrong, "there", "wrong")])
-            recorded.refresh()
+            recorded.observe()
             assert recorded.choose(stage) == right
 
 
