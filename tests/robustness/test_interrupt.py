@@ -41,8 +41,8 @@ elif phase == "onnxsim":
     from gtco.frontend import simplify
     simplify._CHILD = waiting
 elif phase == "fuse":
-    from gtco.graph import fusion
-    fusion.fuse = wait
+    from gtco.graph.fusion import stages
+    stages.fuse = wait
 elif phase == "build":
     from gtco import compiler
     job = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1); "

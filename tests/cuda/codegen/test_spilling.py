@@ -108,7 +108,7 @@ def test_where_all_spill_the_pick_stays_with_a_note(others: list[int], text: str
 def test_stand_ins_have_fewer_registers_each_and_take_about_as_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy = GpuPolicy(TARGET)
+    policy = RecordedPolicy(GpuPolicy(TARGET))
     found = [
         pick(1, 200),
         pick(2, 210),  # as many as the pick
@@ -150,7 +150,7 @@ def test_a_product_of_too_many_computed_runs(compiling: Compiling) -> None:
     """A config of a convolution in float16 over an image in float32 that NVRTC spills."""
     stage: Stage = STAGES["widened"]
     target = gpu_target("cuda:sm_80")
-    policy = GpuPolicy(target)
+    policy = RecordedPolicy(GpuPolicy(target))
     (sketch,) = {p.sketch.name: p.sketch for p in policy.best(stage, 1)}.values()
     row = {"row": "mma.m16n8k16", "mapping": "(i,r,c)(f)(tr,tc,c)", "block": "64x64x128"}
     others = {"warps": "32x32x1", "stages": 4, "split": 1, "group": 1044}
