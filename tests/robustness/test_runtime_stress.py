@@ -27,7 +27,9 @@ WATCHED = {
 REPORTS = "exitcode=66 halt_on_error=1 abort_on_error=0"
 
 
-def stress(folder: Path, watched: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def stress(
+    folder: Path, watched: str, *arguments: str, source: Path = DRIVER
+) -> subprocess.CompletedProcess[str]:
     """Library and driver built under the sanitizer, and the driver's run."""
     flags = ["-g", "-pthread", *WATCHED[watched]]
     (folder / "kernels.c").write_text(KERNELS)
@@ -37,7 +39,7 @@ def stress(folder: Path, watched: str, *arguments: str) -> subprocess.CompletedP
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         code = (folder / "kernels.o").read_bytes()
         library = write_artifact(small_artifact(code), folder / "small.so")
-    driver = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(DRIVER), "-o", "stress", "-ldl"]
+    driver = [c_compiler(), *flags, "-O1", f"-I{CSRC}", str(source), "-o", "stress", "-ldl"]
     subprocess.run(driver, cwd=folder, check=True)
     options = {name: REPORTS for name in ("TSAN_OPTIONS", "ASAN_OPTIONS", "UBSAN_OPTIONS")}
     command = [str(folder / "stress"), str(library), *arguments]
@@ -57,6 +59,13 @@ def test_many_threads_and_handles(tmp_path: Path, watched: str, arguments: tuple
     done = stress(tmp_path, watched, *arguments)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout == "done\n" and done.stderr == ""
+
+
+def test_messages_of_threads_that_outlive_the_library(tmp_path: Path) -> None:
+    """LeakSanitizer sees what stays behind."""
+    source = DRIVER.with_name("closed_under_threads.c")
+    done = stress(tmp_path, "address", source=source)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ static gtco_status check_cpu(char* message) {
                    plan->name, missing, cpu);
 }
 
-/* One mapping for all, never touched here: pages come when kernels write them. A page of slack follows each part, for
- * vector loads that run over the end of a row. */
+/* One mapping for all, never touched here: pages come when kernels write them. Kernels read and write nothing beyond the
+ * line of GTCO_ALIGNMENT bytes that a buffer ends in, so users' tensors, which may end before an inaccessible page, need
+ * no room behind them. */
 static gtco_status allocate(gtco_model* m, char* message) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
@@ -118,10 +119,10 @@ static gtco_status allocate(gtco_model* m, char* message) {
   m->pointers = calloc(count, sizeof *m->pointers);
   m->pool.args = calloc((size_t)plan->num_refs + 1, sizeof *m->pool.args);
   m->patches = calloc((size_t)plan->num_refs + 1, sizeof *m->patches);
-  size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
-  for (int t = 0; t < tensors; ++t) total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE) + PAGE;
+  size_t total = gtco_round_up((size_t)plan->arena_bytes, PAGE);
+  for (int t = 0; t < tensors; ++t) total += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE);
   /* An odd number of pages apart, so that the threads' scratch does not fall on the same cache sets. */
-  m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE + 1) | 1) * PAGE;
+  m->pool.workspace_stride = (int64_t)((gtco_round_up((size_t)plan->workspace_bytes, PAGE) / PAGE) | 1) * PAGE;
   total += (size_t)m->pool.workspace_stride * (size_t)m->pool.threads + HUGE_PAGE;
   m->memory_bytes = gtco_round_up(total, PAGE);
   if (m->staging && m->pointers && m->pool.args && m->patches) {
@@ -137,10 +138,10 @@ static gtco_status allocate(gtco_model* m, char* message) {
 
 static void lay_out(gtco_model* m) {
   char* arena = (char*)gtco_round_up((size_t)m->memory, HUGE_PAGE);
-  char* next = arena + gtco_round_up((size_t)plan->arena_bytes, PAGE) + PAGE;
+  char* next = arena + gtco_round_up((size_t)plan->arena_bytes, PAGE);
   for (int t = 0; t < gtco_num_tensors(); ++t) {
     m->staging[t] = next;
-    next += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE) + PAGE;
+    next += gtco_round_up((size_t)gtco_tensor(t)->nbytes, PAGE);
   }
   m->pool.workspaces = next;
   for (int r = 0; r < plan->num_refs; ++r) {

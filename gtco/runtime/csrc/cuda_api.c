@@ -27,6 +27,7 @@ struct gtco_model {
   CUstream stream;      /* of gtco_run and gtco_profile */
   CUevent finished;     /* behind the last run */
   int under_way;        /* may a run on a caller's stream still be under way? */
+  int captured;         /* has a run become part of a caller's graph? */
   gtco_launches launches;
   gtco_persistent_state persistent;
   char mode[MODE_BYTES]; /* in words */
@@ -52,13 +53,16 @@ static gtco_status allocate_lists(gtco_model* m, char* message) {
   return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
 }
 
+static size_t counter_bytes(void) { return (size_t)gtco_the_cuda_plan.counter_bytes; }
+static CUdeviceptr counters(const gtco_model* m) {
+  return m->memory + (CUdeviceptr)plan->arena_bytes - counter_bytes();
+}
+
 static gtco_status clear_counters(const gtco_model* m, char* message) {
-  const size_t bytes = (size_t)gtco_the_cuda_plan.counter_bytes;
-  const CUdeviceptr counters = m->memory + (CUdeviceptr)plan->arena_bytes - bytes;
-  if (!bytes) return GTCO_OK;
-  void* zeros = calloc(1, bytes);
+  if (!counter_bytes()) return GTCO_OK;
+  void* zeros = calloc(1, counter_bytes());
   if (!zeros) return gtco_fail(message, GTCO_ERROR_MEMORY, "out of memory");
-  gtco_status status = gtco_device_upload(m->device, counters, zeros, bytes, "counters", message);
+  gtco_status status = gtco_device_upload(m->device, counters(m), zeros, counter_bytes(), "counters", message);
   free(zeros);
   return status;
 }
@@ -279,6 +283,17 @@ static gtco_status launch(gtco_model* m, const void* const* inputs, void* const*
   return gtco_graph_launch(&m->launches, stream, m->error);
 }
 
+/* What blocks count in, as every run finds it. A run leaves zeros behind; two that overlap may not, and nothing orders
+ * the replays of a captured run against others. Where the counts stayed, all later runs would be wrong. */
+static gtco_status clear_counts(gtco_model* m, CUstream stream) {
+  if (counter_bytes())
+    GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (counters(m), 0, counter_bytes(), stream), "clearing the counters");
+  if (m->persistent.blocks)
+    GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (m->persistent.barrier, 0, GTCO_BARRIER_BYTES, stream),
+                  "clearing the persistent kernel's barrier");
+  return GTCO_OK;
+}
+
 /* The whole of a run, put into the stream: as the handle launches it, but the steps one by one where `events` are to time
  * them or, of a graph, where the stream is `captured`. */
 static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream,
@@ -287,7 +302,9 @@ static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const
    * not wait for what is outside of its graph. */
   if (m->under_way && !captured)
     GTCO_CUDA_TRY(m->error, cuStreamWaitEvent, (stream, m->finished, 0), "waiting for the run before this one");
-  gtco_status status = copy_in(m, inputs, outputs, stream);
+  if (captured) m->captured = 1;
+  gtco_status status = m->captured ? clear_counts(m, stream) : GTCO_OK;
+  if (status == GTCO_OK) status = copy_in(m, inputs, outputs, stream);
   if (status == GTCO_OK) status = launch(m, inputs, outputs, stream, events, captured);
   if (status == GTCO_OK) status = copy_out(m, inputs, outputs, stream);
   return status;

@@ -89,6 +89,8 @@ enum {
   FUNCTION(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void* from, size_t bytes, CUstream stream)) \
   FUNCTION(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (void* to, CUdeviceptr from, size_t bytes, CUstream stream))      \
   FUNCTION(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)) \
+  FUNCTION(cuMemsetD8Async, cuMemsetD8Async,                                                                          \
+           (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))                                      \
   FUNCTION(cuPointerGetAttributes, cuPointerGetAttributes,                                                            \
            (unsigned count, int* attributes, void** values, CUdeviceptr pointer))                                     \
   FUNCTION(cuModuleLoadDataEx, cuModuleLoadDataEx,                                                                    \

@@ -14,6 +14,8 @@ typedef struct {
   char why[GTCO_REASON_BYTES];    /* the graph is launched though the library has the kernel; "" else */
 } gtco_persistent_state;
 
+#define GTCO_BARRIER_BYTES 4 /* of what all blocks count in between two steps */
+
 /* Bytes of device memory that a handle's tables take. */
 size_t gtco_persistent_bytes(void);
 

@@ -6,17 +6,54 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A thread's message. All are in a list, since those of threads that outlive the library are nobody else's to free. */
+typedef struct buffer {
+  char text[GTCO_MESSAGE_BYTES];
+  struct buffer *next, *previous;
+} buffer;
+
 /* A pthread key, not __thread: thread-local storage in a library makes it depend on ld-linux besides libc. */
 static pthread_key_t key;
 static int key_ready;
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static buffer* buffers;
 
-__attribute__((constructor)) static void create_key(void) { key_ready = pthread_key_create(&key, free) == 0; }
+static void enlist(buffer* b) {
+  pthread_mutex_lock(&list_lock);
+  b->next = buffers;
+  if (buffers) buffers->previous = b;
+  buffers = b;
+  pthread_mutex_unlock(&list_lock);
+}
 
-/* Without this, a thread that ends after dlclose would call through a key whose owner is gone. */
+/* When a thread ends. */
+static void release(void* ended) {
+  buffer* b = ended;
+  pthread_mutex_lock(&list_lock);
+  if (b->previous) b->previous->next = b->next;
+  if (b->next) b->next->previous = b->previous;
+  if (buffers == b) buffers = b->next;
+  pthread_mutex_unlock(&list_lock);
+  free(b);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&list_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&list_lock); }
+
+__attribute__((constructor)) static void create_key(void) {
+  key_ready = pthread_key_create(&key, release) == 0;
+  pthread_atfork(before_fork, after_fork, after_fork);
+}
+
+/* At dlclose. The key goes first: a thread that ended afterwards would call through it what is gone. */
 __attribute__((destructor)) static void delete_key(void) {
   if (!key_ready) return;
-  free(pthread_getspecific(key));
   pthread_key_delete(key);
+  while (buffers) {
+    buffer* next = buffers->next;
+    free(buffers);
+    buffers = next;
+  }
 }
 
 gtco_status gtco_fail(char* buffer, gtco_status status, const char* format, ...) {
@@ -29,21 +66,22 @@ gtco_status gtco_fail(char* buffer, gtco_status status, const char* format, ...)
 
 void gtco_set_thread_error(const char* text) {
   if (!key_ready) return;
-  char* buffer = pthread_getspecific(key);
-  if (!buffer) {
+  buffer* mine = pthread_getspecific(key);
+  if (!mine) {
     if (!text) return;
-    buffer = malloc(GTCO_MESSAGE_BYTES);
-    if (!buffer || pthread_setspecific(key, buffer) != 0) {
-      free(buffer);
+    mine = calloc(1, sizeof *mine);
+    if (!mine || pthread_setspecific(key, mine) != 0) {
+      free(mine);
       return;
     }
+    enlist(mine);
   }
-  snprintf(buffer, GTCO_MESSAGE_BYTES, "%s", text ? text : "");
+  snprintf(mine->text, sizeof mine->text, "%s", text ? text : "");
 }
 
 const char* gtco_thread_error(void) {
-  const char* buffer = key_ready ? pthread_getspecific(key) : NULL;
-  return buffer ? buffer : "";
+  const buffer* mine = key_ready ? pthread_getspecific(key) : NULL;
+  return mine ? mine->text : "";
 }
 
 __attribute__((visibility("default"))) const char* gtco_status_string(gtco_status status) {

@@ -101,8 +101,8 @@ gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* 
 /* gtco_run on the caller's stream (CUstream or cudaStream_t; NULL is the legacy default stream), for pointers of the
  * device alone: it returns as soon as the work is in the stream. Runs of one handle on several streams wait for each
  * other there. While the stream is being captured, the run becomes part of the caller's graph, which uses the handle's
- * memory: the handle stays open for as long as the graph is there, and what it replays is not ordered against other runs
- * of the handle. A model for a CPU runs at once and takes NULL only. */
+ * memory: the handle stays open for as long as the graph is there. What it replays is not ordered against other runs of
+ * the handle; runs that overlap give wrong results, later ones do not. A model for a CPU runs at once and takes NULL only. */
 gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream);
 
 /* Returns once every run that gtco_run_on put into a stream is over (not those of streams that were captured). Until then

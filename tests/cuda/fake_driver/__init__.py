@@ -152,13 +152,14 @@ void whole(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
     }
     const float* fetched = t->prefetch_bytes ? (void*)pointers[t->prefetch_ref] : 0;
     if (fetched && (fetched != b[1] || t->prefetch_bytes != N * 4)) ((float*)b[0])[0] = 1e30f;
-    if (s == 0 && *barrier % 3) ((float*)b[2])[0] = 1e30f;
     const unsigned blocks[] = {t->tasks, 1, 1};
     if (t->kernel == 0) total(b, blocks, 32, 0);
     if (t->kernel == 1) scale_rows(b, blocks, 64, 60000);
     if (t->kernel == 2) mask_relu(b, blocks, 128, 0);
+    if (s == 0 && *barrier % 3) ((float*)b[2])[0] = 1e30f; /* no run leaves another count */
     ++*barrier;
   }
+  if (*(const float*)tensors[0] == 99) ++*barrier; /* as where two runs overlap */
   if (threads != 128 || shared != 60256) *barrier = 1;
 }
 """

@@ -182,6 +182,15 @@ API int cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t bytes, Stream*
   if (!in_device_range(to) || !in_device_range(from)) { fault("cuMemcpyDtoDAsync: host memory"); return INVALID_VALUE; }
   return copy(context, s, to, from, bytes, __func__);
 }
+API int cuMemsetD8Async(uintptr_t to, unsigned char value, size_t bytes, Stream* given) {
+  BEGIN;
+  ON_STREAM;
+  if (!in_device_range(to)) { fault("cuMemsetD8Async: host memory"); return INVALID_VALUE; }
+  push(s, {{}, [=] {
+    if (valid(to, bytes, context->device, "cuMemsetD8Async")) memset((void*)to, value, bytes);
+  }, {to}});
+  return OK;
+}
 
 API int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uintptr_t pointer) {
   BEGIN;

@@ -99,6 +99,25 @@ def test_becomes_part_of_a_captured_graph(driver: FakeDriver, whole: Path) -> No
     driver.check()
 
 
+def test_overlapping_replays_do_not_spoil_later_runs(driver: FakeDriver, whole: Path) -> None:
+    """An input that begins with 99 leaves the barrier as two runs at once do."""
+    stream = driver.stream(0, NON_BLOCKING)
+    inputs, outputs, arrays = tensors(driver)
+    spoiling = arrays[0].copy()
+    spoiling.flat[0] = 99
+    with load(whole) as model:
+        driver.capture(stream, 1)
+        model(*inputs, out=outputs, stream=stream)
+        driver.capture(stream, 0)
+        for x in (spoiling, arrays[0], spoiling):
+            driver.write(inputs[0].pointer, x.ctypes.data, x.nbytes)
+            driver.replay(stream)
+            driver.sync(stream, 0)
+            check(tuple(t.numpy() for t in outputs), x, arrays[1])
+        check(model(*arrays), *arrays)
+    driver.check()
+
+
 def test_both_ways_of_one_library(driver: FakeDriver, whole: Path, small_gpu: Path) -> None:
     inputs = example_inputs()
     with load(whole, launches="graph") as graph, load(whole, launches="persistent") as one:

@@ -16,14 +16,17 @@ import pytest
 
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.device_tensors import stream_handle
+from gtco.runtime.gpu_plan import GpuStep
 from gtco.runtime.module import HELD_RUNS, load
-from gtco.runtime.plan import TensorSpec
+from gtco.runtime.plan import BufferRef, TensorSpec
 from gtco.support.errors import ArtifactError, InputError
 from tests.cuda.device_tensor import TOTAL, Tensor, Y, check_replays, tensors
 from tests.cuda.fake_driver import (
     BLOCKING,
     NON_BLOCKING,
     FakeDriver,
+    compile_kernels,
+    image,
     small_gpu_artifact,
 )
 from tests.cuda.fake_torch import FakeTorch
@@ -104,6 +107,47 @@ def test_becomes_part_of_a_captured_graph(driver: FakeDriver, small_gpu: Path) -
         driver.capture(stream, 0)
         assert driver.pending(stream, 0) == 0
         check_replays(driver, stream, inputs, outputs)
+    driver.check()
+
+
+COUNTING = """
+int counting_count = 3;
+void counting(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
+  const float* x = a[0];
+  unsigned* counter = a[1];
+  *(float*)a[2] = *x + *counter;
+  if (*x == 99) *counter = 5; /* as where two runs overlap */
+}
+"""
+
+
+def test_overlapping_replays_do_not_spoil_later_runs(driver: FakeDriver, tmp_path: Path) -> None:
+    """Blocks count in memory of the handle: an input of 99 leaves counts as two runs at once do."""
+    kernels = compile_kernels(COUNTING, tmp_path)
+    x, y, counter = BufferRef("input", 0), BufferRef("output", 0), BufferRef("arena", 64)
+    artifact = small_gpu_artifact(
+        kernels,
+        inputs=(TensorSpec("x", "float32", (1,)),),
+        outputs=(TensorSpec("y", "float32", (1,)),),
+        steps=(GpuStep("counting", (x, counter, y), (1, 1, 1), 32, 0, {}),),
+        arena_bytes=128,
+        counter_bytes=64,
+        images={"sm_80": {"counting": image("sm_80", kernels)}},
+        weights=(),
+    )
+    stream = driver.stream(0, NON_BLOCKING)
+    given, made = (Tensor(driver, np.zeros(1, np.float32)) for _ in range(2))
+    with load(write_artifact(artifact, tmp_path / "counting.so")) as model:
+        driver.capture(stream, 1)
+        model(given, out=made, stream=stream)
+        driver.capture(stream, 0)
+        for value in (99, 1, 99):
+            array = np.full(1, value, np.float32)
+            driver.write(given.pointer, array.ctypes.data, array.nbytes)
+            driver.replay(stream)
+            driver.sync(stream, 0)
+            assert made.numpy() == value
+        assert model(np.ones(1, np.float32)) == 1
     driver.check()
 
 

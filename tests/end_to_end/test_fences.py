@@ -1,0 +1,24 @@
+"""Whole models on inputs and outputs that end right before an inaccessible page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gtco
+from tests.end_to_end.test_many_threads import MODELS, SHAPES
+from tests.fences import ALIGNMENT, fenced
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_read_or_written_behind_a_tensor(name: str) -> None:
+    """Aligned tensors, which kernels see, may have up to 63 bytes behind them in their last line;
+    others, which are copied, have none.
+    """
+    x = np.random.default_rng().standard_normal(SHAPES[name]).astype(np.float32)
+    with gtco.compile_model(MODELS[name], threads=2) as compiled:
+        wanted = compiled(x)
+        for alignment in (ALIGNMENT, 1):
+            out = fenced(np.zeros_like(wanted), alignment)
+            compiled(fenced(x, alignment), out=out)
+            np.testing.assert_array_equal(out, wanted)
