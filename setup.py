@@ -29,7 +29,7 @@ EXTRAS = {
     "tune": LEARNING,
     "cuda": CUDA,
     "demo": [*TORCH, "onnxruntime", "safetensors"],
-    "bench": [*TORCH, *PEERS, *LEARNING, "psutil", "safetensors", "transformers"],
+    "bench": [*TORCH, *PEERS, *LEARNING, "psutil", "rich", "safetensors", "transformers"],
     "test": [
         *TORCH,
         "pytest",
@@ -42,6 +42,7 @@ EXTRAS = {
         *LEARNING,
         "transformers",
         "psutil",
+        "rich",
         "safetensors",
         *CUDA,
         *CUDA_TOOLS,
@@ -80,7 +81,7 @@ setup(
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco": ["py.typed"],
     },
-    install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx", "rich"],
+    install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["gtco=gtco.__main__:main"]},
     classifiers=[

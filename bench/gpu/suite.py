@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.gpu.peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
 from bench.harness.peers import peer_of
 from bench.harness.rounds import Candidate, Comparison, Measurement, compare
 from bench.harness.suite import Result, available_threads
 from bench.harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
+from gtco.cli.console import status
 from gtco.machine.gpu import gpu_target, target_of
 from gtco.runtime.driver import Gpu, gpu
 from gtco.support.errors import ArtifactError, OptionError
@@ -56,7 +55,6 @@ def run_model(
     folder: Path,
     rounds: int,
     shapes: Mapping[str, int] | None,
-    console: Console,
     library: Path | None,
     precision: str,
     target: str,
@@ -66,21 +64,22 @@ def run_model(
     the CPU.
     """
     threads = available_threads()
-    with console.status(f"{source}: prepare") as status:
+    with status() as update:
+        update(f"{source}: prepare")
         workload = prepare(
             source,
             folder,
             0,
             shapes,
             library,
-            lambda text: status.update(f"{source}: {text}"),
+            lambda text: update(f"{source}: {text}"),
             precision,
             target,
         )
         job = {
             "library": workload.build.library,
             "inputs": str(workload.inputs),
-            "onnx": str(workload.onnx),
+            "onnx": str(workload.onnx) if workload.onnx else None,
             "model": workload.model,
             "precision": precision,
             "threads": threads,
@@ -89,7 +88,7 @@ def run_model(
         skipped = {"gtco": failed} if failed else {}
         own = ["gtco"] if failed else ways(Path(workload.build.library))
         reference = HOST_REFERENCE if workload.model is None or _no_torch() else REFERENCE
-        order = [*own, *peers, reference]
+        order = [*own, *peers, *([reference] if workload.onnx else [])]
         for name in peers:
             if peer_of(name) != "onnxruntime" and workload.model is None:
                 skipped[name] = TORCH_NEEDS_SOURCE
@@ -105,8 +104,8 @@ def run_model(
             ],
             rounds,
             reference=reference,
-            tolerance=TOLERANCES[precision],
-            progress=lambda text: status.update(f"{source}: {text}"),
+            tolerance=TOLERANCES[workload.precision],
+            progress=lambda text: update(f"{source}: {text}"),
         )
     missing = (Measurement(name, error=reason) for name, reason in skipped.items())
     found = sorted((*comparison.measurements, *missing), key=lambda m: order.index(m.system))

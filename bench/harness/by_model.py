@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.harness.suite import available_threads, console, header
+from bench.harness.suite import available_threads, header
 from gtco.cli.arguments import new_file, positive
 
 Row = TypeVar("Row")
@@ -45,7 +45,7 @@ def every_model(
     """The rows of all models; those so far are in the file of ``--json`` after each, so that a long
     run that ends early has kept them.
     """
-    header(console(), options.threads)
+    header(options.threads)
     rows: list[Row] = []
     for name in options.models.split(","):
         rows += measure(name, options)

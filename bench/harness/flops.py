@@ -8,8 +8,10 @@ counts, so that time at the machine's peak is a limit that no schedule can beat.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
@@ -17,11 +19,13 @@ Shape = tuple[int | None, ...]
 COUNTED = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention")
 
 
-def count_flops(path: str | Path) -> tuple[float, list[str]]:
-    """FLOPs of the model at ``path`` and the nodes whose shapes are unknown (their FLOPs are
-    missing from the sum).
+def count_flops(
+    path: str | Path, sizes: Mapping[str, int] = MappingProxyType({})
+) -> tuple[float, list[str]]:
+    """FLOPs of the model at ``path``, and the nodes whose shapes are unknown (their FLOPs are not
+    in the sum). ``sizes``: those of symbolic dimensions, by name.
     """
-    shapes, model = _shapes(path)
+    shapes, model = _shapes(path, sizes)
     total, unknown = 0.0, []
     for node in model.graph.node:
         if node.op_type not in COUNTED:
@@ -33,10 +37,12 @@ def count_flops(path: str | Path) -> tuple[float, list[str]]:
     return total, unknown
 
 
-def _shapes(path: str | Path) -> tuple[dict[str, Shape], onnx.ModelProto]:
+def _shapes(path: str | Path, sizes: Mapping[str, int]) -> tuple[dict[str, Shape], onnx.ModelProto]:
     with tempfile.TemporaryDirectory() as folder:  # by path: a model may pass protobuf's 2 GB
         inferred = Path(folder) / "inferred.onnx"
         try:
+            if sizes:
+                path = _bound(path, sizes, Path(folder) / "bound.onnx")
             onnx.shape_inference.infer_shapes_path(str(path), str(inferred), data_prop=True)
         except onnx.shape_inference.InferenceError:
             inferred = Path(path)
@@ -55,6 +61,23 @@ def _shapes(path: str | Path) -> tuple[dict[str, Shape], onnx.ModelProto]:
             if tensor is not None:
                 shapes[node.output[0]] = tuple(tensor.dims)
     return shapes, model
+
+
+def _bound(path: str | Path, sizes: Mapping[str, int], bound: Path) -> Path:
+    """The model at ``bound``, its inputs of these sizes. What follows from the sizes, the outputs
+    and the shapes in between, is left for inference to find. Weights outside of the file stay
+    there: shapes are all that is read of it."""
+    model = onnx.load(path, load_external_data=False)
+    for value in model.graph.input:
+        for n, d in enumerate(value.type.tensor_type.shape.dim):
+            size = sizes.get(d.dim_param) or sizes.get(f"{value.name}.{n}")
+            if size and not d.HasField("dim_value"):
+                d.dim_value = size
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, bound)
+    return bound
 
 
 def _flops(node: onnx.NodeProto, shapes: dict[str, Shape]) -> float:

@@ -28,6 +28,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "torch": ("torch", "torch:channels-last"),
     "torch-compile": ("torch-compile", "torch-compile:max-autotune"),
 }
+PACKAGES = {  # what is imported for each peer
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "torch": "torch",
+    "torch-compile": "torch",
+}
 NEEDS_MODEL = ("torch", "torch-compile")  # these run the source model and not the ONNX file
 LARGE = 1_900_000_000  # bytes; near protobuf's limit the weights go to a file beside
 FUSIONS = ("vit", "swin")  # model types of ONNX Runtime's transformer optimizer that fit

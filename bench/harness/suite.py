@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from bench.harness import machine
 from bench.harness.build import Build, Tuning, build
 from bench.harness.peers import peer_of
 from bench.harness.rounds import Candidate, Comparison, Measurement, compare
 from bench.harness.workload import Workload, candidates, prepare
+from gtco.cli import console as output
+from gtco.cli.console import say, status
+from gtco.cli.tables import Table
 from gtco.support.errors import BuildError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # of an output's largest magnitude, by precision: what engines may differ by and compute one model
 TOLERANCES = {"fp32": 1e-3, "bf16": 6e-2}
@@ -53,7 +56,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.workload.name,
-            "onnx": str(self.workload.onnx),
+            "onnx": str(self.workload.onnx) if self.workload.onnx else None,
             "precision": self.workload.precision,
             "flops": self.workload.flops,
             "compile": self.workload.build.to_json(),
@@ -75,6 +78,8 @@ class Result:
 
 def console() -> Console:
     """Standard output; in a pipe, which has no width, wide enough for the tables."""
+    from rich.console import Console  # of benchmarks of gtco's own; gtco bench does without
+
     return Console() if sys.stdout.isatty() else Console(width=160)
 
 
@@ -90,34 +95,37 @@ def run_model(
     threads: int,
     rounds: int,
     shapes: Mapping[str, int] | None,
-    console: Console,
     library: Path | None = None,
     precision: str = "fp32",
     tunings: Sequence[Tuning] = (),
 ) -> Result:
-    """Prepare and compare one model; progress goes to ``console``. With each of the ``tunings``,
+    """Prepare and compare one model; progress is shown on a terminal. With each of the ``tunings``,
     whose records are the folder of a file for each model and precision, it is compiled once more
     and timed beside the others as ``gtco:EFFORT``.
     """
-    with console.status(f"{source}: prepare") as status:
+    with status() as update:
+        update(f"{source}: prepare")
         workload = prepare(
             source,
             folder,
             threads,
             shapes,
             library,
-            lambda text: status.update(f"{source}: {text}"),
+            lambda text: update(f"{source}: {text}"),
             precision,
         )
+        if workload.onnx is None:
+            precision = workload.precision
         chosen, skipped = candidates(workload, peers, threads)
         tuned: dict[str, Build] = {}
         for tuning in tunings:
             effort = tuning.effort
-            status.update(f"{source}: compile, tune {effort}")
+            update(f"{source}: compile, tune {effort}")
             path = folder / f"{workload.name}.{precision}.{effort}.so"
             if tuning.records is not None:
                 file = tuning.records / f"{workload.name}.{precision}.records"
                 tuning = replace(tuning, records=file)
+            assert workload.onnx is not None  # a library by itself is not tuned
             made = build(workload.onnx, path, threads, shapes, precision, tuning=tuning)
             tuned[effort] = made
             if made.error:
@@ -131,7 +139,7 @@ def run_model(
             rounds,
             peak=peak,
             tolerance=TOLERANCES[precision],
-            progress=lambda text: status.update(f"{source}: {text}"),
+            progress=lambda text: update(f"{source}: {text}"),
         )
     missing = tuple(Measurement(name, error=reason) for name, reason in skipped.items())
     order = ("gtco", *(f"gtco:{tuning.effort}" for tuning in tunings), *peers)
@@ -140,31 +148,28 @@ def run_model(
     return Result(workload, found, tuned)
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: Result) -> None:
     """The table of one model, then every reason and note in full."""
     work, comparison = result.workload, result.comparison
     title = work.name + ("" if work.precision == "fp32" else f" · {work.precision}")
     title += f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else ""
     if comparison.peak:
         title += f" · peak {comparison.peak / 1e9:.0f} GFLOP/s"
-    table = Table(title=title, title_justify="left")
-    table.add_column("system")
-    for heading in (
-        "median ms",
-        "p90 ms",
-        "GFLOP/s",
-        "% of peak",
-        "time / gtco's",
-        "max difference",
-    ):
-        table.add_column(heading, justify="right")
+    table = Table(title)
+    table.column("system", least=18)
+    table.column("median ms", right=True)
+    table.column("p90 ms", right=True, rank=2)
+    table.column("GFLOP/s", right=True, rank=3)
+    table.column("% of peak", right=True, rank=1)
+    table.column("time / gtco's", right=True)
+    table.column("max difference", right=True)
     for m in comparison.measurements:
         name = f"{m.system} {m.version}".strip()
         if not m.rounds:
-            table.add_row(name, "failed", "", "", "", "", "")
+            table.row(name, "failed", "", "", "", "", "")
             continue
         share, ratio = result.share_of_peak(m), result.ratio(m.system)
-        table.add_row(
+        table.row(
             name,
             _milliseconds(m.median),
             _milliseconds(m.p90),
@@ -173,31 +178,29 @@ def show(result: Result, console: Console) -> None:
             f"{ratio:.2f}" if ratio else "-",
             "-" if m.difference is None else f"{m.difference:.1e}" + (" !" if m.disagrees else ""),
         )
-    console.print(table)
+    output.show(table)
     for m in comparison.measurements:
         if m.error:
-            console.print(f"  {m.system} failed: {m.error}", style="red", markup=False)
+            say(f"  {m.system} failed: {m.error}")
         if m.disagrees:
-            console.print(f"  {m.system} disagrees: {m.disagrees}", style="red", markup=False)
+            say(f"  {m.system} disagrees: {m.disagrees}")
     if comparison.peak_error:
-        console.print(
-            f"  the machine's peak could not be measured: {comparison.peak_error}", markup=False
-        )
+        say(f"  the machine's peak could not be measured: {comparison.peak_error}")
     if work.build.seconds and not work.build.error:
-        console.print(
+        say(
             f"  compiled in {work.build.seconds:.1f} s, {work.build.stages} stages, peak memory "
             f"{work.build.peak_memory_bytes / 1e9:.2f} GB, "
             f"weights {work.build.weights_bytes / 1e9:.2f} GB"
         )
     for effort, made in result.tuned.items():
         if not made.error:
-            console.print(f"  compiled and tuned ({effort}) in {made.seconds:.1f} s")
+            say(f"  compiled and tuned ({effort}) in {made.seconds:.1f} s")
             told = {"partition": made.fusion, "in the model": made.settled}
             for name, words in told.items():
                 if words:
-                    console.print(f"    {name}: {words}", markup=False)
+                    say(f"    {name}: {words}")
     for note in (*work.notes, *work.build.notes):
-        console.print(f"  note: {note}", markup=False)
+        say(f"  note: {note}")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -254,13 +257,11 @@ def failed_peers(result: Result, peers: Sequence[str]) -> list[str]:
     return [f"{name} with {result.workload.name} ({why})" for name, why in reasons.items()]
 
 
-def header(console: Console, threads: int) -> None:
+def header(threads: int) -> None:
     about = machine.describe(threads)
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items() if number)
-    console.print(
+    say(
         f"{about['cpu']}, {about['cores']} cores, {threads} threads, "
-        f"Python {about['python']}, {about['date']}",
-        markup=False,
-        highlight=False,
+        f"Python {about['python']}, {about['date']}"
     )
-    console.print(versions, markup=False, highlight=False)
+    say(versions)

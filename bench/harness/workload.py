@@ -20,6 +20,9 @@ from bench.harness.flops import count_flops
 from bench.harness.peers import NEEDS_MODEL, SETTINGS, peer_of
 from bench.harness.process import child_environment
 from bench.harness.rounds import Candidate, Progress
+from gtco.cli.run_command import make_inputs as random_inputs
+from gtco.runtime.library import check_model, read_metadata
+from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import ModelError, OptionError, ShapeError
 
 TORCH_NEEDS_SOURCE = (
@@ -29,12 +32,13 @@ TORCH_NEEDS_SOURCE = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, ready to be timed. ``model`` is its name in ``models`` (None for a plain .onnx
-    file); ``precision`` is gtco's, and its peers' as far as they have it.
+    """One model, ready to be timed. ``onnx`` is None where only its library is known; ``model`` is
+    its name in ``models`` (None for a file); ``precision`` is gtco's, and its peers' as far as they
+    have it.
     """
 
     name: str
-    onnx: Path
+    onnx: Path | None
     model: str | None
     inputs: Path
     build: Build
@@ -53,13 +57,15 @@ def prepare(
     precision: str = "fp32",
     target: str = "native",
 ) -> Workload:
-    """Make ``source`` (an .onnx path, or a model's name) ready in ``folder``.
+    """Make ``source`` (an .onnx path, a library's or a model's name) ready in ``folder``.
 
     ``library`` is its compiled form where there is one already. Raises ``GtcoError`` for a bad
     source; a failed compile is in the result.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, model = Path(source), None
+    if path.suffix == ".so":
+        return prepare_library(path, folder)
     if path.suffix == ".onnx":
         if not path.is_file():
             raise ModelError(f"no such file: {path}")
@@ -74,7 +80,7 @@ def prepare(
         built = build(path, made, threads, shapes, precision, target=target)
     else:
         built = Build(str(library), 0.0, 0)
-    flops, unknown = count_flops(path)
+    flops, unknown = count_flops(path, shapes or {})
     notes = (
         (f"FLOPs of {len(unknown)} nodes unknown ({unknown[0]} ...): GFLOP/s not shown",)
         if unknown
@@ -92,6 +98,37 @@ def prepare(
         notes,
         precision,
     )
+
+
+def check_library(library: Path, model: Path | None = None) -> None:
+    """Raises ``ArtifactError`` where ``library`` is no model of gtco's, ``OptionError`` where its
+    inputs are not those of the .onnx file ``model``. Nothing of the library is run."""
+    metadata = read_metadata(library)
+    check_model(library, metadata)
+    if model is None:
+        return
+    graph = onnx.load(model, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    wanted = [value.name for value in graph.input if value.name not in weights]
+    found = [spec["name"] for spec in metadata["inputs"]]
+    if sorted(wanted) != sorted(found):
+        raise OptionError(
+            f"--library {library} is of another model: its inputs are {', '.join(found) or 'none'},"
+            f" and those of {model} {', '.join(wanted) or 'none'}"
+        )
+
+
+def prepare_library(library: Path, folder: Path) -> Workload:
+    """A library that is timed by itself, on seeded inputs; its FLOPs are what it does itself."""
+    metadata = read_metadata(library)
+    specs = [TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in metadata["inputs"]]
+    inputs = folder / f"{library.stem}.inputs.npz"
+    np.savez(inputs, **random_inputs(specs, {}, seed=0))  # type: ignore[arg-type]
+    flops = float(sum(step.get("flops") or 0 for step in metadata["steps"])) or None
+    notes = ("FLOPs are those that the library does, not those of the model as it was exported",)
+    precision = metadata.get("precision", "fp32")
+    built = Build(str(library.absolute()), 0.0, 0)
+    return Workload(library.stem, None, None, inputs, built, flops, notes, precision)
 
 
 def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
@@ -151,7 +188,7 @@ def candidates(
     """
     job = {
         "threads": threads,
-        "onnx": str(workload.onnx),
+        "onnx": str(workload.onnx) if workload.onnx else None,
         "inputs": str(workload.inputs),
         "model": workload.model,
         "precision": workload.precision,

@@ -22,7 +22,7 @@ import onnx
 import gtco
 from bench.harness.peers import openvino_settings
 from bench.harness.single import Stages, fastest, model, onnxruntime_seconds, profiled
-from bench.harness.suite import available_threads, console, header, write_report
+from bench.harness.suite import available_threads, header, write_report
 from gtco.cli.arguments import new_file
 from gtco.search.calibration.profile import measure_peak
 from gtco.support.options import PRECISIONS
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=new_file)
     args = parser.parse_args(argv)
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
-    header(console(), args.threads)
+    header(args.threads)
     peak = measure_peak(args.threads, operand=PRECISIONS[args.precision])
     print(
         f"peak {peak / 1e9:.0f} GFLOP/s; ORT and OV: their time over gtco's, above 1 gtco is faster"

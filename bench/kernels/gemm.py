@@ -17,9 +17,10 @@ from typing import Any
 import onnx
 
 from bench.harness.single import model
-from bench.harness.suite import available_threads, console, header, write_report
+from bench.harness.suite import available_threads, header, write_report
 from bench.kernels.convolutions import gtco_stages, openvino_seconds, with_constants
 from gtco.cli.arguments import new_file, positive
+from gtco.cli.console import status
 from gtco.search.calibration.profile import measure_peak
 from gtco.support.errors import OptionError
 from gtco.support.options import PRECISIONS
@@ -97,13 +98,13 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := [p for p in precisions if p not in PRECISIONS]:
         raise OptionError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
-    header(console(), args.threads)
+    header(args.threads)
     peaks = dict.fromkeys(precisions, 0.0)
     results: dict[str, Any] = {}
-    with console().status("") as status:
+    with status() as update:
         for name, case in chosen.items():
             for p in precisions:
-                status.update(f"{name}: {p}")
+                update(f"{name}: {p}")
                 results.setdefault(name, {})[p] = run(case, p, args.threads)
                 peaks[p] = max(peaks[p], measure_peak(args.threads, operand=PRECISIONS[p]))
     print("peak: " + ", ".join(f"{peak / 1e9:.0f} GFLOP/s {p}" for p, peak in peaks.items()))

@@ -30,7 +30,7 @@ import onnx
 
 import gtco
 from bench.harness.single import Stages, model, onnxruntime_seconds, profiled
-from bench.harness.suite import available_threads, console, header, write_report
+from bench.harness.suite import available_threads, header, write_report
 from bench.kernels import limits
 from bench.kernels.limits import Limits
 from bench.kernels.memory_cases import CASES
@@ -215,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
         nothing = library("nothing", model(*NOTHING), options)
         libraries = {name: library(name, made, options) for name, made in chosen.items()}
-        header(console(), options.threads)
+        header(options.threads)
         rows: dict[str, Row] = {}
         for turn in range(options.rounds):
             last = turn + 1 == options.rounds

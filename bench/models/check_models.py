@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     except OptionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    header(output, options.threads)
+    header(options.threads)
     output.print(HEADINGS, markup=False, highlight=False)
     rows: list[Row] = []
     try:

@@ -69,6 +69,7 @@ def measure(source: str, options: argparse.Namespace) -> list[Row]:
     # as named: of torch-compile's settings, the one that tunes for minutes is asked for by its name
     found, _ = candidates(work, options.peers.split(","), options.threads)
     jobs = {candidate.name: candidate.job for candidate in found}
+    assert work.onnx is not None
     rows = []
     for effort in options.efforts.split(","):
         library = options.folder / f"{work.name}-{effort}.so"

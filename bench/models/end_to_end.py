@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     peers = check_peers(options.peers)
     tunings = tunings_of(options)
     results: list[Result] = []
-    header(output, options.threads)
+    header(options.threads)
     named = options.models.split(",") if options.models else SUITES[options.suite]
     for name in named:
         results.append(
@@ -65,12 +65,11 @@ def main(argv: Sequence[str]) -> int:
                 options.threads,
                 options.rounds,
                 None,
-                output,
                 precision=options.precision,
                 tunings=tunings,
             )
         )
-        show(results[-1], output)
+        show(results[-1])
         if options.json:  # after each: a long run keeps what it has
             write_json(options.json, results, options.threads, options.rounds)
     summary(results, peers, output)

@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     output = console()
     try:
         policy = AnalyticPolicy(cpu_target(options.target))
-        header(output, available_threads())
+        header(available_threads())
         results = {}
         for part, imported in parts(create(options.model)):
             results[part] = measure(imported, policy.predict)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from gtco.cli import arguments
-from gtco.cli.console import stdout
-from gtco.support.errors import GtcoError, OptionError, installing
+from gtco.cli.console import say
+from gtco.support.errors import GtcoError, ModelError, OptionError, installing
 from gtco.support.options import GPU_PRECISIONS, PRECISIONS
 
 # what benchmarks one model in a folder beside peers, the peers, the threads, what the report says
@@ -28,13 +27,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="an .onnx file, or a name of python -m models list (needed for the torch peers)",
+        help="an .onnx file; a name of python -m models list (needed for the torch peers); or a "
+        "library of gtco's (.so), which is timed by itself",
     )
     parser.add_argument(
         "--peers",
         metavar="A,B,...",
-        help=f"default: {CPU_PEERS}; on a GPU torch,torch-compile,onnxruntime; of an .onnx file "
-        "those that read it. The command fails where one of them cannot run",
+        help=f"default: those of {CPU_PEERS} that are installed and run the MODEL; on a GPU of "
+        "torch,torch-compile,onnxruntime. The command fails where one of them does",
     )
     parser.add_argument(
         "--rounds",
@@ -85,15 +85,13 @@ def main(options: argparse.Namespace) -> int:
             f"the benchmark harness is not there ({error}): {installing('bench')} installs it and "
             "what it needs"
         ) from None
-    if options.library and len(options.models) != 1:
-        raise OptionError("--library goes with one MODEL")
     on_gpu = options.target.partition(":")[0].lower() == "cuda"
     if not on_gpu and options.target != "native":
         raise OptionError(
             f"--target is '{options.target}', and a benchmark runs here: native or cuda"
         )
-    console = stdout()
-    run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options, console)
+    _check_files(options)
+    run, peers, threads, about = (_on_gpu if on_gpu else _on_cpu)(options)
     results: list[suite.Result] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:
@@ -101,7 +99,7 @@ def main(options: argparse.Namespace) -> int:
             able = _able(peers, model)
             results.append(run(model, able, Path(folder)))
             failed += suite.failed_peers(results[-1], able)
-            suite.show(results[-1], console)
+            suite.show(results[-1])
             if options.json:
                 suite.write_json(options.json, results, threads, options.rounds, about)
     if failed:
@@ -112,35 +110,73 @@ def main(options: argparse.Namespace) -> int:
     return 0 if suite.sound(results) else 1
 
 
-def _able(peers: Sequence[str], model: str) -> list[str]:
-    """The peers that can run this model: some need its source, which an .onnx file has not."""
-    from bench.harness.peers import NEEDS_MODEL, peer_of
+def _check_files(options: argparse.Namespace) -> None:
+    """Every file is there, and each library is a model; asked before anything is compiled."""
+    from bench.harness.workload import check_library
 
-    read = Path(model).suffix == ".onnx"
-    return [peer for peer in peers if not (read and peer_of(peer) in NEEDS_MODEL)]
+    if options.library and len(options.models) != 1:
+        raise OptionError("--library goes with one MODEL")
+    for model in map(Path, options.models):
+        if model.suffix == ".so":
+            if options.library:
+                raise OptionError(f"{model} is a library itself: leave out --library")
+            check_library(model)
+        elif model.suffix == ".onnx" and not model.is_file():
+            raise ModelError(f"no such file: {model}")
+    if options.library:
+        model = Path(options.models[0])
+        check_library(options.library, model if model.suffix == ".onnx" else None)
 
 
-def _refuse_unable(options: argparse.Namespace, peers: Sequence[str]) -> None:
-    """Peers that were asked for by name must be able to run every model."""
+def _chosen(
+    options: argparse.Namespace, every: str, check: Callable[[str], Sequence[str]]
+) -> Sequence[str]:
+    """The systems that ``--peers`` names, which must be able to run every model; by default those
+    of ``every`` that are installed."""
+    from bench.harness.peers import PACKAGES
     from bench.harness.workload import TORCH_NEEDS_SOURCE
 
+    if options.peers is None:
+        missing = [name for name in every.split(",") if find_spec(PACKAGES[name]) is None]
+        asked = ",".join(name for name in every.split(",") if name not in missing)
+        if wanted := [name for name in missing if any(_able([name], m) for m in options.models)]:
+            packages = " ".join(dict.fromkeys(PACKAGES[name] for name in wanted))
+            say(f"note: not installed, so not timed: {', '.join(wanted)} (pip install {packages})")
+        return check(asked)
+    peers = check(options.peers)
     for model in options.models:
         unable = sorted({*peers} - {*_able(peers, model)})
-        if unable and options.peers is not None:
+        if unable and Path(model).suffix == ".so":
+            raise OptionError(
+                f"{model} is a library, which gtco alone runs: give the .onnx file and --library "
+                f"{model} to time {', '.join(unable)} too"
+            )
+        if unable:
             raise OptionError(f"{', '.join(unable)} cannot run {model}: {TORCH_NEEDS_SOURCE}")
+    return peers
 
 
-def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
+def _able(peers: Sequence[str], model: str) -> list[str]:
+    """The peers that can run this model: none runs a library of gtco's, and some need the model's
+    source, which an .onnx file has not."""
+    from bench.harness.peers import NEEDS_MODEL, peer_of
+
+    kind = Path(model).suffix
+    if kind == ".so":
+        return []
+    return [peer for peer in peers if not (kind == ".onnx" and peer_of(peer) in NEEDS_MODEL)]
+
+
+def _on_cpu(options: argparse.Namespace) -> Runner:
     from bench.harness import suite, workload
 
     precision = options.precision or "fp32"
     if precision not in PRECISIONS:
         raise OptionError(f"--precision {precision} is for GPUs: --target cuda")
     shapes = arguments.unique(options.shape, "--shape")
-    peers = workload.check_peers(CPU_PEERS if options.peers is None else options.peers)
-    _refuse_unable(options, peers)
+    peers = _chosen(options, CPU_PEERS, workload.check_peers)
     threads = options.threads or suite.available_threads()
-    suite.header(console, threads)
+    suite.header(threads)
 
     def run(model: str, peers: Sequence[str], folder: Path) -> Any:
         return suite.run_model(
@@ -150,7 +186,6 @@ def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
             threads,
             options.rounds,
             shapes,
-            console,
             options.library,
             precision,
         )
@@ -158,19 +193,18 @@ def _on_cpu(options: argparse.Namespace, console: Console) -> Runner:
     return run, peers, threads, {}
 
 
-def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
+def _on_gpu(options: argparse.Namespace) -> Runner:
     from bench.gpu import suite as gpu_suite
     from bench.harness import suite
 
     if options.threads:
         raise OptionError("--threads is of CPUs, and the target is a GPU")
     shapes = arguments.unique(options.shape, "--shape")
-    peers = gpu_suite.peers_of(gpu_suite.PEERS if options.peers is None else options.peers)
-    _refuse_unable(options, peers)
+    peers = _chosen(options, gpu_suite.PEERS, gpu_suite.peers_of)
     found = gpu_suite.gpu_here()
     target = gpu_suite.target(options.target, found)
-    suite.header(console, suite.available_threads())
-    console.print(f"{found}, --target {target}", markup=False, highlight=False)
+    suite.header(suite.available_threads())
+    say(f"{found}, --target {target}")
 
     def run(model: str, peers: Sequence[str], folder: Path) -> Any:
         return gpu_suite.run_model(
@@ -179,7 +213,6 @@ def _on_gpu(options: argparse.Namespace, console: Console) -> Runner:
             folder,
             options.rounds,
             shapes,
-            console,
             options.library,
             options.precision or "fp16",
             target,

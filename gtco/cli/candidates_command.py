@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.cli import arguments
-from gtco.cli.console import Phases, size, stdout
+from gtco.cli.console import Phases, say, size
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -47,13 +47,10 @@ def main(options: argparse.Namespace) -> int:
         report = candidates_to_file(
             options.model, output, per_stage=options.per_stage, progress=progress, **chosen
         )
-    console = stdout()
     for note in report.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(
+        say(f"note: {note}")
+    say(
         f"{output} ({size(output.stat().st_size)}): where the GPU is, gtco measure {output.name} "
-        "-o answers.jsonl",
-        markup=False,
-        highlight=False,
+        "-o answers.jsonl"
     )
     return 0

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from gtco.cli import arguments, tuning_tables
-from gtco.cli.console import Phases, milliseconds, size, stdout
+from gtco.cli.console import Phases, milliseconds, say, show, size
+from gtco.cli.tables import Table
 from gtco.runtime.publish import weights_beside
 from gtco.support.errors import OptionError, VerificationError
 
@@ -77,19 +74,21 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
             )
     except VerificationError as error:
         if error.report is not None:
-            show_verification(error.report, stdout())
+            show_verification(error.report)
         raise
     for output, report in zip(outputs, reports, strict=True):
-        summary(output, report, stdout())
+        summary(output, report)
     if reports[0].tuned is not None:
         for line in reports[0].tuned.outlook:
-            stdout().print(line, markup=False, highlight=False)
+            say(line)
     return 0
 
 
-def summary(output: Path, report: Any, console: Console) -> None:
+def summary(output: Path, report: Any) -> None:
     """Where the library is and what it took; the verification's errors; the notes."""
-    table = Table(show_header=False, title=escape(str(output)), title_justify="left")
+    table = Table(str(output))
+    table.column("")
+    table.column("", least=30)
     files = [file for file in (output, *weights_beside(output)) if file.exists()]
     how = ", as one persistent kernel" if report.launches == "persistent" else ""
     rows = {
@@ -107,32 +106,29 @@ def summary(output: Path, report: Any, console: Console) -> None:
     if report.settled is not None:
         rows["in the model"] = str(report.settled)
     for name, value in rows.items():
-        table.add_row(name, value)
-    console.print(table)
+        table.row(name, value)
+    show(table)
     if report.verification is not None:
-        show_verification(report.verification, console)
+        show_verification(report.verification)
     if changed := [stage for stage in report.tuning if stage["first"] != stage["last"]]:
-        console.print(tuning_tables.changed(changed))
+        show(tuning_tables.changed(changed))
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        say(f"note: {note}")
 
 
-def show_verification(report: Any, console: Console) -> None:
+def show_verification(report: Any) -> None:
     """Maximum absolute and relative error of each output in each case, and what is wrong."""
     verdict = "agrees with" if report.passed else "DIFFERS FROM"
-    console.print(
-        f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)",
-        highlight=False,
-    )
+    say(f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)")
     if report.top1 is not None:
-        console.print(str(report.top1), highlight=False)
+        say(str(report.top1))
     table = Table()
-    table.add_column("output")
-    table.add_column("inputs")
-    table.add_column("max absolute", justify="right")
-    table.add_column("max relative", justify="right")
-    table.add_column("verdict")
+    table.column("output", least=12)
+    table.column("inputs", least=8)
+    table.column("max absolute", right=True)
+    table.column("max relative", right=True)
+    table.column("verdict")
     for d in sorted(report.differences, key=lambda d: d.output):
         word = "wrong" if d.failure else "unstable" if d.unstable else "agrees"
-        table.add_row(escape(d.output), d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}", word)
-    console.print(table)
+        table.row(d.output, d.case, f"{d.absolute:.2e}", f"{d.relative:.2e}", word)
+    show(table)

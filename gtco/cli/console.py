@@ -1,47 +1,90 @@
-"""What the commands print with: progress lines, units, consoles that stay readable in a pipe."""
+"""What the commands print with: lines, tables, progress, units. A terminal gets what fits it;
+a pipe or a file gets whole lines and no repainting.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.status import Status
+from typing import Any, TextIO
 
 from gtco.cli.live import live
+from gtco.cli.tables import Table, shortened
 from gtco.tuning.view import View
 
 NEWS_SECONDS = 15.0
-PIPE_WIDTH = 160  # a pipe has no width; rich would fold tables at 80
 
 
-def stdout() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+def width(stream: TextIO | None = None) -> int | None:
+    """The columns of the terminal that ``stream`` (standard output) is; None where it is none."""
+    stream = stream or sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """One line. Characters that the stream's encoding lacks are replaced."""
+    stream = stream or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), file=stream)
+
+
+def show(table: Table) -> None:
+    for line in table.lines(width()):
+        say(line)
+
+
+class Painted:
+    """Lines at the bottom of a terminal that are painted over: the view of what is under way."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._height = stream, 0
+
+    def paint(self, lines: Sequence[str]) -> None:
+        columns = shutil.get_terminal_size().columns
+        self.erase()
+        for line in lines:  # one that the terminal wraps would be two
+            say(shortened(line, columns - 1), self._stream)
+        self._height = len(lines)
+        self._stream.flush()
+
+    def erase(self) -> None:
+        if self._height:
+            self._stream.write(f"\x1b[{self._height}F\x1b[J")
+            self._stream.flush()
+        self._height = 0
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A function that shows what is under way, on a terminal; elsewhere it does nothing."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    painted = Painted(sys.stderr)
+    try:
+        yield lambda text: painted.paint([text])
+    finally:
+        painted.erase()
 
 
 class Phases:
-    """A compile's progress on standard error: a line a phase; and of the one that runs, on a
-    terminal a spinner, while it measures a table, elsewhere a line every NEWS_SECONDS.
+    """A compile's progress on standard error: a line for each phase that has ended. The phase under
+    way is shown on a terminal (while it measures, as a table), elsewhere by a line every
+    NEWS_SECONDS.
 
     Called as ``progress(phase, seconds or None, detail)``: without seconds the phase has begun or
     has news, with seconds it has ended.
     """
 
     def __init__(self) -> None:
-        self._console = Console(
-            stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH
-        )
-        self._status: Status | None = None
+        self._painted = Painted(sys.stderr) if sys.stderr.isatty() else None
         self._shown = time.monotonic()
 
     def __enter__(self) -> Phases:
-        if self._console.is_terminal:
-            self._status = self._console.status("")
-            self._status.start()
         return self
 
     def __exit__(
@@ -50,24 +93,27 @@ class Phases:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._status:
-            self._status.stop()
+        if self._painted:
+            self._painted.erase()
 
     def __call__(self, phase: str, seconds: float | None, detail: Any) -> None:
         if seconds is not None:
-            self._console.print(f"  {phase:<12} {seconds:7.2f} s  {detail}".rstrip(), markup=False)
+            if self._painted:
+                self._painted.erase()
+            say(f"  {phase:<12} {seconds:7.2f} s  {detail}".rstrip(), sys.stderr)
             self._shown = time.monotonic()
-        elif self._status and time.monotonic() - self._shown > 0.05:
+        elif self._painted and time.monotonic() - self._shown > 0.05:
             self._shown = time.monotonic()
-            self._status.update(self._shape(phase, detail))
-        elif not self._status and detail and time.monotonic() - self._shown > NEWS_SECONDS:
+            columns = width(sys.stderr)
+            lines = (
+                live(detail).lines(columns - 1 if columns else None)
+                if isinstance(detail, View)
+                else [f"  {phase:<12} {detail}".rstrip()]
+            )
+            self._painted.paint(lines)
+        elif not self._painted and detail and time.monotonic() - self._shown > NEWS_SECONDS:
             self._shown = time.monotonic()
-            self._console.print(f"  {phase:<12} ...        {detail}", markup=False)
-
-    def _shape(self, phase: str, detail: Any) -> RenderableType:
-        if isinstance(detail, View):
-            return live(detail)
-        return escape(f"{phase} {detail}")
+            say(f"  {phase:<12} ...        {detail}", sys.stderr)
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from rich.table import Table
-
-from gtco.cli.console import stdout
+from gtco.cli.console import say, show
 from gtco.cli.inspect_command import measured_peak
+from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.target import Target, cpu_name, detect
 from gtco.runtime.driver import name_of, open_driver
@@ -30,7 +29,6 @@ NEEDED = {
     "onnx": "",
     "onnxsim": "",
     "networkx": "",
-    "rich": "",
 }
 OPTIONAL = {
     "onnxruntime": "gtco compile --verify and gtco bench",
@@ -68,7 +66,6 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def main(options: argparse.Namespace) -> int:
-    console = stdout()
     checks = [
         python_check(),
         *machine_checks(options.peak),
@@ -76,22 +73,19 @@ def main(options: argparse.Namespace) -> int:
         *package_checks(),
         compiler_check(),
     ]
-    table = Table(title=f"gtco {__version__}", title_justify="left", show_header=False)
+    table = Table(f"gtco {__version__}")
+    table.column("")
+    table.column("")
+    table.column("", least=30)
     for check in checks:
-        mark = (
-            "[green]ok[/]"
-            if check.ok
-            else "[red]missing[/]"
-            if check.needed
-            else "[yellow]absent[/]"
-        )
-        table.add_row(mark, check.name, check.found)
-    console.print(table)
+        mark = "ok" if check.ok else "missing" if check.needed else "absent"
+        table.row(mark, check.name, check.found)
+    show(table)
     for check in checks:
         if not check.ok:
-            console.print(f"{check.name}: {check.fix}", markup=False, highlight=False)
+            say(f"{check.name}: {check.fix}")
     missing = [check for check in checks if check.needed and not check.ok]
-    console.print(
+    say(
         "gtco cannot compile here until the above is mended."
         if missing
         else "gtco can compile here."

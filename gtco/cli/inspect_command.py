@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from gtco.cli import arguments
-from gtco.cli.console import Phases, milliseconds, size, stdout, text
+from gtco.cli import arguments, console
+from gtco.cli.console import Phases, milliseconds, say, size, text
 from gtco.cli.run_command import make_inputs
+from gtco.cli.tables import Table
 from gtco.support.errors import ArtifactError, GtcoError, OptionError
 from gtco.support.options import PRECISIONS
 
@@ -96,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(seen.to_json(), indent=1, default=str))
     else:
-        show(str(options.model), seen, options.all, stdout())
+        show(str(options.model), seen, options.all)
     return 0
 
 
@@ -162,24 +159,31 @@ def measured_peak(threads: int, precision: str) -> tuple[float | None, str | Non
         return None, f"not measured: {error}"
 
 
-def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
+def show(title: str, seen: Inspection, every: bool) -> None:
     groups = [[s] for s in seen.stages] if every else grouped(seen.stages)
     measured = all("measured_seconds" in s for s in seen.stages)
-    table = Table(title=f"{escape(title)}: {len(seen.stages)} stages", title_justify="left")
+    table = Table(f"{title}: {len(seen.stages)} stages")
     images = seen.details["metadata"].get("images")  # of a model for GPUs
     launch = ("grid", "threads", "shared") if images else ()
-    for heading in ("stage", "operators", "shapes", "schedule"):
-        table.add_column(heading, overflow="fold")
-    for heading in (*launch, "n", "MFLOP", "bytes", "predicted ms", "measured ms", "% of peak"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.column("stage", least=14, rank=2 if every else 3)
+    table.column("operators", least=16)
+    table.column("shapes", least=18, rank=5)
+    table.column("schedule", least=18, rank=6)
+    for heading in launch:
+        table.column(heading, right=True, rank=7)
+    table.column("n", right=True)
+    table.column("MFLOP", right=True, rank=1)
+    table.column("bytes", right=True, rank=4)
+    for heading in ("predicted ms", "measured ms", "% of peak"):
+        table.column(heading, right=True)
     for group in groups:
         first = group[0]
         time = total(group, "measured_seconds") if measured else None
-        table.add_row(
-            escape(text(first["name"])),
-            escape(text(first["operators"], "+")),
-            escape(shapes(first)),
-            escape(text(first["schedule"])),
+        table.row(
+            text(first["name"]),
+            text(first["operators"], "+"),
+            shapes(first),
+            text(first["schedule"]),
             *([grid(first), str(first["threads"]), str(first["shared"])] if launch else []),
             str(len(group)),
             f"{total(group, 'flops') / 1e6:.1f}",
@@ -188,12 +192,12 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
             milliseconds(time),
             share(total(group, "flops"), time, seen.peak),
         )
-    table.add_section()
+    table.rule()
     time = total(seen.stages, "measured_seconds") if measured else None
     flops = total(seen.stages, "flops")
-    table.add_row(
-        "all",
+    table.row(
         "",
+        "all",
         "",
         "",
         *("" for _ in launch),
@@ -204,7 +208,7 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
         milliseconds(time),
         share(flops, time, seen.peak),
     )
-    console.print(table)
+    console.show(table)
     known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
     precision = seen.details["metadata"].get("precision", "fp32")
     if images:
@@ -215,7 +219,7 @@ def show(title: str, seen: Inspection, every: bool, console: Console) -> None:
         runs_on += launches(seen.details["metadata"])
     else:
         runs_on = f"threads {seen.threads or 'all that a process may use'}"
-    console.print(f"precision {precision}; {runs_on}; peak: {known}", highlight=False, markup=False)
+    say(f"precision {precision}; {runs_on}; peak: {known}")
 
 
 def launches(metadata: Mapping[str, Any]) -> str:

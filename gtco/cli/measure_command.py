@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gtco.cli import arguments
-from gtco.cli.console import stdout
+from gtco.cli.console import say
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -55,10 +55,8 @@ def main(options: argparse.Namespace) -> int:
         raise OptionError(f"--output {output} cannot be written: {error.strerror}") from error
     came = Counter(record.outcome for record in found)
     stages = len({record.stage for record in found})
-    stdout().print(
+    say(
         f"{output}: {len(found)} candidates of {stages} stages, "
-        + ", ".join(f"{n} {outcome}" for outcome, n in came.items()),
-        markup=False,
-        highlight=False,
+        + ", ".join(f"{n} {outcome}" for outcome, n in came.items())
     )
     return 0

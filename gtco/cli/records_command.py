@@ -8,10 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
-from gtco.cli.console import stdout, text
+from gtco.cli import console
+from gtco.cli.console import say, text
+from gtco.cli.tables import Table
 from gtco.search.records.records import Record, Records, from_lines, to_lines
 from gtco.search.records.standing import only_standing, stood
 from gtco.support.errors import RecordError
@@ -94,24 +93,27 @@ def show(file: Path, records: list[Record]) -> None:
     """One table for each machine, target and version: the stages, what stood and how much was
     tried.
     """
-    console = stdout()
-    console.print(f"{file}: {len(records)} records", markup=False)
+    say(f"{file}: {len(records)} records")
     for known in dict.fromkeys(record.circumstances for record in records):
         here = [record for record in records if record.circumstances == known]
-        table = Table(title=escape(text(here[0].known)), title_justify="left")
-        for heading in ("stage", "key", "stands", "us", "tried", "came of it"):
-            table.add_column(heading)
+        table = Table(text(here[0].known))
+        table.column("stage", least=14)
+        table.column("key", rank=2)
+        table.column("stands", least=16, rank=1)
+        table.column("us", right=True)
+        table.column("tried", right=True)
+        table.column("came of it", least=16)
         for stage in dict.fromkeys(record.stage for record in here):
             rows = [record for record in here if record.stage == stage]
             stands = stood(rows)
             microseconds = f"{stands.seconds * 1e6:.1f}" if stands and stands.seconds else "-"
             counts = Counter(row.outcome for row in rows)
-            table.add_row(
-                escape(rows[0].label),
+            table.row(
+                rows[0].label,
                 stage,
-                escape(text(stands.parsed.to_json())) if stands else "-",
+                text(stands.parsed.to_json()) if stands else "-",
                 microseconds,
                 str(len({row.config for row in rows})),
                 ", ".join(f"{n} {outcome}" for outcome, n in counts.items()),
             )
-        console.print(table)
+        console.show(table)

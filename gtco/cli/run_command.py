@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
 
 from gtco.cli import arguments
-from gtco.cli.console import stdout
+from gtco.cli.console import say, show
+from gtco.cli.tables import Table
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import BuildError, InputError
 
@@ -67,25 +66,24 @@ def main(options: argparse.Namespace) -> int:
     model = load(options.library, threads=options.threads, device=options.device)
     inputs = make_inputs(model.inputs, files, options.seed)
     outputs = model.run(inputs)
-    console = stdout()
-    table = Table(title=escape(str(options.library)), title_justify="left")
-    for heading in ("output", "dtype", "shape", "min", "mean", "max"):
-        table.add_column(heading)
+    table = Table(str(options.library))
+    table.column("output", least=12)
+    table.column("dtype")
+    table.column("shape")
+    for heading in ("min", "mean", "max"):
+        table.column(heading, right=True)
     for name, value in outputs.items():
-        table.add_row(
-            escape(name), str(value.dtype), "x".join(map(str, value.shape)), *statistics(value)
-        )
-    console.print(table)
+        table.row(name, str(value.dtype), "x".join(map(str, value.shape)), *statistics(value))
+    show(table)
     if options.output:
         save(outputs, options.output)
-        console.print(f"saved {len(outputs)} outputs in {options.output}", markup=False)
+        say(f"saved {len(outputs)} outputs in {options.output}")
     if options.repeat:
         seconds = time_calls(lambda: model.run(inputs), options.repeat)
         median, least, p90 = np.median(seconds), np.min(seconds), np.percentile(seconds, 90)
-        console.print(
+        say(
             f"{options.repeat} calls: median {median * 1e3:.3f} ms, least {least * 1e3:.3f} ms, "
-            f"90th percentile {p90 * 1e3:.3f} ms",
-            highlight=False,
+            f"90th percentile {p90 * 1e3:.3f} ms"
         )
     return 0
 

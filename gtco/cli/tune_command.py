@@ -13,7 +13,7 @@ from typing import Any
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.compile_command import add_made, compile_models
-from gtco.cli.console import Phases, stdout
+from gtco.cli.console import Phases, say, show
 from gtco.support.errors import OptionError
 from gtco.support.options import EFFORTS, Tune
 
@@ -98,10 +98,9 @@ def show_spaces(options: argparse.Namespace) -> int:
     for model in options.models:
         with Phases() as progress:
             found = space_sizes(model, progress=progress, **chosen)
-        stdout().print(tuning_tables.spaces(found))
-        stdout().print(
+        show(tuning_tables.spaces(found))
+        say(
             "configs are counted, those with ~ estimated from random walks down the decisions; "
-            "rejections are of configs drawn at random and built",
-            highlight=False,
+            "rejections are of configs drawn at random and built"
         )
     return 0

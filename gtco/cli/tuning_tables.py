@@ -5,41 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from gtco.cli.console import text
+from gtco.cli.tables import Table
 
 
 def changed(stages: Sequence[dict[str, Any]]) -> Table:
     """What tuning changed: the schedules before and after, and the seconds of each."""
-    table = Table(title="changed by measuring", title_justify="left")
-    table.add_column("stage", max_width=40)
-    table.add_column("runs", justify="right")
+    table = Table("changed by measuring")
+    table.column("stage", least=16)
+    table.column("runs", right=True)
     for title in ("before", "after"):
-        table.add_column(f"{title}, us", justify="right")
-        table.add_column(f"schedule {title}")
+        table.column(f"{title}, us", right=True)
+        table.column(f"schedule {title}", least=14, rank=1)
     for stage in stages:
-        row = [escape(stage["stage"]), str(stage["occurrences"])]
+        row = [stage["stage"], str(stage["occurrences"])]
         for seconds, config in (("first_seconds", "first"), ("seconds", "last")):
-            row += [f"{stage[seconds] * 1e6:.1f}", escape(text(stage[config]))]
-        table.add_row(*row)
+            row += [f"{stage[seconds] * 1e6:.1f}", text(stage[config])]
+        table.row(*row)
     return table
 
 
 def spaces(found: Sequence[Any]) -> Table:
     """Of each :class:`~gtco.tuning.census.Census`: how many configs, and what gave no kernel."""
-    table = Table(title="spaces of the stages", title_justify="left")
-    table.add_column("stage", max_width=60)
-    table.add_column("runs", justify="right")
-    table.add_column("configs", justify="right")
-    table.add_column("of them")
-    table.add_column("rejected of those drawn")
+    table = Table("spaces of the stages")
+    table.column("stage", least=20)
+    table.column("runs", right=True)
+    table.column("configs", right=True)
+    table.column("of them", least=14)
+    table.column("rejected of those drawn", least=16, rank=1)
     for one in found:
         sizes = ", ".join(f"{name} {number(size)}" for name, size in one.sizes.items())
         reasons = ", ".join(f"{n} {reason}" for reason, n in one.rejections.items())
-        table.add_row(
-            escape(f"{one.stage.label} -> {one.stage.output.type}"),
+        table.row(
+            f"{one.stage.label} -> {one.stage.output.type}",
             str(one.occurrences),
             number(one.size),
             sizes,

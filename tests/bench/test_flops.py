@@ -54,3 +54,22 @@ def test_flops_use_inferred_shapes_and_name_what_is_unknown(tmp_path):
     assert count_flops(path) == (2.0 * (4 * 3 * 5 + 4 * 5 * 4), [])
     path = one(tmp_path / "b.onnx", "MatMul", [("n", 3), (3, 5)], ("n", 5))
     assert count_flops(path) == (0.0, ["MatMul y"])
+
+
+def test_flops_of_symbolic_dimensions_follow_their_sizes(tmp_path):
+    """Also where an output names a dimension of its own, and where an axis has no name."""
+    chain = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "t"], ["y"]),
+    ]
+    path = save_graph(
+        tmp_path / "a.onnx",
+        chain,
+        [("x", TensorProto.FLOAT, ("rows", 3))],
+        [("y", ("rows", "other"))],
+        [("w", (3, 5))],
+    )
+    assert count_flops(path) == (0.0, ["MatMul h", "MatMul y"])
+    for sizes in ({"rows": 7}, {"x.0": 7}):
+        assert count_flops(path, sizes) == (2.0 * (7 * 3 * 5 + 7 * 5 * 7), [])

@@ -237,7 +237,7 @@ def test_a_model_has_a_file_of_records_for_each_precision(
     tunings = [Tuning("quick"), Tuning("full", 60.0, tmp_path)]
     for precision in ("fp32", "bf16"):
         found = suite.run_model(
-            *("vit-ti-16", (), tmp_path, 2, 3, None, suite.console(), None, precision, tunings)
+            *("vit-ti-16", (), tmp_path, 2, 3, None, None, precision, tunings)
         )
         failed = {m.system: m.error for m in found.comparison.measurements}
         assert failed == {"gtco:quick": "not now", "gtco:full": "not now"}

@@ -1,4 +1,5 @@
 """gtco bench: which peers it takes, and what it says of those that cannot run."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ import sys
 import pytest
 
 from gtco import cli
+from gtco.runtime.artifact import write_artifact
+from tests.bench.test_models import one
+from tests.runtime.test_models import kernels, small_artifact
 
 
 def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
@@ -15,7 +19,9 @@ def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
     assert "pip install -e '.[bench]'" in capsys.readouterr().err
 
 
-def test_bench_refuses_unknown_peers_and_missing_files(capsys):
+def test_bench_refuses_unknown_peers_and_missing_files(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
     assert cli.main(["bench", "m.onnx", "--peers", "onnxruntime,tensorrt"]) == 1
     assert "unknown peer tensorrt" in capsys.readouterr().err
     assert cli.main(["bench", "absent.onnx", "--rounds", "1"]) == 1
@@ -26,27 +32,95 @@ def test_bench_refuses_unknown_peers_and_missing_files(capsys):
     assert not said.out  # before anything is compiled or timed
 
 
-@pytest.mark.parametrize("broken", [(), ("onnxruntime:optimizer",), ("openvino",)])
-def test_bench_fails_where_a_peer_cannot_run(broken, tmp_path, monkeypatch, capsys):
-    """By default the peers that read a file are taken; one of a peer's settings may fail."""
+@pytest.fixture
+def timed(monkeypatch, tmp_path):
+    """Models are not run: every system takes 10 ms, those of ``broken`` fail. What was asked for is
+    in ``asked``."""
     from bench.harness import suite
     from bench.harness.build import Build
     from bench.harness.rounds import Comparison, Measurement
     from bench.harness.workload import Workload
 
     def run(source, peers, *_):
+        run.asked.append((source, tuple(peers)))
         measured = [
-            Measurement(name, error="is not installed")
-            if name in broken
+            Measurement(name, error="crashed")
+            if name in run.broken
             else Measurement(name, rounds=((0.01,),))
             for name in ("gtco", *peers)
         ]
         work = Workload("m", tmp_path / source, None, tmp_path, Build("m.so", 1.0, 1), None)
         return suite.Result(work, Comparison(tuple(measured)))
 
+    run.asked, run.broken = [], ()
     monkeypatch.setattr(suite, "run_model", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.onnx").touch()
+    return run
+
+
+@pytest.mark.parametrize("broken", [(), ("onnxruntime:optimizer",), ("openvino",)])
+def test_bench_fails_where_a_peer_cannot_run(broken, timed, capsys):
+    """By default the peers that read a file are taken; one of a peer's settings may fail."""
+    timed.broken = broken
     assert cli.main(["bench", "m.onnx"]) == (1 if broken == ("openvino",) else 0)
     said = capsys.readouterr()
     assert "openvino" in said.out and "torch" not in said.out.split("system", 1)[1]
-    reason = "these peers were not compared: openvino with m (is not installed)"
+    reason = "these peers were not compared: openvino with m (crashed)"
     assert (reason in said.err) == (broken == ("openvino",))
+
+
+@pytest.mark.parametrize("absent", [("openvino",), ("onnxruntime", "openvino")])
+def test_peers_that_are_not_installed_are_left_out_by_default_and_named(
+    absent, timed, monkeypatch, capsys
+):
+    from gtco.cli import bench_command
+
+    monkeypatch.setattr(bench_command, "find_spec", lambda name: None if name in absent else name)
+    assert cli.main(["bench", "m.onnx"]) == 0
+    said = capsys.readouterr().out
+    assert f"not timed: {', '.join(absent)} (pip install {' '.join(absent)})" in said
+    left = () if len(absent) == 2 else ("onnxruntime", "onnxruntime:optimizer")
+    assert timed.asked == [("m.onnx", left)]
+    timed.broken = absent  # one that is asked for by its name must be there
+    assert cli.main(["bench", "m.onnx", "--peers", "openvino"]) == 1
+    assert "not compared: openvino" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def library(kernels, tmp_path_factory):
+    """A library of gtco's with inputs x and mask, and an .onnx file with others."""
+    folder = tmp_path_factory.mktemp("bench")
+    write_artifact(small_artifact(kernels), folder / "small.so")
+    one(folder / "other.onnx", "MatMul", [(4, 3), (3, 5)], (4, 5))
+    return folder / "small.so"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("{other} --library {absent}", "absent.so"),
+        ("{other} --library {other}", "other.onnx"),
+        ("{other} --library {small}", "is of another model: its inputs are x, mask, and those of"),
+        ("{small} --library {small}", "is a library itself: leave out --library"),
+        ("{small} --peers onnxruntime", "is a library, which gtco alone runs"),
+        ("{absent}", "absent.so"),
+        ("vit-ti-16 --library {absent}", "absent.so"),
+    ],
+)
+def test_a_library_that_cannot_be_timed_is_said_at_once(argv, said, library, monkeypatch, capsys):
+    from bench.harness import suite
+
+    monkeypatch.setattr(suite, "header", lambda *_: pytest.fail("it began"))
+    places = {name: library.parent / f"{name}.so" for name in ("small", "absent")}
+    given = argv.format(other=library.parent / "other.onnx", **places).split()
+    assert cli.main(["bench", *given]) == 1
+    err = capsys.readouterr().err
+    assert said in err and "internal failure" not in err
+
+
+def test_a_library_is_timed_without_its_model(library, capsys):
+    assert cli.main(["bench", str(library), "--rounds", "1", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("gtco 0"))
+    assert float(row.split()[2]) > 0 and "failed" not in out

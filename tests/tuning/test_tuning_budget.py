@@ -5,7 +5,6 @@ readings are given, and so is the clock.
 
 from __future__ import annotations
 
-import io
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from gtco.cli.live import live
 from gtco.codegen.build import Kernel
@@ -220,8 +218,6 @@ def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> No
     assert "another hour would be expected to give" in gaining.outlook[-1]
     assert 0 < gaining.hour < gaining.now
     # and as a live table
-    console = Console(width=160, file=io.StringIO(), record=True)
-    console.print(live(replace(gaining, doing="timing 9 candidates", remaining=7.0)))
-    shown = console.export_text()
+    shown = "\n".join(live(replace(gaining, doing="timing 9 candidates", remaining=7.0)).lines(160))
     assert "timing 9 candidates" in shown and "about 7 s to go" in shown
-    assert shown.count("matmul+add+gelu") == 2 and f"{1e3 * gaining.now:.2f} ms" in shown
+    assert shown.count("matmul+add+gelu") == 2 and f"{1e3 * gaining.now:.2f}" in shown
