@@ -19,7 +19,14 @@ from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
-from gtco.support.version import __version__
+from gtco.tensor.operators import (
+    COMPLEX,
+    ELEMENTWISE,
+    INJECTIVE,
+    OPAQUE,
+    REDUCTION,
+    pattern,
+)
 from gtco.tensor.packing import Packing
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
@@ -117,9 +124,8 @@ def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[st
 
 def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
     """What ``gtco inspect`` shows of a stage."""
-    named = [op.name for op in stage.operators if op.name]
     return {
-        "name": named[-1] if named else stage.output.output,
+        "name": node_name(stage),
         "key": stage.key,
         "operators": [op["op"] if op.kind == "relax" else op.kind for op in stage.operators],
         "inputs": [str(i.type) for i in stage.inputs],
@@ -130,6 +136,16 @@ def describe(stage: Stage, choice: Pick) -> dict[str, Any]:
         "bytes": stage.input_bytes + stage.output.type.nbytes,
         "predicted_seconds": choice.seconds,
     }
+
+
+def node_name(stage: Stage) -> str:
+    """What a stage is called: the model's node that its work is of, a product or the like before a
+    reduction and that before the rest; without a name of the model's, its tensor's."""
+    named = [op for op in stage.operators if op.name]
+    for wanted in ({COMPLEX}, {REDUCTION}, {OPAQUE, ELEMENTWISE, INJECTIVE}):
+        if found := [op.name for op in named if pattern(op.kind) in wanted]:
+            return found[-1]
+    return stage.output.output
 
 
 class _Places(dict[str, BufferRef]):

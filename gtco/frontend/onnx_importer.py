@@ -55,6 +55,11 @@ class Importer(ONNXGraphImporter):
         result = override(self.bb, inputs, attrs) if override is not None else None
         if result is None:
             result = super()._convert_operator(op_name, inputs, attrs, opset)
+        if isinstance(result, relax.Tuple):  # several outputs
+            return relax.Tuple([self._labelled(field, name) for field in result.fields])
+        return self._labelled(result, name)
+
+    def _labelled(self, result: Any, name: str) -> Any:
         if isinstance(result, relax.Call):
             result = self.bb.emit(result)  # bound here, so that the variable is this node's
         if isinstance(result, relax.Var):

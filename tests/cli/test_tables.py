@@ -149,7 +149,7 @@ fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 
 sys.path[:0] = [sys.argv[2]]
 import time
 from gtco.cli.console import Phases
-from tests.unit.test_cli_tables import view
+from tests.cli.test_tables import view
 with Phases() as progress:
     for n in range(3):
         time.sleep(0.06)

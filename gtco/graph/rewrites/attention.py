@@ -114,9 +114,9 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     ):
         return None
     for factor in scores.factors:
-        q = graph.add("multiply", (q, factor), name=product.name)
+        q = graph.add("multiply", (q, factor))
     rank = len(graph.types[kt].shape)
-    k = graph.add("permute", (kt,), name=product.name, axes=(*range(rank - 2), rank - 1, rank - 2))
+    k = graph.add("permute", (kt,), axes=(*range(rank - 2), rank - 1, rank - 2))
     if lead != inner:
         q, k = (
             graph.add(
