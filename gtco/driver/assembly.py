@@ -19,6 +19,7 @@ from gtco.machine.target import Machine
 from gtco.runtime.artifact import Artifact
 from gtco.runtime.gpu_plan import GpuArtifact, GpuStep, PersistentKernel
 from gtco.runtime.plan import BufferRef, Step, TensorSpec, plan_arena, round_up
+from gtco.support.version import __version__
 from gtco.tensor.operators import (
     COMPLEX,
     ELEMENTWISE,

@@ -70,7 +70,7 @@ def block(tokens: int, width: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("tokens", [3, 50])
 def test_a_stage_holds_the_node_that_it_is_called_by(tokens):
-    with compile_model(block(tokens, 24), threads=1).model as model:
+    with compile_model(block(tokens, 24), threads=1) as model:
         found = [(stage["name"], stage["operators"]) for stage in model.stages]
     assert len(found) >= 4
     for name, operators in found:
