@@ -14,7 +14,7 @@ from tests.runtime.test_models import kernels, small_artifact
 
 
 def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "bench.harness", None)  # what importing a missing package does
+    monkeypatch.setitem(sys.modules, "bench.harness", None)  # as if it were missing
     assert cli.main(["bench", "m.onnx"]) == 1
     assert "pip install -e '.[bench]'" in capsys.readouterr().err
 
