@@ -10,6 +10,7 @@ whole table that they index.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ Range = tuple[int, int]  # of integers: low, and above high
 
 LARGE, SPIKE = 30.0, 100.0  # scale of large inputs, height of the spike
 VALUES = 1000  # integers that are values, not ids, are drawn from [-VALUES, VALUES]
+TOLD = 16  # values that an input is compared with: so many are special ones, more are its range
 WIDEST = 16  # ids of a table of unknown size: of up to 2^WIDEST, and then half as many
 
 
@@ -89,8 +91,9 @@ def usual(
         elif is_float(dtype):
             result[spec.name] = np.asarray(rng.standard_normal(spec.shape)).astype(dtype)
         else:
-            known = (ranges or {}).get(spec.name)
-            result[spec.name] = integers(rng, spec, known or ranges_to_try(spec, role)[0])
+            range_ = (ranges or {}).get(spec.name) or ranges_to_try(spec, role)[0]
+            told = [int(v) for v in role.told if v.is_integer()] if role else []
+            result[spec.name] = integers(rng, spec, range_, told)
     return result
 
 
@@ -130,9 +133,12 @@ def mask_of(spec: Spec, roles: Mapping[str, Role] | None) -> Mask | None:
         return "binary"
     if role.index:
         return None
+    named = "mask" in spec.name.lower()
+    if (role.data or (role.told and is_float(dtype))) and not (role.mask and named):
+        return None  # a float that is compared with 0 may have any sign
     if role.mask is not None:
         return role.mask if is_float(dtype) else "binary"
-    if "mask" in spec.name.lower():
+    if named:
         return "either" if is_float(dtype) else "binary"
     return None
 
@@ -146,7 +152,9 @@ def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
     kind = np.iinfo(numpy_dtype(spec.dtype))
     ladder = [(0, 2**power) for power in range(WIDEST, -1, -1)]
     if role is not None and role.bound is not None:
-        ladder = [(0, role.bound), *(r for r in ladder if r[1] < role.bound)]
+        ladder = [(role.low, role.bound), *(r for r in ladder if r[1] < role.bound)]
+    elif role is not None and len(role.told) > TOLD:
+        ladder = [(floor(min(role.told)), ceil(max(role.told)) + 1), *ladder]
     elif role is not None and not role.index:
         ladder = [(-VALUES, VALUES + 1), *ladder]
     low, high = int(kind.min), int(kind.max) + 1
@@ -154,14 +162,21 @@ def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
     return list(dict.fromkeys(fitting))
 
 
-def integers(rng: np.random.Generator, spec: Spec, range_: Range) -> Array:
+def integers(
+    rng: np.random.Generator, spec: Spec, range_: Range, told: Sequence[int] = ()
+) -> Array:
     """Integers of the range, both ends among them, and some small ones: padding and class tokens
-    are small ids."""
+    are small ids. Those that the model tells apart (``told``) are frequent, where they are few."""
     low, high = range_
     dtype = numpy_dtype(spec.dtype)
     drawn = rng.integers(low, high, spec.shape)
     small = rng.integers(low, high, spec.shape) if low < 0 else rng.integers(0, 4, spec.shape)
-    drawn = np.where(rng.random(spec.shape) < 0.2, np.minimum(small, high - 1), drawn)
+    drawn = np.where(
+        rng.random(spec.shape) < 0.2, np.maximum(low, np.minimum(small, high - 1)), drawn
+    )
+    known = [v for v in told if low <= v < high]
+    if 0 < len(known) <= TOLD:
+        drawn = np.where(rng.random(spec.shape) < 0.2, rng.choice(known, spec.shape), drawn)
     if drawn.size > 1:
         drawn.flat[0], drawn.flat[-1] = high - 1, low
     return np.asarray(drawn).astype(dtype)

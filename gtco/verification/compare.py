@@ -7,6 +7,7 @@ hide no error elsewhere. So every element has a scale of its own (:func:`scales`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,16 @@ def compare(
     tolerance: float,
     noise: Array | None = None,
     floor: float = FLOOR,
+    exact: Array | None = None,
+    least: float = 0.0,
 ) -> Difference:
     """One output against its reference.
 
     Another shape or dtype, or infinities and NaNs in other places, are failures; integers and
-    booleans must be equal; floats may differ by ``tolerance`` times their scale. ``noise`` is how
-    far each element of the reference moves under rounding (:func:`spread`): the error is compared
-    with that too, which excuses what no fp32 arithmetic can get right.
+    booleans must be equal; floats may differ by ``tolerance`` times their scale, and by ``least``.
+    ``exact`` is what float64 gives: an element that differs from the reference and not from it is
+    right. ``noise`` is how far each element moves under rounding (:func:`spread`): the error is
+    compared with that too, which excuses what no arithmetic of this precision can get right.
     """
 
     def wrong(reason: str) -> Difference:
@@ -49,35 +53,97 @@ def compare(
     if actual.dtype != expected.dtype:
         return wrong(f"dtype {actual.dtype}, the reference's is {expected.dtype}")
     if not is_float(expected.dtype):
-        return _equal(case, output, actual, expected, noise)
+        return _equal(case, output, actual, expected, noise, exact)
+    limit = max(tolerance, _rounding(expected.dtype))
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
-    finite = np.isfinite(e)
-    other = ~finite & ~((a == e) | (np.isnan(a) & np.isnan(e))) | finite & ~np.isfinite(a)
-    settled = np.isfinite(noise) if noise is not None else np.True_
-    if (other & settled).any():
-        return wrong(
-            f"{int(other.sum())} elements are infinite or NaN where the reference's are not so"
+    off = _Off.between(a, e, expected.dtype, tolerance, floor, least)
+    judged, peer = False, 0.0
+    if exact is not None:
+        with np.errstate(over="ignore"):  # beyond the output's range it is infinite there too
+            x = np.asarray(np.asarray(exact).astype(expected.dtype), np.float64)
+        judged = bool((off.relative > limit).any())
+        peer = float(
+            _Off.between(e, x, expected.dtype, tolerance, floor, least).finite().max(initial=0)
         )
-    compared = finite & ~other
-    if not compared.any():
-        return Difference(case, output, 0.0, 0.0, unstable=bool(other.any()))
-    error = np.where(compared, np.abs(np.where(compared, a, 0) - np.where(compared, e, 0)), 0)
-    scale = scales(e, tolerance, expected.dtype, floor)
-    absolute, relative = float(error.max()), float((error / scale).max())
-    allowed = max(tolerance, _rounding(expected.dtype)) * scale
-    beyond, unstable, failure = error > allowed, bool(other.any()), None
+        off = off.nearer(_Off.between(a, x, expected.dtype, tolerance, floor, least))
+    beyond = off.relative > limit
+    unstable, failure = False, None
     if noise is not None and beyond.any():
         moved = NOISE * _over_rows(np.where(np.isfinite(noise), noise, np.inf), np.max)
-        unstable, beyond = True, error > allowed + moved
-    if beyond.any():
-        at = np.unravel_index(int((beyond * error / scale).argmax()), error.shape)
-        failure = (
-            f"off by {error[at]:.3g} at {[int(i) for i in at]}, {error[at] / scale[at]:.3g} of the "
-            f"magnitude around it (tolerance {tolerance:g}); {int(beyond.sum())} of "
-            f"{error.size} elements are"
+        # what is infinite in one of them is excused where rounding decides over that
+        within = np.where(
+            np.isinf(off.absolute), np.isinf(noise), off.absolute <= off.scale * limit + moved
         )
-        unstable = False
-    return Difference(case, output, absolute, relative, failure, int(compared.sum()), unstable)
+        unstable, beyond = True, beyond & ~within
+    relative = off.finite(off.relative)
+    if beyond.any():
+        failure, unstable = _failure(off, beyond, tolerance, a, e, exact), False
+    return Difference(
+        case,
+        output,
+        float(off.finite().max(initial=0)),
+        float(relative.max(initial=0)),
+        failure,
+        int(np.isfinite(off.absolute).sum() - off.same_nonfinite),
+        unstable,
+        judged,
+        peer,
+    )
+
+
+@dataclass(frozen=True)
+class _Off:
+    """How far each element is off. ``absolute`` is infinite where one alone is infinite or NaN, and
+    ``relative``, of ``scale``, too. ``same_nonfinite``: how many are the same infinity or NaN.
+    """
+
+    absolute: Array
+    relative: Array
+    scale: Array
+    same_nonfinite: int
+
+    @staticmethod
+    def between(
+        a: Array, e: Array, dtype: Any, tolerance: float, floor: float, least: float
+    ) -> _Off:
+        absolute = spread(a, e)
+        scale = np.maximum(scales(e, tolerance, dtype, floor), least / max(tolerance, 1e-12))
+        same = int((~np.isfinite(e) & (absolute == 0)).sum())
+        return _Off(absolute, absolute / scale, scale, same)
+
+    def nearer(self, other: _Off) -> _Off:
+        """By element the one that is less off."""
+        first = self.relative <= other.relative
+        return _Off(
+            np.where(first, self.absolute, other.absolute),
+            np.where(first, self.relative, other.relative),
+            np.where(first, self.scale, other.scale),
+            max(self.same_nonfinite, other.same_nonfinite),
+        )
+
+    def finite(self, values: Array | None = None) -> Array:
+        values = self.absolute if values is None else values
+        return np.where(np.isfinite(values), values, 0.0)
+
+
+def _failure(
+    off: _Off, beyond: Array, tolerance: float, a: Array, e: Array, exact: Array | None
+) -> str:
+    """What is wrong, and the three answers where it is worst."""
+    nonfinite = beyond & np.isinf(off.absolute)
+    if nonfinite.any():
+        return (
+            f"{int(nonfinite.sum())} elements are infinite or NaN where the reference's are not so"
+        )
+    at = np.unravel_index(int(np.where(beyond, off.relative, -1).argmax()), beyond.shape)
+    answers = f"it gives {a[at]:.6g}, the reference {e[at]:.6g}"
+    if exact is not None:
+        answers += f", float64 {float(exact[at]):.6g}"
+    return (
+        f"off by {off.absolute[at]:.3g} at {[int(i) for i in at]}, {off.relative[at]:.3g} of the "
+        f"magnitude around it (tolerance {tolerance:g}): {answers}; {int(beyond.sum())} of "
+        f"{beyond.size} elements are"
+    )
 
 
 def scales(expected: Array, tolerance: float, dtype: Any, floor: float = FLOOR) -> Array:
@@ -108,20 +174,31 @@ def spread(one: Array, other: Array) -> Array:
 
 
 def _equal(
-    case: str, output: str, actual: Array, expected: Array, noise: Array | None
+    case: str,
+    output: str,
+    actual: Array,
+    expected: Array,
+    noise: Array | None,
+    exact: Array | None,
 ) -> Difference:
     """Integers and booleans: as many may differ as ``noise`` makes likely."""
     differ = actual != expected
+    judged, peer = False, 0.0
+    if exact is not None:
+        judged = bool(differ.any())
+        peer = float(np.abs(expected.astype(np.float64) - exact.astype(np.float64)).max(initial=0))
+        differ = differ & (actual != exact)
     count = int(differ.sum())
-    distance = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
-    absolute = float(distance.max()) if distance.size else 0.0
+    distance = np.abs(actual.astype(np.float64) - expected.astype(np.float64)) * differ
+    absolute = float(distance.max(initial=0))
     relative = float((distance / np.maximum(1, np.abs(expected.astype(np.float64)))).max(initial=0))
     excused = noise is not None and count <= NOISE * int((noise != 0).sum())
     failure = None
     if count and not excused:
         failure = f"{count} of {differ.size} elements differ, by up to {absolute:g}"
+    unstable = bool(count) and excused
     return Difference(
-        case, output, absolute, relative, failure, expected.size, bool(count) and excused
+        case, output, absolute, relative, failure, expected.size, unstable, judged, peer
     )
 
 

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import VerificationError
 from gtco.support.nested import call_arguments, tensors
+from gtco.verification.float64.judge import OnnxJudge
+from gtco.verification.floors import output_floors
+from gtco.verification.judge import Judge, TorchJudge
 from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]
@@ -30,7 +33,9 @@ class Reference:
 
     ``roles``: what the graph says of the inputs, None where there is no graph to read.
     ``examples``: inputs that the user gave, by name. ``otherwise`` runs the same model with other
-    kernels, where there is a second way.
+    kernels, where there is a second way. ``judge`` runs it in float64. ``floors``: for each output
+    the absolute error that its operator's accuracy allows (:mod:`gtco.verification.floors`); none
+    where there is no graph to read.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Reference:
     roles: Mapping[str, Role] | None = None
     examples: Mapping[str, Array] | None = None
     otherwise: Run | None = None
+    judge: Judge | None = None
+    floors: Sequence[float] = ()
 
 
 def open_reference(
@@ -113,6 +120,8 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
         lambda inputs: usual.run(None, dict(inputs)),
         onnx_roles(inlined.graph),
         otherwise=lambda inputs: session(levels.ORT_DISABLE_ALL, *opened).run(None, dict(inputs)),
+        judge=OnnxJudge(lambda: _whole(*opened)),
+        floors=output_floors(inlined.graph),
     )
 
 
@@ -122,6 +131,18 @@ def _inlined(source: str | bytes) -> Any:
 
     model = _read(source)
     return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _whole(source: str | bytes, folder: str | None) -> Any:
+    """The same with the external data in it; ``folder`` holds that of a model given as bytes."""
+    import onnx.external_data_helper
+
+    model = _inlined(source)
+    if folder is None and not isinstance(source, bytes):
+        folder = str(Path(source).resolve().parent)
+    if folder is not None:
+        onnx.external_data_helper.load_external_data_for_model(model, folder)
+    return model
 
 
 def _read(source: str | bytes) -> Any:
@@ -209,17 +230,22 @@ def _torch(
             for name, n in zip(names, places, strict=True)
         }
 
-    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
+    def run(inputs: Mapping[str, Array], change: Any = None) -> Sequence[Array]:
+        def changed(tensor: Any) -> Any:
+            return change(tensor) if change and tensor.is_floating_point() else tensor
+
         given = list(leaves)
         for name, place in zip(names, places, strict=True):
-            given[place] = _tensor(torch, inputs[name])
+            given[place] = changed(_tensor(torch, inputs[name]))
         arguments, keywords = pytree.tree_unflatten(given, tree)
         with torch.inference_mode():
-            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-            result = torch.func.functional_call(module, buffers, arguments, keywords)
+            own = {name: changed(buffer.clone()) for name, buffer in module.named_buffers()}
+            if change:
+                own |= {name: changed(value) for name, value in module.named_parameters()}
+            result = torch.func.functional_call(module, own, arguments, keywords)
         return [_numpy(torch, tensor) for tensor in tensors(result)]
 
-    return Reference("PyTorch", run, examples=examples)
+    return Reference("PyTorch", run, examples=examples, judge=TorchJudge(run))
 
 
 def _tensor(torch: Any, array: Array) -> Any:

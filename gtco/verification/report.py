@@ -16,8 +16,11 @@ class Difference:
     ``absolute``: max |a - e|; ``relative``: max |a - e| over the magnitude around the element
     (``compare.scales``); both over the ``compared`` elements, those that are finite in the
     reference. ``failure`` says why this output is wrong, None where it is right. ``unstable``: the
-    error is over the tolerance, and within what the reference itself changes by when its inputs
-    change in their last bits.
+    error is over the tolerance, and within what rounding costs there.
+
+    ``judged``: the output differs from the reference by more than the tolerance, and float64
+    decided. Then e is float64's where that is nearer, and ``reference_error`` is the largest error
+    of the reference itself against float64.
     """
 
     case: str
@@ -27,6 +30,8 @@ class Difference:
     failure: str | None = None
     compared: int = 0
     unstable: bool = False
+    judged: bool = False
+    reference_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,17 @@ class Top1:
 class VerificationReport:
     """All outputs in all cases, against ``reference`` (its name), with the tolerance on
     ``relative``; ``top1`` where the model is a classifier and was compiled in less than fp32.
+
+    ``judge`` names what decided where the two differ; None where nothing had to, or could, which
+    ``unjudged`` then explains.
     """
 
     reference: str
     tolerance: float
     differences: tuple[Difference, ...]
     top1: Top1 | None = None
+    judge: str | None = None
+    unjudged: str | None = None
 
     @property
     def failures(self) -> tuple[Difference, ...]:
@@ -80,12 +90,28 @@ class VerificationReport:
             tried = len(self.differences) + (self.top1 is not None)
             raise VerificationError(
                 f"the compiled model differs from {self.reference} in {len(lines)} of {tried} "
-                "comparisons:\n" + "\n".join(lines) + "\nThis is a bug of gtco, an "
-                "ill-conditioned model or one that --precision bf16 is too coarse for, or fp16, "
-                "which ends at 65504: compile with --precision fp32, with --no-simplify, and with "
-                "--dump DIR, to find the phase that is wrong.",
+                "comparisons:\n" + "\n".join(lines) + "\n" + self._advice(),
                 self,
             )
+
+    def _advice(self) -> str:
+        """What it means and what to do."""
+        if self.judge is not None:
+            cause = (
+                f"{self.judge} decided where the two differ, so this is a bug of gtco, or "
+                "--precision bf16 or fp16, which ends at 65504, is too coarse for the model"
+            )
+        else:
+            cause = (
+                "This is a bug of gtco, an ill-conditioned model or one that --precision bf16 is "
+                "too coarse for, or fp16, which ends at 65504"
+            )
+            if self.unjudged:
+                cause += f" (float64 could not decide: {self.unjudged})"
+        return (
+            f"{cause}. Compile with --precision fp32, with --no-simplify, and with --dump DIR, to "
+            "find the phase that is wrong."
+        )
 
     def __str__(self) -> str:
         verdict = "agrees with" if self.passed else "differs from"
@@ -94,8 +120,16 @@ class VerificationReport:
             return text
         worst = f"{self.worst.relative:.1e} ({self.worst.output} on {self.worst.case} inputs)"
         text += f", largest relative error {worst}"
+        if judged := [d for d in self.differences if d.judged]:
+            off = max(d.reference_error for d in judged)
+            text += (
+                f"; in {len(judged)} of them {self.judge} decided, from which {self.reference} is "
+                f"itself off by up to {off:.1e}"
+            )
         if unstable := sum(d.unstable for d in self.differences):
-            text += f"; in {unstable} of them {self.reference} is as unstable itself"
+            text += f"; in {unstable} of them rounding alone changes the result as much"
+        if self.unjudged:
+            text += f"; float64 could not decide: {self.unjudged}"
         if self.top1 is not None:
             text += f"; {self.top1}"
         return text

@@ -1,80 +1,152 @@
-"""What an ONNX graph says of its inputs: which index a table, and which are masks.
+"""What an ONNX graph says of its inputs: which index a table, which are masks, which are data.
 
 Each input is followed forward through movement, casts and element-wise arithmetic, until an
-operator shows what it is for.
+operator shows what it is for. An input that a product or a function takes, or that is compared with
+other values than 0 and 1, is data, whatever else asks of it whether it is zero: ids are compared
+with the id of padding, bytes with every byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil, floor
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 Mask = Literal["binary", "additive", "either"]
 
 _MOVES = frozenset(
     "Identity Reshape Unsqueeze Squeeze Flatten Transpose Expand Tile Slice Concat Split Pad Cast "
-    "CastLike".split()
+    "CastLike Resize Upsample MaxPool".split()
 )
 _ARITHMETIC = frozenset("Add Sub Mul Div Neg Max Min Clip Abs Sum".split())
-_COMPARES = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual And Or Xor Not IsInf".split())
+_COMPARES = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
+_LOGIC = frozenset("And Or Xor Not IsInf IsNaN".split())
 _GATHERS = {"Gather": "axis", "GatherElements": "axis", "GatherND": None, "ScatterND": None}
+# What counts elements or asks for shapes: it says nothing of what the values are.
+_COUNTS = frozenset(
+    "Shape Size ReduceSum ReduceMax ReduceMin ReduceMean CumSum NonZero ConstantOfShape".split()
+)
 _ATTENTION_MASK = 3  # the place of attn_mask among the inputs of ONNX's Attention
+_BOOL = 9  # TensorProto.BOOL
+_MASKS_TELL = {0.0, 0.5, 1.0}  # what masks are compared with
+_SMALL = 1 << 16  # constants of up to so many elements are read
 
 
 @dataclass(frozen=True)
 class Role:
     """What one input is for.
 
-    ``index``: it indexes a table, of ``bound`` entries where that is known. ``mask``: ``binary``
-    (zero means masked, or not masked), ``additive`` (added to the scores before a softmax: zero or
-    a huge negative number), ``either`` (a mask by its name alone); None for what is no mask.
+    ``index``: it indexes a table, whose entries are ``low`` to ``bound`` (exclusive) in the input's
+    values where that is known. ``mask``: ``binary`` (zero means masked, or not masked),
+    ``additive`` (added to the scores before a softmax: zero or a huge negative number), ``either``
+    (a mask by its name alone); None for what is no mask. ``data``: it is computed with. ``told``:
+    the values that it is compared with.
     """
 
     index: bool = False
     bound: int | None = None
     mask: Mask | None = None
+    low: int = 0
+    data: bool = False
+    told: tuple[float, ...] = ()
 
 
 def onnx_roles(graph: Any) -> dict[str, Role]:
     """The role of each input of a ``GraphProto`` that is no initializer, by name."""
-    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    readers: dict[str, list[tuple[Any, int]]] = {}
-    constants = set(sizes)
-    for node in graph.node:
-        for position, name in enumerate(node.input):
-            readers.setdefault(name, []).append((node, position))
-        if all(name in constants or not name for name in node.input):
-            constants.update(node.output)
-        if node.op_type == "Constant":
-            for attribute in node.attribute:
-                if attribute.name == "value":
-                    sizes[node.output[0]] = tuple(attribute.t.dims)
+    known = _Known.of(graph)
     return {
-        value.name: _role(value.name, readers, sizes, constants)
+        value.name: _role(value.name, known)
         for value in graph.input
-        if value.name not in constants
+        if value.name not in known.constants
     }
 
 
 @dataclass(frozen=True)
+class _Known:
+    """``readers`` of each tensor, with the place among their inputs; ``sizes`` and small ``values``
+    of constants; the names of all that is ``constants``.
+    """
+
+    readers: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    values: dict[str, NDArray[Any]] = field(default_factory=dict)
+    constants: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(graph: Any) -> _Known:
+        known = _Known()
+        known.add(graph)
+        return known
+
+    def add(self, graph: Any) -> None:
+        """The graph and those inside it, which read its tensors by their names."""
+        for tensor in graph.initializer:
+            self._constant(tensor.name, tensor)
+        for node in graph.node:
+            for position, name in enumerate(node.input):
+                self.readers.setdefault(name, []).append((node, position))
+            for attribute in node.attribute:
+                for inner in (attribute.g, *attribute.graphs):
+                    self.add(inner)
+                if node.op_type == "Constant" and attribute.name == "value":
+                    self._constant(node.output[0], attribute.t)
+            if all(name in self.constants or not name for name in node.input):
+                self.constants.update(node.output)
+                if node.op_type in _MOVES and node.input and node.input[0] in self.values:
+                    self.values[node.output[0]] = self.values[node.input[0]]
+
+    def _constant(self, name: str, tensor: Any) -> None:
+        from onnx import numpy_helper
+        from onnx.external_data_helper import uses_external_data
+
+        self.constants.add(name)
+        self.sizes[name] = tuple(tensor.dims)
+        if np.prod(tensor.dims) <= _SMALL and not uses_external_data(tensor):
+            self.values[name] = numpy_helper.to_array(tensor)
+
+    def made_of(self, name: str) -> set[str]:
+        """The tensors that are computed from this one and constants alone."""
+        own, open_ = {name}, [name]
+        while open_:
+            for node, _ in self.readers.get(open_.pop(), ()):
+                if all(n in own or n in self.constants or not n for n in node.input):
+                    new = set(node.output) - own
+                    own |= new
+                    open_ += new
+        return own
+
+    def scalar(self, name: str) -> float | None:
+        value = self.values.get(name)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+
+@dataclass(frozen=True)
 class _Place:
-    """A tensor on the way from an input. ``computed``: not the input's own values any more;
-    ``added``: scores that the input was added to.
+    """A tensor on the way from an input. ``computed``: not the input's own values any more, but
+    ``times`` * value + ``plus`` of them where that is not None; ``added``: scores that the input
+    was added to; ``met``: values that were computed with the input and others.
     """
 
     tensor: str
     computed: bool = False
     added: bool = False
+    met: bool = False
+    times: float | None = 1.0
+    plus: float = 0.0
+
+    def back(self, value: float) -> float | None:
+        """The input's value that is ``value`` here."""
+        return None if not self.times else (value - self.plus) / self.times
 
 
-def _role(
-    name: str,
-    readers: Mapping[str, list[tuple[Any, int]]],
-    sizes: Mapping[str, tuple[int, ...]],
-    constants: set[str],
-) -> Role:
-    index, bounds, masks = False, list[int](), set[Mask]()
+def _role(name: str, known: _Known) -> Role:
+    index, data, ranges = False, False, list[tuple[int, int]]()
+    masks, told = set[Mask](), set[float]()
+    own = known.made_of(name)
     seen: set[_Place] = set()
     open_: list[_Place] = [_Place(name)]
     while open_:
@@ -82,63 +154,129 @@ def _role(
         if place in seen:
             continue
         seen.add(place)
-        for node, position in readers.get(place.tensor, ()):
+        for node, position in known.readers.get(place.tensor, ()):
+            kind = node.op_type
             mask: Mask = "binary" if place.computed else "additive"
-            if node.op_type in _GATHERS and position == 1:
+            if _indexes(node, position):
                 index = True
-                if not place.computed:
-                    bounds += _table(node, sizes)
+                ranges += _table(place, node, known)
+            elif kind in _COMPARES:
+                values = _compared(place, node, position, known)
+                told |= values or set()
+                if values is not None and values <= _MASKS_TELL:
+                    masks.add("binary")
+                else:
+                    data = True
             elif _decides(node, position):
                 masks.add("binary")
-            elif node.op_type in ("Softmax", "LogSoftmax"):
-                masks |= {mask} if place.added else set()
-            elif node.op_type == "Attention" and position == _ATTENTION_MASK:
+            elif kind in ("Softmax", "LogSoftmax") and place.added:
                 masks.add(mask)
-            else:
-                open_ += _next(place, node, position, constants)
-    return Role(
-        index,
-        min(bounds, default=None),
-        None if index or not masks else "additive" if masks == {"additive"} else "binary",
-    )
+            elif kind == "Attention" and position == _ATTENTION_MASK:
+                masks.add(mask)
+            elif kind not in _COUNTS:
+                following = list(_next(place, node, position, own, known))
+                open_ += following
+                moves = kind in _MOVES or kind in _GATHERS
+                data = data or not (following or place.met or moves)
+    low, bound = _intersection(ranges)
+    style: Mask | None = None
+    if masks and not index:
+        style = "additive" if masks == {"additive"} else "binary"
+    return Role(index, bound, style, low, data, tuple(sorted(told)))
+
+
+def _indexes(node: Any, position: int) -> bool:
+    return position == 1 if node.op_type in _GATHERS else (node.op_type, position) == ("OneHot", 0)
 
 
 def _decides(node: Any, position: int) -> bool:
     """Does the operator ask of each element whether, and not how much?"""
     return (
-        node.op_type in _COMPARES
+        node.op_type in _LOGIC
         or (node.op_type == "Where" and position == 0)
-        or (node.op_type == "Cast" and _attribute(node, "to", 0) == 9)  # TensorProto.BOOL
+        or (node.op_type == "Cast" and _attribute(node, "to", 0) == _BOOL)
     )
 
 
-def _next(place: _Place, node: Any, position: int, constants: set[str]) -> Iterator[_Place]:
+def _compared(place: _Place, node: Any, position: int, known: _Known) -> set[float] | None:
+    """The input's values that the other side has: none where they are not known, None where it is
+    no constant."""
+    other = node.input[1 - position]
+    if other not in known.constants:
+        return None
+    found = {place.back(float(v)) for v in np.unique(known.values.get(other, np.empty(0)))}
+    return {v for v in found if v is not None}
+
+
+def _next(
+    place: _Place, node: Any, position: int, own: set[str], known: _Known
+) -> Iterator[_Place]:
     """The places behind an operator that passes values on."""
-    computed, added = place.computed, place.added
+    computed, added, met = place.computed, place.added, place.met
+    times, plus = place.times, place.plus
     if node.op_type in _MOVES or node.op_type in _GATHERS:
         if position != 0 and node.op_type != "Concat":
             return
     elif node.op_type in _ARITHMETIC or node.op_type == "Where":
         others = [n for p, n in enumerate(node.input) if p != position and n]
-        meets = node.op_type in ("Add", "Sum") and not all(n in constants for n in others)
-        if meets:
+        if node.op_type in ("Add", "Sum") and not all(n in known.constants for n in others):
             added = True
         elif not added:
             computed = True
+        met = met or not all(n in own or n in known.constants for n in others)
+        times, plus = _affine(place, node, position, known)
     else:
         return
     for output in node.output:
-        yield _Place(output, computed, added)
+        yield _Place(output, computed, added, met, times, plus)
 
 
-def _table(node: Any, sizes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """Entries of the table that a gather reads, where its size is known."""
-    dims = sizes.get(node.input[0])
-    kind = _GATHERS[node.op_type]
-    if dims is None or kind is None:
+def _affine(place: _Place, node: Any, position: int, known: _Known) -> tuple[float | None, float]:
+    """What an addition or multiplication of one constant makes of times and plus."""
+    times, plus = place.times, place.plus
+    other = known.scalar(node.input[1 - position]) if len(node.input) == 2 else None
+    kind = node.op_type
+    if times is None:
+        return None, 0.0
+    if kind == "Neg":
+        return -times, -plus
+    if other is None or (kind == "Div" and (position or not other)):
+        return None, 0.0
+    if kind in ("Add", "Sum"):
+        return times, plus + other
+    if kind == "Sub":
+        return (-times, other - plus) if position else (times, plus - other)
+    if kind == "Mul":
+        return times * other, plus * other
+    if kind == "Div":
+        return times / other, plus / other
+    return None, 0.0
+
+
+def _table(place: _Place, node: Any, known: _Known) -> list[tuple[int, int]]:
+    """The input's values, from one to below another, that index the table of a gather."""
+    if node.op_type == "OneHot":
+        depth = known.scalar(node.input[1])
+        size = None if depth is None else int(depth)
+    else:
+        dims, axis_name = known.sizes.get(node.input[0]), _GATHERS[node.op_type]
+        size = None
+        if dims is not None and axis_name is not None:
+            axis = _attribute(node, axis_name, 0)
+            size = dims[axis] if -len(dims) <= axis < len(dims) else None
+    ends = [place.back(v) for v in (0, size - 1)] if size else [None]
+    if any(end is None for end in ends):
         return []
-    axis = _attribute(node, kind, 0)
-    return [dims[axis]] if -len(dims) <= axis < len(dims) else []
+    least, most = sorted(end for end in ends if end is not None)
+    return [(ceil(least - 1e-6), floor(most + 1e-6) + 1)]
+
+
+def _intersection(ranges: list[tuple[int, int]]) -> tuple[int, int | None]:
+    """What all of them hold; from 0 on, without an end, where there is none."""
+    if not ranges:
+        return 0, None
+    low, bound = max(low for low, _ in ranges), min(high for _, high in ranges)
+    return (low, bound) if low < bound else (0, None)
 
 
 def _attribute(node: Any, name: str, default: int) -> int:

@@ -4,53 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.support.dtypes import is_float, numpy_dtype
+from gtco.support.dtypes import numpy_dtype
 from gtco.support.errors import VerificationError
 from gtco.verification.cases import (
     Range,
     Spec,
     cases,
     mask_of,
-    nudged,
     ranges_to_try,
     usual,
 )
-from gtco.verification.compare import FLOOR, compare, spread
+from gtco.verification.compare import compare
 from gtco.verification.reference import Reference, open_reference
 from gtco.verification.report import Difference, Top1, VerificationReport, nothing_compared
 from gtco.verification.roles import Role
+from gtco.verification.settle import BOUNDS, TOLERANCE, Settling, settle
 from gtco.verification.top1 import is_classifier, same_class_first
 
 Array = NDArray[Any]
 
-@dataclass(frozen=True)
-class Bound:
-    """``tolerance``: what an error may be of the magnitude around an element, which is ``floor``
-    times the output's median at least. ``nudge``: by how much inputs are moved, of their own
-    magnitude, to see how stable the reference is.
-    """
-
-    tolerance: float
-    nudge: float
-    floor: float = FLOOR
-
-
-# By the precision that a model was compiled with. fp32 against fp32: sums in another order, and a
-# few roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of
-# every product is off by up to 2^-9, so what nearly cancels is as far off as its neighbours are.
-# fp16: an eighth of that, and infinite beyond 65504, which is a failure like any other.
-BOUNDS = {
-    "fp32": Bound(1e-3, 2.0**-20),
-    "bf16": Bound(0.1, 2.0**-9, 1.0),
-    "fp16": Bound(0.0125, 2.0**-12, 1.0),
-}
-TOLERANCE = BOUNDS["fp32"].tolerance
+__all__ = ["BOUNDS", "TOLERANCE", "verify"]
 
 
 def verify(
@@ -75,15 +53,20 @@ def verify(
     with. A classifier of less than fp32 is also held to put the same class first
     (:mod:`gtco.verification.top1`).
 
-    Where an output is over the tolerance, the reference is run again on inputs that differ by
-    roundings, and by other kernels where it has some: an error within what it changes by itself is
-    no failure, and the report counts it as unstable.
+    Where an output is over the tolerance, float64 decides (:mod:`gtco.verification.judge`): what is
+    right by it is right. An error that is left is compared with what rounding costs there: the
+    distance of the model's precision from float64, and what the reference changes by on inputs
+    that differ by roundings, and with other kernels where it has some. An error within that is no
+    failure, and the report counts it as unstable. Where no float64 can be had the report says why,
+    and bounded outputs are held to their operator's absolute accuracy
+    (:mod:`gtco.verification.floors`).
     """
     model = getattr(compiled, "model", compiled)
     precision = getattr(model, "metadata", {}).get("precision", "fp32")
     bound = BOUNDS[precision]
     tolerance = bound.tolerance if tolerance is None else tolerance
     top1: Top1 | None = None
+    settled = Settling(bound, tolerance, precision)
     differences: list[Difference] = []
     sizes = {spec.name: int(np.prod(spec.shape)) for spec in model.outputs}
     with ExitStack() as stack:
@@ -108,18 +91,16 @@ def verify(
                 for spec, e in zip(model.outputs, expected, strict=True)
             ]
             found = [compare(case, *pair, tolerance, floor=bound.floor) for pair in pairs]
-            if any(d.failure for d in found) and (
-                noise := _noise(source, inputs, masks, expected, bound.nudge)
-            ):
-                found = [
-                    compare(case, *pair, tolerance, moved, bound.floor) if d.failure else d
-                    for d, pair, moved in zip(found, pairs, noise, strict=True)
-                ]
+            if any(d.failure for d in found):
+                found = settle(source, case, inputs, pairs, found, masks, settled)
             differences += found
         if precision != "fp32" and is_classifier(model.inputs, model.outputs):
             top1 = same_class_first(model, source.run, seed, source.roles, ranges, tolerance)
     differences += nothing_compared(differences, sizes)
-    report = VerificationReport(source.name, tolerance, tuple(differences), top1)
+    judge = source.judge.name if source.judge and any(d.judged for d in differences) else None
+    report = VerificationReport(
+        source.name, tolerance, tuple(differences), top1, judge, settled.unjudged
+    )
     if check:
         report.check()
     return report
@@ -168,35 +149,3 @@ def _answer(source: Reference, case: str, inputs: Mapping[str, Array]) -> Sequen
         raise VerificationError(
             f"{source.name} cannot run the model on {case} inputs: {error}"
         ) from error
-
-
-def _noise(
-    source: Reference,
-    inputs: Mapping[str, Array],
-    masks: Sequence[str],
-    expected: Sequence[Array],
-    nudge: float,
-) -> list[Array] | None:
-    """How far each element of each output moves when the reference rounds otherwise; None where
-    there is no other way to run it."""
-    rng = np.random.default_rng(0)
-    others = []
-    for _ in range(2):
-        moved = nudged(inputs, masks, rng, nudge)
-        if any(not np.array_equal(moved[k], inputs[k], equal_nan=True) for k in _floats(inputs)):
-            others.append((source.run, moved))
-    if source.otherwise is not None:
-        others.append((source.otherwise, dict(inputs)))
-    noise: list[Array] | None = None
-    for run, moved in others:
-        try:
-            outputs = run(moved)
-        except Exception:
-            continue  # a reference that refuses the neighbour of an input says nothing of it
-        found = [spread(o, e) for o, e in zip(outputs, expected, strict=True)]
-        noise = found if noise is None else list(map(np.maximum, noise, found))
-    return noise
-
-
-def _floats(inputs: Mapping[str, Array]) -> list[str]:
-    return [name for name, value in inputs.items() if is_float(value.dtype)]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+import pytest
 
 from gtco.verification import Role, cases, onnx_roles, verify
+from gtco.verification.cases import mask_of, ranges_to_try
 from tests.verification.test_verification import TensorSpec
 
 
@@ -67,11 +68,14 @@ def test_masks_are_tried_whole_empty_at_random_and_with_a_masked_row():
     assert set(np.unique(either["mask row -inf"]["pad_mask"])) == {0, -np.inf}
 
 
-def graph(text: str, **initializers: list[int]) -> onnx.GraphProto:
+def graph(text: str, **initializers: np.ndarray) -> onnx.GraphProto:
     result = onnx.parser.parse_graph(text)
-    for name, dims in initializers.items():
-        result.initializer.add(name=name, dims=dims, data_type=TensorProto.FLOAT)
+    for name, value in initializers.items():
+        result.initializer.append(onnx.numpy_helper.from_array(value, name))
     return result
+
+
+ONE = np.array(1, np.int64)
 
 
 def test_roles_are_read_from_the_graph():
@@ -104,19 +108,100 @@ def test_roles_are_read_from_the_graph():
                 y = MatMul(probabilities, scaled)
             }
             """,
-            table=[50, 4],
-            positions=[9, 4],
-            one=[],
-            low=[],
+            table=np.zeros((50, 4), np.float32),
+            positions=np.zeros((9, 4), np.float32),
+            one=ONE,
+            low=np.array(-3e38, np.float32),
         )
     )
-    assert roles["x"] == Role() and roles["pixels"] == Role()
+    assert roles["x"] == Role(data=True) and roles["pixels"] == Role(data=True)
     assert roles["ids"] == Role(index=True, bound=50)
     assert roles["pick"] == Role(index=True, bound=4)
-    assert roles["places"] == Role(index=True)  # shifted: the bound is found by trying
+    assert roles["places"] == Role(index=True, low=-1, bound=8)  # one is added to it
     assert roles["keep"].mask == "binary" and roles["soft"].mask == "binary"
     assert roles["bias"].mask == "additive" and roles["threshold"].mask == "binary"
     assert "table" not in roles
+
+
+def role_of(body: str, **constants: np.ndarray) -> Role:
+    """The role of ``i``, an int64[2,30] input, in a graph with a float input ``x`` too."""
+    text = f"g (int64[2,30] i, float[2,30] x) => (float[2,30] y) {{ {body} }}"
+    return onnx_roles(graph(text, **constants))["i"]
+
+
+TABLE = np.zeros((26, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("body", "constants", "range_"),
+    [
+        # bytes told apart by comparing each with all of them, as byte classifiers do
+        ("p = Equal(i, c) q = Cast<to=1>(p) y = MatMul(q, t)", {"c": np.arange(257)}, (0, 257)),
+        ("p = OneHot<axis=-1>(i, c, v) y = MatMul(p, t)", {"c": np.array(40)}, (0, 40)),
+        # letters: a table of 26 entries, 97 less
+        ("j = Sub(i, c) y = Gather(t, j)", {"c": np.array(97)}, (97, 123)),
+        ("j = Sub(c, i) y = Gather(t, j)", {"c": np.array(25)}, (0, 26)),
+        ("d = Mul(i, c) y = Gather(t, d)", {"c": np.array(5)}, (0, 6)),
+        # ids: asked too whether they are padding
+        ("m = Equal(i, c) y = Gather(t, i) z = Where(m, y, x)", {"c": ONE}, (0, 26)),
+        # pixels and lengths
+        ("f = Cast<to=1>(i) s = Div(f, c) y = Conv(s, t)", {"c": np.float32(255)}, (-1000, 1001)),
+        ("m = Less(c, i) f = Cast<to=1>(m) y = Mul(f, x)", {"c": np.arange(30)}, (0, 30)),
+        ("m = Greater(i, c) f = Cast<to=1>(m) y = Mul(f, x)", {"c": ONE * 127}, (-1000, 1001)),
+    ],
+)
+def test_integers_that_are_data_are_no_masks(body, constants, range_):
+    role = role_of(body, t=TABLE, v=np.array([0, 1], np.float32), **constants)
+    spec = TensorSpec("i", "int64", (2, 300))
+    assert mask_of(spec, {"i": role}) is None
+    assert ranges_to_try(spec, role)[0] == range_
+    drawn = cases((spec,), roles={"i": role})
+    assert list(drawn) == ["random"]
+    values = drawn["random"]["i"]
+    assert (values.min(), values.max()) == (range_[0], range_[1] - 1)
+    assert len(np.unique(values)) > min(200, range_[1] - range_[0]) / 2
+    if len(role.told) == 1:  # what the model tells apart is met often
+        assert (values == role.told[0]).sum() > 50
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "m = Cast<to=9>(i) y = Where(m, x, z)",
+        "m = Equal(i, zero) y = Where(m, z, x)",
+        "f = Cast<to=1>(i) r = Sub(one, f) n = Mul(r, low) s = Add(x, n) y = Softmax(s)",
+        # a mask of pixels is resized; means over tokens count it
+        "f = Cast<to=1>(i) r = Resize(f, none, c) b = Cast<to=9>(r) y = Where(b, x, z)",
+        "f = Cast<to=1>(i) n = ReduceSum(f) k = Mul(x, f) y = Div(k, n) b = Cast<to=9>(i)",
+        "a = Unsqueeze(i, one) b = Unsqueeze(i, two) c = Mul(a, b) d = Cast<to=9>(c)",
+    ],
+)
+def test_what_is_only_asked_whether_is_a_mask(body):
+    constants = {"zero": ONE * 0, "one": ONE, "two": ONE * 2, "low": np.float32(-3e38)}
+    role = role_of(body, **{n: np.asarray(v) for n, v in constants.items()})
+    assert mask_of(TensorSpec("i", "int64", (2, 30)), {"i": role}) == "binary"
+
+
+def test_floats_that_are_compared_are_data():
+    def kind(name: str, body: str) -> str | None:
+        text = f"g (float[2,30] {name}) => (float[2,30] y) {{ {body} }}"
+        roles = onnx_roles(graph(text, zero=np.float32(0), slope=np.float32(0.1)))
+        return mask_of(TensorSpec(name, "float32", (2, 30)), roles)
+
+    leaky = "m = Greater(x, zero) n = Mul(x, slope) y = Where(m, x, n)"
+    assert kind("x", leaky) is None and kind("x", leaky + " z = Relu(y)") is None
+    assert kind("x", "m = IsNaN(x) n = Where(m, zero, x) y = Exp(n)") is None
+    assert kind("pad_mask", "m = Greater(pad_mask, zero) y = Cast<to=1>(m)") == "binary"
+
+
+def test_subgraphs_read_inputs_too():
+    body = onnx.parser.parse_graph("b () => (float[2,4] t) { t = Gather(table, i) }")
+    outer = graph(
+        "g (int64[2] i, bool k) => (float[2,4] y) { n = Neg(i) }",
+        table=np.zeros((7, 4), np.float32),
+    )
+    outer.node.append(onnx.helper.make_node("If", ["k"], ["y"], then_branch=body, else_branch=body))
+    assert onnx_roles(outer)["i"].bound == 7
 
 
 def test_ids_that_the_reference_refuses_are_drawn_smaller():

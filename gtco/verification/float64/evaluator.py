@@ -1,0 +1,194 @@
+"""ONNX models evaluated in numpy, in float64 or as float32 and narrower formats would round.
+
+The operators are those of ``onnx.reference``, and ours (``operators.py``, ``spatial.py``,
+``resizing.py``) where those are slow, keep to float32 or lack something. Weights stay in their own
+format and are widened where they are used; a tensor is dropped when its last reader has run. Time
+and memory are bounded: :class:`Unjudged` says which operator or bound stopped an evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from gtco.support.dtypes import is_float
+from gtco.verification.float64.operators import OPERATORS, Arithmetic, arithmetic
+from gtco.verification.float64.resizing import RESIZING
+from gtco.verification.float64.spatial import SPATIAL
+from gtco.verification.judge import Unjudged
+
+Array = NDArray[Any]
+
+# Operators of onnx.reference that loop over elements in Python: microseconds an element.
+LOOPS = frozenset(
+    "AffineGrid CausalConvWithState Col2Im DFT DeformConv Det GRU LRN LSTM LinearAttention LpPool "
+    "MaxUnpool NonMaxSuppression RNN ReverseSequence RoiAlign STFT TensorScatter Unique".split()
+)
+ELEMENTS = 100_000  # what an operator that loops may read and write
+RANDOM = frozenset(
+    "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
+)
+
+
+@dataclass
+class Limits:
+    """What evaluations may take: ``seconds`` all of them together, ``bytes`` the tensors of one at
+    any time.
+    """
+
+    seconds: float
+    bytes: int
+    _spent: float = field(default=0.0, init=False)
+    _since: float = field(default=0.0, init=False)
+
+    def __enter__(self) -> Limits:
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._spent += time.monotonic() - self._since
+
+    def check(self, held: int) -> None:
+        if self._spent + time.monotonic() - self._since > self.seconds:
+            raise Unjudged(f"it takes more than {self.seconds:g} s")
+        if held > self.bytes:
+            raise Unjudged(f"it takes more than {self.bytes / 2**30:.2g} GB of memory")
+
+
+class Evaluator:
+    """A ``ModelProto`` whose local functions are inlined and whose weights are in it.
+
+    Raises :class:`Unjudged` where an operator has no meaning here.
+    """
+
+    def __init__(self, model: Any, limits: Limits) -> None:
+        self.limits = limits
+        kind = type("_Bounded", (_Bounded,), {"limits": limits})
+        with np.errstate(all="ignore"):
+            try:
+                self._inner = kind(_plain_domains(model), new_ops=[*OPERATORS, *SPATIAL, *RESIZING])
+            except Unjudged:
+                raise
+            except Exception as error:  # it raises whatever comes, of any type
+                raise Unjudged(_said(error)) from error
+
+    def run(self, inputs: Mapping[str, Array], rules: Arithmetic) -> list[Array]:
+        """The outputs in order; floats come in the dtype of ``rules``."""
+        given = {name: _in(value, rules.dtype) for name, value in inputs.items()}
+        with self.limits, arithmetic(rules), np.errstate(all="ignore"):
+            try:
+                found = self._inner.run(None, given)
+            except Unjudged:
+                raise
+            except MemoryError as error:
+                raise Unjudged("memory does not suffice") from error
+            except Exception as error:
+                raise Unjudged(_said(error)) from error
+        return [_in(np.asarray(value), rules.dtype) for value in found]
+
+
+class _Bounded(ReferenceEvaluator):
+    """Runs graphs, subgraphs and functions; keeps what is read again and no more."""
+
+    limits: Limits
+
+    def _load_impl(self, node: Any, input_types: Any = None) -> Any:
+        if node.op_type in RANDOM:
+            raise Unjudged(f"{node.op_type} is random")
+        try:
+            return super()._load_impl(node, input_types)
+        except (NotImplementedError, FileNotFoundError, RuntimeError) as error:
+            from onnx.reference.op_run import RuntimeContextError
+
+            if isinstance(error, RuntimeContextError) and input_types is None:
+                raise  # the caller tries again with types
+            name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            raise Unjudged(f"it has no {name}") from error
+
+    def run(
+        self,
+        output_names: Any,
+        feed_inputs: dict[str, Any],
+        attributes: dict[str, Any] | None = None,
+        intermediate: bool = False,
+        **_: Any,
+    ) -> Any:
+        """What the base class does, without its checks of annotated shapes."""
+        wanted = list(self.output_names if output_names is None else output_names)
+        dtype = arithmetic.rules.dtype
+        values: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
+        last = {name: n for n, node in enumerate(self.rt_nodes_) for name in node.input}
+        kept = {"", *wanted, *_read_inside(self.onnx_graph_)}
+        held = sum(_bytes(value) for value in feed_inputs.values())
+        for n, node in enumerate(self.rt_nodes_):
+            given = [_in(values[name], dtype) for name in node.input]
+            extra: dict[str, Any] = {}
+            if node.has_linked_attribute and attributes:
+                extra["linked_attributes"] = attributes
+            if node.need_context():
+                extra["context"] = values
+            _refuse_loops(node, given)
+            results = node.run(*given, **extra)
+            for name, value in zip(node.output, results, strict=False):
+                values[name] = _in(value, dtype)
+                held += _bytes(values[name])
+            self.limits.check(held)
+            for name in {*node.input, *node.output}:
+                if last.get(name, n) == n and name not in kept and name in values:
+                    held -= _bytes(values.pop(name)) if name not in self.rt_inits_ else 0
+        return values if intermediate else [values[name] for name in wanted]
+
+
+def _in(value: Any, dtype: Any) -> Any:
+    """Floats in the format of the evaluation, all else as it is."""
+    if isinstance(value, np.ndarray | np.generic) and is_float(value.dtype):
+        return np.asarray(value).astype(dtype, copy=False)
+    return value
+
+
+def _bytes(value: Any) -> int:
+    return int(getattr(value, "nbytes", 0))
+
+
+def _refuse_loops(node: Any, given: Sequence[Any]) -> None:
+    kind = node.onnx_node.op_type
+    if kind in LOOPS:
+        elements = sum(int(getattr(value, "size", 0)) for value in given)
+        if elements > ELEMENTS:
+            raise Unjudged(f"its {kind} would loop over {elements} elements in Python")
+
+
+def _read_inside(graph: Any) -> set[str]:
+    """Names that subgraphs of the graph's nodes read."""
+    found: set[str] = set()
+    for node in graph.node if graph is not None else ():
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                found |= {name for n in inner.node for name in n.input} | _read_inside(inner)
+                found |= {value.name for value in inner.output}
+    return found
+
+
+def _plain_domains(model: Any) -> Any:
+    """A copy in which ONNX's own domain has its one short name."""
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for entry in copy.opset_import:
+        entry.domain = "" if entry.domain == "ai.onnx" else entry.domain
+    for node in copy.graph.node:
+        node.domain = "" if node.domain == "ai.onnx" else node.domain
+    return copy
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, short."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {line[:200]}"

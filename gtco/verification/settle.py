@@ -1,0 +1,148 @@
+"""Where outputs differ from the reference by more than the plain tolerance: who is right, and is it
+more than what rounding costs there?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gtco.support.dtypes import is_float
+from gtco.verification.cases import nudged
+from gtco.verification.compare import FLOOR, compare, spread
+from gtco.verification.judge import Unjudged
+from gtco.verification.reference import Reference
+from gtco.verification.report import Difference
+
+Array = NDArray[Any]
+Pair = tuple[str, Array, Array]  # the output's name, the compiled model's, the reference's
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``tolerance``: what an error may be of the magnitude around an element, which is ``floor``
+    times the output's median at least. ``nudge``: by how much inputs are moved, of their own
+    magnitude, to see how stable the reference is.
+    """
+
+    tolerance: float
+    nudge: float
+    floor: float = FLOOR
+
+
+# By the precision that a model was compiled with. fp32 against fp32: sums in another order, and a
+# few roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of
+# every product is off by up to 2^-9, so what nearly cancels is as far off as its neighbours are.
+# fp16: an eighth of that, and infinite beyond 65504, which is a failure like any other.
+BOUNDS = {
+    "fp32": Bound(1e-3, 2.0**-20),
+    "bf16": Bound(0.1, 2.0**-9, 1.0),
+    "fp16": Bound(0.0125, 2.0**-12, 1.0),
+}
+TOLERANCE = BOUNDS["fp32"].tolerance
+
+
+@dataclass
+class Settling:
+    """How outputs are held against each other. ``unjudged``: why float64 could not decide; None
+    while it could."""
+
+    bound: Bound
+    tolerance: float
+    precision: str
+    unjudged: str | None = None
+
+
+def settle(
+    source: Reference,
+    case: str,
+    inputs: Mapping[str, Array],
+    pairs: Sequence[Pair],
+    found: Sequence[Difference],
+    masks: Sequence[str],
+    how: Settling,
+) -> list[Difference]:
+    """``found``, the plain comparisons of ``pairs``, with those that failed compared again: with
+    float64, and if they still fail with what rounding costs there."""
+    exact = _exact(source, inputs, pairs, how)
+    least = (0.0,) * len(pairs) if exact is not None or not source.floors else source.floors
+    truths = exact if exact is not None else [None] * len(pairs)
+
+    def again(noise: Sequence[Array | None]) -> list[Difference]:
+        return [
+            compare(case, *pair, how.tolerance, moved, how.bound.floor, truth, low)
+            if d.failure
+            else d
+            for d, pair, moved, truth, low in zip(found, pairs, noise, truths, least, strict=True)
+        ]
+
+    judged = again([None] * len(pairs))
+    if not any(d.failure for d in judged):
+        return judged
+    near = _neighbours(inputs, masks, how.bound.nudge)
+    if exact is None:
+        runs = [(source.run, x) for x in near]
+        if source.otherwise is not None:
+            runs.append((source.otherwise, dict(inputs)))
+        noise = _moved(runs, [e for _, _, e in pairs])
+    else:  # of the reference nothing: where its kernels are coarse, so are its changes
+        assert source.judge is not None
+        judge = source.judge
+        runs = [(judge.exact, x) for x in near]
+        runs.append((lambda x: judge.rounded(x, how.precision), dict(inputs)))
+        noise = _moved(runs, exact)
+    return again(noise) if noise is not None else judged
+
+
+def _exact(
+    source: Reference, inputs: Mapping[str, Array], pairs: Sequence[Pair], how: Settling
+) -> list[Array] | None:
+    if source.judge is None:
+        return None
+    try:
+        exact = [np.asarray(x) for x in source.judge.exact(inputs)]
+        shapes = [x.shape for x in exact]
+        if shapes != [e.shape for _, _, e in pairs]:
+            raise Unjudged(f"its outputs have the shapes {shapes}")
+        return exact
+    except Unjudged as why:
+        how.unjudged = str(why)
+        return None
+
+
+def _neighbours(
+    inputs: Mapping[str, Array], masks: Sequence[str], nudge: float
+) -> list[dict[str, Array]]:
+    """Two inputs that differ from these by roundings; none where nothing can be moved."""
+    rng = np.random.default_rng(0)
+    near = [nudged(inputs, masks, rng, nudge) for _ in range(2)]
+    return [
+        x
+        for x in near
+        if any(not np.array_equal(x[k], inputs[k], equal_nan=True) for k in _floats(inputs))
+    ]
+
+
+def _moved(
+    runs: Sequence[tuple[Callable[[Mapping[str, Array]], Sequence[Array]], dict[str, Array]]],
+    unmoved: Sequence[Array],
+) -> list[Array] | None:
+    """How far each element of each output moves at most over the runs; None where none ends."""
+    noise: list[Array] | None = None
+    for run, inputs in runs:
+        try:
+            outputs = run(inputs)
+        except Exception:
+            continue  # what refuses the neighbour of an input says nothing of it
+        if [np.shape(o) for o in outputs] != [e.shape for e in unmoved]:
+            continue
+        found = [spread(o, e) for o, e in zip(outputs, unmoved, strict=True)]
+        noise = found if noise is None else list(map(np.maximum, noise, found))
+    return noise
+
+
+def _floats(inputs: Mapping[str, Array]) -> list[str]:
+    return [name for name, value in inputs.items() if is_float(value.dtype)]
