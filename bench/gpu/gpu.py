@@ -39,7 +39,7 @@ from bench.gpu.kernels import KERNELS
 from bench.gpu.peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
 from bench.harness.machine import describe
 from bench.harness.process import child_environment
-from bench.harness.rounds import Candidate, Comparison, compare
+from bench.harness.rounds import Comparison, Contender, compare
 from bench.harness.suite import console
 from gtco.cli.arguments import positive
 from gtco.machine.gpu import gpu_target
@@ -175,7 +175,7 @@ def _measure_models(
             job["error"] = f"{job['library']} is not there"
         systems = [REFERENCE, *([] if "error" in job else ways(Path(job["library"]))), *peers]
         found = compare(
-            [Candidate(name, {**job, "system": name}, WORKER) for name in systems],
+            [Contender(name, {**job, "system": name}, WORKER) for name in systems],
             options.rounds,
             reference=REFERENCE,
             tolerance=TOLERANCE,

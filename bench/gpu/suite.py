@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.gpu.peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
 from bench.harness.peers import peer_of
-from bench.harness.rounds import Candidate, Comparison, Measurement, compare
+from bench.harness.rounds import Comparison, Contender, Measurement, compare
 from bench.harness.suite import Result, available_threads
 from bench.harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
 from gtco.cli.console import status
@@ -94,7 +94,7 @@ def run_model(
                 skipped[name] = TORCH_NEEDS_SOURCE
         comparison = compare(
             [
-                Candidate(
+                Contender(
                     name,
                     {**job, "system": name, **({"precision": "fp32"} if name == reference else {})},
                     WORKER,

@@ -30,7 +30,7 @@ WORKER = (sys.executable, "-m", "bench.harness.worker")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contender:
     """A system to be timed. ``job`` goes to the worker as it is; ``command`` starts a worker that
     knows ``job['system']``.
     """
@@ -110,12 +110,12 @@ class Comparison:
 
 
 def compare(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Contender],
     rounds: int = 7,
     *,
     warm: float = 1.0,
     budget: float = 0.3,
-    peak: Candidate | None = None,
+    peak: Contender | None = None,
     reference: str = "onnxruntime",
     tolerance: float = 1e-3,
     progress: Progress = lambda text: None,
@@ -150,7 +150,7 @@ def compare(
 class _Contest:
     """The workers of one comparison and what has been seen of them so far."""
 
-    def __init__(self, candidates: Sequence[Candidate], peak: Candidate | None):
+    def __init__(self, candidates: Sequence[Contender], peak: Contender | None):
         self.results = {c.name: Measurement(c.name) for c in candidates}
         self.peaks: list[float] = []
         self.peak_error: str | None = None
@@ -159,7 +159,7 @@ class _Contest:
         self._names: list[str] = []
         self._peak: Worker | None = None
 
-    def load(self, candidate: Candidate, warm: float, budget: float, folder: Path) -> None:
+    def load(self, candidate: Contender, warm: float, budget: float, folder: Path) -> None:
         name = candidate.name
         worker = self._workers[name] = Worker(candidate.command)
         try:
@@ -181,7 +181,7 @@ class _Contest:
         for name, seen in agree(outputs, reference, tolerance).items():
             self._update(name, difference=seen.difference, disagrees=seen.reason)
 
-    def open_peak(self, peak: Candidate) -> None:
+    def open_peak(self, peak: Contender) -> None:
         self._peak = Worker(peak.command)
         try:
             self._peak.ask(OPEN_TIMEOUT, do="open", job=dict(peak.job))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.harness import machine
 from bench.harness.build import Build, Tuning, build
 from bench.harness.peers import peer_of
-from bench.harness.rounds import Candidate, Comparison, Measurement, compare
+from bench.harness.rounds import Comparison, Contender, Measurement, compare
 from bench.harness.workload import Workload, candidates, prepare
 from gtco.cli import console as output
 from gtco.cli.console import say, status
@@ -132,8 +132,8 @@ def run_model(
                 skipped[f"gtco:{effort}"] = made.error
             elif chosen[0].name == "gtco":
                 job = {**chosen[0].job, "library": made.library}
-                chosen.insert(len(tuned), Candidate(f"gtco:{effort}", job))
-        peak = Candidate("peak", {"system": "peak", "threads": threads, "precision": precision})
+                chosen.insert(len(tuned), Contender(f"gtco:{effort}", job))
+        peak = Contender("peak", {"system": "peak", "threads": threads, "precision": precision})
         comparison = compare(
             chosen,
             rounds,

@@ -19,7 +19,7 @@ from bench.harness.build import Build, build
 from bench.harness.flops import count_flops
 from bench.harness.peers import NEEDS_MODEL, SETTINGS, peer_of
 from bench.harness.process import child_environment
-from bench.harness.rounds import Candidate, Progress
+from bench.harness.rounds import Contender, Progress
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import TensorSpec
@@ -182,7 +182,7 @@ def _size(tensor: str, dim: onnx.TensorShapeProto.Dimension, shapes: Mapping[str
 
 def candidates(
     workload: Workload, peers: Sequence[str], threads: int
-) -> tuple[list[Candidate], dict[str, str]]:
+) -> tuple[list[Contender], dict[str, str]]:
     """gtco and the asked peers as candidates, and the reason of each one that cannot run this
     workload.
     """
@@ -194,7 +194,7 @@ def candidates(
         "precision": workload.precision,
         "library": workload.build.library,
     }
-    chosen: list[Candidate] = []
+    chosen: list[Contender] = []
     skipped: dict[str, str] = {}
     for name in ("gtco", *peers):
         if name == "gtco" and workload.build.error:
@@ -202,7 +202,7 @@ def candidates(
         elif peer_of(name) in NEEDS_MODEL and workload.model is None:
             skipped[name] = TORCH_NEEDS_SOURCE
         else:
-            chosen.append(Candidate(name, {"system": name, **job}))
+            chosen.append(Contender(name, {"system": name, **job}))
     return chosen, skipped
 
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 from rich.table import Table
 
 from bench.harness.by_model import every_model, parser
-from bench.harness.rounds import Candidate, compare
+from bench.harness.rounds import Contender, compare
 from bench.harness.suite import console
 from bench.harness.workload import candidates, prepare
 from gtco import compiler
@@ -182,7 +182,7 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
         library = options.folder / f"{model}-without-{name}.so"
         with compiled_by(VARIANTS[name][1]):
             made[name] = compiler.compile_to_file(work.onnx, library, threads=options.threads)
-        rivals.append(Candidate(name, {**whole.job, "library": str(library)}))
+        rivals.append(Contender(name, {**whole.job, "library": str(library)}))
     seen = compare([whole, *rivals, peer], options.rounds)
     return [
         Row(

@@ -31,7 +31,7 @@ from rich.console import Console
 
 from bench.harness.build import build
 from bench.harness.peers import SETTINGS
-from bench.harness.rounds import Candidate, Measurement, compare
+from bench.harness.rounds import Contender, Measurement, compare
 from bench.harness.suite import available_threads, console, header, write_report
 from bench.models.examine import Examination, examine
 from gtco.cli.arguments import positive
@@ -149,7 +149,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
                 "library": str(library),
                 "precision": precision,
             }
-            systems = [Candidate(n, {"system": n, **job}) for n in ("gtco", *SYSTEMS)]
+            systems = [Contender(n, {"system": n, **job}) for n in ("gtco", *SYSTEMS)]
             raced = compare(
                 systems,
                 options.rounds,

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.harness.by_model import every_model, parser
-from bench.harness.rounds import Candidate, compare
+from bench.harness.rounds import Contender, compare
 from bench.harness.suite import console
 from bench.harness.workload import candidates, check_peers, prepare
 from bench.models.end_to_end import MODELS
@@ -82,7 +82,7 @@ def measure(name: str, options: argparse.Namespace) -> Row:
     library = folder / f"{name}-{options.effort}.so"
     report = compile_to_file(work.onnx, library, threads=options.threads, tune=options.effort)
     found, _ = candidates(work, check_peers(options.peers), options.threads)
-    tuned = Candidate(TUNED, {**found[0].job, "library": str(library)})
+    tuned = Contender(TUNED, {**found[0].job, "library": str(library)})
     seen = compare([found[0], tuned, *found[1:]], options.rounds)
     timed = [m for m in seen.measurements if m.rounds and m.system not in ("gtco", TUNED)]
     best = min(timed, key=lambda m: m.median, default=None)

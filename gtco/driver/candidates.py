@@ -42,7 +42,7 @@ MOST_COMPARED = 2 << 30  # bytes of results that are compared, the heaviest stag
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BundledKernel:
     """A config of a stage with its kernel."""
 
     stage: Stage
@@ -78,7 +78,7 @@ class _Room:
         places = accumulate(self.counters.values(), initial=self.results + self.scratch)
         return dict(zip(self.counters, places, strict=False))  # and where they end
 
-    def between(self, candidate: Candidate) -> tuple[BufferRef, ...]:
+    def between(self, candidate: BundledKernel) -> tuple[BufferRef, ...]:
         """The kernel's scratch and counters, where it has some."""
         if not candidate.kernel.counters:
             return ()
@@ -151,7 +151,7 @@ def built(
     per_stage: int,
     workers: Workers,
     notes: list[str],
-) -> list[list[Candidate]]:
+) -> list[list[BundledKernel]]:
     """Each stage's candidates in the policy's order; what gives no kernel is left out and noted."""
     jobs: dict[str, tuple[Job, Pick]] = {}
     for stage in stages:
@@ -172,7 +172,7 @@ def built(
             kernels[answer.symbol] = answer
     return [
         [
-            Candidate(job.stage, pick, kernels[symbol])
+            BundledKernel(job.stage, pick, kernels[symbol])
             for symbol, (job, pick) in jobs.items()
             if job.stage.key == stage.key and symbol in kernels
         ]
@@ -180,7 +180,7 @@ def built(
     ]
 
 
-def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep, ...]:
+def _steps(groups: Sequence[Sequence[BundledKernel]], room: _Room) -> tuple[GpuStep, ...]:
     """One round: the candidates, of each stage in turn, and each stage's first once more.
     ``info["rival"]`` is the number among the stage's (None of a launch that is compared and not
     timed); what is read twice says how far readings are apart.
@@ -194,7 +194,7 @@ def _steps(groups: Sequence[Sequence[Candidate]], room: _Room) -> tuple[GpuStep,
     )
 
 
-def _step(candidate: Candidate, buffers: tuple[BufferRef, ...], rival: int | None) -> GpuStep:
+def _step(candidate: BundledKernel, buffers: tuple[BufferRef, ...], rival: int | None) -> GpuStep:
     stage = candidate.stage
     info = {**describe(stage, candidate.pick), "label": stage.label, "rival": rival}
     made = step_of(candidate.kernel, buffers, info)
@@ -208,7 +208,7 @@ class _Deal:
     def __init__(self, room: _Room) -> None:
         self.room, self.at = room, 0
 
-    def step(self, candidate: Candidate, rival: int) -> GpuStep:
+    def step(self, candidate: BundledKernel, rival: int) -> GpuStep:
         floats, zeros = self.room.ring, self.room.ring + self.room.floats
         buffers = []
         for type, constant in _inputs(candidate):
@@ -239,7 +239,7 @@ class _Checks:
         self.compared: list[dict[str, Any]] = []
         self.bytes = 0
 
-    def of(self, groups: Sequence[Sequence[Candidate]], notes: list[str]) -> list[GpuStep]:
+    def of(self, groups: Sequence[Sequence[BundledKernel]], notes: list[str]) -> list[GpuStep]:
         steps: list[GpuStep] = []
         for rivals in groups:
             stage = rivals[0].stage
@@ -262,7 +262,7 @@ class _Checks:
             steps += self.stage(rivals)
         return steps
 
-    def stage(self, rivals: Sequence[Candidate]) -> Iterator[GpuStep]:
+    def stage(self, rivals: Sequence[BundledKernel]) -> Iterator[GpuStep]:
         given = rivals[0].stage.inputs
         drawn = {i.name: values(self.rng, i.type) for i in given if i.constant}
         packed: dict[tuple[str, Packing | None], int] = {}
@@ -296,7 +296,7 @@ class _Checks:
         return place
 
 
-def _inputs(candidate: Candidate) -> list[tuple[TensorType, bool]]:
+def _inputs(candidate: BundledKernel) -> list[tuple[TensorType, bool]]:
     """The types as the kernel sees them, and which are constants."""
     types: Mapping[str, TensorType] = packed_types(candidate.stage, candidate.kernel.packings)
     return [(types[i.name], i.constant) for i in candidate.stage.inputs]
@@ -306,7 +306,7 @@ def _is_float(type: TensorType) -> bool:
     return "float" in type.dtype
 
 
-def _room(candidates: Sequence[Candidate], constants: int, target: GpuTarget) -> _Room:
+def _room(candidates: Sequence[BundledKernel], constants: int, target: GpuTarget) -> _Room:
     """Enough for each candidate alone; ``constants`` are the model's, in bytes, of which no more
     matter than L2 could not keep.
     """

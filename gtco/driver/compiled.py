@@ -10,7 +10,7 @@ from gtco.runtime.module import Model
 from gtco.tuning.view import View
 
 if TYPE_CHECKING:
-    from gtco.tuning.whole import Verdict
+    from gtco.tuning.whole import ModelVerdict
 
 
 @dataclass
@@ -36,7 +36,7 @@ class CompileReport:
     tuning: list[dict[str, Any]] = field(default_factory=list)
     tuned: View | None = None
     fusion: str = ""
-    settled: Verdict | None = None
+    settled: ModelVerdict | None = None
 
     @property
     def seconds(self) -> float:

@@ -30,7 +30,7 @@ from gtco.search.recorded import RecordedPolicy
 from gtco.support.errors import BuildError
 from gtco.support.options import Tune
 from gtco.tensor.stage import Stage
-from gtco.tuning.race import Readings, race, saved
+from gtco.tuning.race import RaceReadings, race, saved
 
 SHARE = 0.5  # of the budget that is for choosing a partition; the rest is for the one that stands
 TURNS = 3
@@ -38,7 +38,7 @@ RACE_SECONDS = 3.0  # of readings side by side
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CutModel:
     """A partition of ``graph`` with its kernels. ``key``: how often it has each different stage."""
 
     graph: Graph
@@ -78,7 +78,7 @@ class Steps(Protocol):
 
     def tune(self, models: Sequence[Generated], effort: Tune) -> None: ...
 
-    def race(self, models: Sequence[Generated]) -> Readings:
+    def race(self, models: Sequence[Generated]) -> RaceReadings:
         """All stages, side by side; they are known from then on."""
         ...
 
@@ -111,7 +111,7 @@ class Measured:
     def tune(self, models: Sequence[Generated], effort: Tune) -> None:
         self.tuned(models, effort)
 
-    def race(self, models: Sequence[Generated]) -> Readings:
+    def race(self, models: Sequence[Generated]) -> RaceReadings:
         assert self.policy.records is not None, "what is measured is kept"
         found = race(models, self.policy.target, self.workers, self.threads, RACE_SECONDS)
         self.policy.records.add(found.records)
@@ -120,8 +120,8 @@ class Measured:
 
 
 def cooptimize(
-    first: Candidate, steps: Steps, effort: Tune, clock: Callable[[], float] = time.monotonic
-) -> tuple[Candidate, str]:
+    first: CutModel, steps: Steps, effort: Tune, clock: Callable[[], float] = time.monotonic
+) -> tuple[CutModel, str]:
     """The partition that stands, and in words how it came to."""
     end = clock() + effort.seconds
     seen = {first.key: first}
@@ -132,7 +132,7 @@ def cooptimize(
         if key in seen:
             return False
         try:
-            seen[key] = Candidate(graph, partition, steps.generate(partition))
+            seen[key] = CutModel(graph, partition, steps.generate(partition))
         except BuildError:  # no reason to end: it is not needed
             return False
         return True
@@ -183,7 +183,7 @@ def rest(effort: Tune, seconds: float, trials: int) -> Tune:
     return replace(effort, trials=max(effort.trials - trials, 1), seconds=left)
 
 
-def _differences(first: Candidate, chosen: Candidate) -> str:
+def _differences(first: CutModel, chosen: CutModel) -> str:
     """The stages that went, and those that came."""
     labels = {s.key: s.label for c in (first, chosen) for s in c.partition.stages}
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
 from gtco.driver.compilation import Compilation
-from gtco.driver.cooptimize import SHARE, Candidate, Measured, cooptimize, part, rest
+from gtco.driver.cooptimize import SHARE, CutModel, Measured, cooptimize, part, rest
 from gtco.runtime.artifact import write_artifact
 from gtco.runtime.publish import temporary
 from gtco.search.recorded import by_stage, last_reading
@@ -103,7 +103,7 @@ def partitioned(
         lambda stages: run.generate(stages, policy, workers),
         lambda models, some: results.extend(tuned(models, some)),
     )
-    first = Candidate(run.graph, run.found, run.generated)
+    first = CutModel(run.graph, run.found, run.generated)
     chosen, news = cooptimize(first, steps, effort)
     run.graph, run.found, run.generated = chosen.graph, chosen.partition, chosen.generated
     run.report.fusion = news

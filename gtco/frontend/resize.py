@@ -36,7 +36,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Taps:
+class ResizeTaps:
     """``index`` and ``weight`` are [out, taps]; ``inside`` [out] is false where a position lies
     outside of the axis and takes the extrapolation value.
     """
@@ -133,7 +133,7 @@ def positions(axis: Axis, coordinates: str) -> numpy.ndarray:
     return centre
 
 
-def taps(axis: Axis, method: Method) -> Taps:
+def taps(axis: Axis, method: Method) -> ResizeTaps:
     """Positions and weights for every output position of one axis."""
     at = positions(axis, method.coordinates)
     inside = numpy.ones(axis.out, bool)
@@ -156,7 +156,7 @@ def taps(axis: Axis, method: Method) -> Taps:
         if method.exclude_outside:
             weight = numpy.where((index < 0) | (index >= axis.size), 0.0, weight)
         weight = weight / weight.sum(axis=1, keepdims=True)
-    return Taps(numpy.clip(index, 0, axis.size - 1).astype(numpy.int64), weight, inside)
+    return ResizeTaps(numpy.clip(index, 0, axis.size - 1).astype(numpy.int64), weight, inside)
 
 
 def _nearest(at: numpy.ndarray, mode: str) -> numpy.ndarray:
@@ -193,13 +193,13 @@ def resize(builder: Any, x: Any, axes: Mapping[int, Axis], method: Method) -> An
     return builder.emit(relax.op.where(relax.const(inside, "bool"), x, value))
 
 
-def _identity(found: Taps) -> bool:
+def _identity(found: ResizeTaps) -> bool:
     at = numpy.arange(len(found.index))
     own = numpy.where(found.index == at[:, None], found.weight, 0.0).sum(axis=1)
     return bool(numpy.all(own == 1.0))
 
 
-def _along(builder: Any, x: Any, axis: int, size: int, found: Taps, dtype: str) -> Any:
+def _along(builder: Any, x: Any, axis: int, size: int, found: ResizeTaps, dtype: str) -> Any:
     rank = len(x.ty.shape)
     out, count = found.index.shape
     if count > FEW:
@@ -215,7 +215,7 @@ def _along(builder: Any, x: Any, axis: int, size: int, found: Taps, dtype: str) 
     return total
 
 
-def _product(builder: Any, x: Any, axis: int, size: int, found: Taps, dtype: str) -> Any:
+def _product(builder: Any, x: Any, axis: int, size: int, found: ResizeTaps, dtype: str) -> Any:
     """The axis last, times the matrix [size, out] of its weights, and back."""
     rank = len(x.ty.shape)
     matrix = numpy.zeros((size, len(found.index)))

@@ -38,7 +38,7 @@ _DIGEST_AT = 32  # in the description of CONTENTS
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """What a file was to be, in the words of errors: its name, who takes it, how it is made."""
 
     name: str
@@ -46,10 +46,10 @@ class Kind:
     make: str
 
 
-MODEL = Kind(
+MODEL = FileKind(
     "shared library", "gtco.load takes the .so that 'gtco compile' writes", "compile the model"
 )
-BUNDLE = Kind(
+BUNDLE = FileKind(
     "bundle of candidates",
     "gtco measure takes the .bundle that 'gtco candidates' writes",
     "make it with 'gtco candidates'",
@@ -76,7 +76,7 @@ class Contents:
     metadata: dict[str, Any]
 
 
-def read_contents(path: Path, wanted: Kind | None = None) -> Contents:
+def read_contents(path: Path, wanted: FileKind | None = None) -> Contents:
     """The id and the metadata of a library, of which nothing is run.
 
     Raises :class:`ArtifactError` where the file is missing, damaged, not gtco's or of another
@@ -111,7 +111,7 @@ def seal(path: Path) -> None:
 class _Elf:
     """An open library of gtco's whose headers have been checked."""
 
-    def __init__(self, path: Path, file: BinaryIO, wanted: Kind = MODEL) -> None:
+    def __init__(self, path: Path, file: BinaryIO, wanted: FileKind = MODEL) -> None:
         self.path, self.file = path, file
         self.header = file.read(_HEADER)
         self.segments, end = _segments(path, self.header, file, wanted)
@@ -189,7 +189,7 @@ class _Elf:
 
 
 def _segments(
-    path: Path, header: bytes, file: BinaryIO, wanted: Kind
+    path: Path, header: bytes, file: BinaryIO, wanted: FileKind
 ) -> tuple[list[_Segment], int]:
     """The program headers, and the least size that the file must have."""
     if header[:4] != b"\x7fELF":
@@ -231,7 +231,7 @@ def _notes(data: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-def _check_id(path: Path, description: bytes, wanted: Kind) -> bytes:
+def _check_id(path: Path, description: bytes, wanted: FileKind) -> bytes:
     version = struct.unpack_from("<I", description)[0] if len(description) == 40 else None
     if version != ABI_VERSION:
         raise ArtifactError(
@@ -241,7 +241,7 @@ def _check_id(path: Path, description: bytes, wanted: Kind) -> bytes:
     return description[8:40]
 
 
-def _metadata(path: Path, data: bytes, wanted: Kind) -> dict[str, Any]:
+def _metadata(path: Path, data: bytes, wanted: FileKind) -> dict[str, Any]:
     try:
         metadata = json.loads(data)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_void_
 from pathlib import Path
 from typing import Any
 
-from gtco.runtime.elf import Kind, read_contents
+from gtco.runtime.elf import FileKind, read_contents
 from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import ArtifactError
 
@@ -157,7 +157,7 @@ def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"])) for t in metadata[kind])
 
 
-def read_metadata(path: str | os.PathLike[str], wanted: Kind | None = None) -> dict[str, Any]:
+def read_metadata(path: str | os.PathLike[str], wanted: FileKind | None = None) -> dict[str, Any]:
     """The metadata of an artifact, of which nothing is run: so also on a machine that lacks the
     instructions it needs.
     """

@@ -41,7 +41,7 @@ NUMBERS = "fiu"  # kinds of dtype as numpy names them: float, signed, unsigned i
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class ElementwiseOperator:
     """One element-wise operator; operands broadcast as numpy's do.
 
     ``dtypes`` are the kinds it has a meaning for (``f``, ``i``, ``u``, ``b``); what is computed for
@@ -132,18 +132,20 @@ def _half_of(op: Operator, name: str, x: np.ndarray) -> Any:
     return special_functions.of_dtype(x, op[name])
 
 
-def _unary_rows() -> list[Elementwise]:
+def _unary_rows() -> list[ElementwiseOperator]:
     special, vector = special_functions, vector_math
 
     def row(
         name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit, **rest: Any
-    ) -> Elementwise:
-        return Elementwise(name, 1, dtypes, _numpy(meaning), emit, **rest)
+    ) -> ElementwiseOperator:
+        return ElementwiseOperator(name, 1, dtypes, _numpy(meaning), emit, **rest)
 
-    def same(name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit) -> Elementwise:
+    def same(
+        name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit
+    ) -> ElementwiseOperator:
         return row(name, dtypes, meaning, emit, relax=name)
 
-    def by_libm(name: str, meaning: Callable[..., np.ndarray]) -> Elementwise:
+    def by_libm(name: str, meaning: Callable[..., np.ndarray]) -> ElementwiseOperator:
         return same(name, "f", meaning, _libm(name))
 
     return [
@@ -225,7 +227,7 @@ def _unary_rows() -> list[Elementwise]:
             conditions=1,
         ),
         # with attributes
-        Elementwise(
+        ElementwiseOperator(
             "cast",
             1,
             NUMBERS + "b",
@@ -235,7 +237,7 @@ def _unary_rows() -> list[Elementwise]:
             moves=True,
             text="the output's dtype says to what",
         ),
-        Elementwise(
+        ElementwiseOperator(
             "clip",
             1,
             NUMBERS,
@@ -244,7 +246,7 @@ def _unary_rows() -> list[Elementwise]:
             attrs=("min", "max"),
             text="either bound may be infinite",
         ),
-        Elementwise(
+        ElementwiseOperator(
             "leaky_relu",
             1,
             "f",
@@ -252,7 +254,7 @@ def _unary_rows() -> list[Elementwise]:
             _bound(composite.leaky_relu),
             attrs=("alpha",),
         ),
-        Elementwise(
+        ElementwiseOperator(
             "elu",
             1,
             "f",
@@ -264,35 +266,35 @@ def _unary_rows() -> list[Elementwise]:
     ]
 
 
-def _binary_rows() -> list[Elementwise]:
+def _binary_rows() -> list[ElementwiseOperator]:
     def row(
         name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Emit, **rest: Any
-    ) -> Elementwise:
-        return Elementwise(name, 2, dtypes, _numpy(meaning), emit, relax=name, **rest)
+    ) -> ElementwiseOperator:
+        return ElementwiseOperator(name, 2, dtypes, _numpy(meaning), emit, relax=name, **rest)
 
     def plain(
         name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
-    ) -> Elementwise:
+    ) -> ElementwiseOperator:
         return row(name, dtypes, meaning, _plain(emit))
 
     def compared(
         name: str, dtypes: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
-    ) -> Elementwise:
+    ) -> ElementwiseOperator:
         return row(name, dtypes, meaning, _plain(emit), tests=True)
 
     def logical(
         name: str, meaning: Callable[..., np.ndarray], combine: Callable[..., Expr]
-    ) -> Elementwise:
+    ) -> ElementwiseOperator:
         return row(name, "b", meaning, _logical(combine), tests=True, conditions=2)
 
     def two(
         name: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
-    ) -> Elementwise:
+    ) -> ElementwiseOperator:
         return row(name, NUMBERS, meaning, _of_two(emit))
 
     def integers(
         name: str, meaning: Callable[..., np.ndarray], emit: Callable[..., Expr]
-    ) -> Elementwise:
+    ) -> ElementwiseOperator:
         return row(name, "iu", meaning, _of_two(emit))
 
     return [
@@ -323,7 +325,7 @@ def _binary_rows() -> list[Elementwise]:
     ]
 
 
-_WHERE = Elementwise(
+_WHERE = ElementwiseOperator(
     "where",
     3,
     NUMBERS + "b",
@@ -335,7 +337,7 @@ _WHERE = Elementwise(
     moves=True,
 )
 
-ELEMENTWISE_OPERATORS: dict[str, Elementwise] = {
+ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
     row.name: row for row in (*_unary_rows(), *_binary_rows(), _WHERE)
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)

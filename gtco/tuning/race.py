@@ -24,7 +24,7 @@ from gtco.tuning.verdict import judge
 
 
 @dataclass(frozen=True)
-class Readings:
+class RaceReadings:
     """``seconds`` [rounds, 2] of each stage, by key; and a record for each: its kernel, kept."""
 
     seconds: Mapping[str, np.ndarray]
@@ -33,7 +33,7 @@ class Readings:
 
 def race(
     models: Sequence[Generated], target: Machine, workers: Workers, threads: int, seconds: float
-) -> Readings:
+) -> RaceReadings:
     """Every different stage of the models with its kernel as it stands; those whose timing fails
     are left out.
     """
@@ -46,7 +46,7 @@ def race(
         for key, (stage, model) in stages.items()
     ]
     found = [t for t in Measurer(workers, target, threads).time(trials, seconds) if not t.failed]
-    return Readings(
+    return RaceReadings(
         {timed.trial.stage.key: timed.readings for timed in found},
         tuple(_record(timed, circumstances(target)) for timed in found),
     )
@@ -60,7 +60,7 @@ def _record(timed: Timed, known: str) -> Record:
     return Record.of(stage, pick, known, "kept", measured)
 
 
-def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: Readings) -> float:
+def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: RaceReadings) -> float:
     """Seconds that a rival partition clearly saves, 0 where it does not: how often each has every
     stage, by key. Only the stages that they do not share are compared, round by round.
     """

@@ -38,7 +38,7 @@ SECONDS, MOST_SECONDS = 1.0, 300.0  # rounds go on for so long; a process that h
 
 
 @dataclass(frozen=True)
-class Readings:
+class ModelReadings:
     """Seconds of every stage in a run, [rounds, stages], in the model's order."""
 
     first: np.ndarray
@@ -46,7 +46,7 @@ class Readings:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModelVerdict:
     """``back``: keys of the stages that get their first pick again; ``uncut``: does the model its
     first partition? Seconds of a run before tuning, and of what is left of it.
     """
@@ -68,7 +68,7 @@ def cost(seconds: float, weights_bytes: int) -> float:
     return max(4 * LEAST_ROUNDS * seconds, SECONDS) + 2 * (weights_bytes / 4e8 + 0.3)
 
 
-def judge(first: Generated, tuned: Generated, readings: Readings) -> Verdict:
+def judge(first: Generated, tuned: Generated, readings: ModelReadings) -> ModelVerdict:
     """Stage by stage where both have one, by its share of the whole run in the same round; then the
     rest of both, with the better picks in either.
     """
@@ -90,7 +90,7 @@ def judge(first: Generated, tuned: Generated, readings: Readings) -> Verdict:
     uncut = was.keys() != became.keys() and float(np.median(new / old)) >= 1.0
     seconds = float(np.median(before))
     after = seconds * float(np.median((old if uncut else new) / before))
-    return Verdict(frozenset(back), uncut, seconds, after)
+    return ModelVerdict(frozenset(back), uncut, seconds, after)
 
 
 def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:
@@ -101,7 +101,7 @@ def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:
     return {key: readings[:, of].mean(axis=1) for key, of in columns.items()}
 
 
-def settled(first: Generated, tuned: Generated, verdict: Verdict) -> Generated:
+def settled(first: Generated, tuned: Generated, verdict: ModelVerdict) -> Generated:
     """The model that stands, of both."""
     base = first if verdict.uncut else tuned
     better = {
@@ -120,7 +120,7 @@ def settled(first: Generated, tuned: Generated, verdict: Verdict) -> Generated:
 def refuted(
     first: Generated,
     tuned: Generated,
-    readings: Readings,
+    readings: ModelReadings,
     known: Mapping[str, Sequence[Record]],
     circumstances: str,
 ) -> list[Record]:
@@ -153,10 +153,10 @@ def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) ->
 
 
 # running ------------------------------------------------------------------------------------------
-def read(first: Path, tuned: Path) -> Readings | str:
+def read(first: Path, tuned: Path) -> ModelReadings | str:
     """The readings of both libraries, or in words how running them failed."""
     said = printed("whole", [str(first), str(tuned)], MOST_SECONDS)
-    return said if isinstance(said, str) else Readings(*map(np.array, said))
+    return said if isinstance(said, str) else ModelReadings(*map(np.array, said))
 
 
 def main(libraries: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from bench.harness import worker
 from bench.harness.agreement import Agreement, agree
 from bench.harness.process import Worker, WorkerError
-from bench.harness.rounds import Candidate, Measurement, calls_per_round, compare
+from bench.harness.rounds import Contender, Measurement, calls_per_round, compare
 
 FAKE = """
 import json, os, sys, threading, time
@@ -53,9 +53,9 @@ def fake(tmp_path):
     script, log = tmp_path / "fake.py", tmp_path / "log"
     script.write_text(FAKE)
 
-    def make(name: str, seconds: float = 0.004, **job) -> Candidate:
+    def make(name: str, seconds: float = 0.004, **job) -> Contender:
         job = {"system": "fake", "name": name, "log": str(log), "seconds": seconds, **job}
-        return Candidate(name, job, (sys.executable, str(script)))
+        return Contender(name, job, (sys.executable, str(script)))
 
     make.log = log
     return make

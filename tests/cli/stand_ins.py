@@ -12,7 +12,7 @@ import pytest
 from gtco.runtime import library
 from gtco.runtime.plan import TensorSpec
 from gtco.tuning.view import View
-from gtco.tuning.whole import Verdict
+from gtco.tuning.whole import ModelVerdict
 from gtco.verification import VerificationReport
 
 
@@ -28,7 +28,7 @@ class Report:
     tuning: tuple = ()
     tuned: View | None = None
     fusion: str = ""
-    settled: Verdict | None = None
+    settled: ModelVerdict | None = None
     verification: VerificationReport | None = None
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.harness.rounds import Candidate, compare
+from bench.harness.rounds import Contender, compare
 from gtco import cli
 from gtco.runtime.artifact import write_artifact
 from tests.runtime.test_models import check, example_inputs, kernels, small_artifact
@@ -105,7 +105,7 @@ def test_the_harness_times_a_real_library(library, files, tmp_path):
         "inputs": str(tmp_path / "inputs.npz"),
         "threads": 1,
     }
-    result = compare([Candidate("gtco", job)], 2, warm=0.05, budget=0.01)
+    result = compare([Contender("gtco", job)], 2, warm=0.05, budget=0.01)
     assert result["gtco"].error is None and result["gtco"].disagrees is None
     first, second = result["gtco"].rounds
     assert 3 <= len(first) == len(second) <= 50 and min(*first, *second) > 0

@@ -9,7 +9,7 @@ import pytest
 
 from gtco import cli
 from gtco.tuning.view import StageView, View
-from gtco.tuning.whole import Verdict
+from gtco.tuning.whole import ModelVerdict
 from gtco.verification import Difference, VerificationReport
 from gtco.verification.report import Top1
 from tests.cli.stand_ins import Report, compiler
@@ -94,7 +94,7 @@ def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
         StageView("softmax", 12, 1e-5, 1e-5, None, 0, "waiting"),
     )
     view = View("", stages, ((4e-3, 2.6e-3),), elapsed=9.5, remaining=0.0, changed=1, hour=1e-4)
-    settled = Verdict(frozenset({"some", "other"}), True, 4.2e-3, 2.7e-3)
+    settled = ModelVerdict(frozenset({"some", "other"}), True, 4.2e-3, 2.7e-3)
     compiler.report = Report(tuned=view, fusion="3 partitions measured", settled=settled)
     assert cli.main(["compile", "m.onnx"]) == 0
     out = capsys.readouterr().out

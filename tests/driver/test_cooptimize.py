@@ -14,7 +14,7 @@ import pytest
 import gtco
 from gtco.codegen.generate import Generated
 from gtco.driver.compilation import Compilation, silent
-from gtco.driver.cooptimize import Candidate, Measured, cooptimize, part, rest
+from gtco.driver.cooptimize import CutModel, Measured, cooptimize, part, rest
 from gtco.graph.fusion.stages import Partition, fuse, rivals
 from gtco.graph.graph import Graph
 from gtco.machine.target import target
@@ -25,7 +25,7 @@ from gtco.support.errors import BuildError
 from gtco.support.options import CompileOptions, Tune
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning import whole
-from gtco.tuning.race import Readings, saved
+from gtco.tuning.race import RaceReadings, saved
 from gtco.tuning.timing import agree
 from tests.tuning.test_tuning import small_model
 
@@ -215,7 +215,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
         def inside(partition: Partition, seconds: float) -> np.ndarray:
             return np.full((ROUNDS, len(partition.stages)), seconds)
 
-        readings = whole.Readings(inside(first, 1.0), inside(rival, 1.2))
+        readings = whole.ModelReadings(inside(first, 1.0), inside(rival, 1.2))
         known = by_stage(records.all())
         here = circumstances(policy.target)
         records.add(whole.refuted(made(first), made(rival), readings, known, here))
@@ -296,14 +296,14 @@ class Machine:
     def tune(self, models: Sequence[Generated], effort: Tune) -> None:
         self.tuned.append(len(models))
 
-    def race(self, models: Sequence[Generated]) -> Readings:
+    def race(self, models: Sequence[Generated]) -> RaceReadings:
         random = np.random.default_rng(0)
         found = {}
         for stage in (s for m in models for s in m.stages):
             self.known[stage.key] = self.truth[stage.label]
             noise = 1 + 0.01 * random.standard_normal((ROUNDS, 2))
             found[stage.key] = self.truth[stage.label] * noise
-        return Readings(found, ())
+        return RaceReadings(found, ())
 
 
 GRAPH = Graph((), (), {})
@@ -326,8 +326,8 @@ ONE, TWO, THREE = chain("relu+softmax"), chain("relu", "softmax"), chain("gelu",
 THOUGHT = {"relu+softmax": 1.0, "relu": 0.6, "softmax": 0.6, "gelu": 0.7}
 
 
-def run(machine: Machine, seconds: float = 60.0) -> tuple[Candidate, str]:
-    first = Candidate(GRAPH, ONE, machine.generate(ONE))
+def run(machine: Machine, seconds: float = 60.0) -> tuple[CutModel, str]:
+    first = CutModel(GRAPH, ONE, machine.generate(ONE))
     return cooptimize(first, machine, Tune(seconds=seconds))
 
 
@@ -379,7 +379,7 @@ def test_only_what_differs_is_compared() -> None:
     random = np.random.default_rng(0)
     loud = 100.0 * (1 + 0.3 * random.random((ROUNDS, 2)))
     quiet = np.full((ROUNDS, 2), 1.0)
-    readings = Readings({"loud": loud, "a": quiet, "b": 0.8 * quiet, "c": loud / 100}, ())
+    readings = RaceReadings({"loud": loud, "a": quiet, "b": 0.8 * quiet, "c": loud / 100}, ())
     assert saved({"loud": 3, "a": 2}, {"loud": 3, "b": 2}, readings) == pytest.approx(0.4)
     assert saved({"loud": 3, "b": 2}, {"loud": 3, "a": 2}, readings) == 0.0
     assert saved({"loud": 3, "a": 2}, {"loud": 3, "c": 2}, readings) == 0.0

@@ -10,7 +10,7 @@ import pytest
 from gtco.codegen.load import load
 from gtco.machine.target import Target, detect, target
 from gtco.search.calibration import level0
-from gtco.search.calibration.level0 import DEPTH, ELEMENTS, ROWS, Probe, probes, repeated
+from gtco.search.calibration.level0 import DEPTH, ELEMENTS, ROWS, TimedKernel, probes, repeated
 from gtco.search.calibration.rates import WORK
 from gtco.search.calibration.timing import aligned, call
 from gtco.tensor.cost import instructions
@@ -24,7 +24,7 @@ def tile_of(machine: Target) -> MicroKernel:
     return max(micro_kernels(machine), key=lambda t: t.rows * t.vectors)
 
 
-def run(probe: Probe, machine: Target) -> list[np.ndarray]:
+def run(probe: TimedKernel, machine: Target) -> list[np.ndarray]:
     """The probe's operands, drawn, and what it makes of them."""
     library = load([probe.function], machine)
     rng = np.random.default_rng(1)

@@ -15,7 +15,7 @@ from gtco.codegen.load import load
 from gtco.machine.target import Target, detect, target
 from gtco.search.calibration import barrier as barrier_module
 from gtco.search.calibration import level0, profile
-from gtco.search.calibration.level0 import Probe
+from gtco.search.calibration.level0 import TimedKernel
 from gtco.search.calibration.rates import WORK, RateTable
 from gtco.search.calibration.timing import aligned, call
 from gtco.tensor.intrinsics.table import every_micro_kernel, micro_kernels
@@ -263,7 +263,7 @@ def test_a_machine_of_one_core_hands_nothing_over() -> None:
 def test_a_rate_is_of_the_time_that_other_work_leaves() -> None:
     def rate(seconds: float) -> float:
         units = {"exp": 30.0, "vector": 4.0}
-        return profile._rate_of(Probe("exp", None, units, ()), seconds, {"vector": 2.0})
+        return profile._rate_of(TimedKernel("exp", None, units, ()), seconds, {"vector": 2.0})
 
     assert rate(8.0) == pytest.approx(30.0 / (8.0 - 2.0))
     assert rate(3.0) == pytest.approx(30.0 / 1.5), "half of the time is its own"

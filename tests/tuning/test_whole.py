@@ -19,7 +19,7 @@ from gtco.search.records.standing import standing
 from gtco.tensor.space import Config, Pick
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
 from gtco.tuning import whole
-from gtco.tuning.whole import Readings, judge, refuted, settled
+from gtco.tuning.whole import ModelReadings, judge, refuted, settled
 from tests.tuning.test_tuning import small_model
 
 ROUNDS = 7
@@ -41,7 +41,7 @@ def model(*sizes: int, config: str) -> Generated:
     )
 
 
-def readings(first: Sequence[float], tuned: Sequence[float], noise: float = 0.0) -> Readings:
+def readings(first: Sequence[float], tuned: Sequence[float], noise: float = 0.0) -> ModelReadings:
     """The machine's speed halves in some rounds."""
     random = np.random.default_rng(3)
     drift = 1.0 + (random.random((ROUNDS, 1)) > 0.5)
@@ -49,7 +49,7 @@ def readings(first: Sequence[float], tuned: Sequence[float], noise: float = 0.0)
     def times(seconds: Sequence[float]) -> np.ndarray:
         return drift * np.array(seconds) * (1 + noise * random.random((ROUNDS, len(seconds))))
 
-    return Readings(times(first), times(tuned))
+    return ModelReadings(times(first), times(tuned))
 
 
 def kernels(of: Generated) -> list[Any]:
@@ -112,7 +112,7 @@ def test_a_partition_that_went_is_no_bargain_by_the_records() -> None:
 
 
 # with libraries -----------------------------------------------------------------------------------
-Said = Callable[[Path, Path], Readings | str]  # of the library before tuning and the one after
+Said = Callable[[Path, Path], ModelReadings | str]  # of the library before tuning and the one after
 
 
 def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any:
@@ -160,7 +160,7 @@ def test_what_stands_is_compiled_from_the_records(
     timed, and a tuning that goes on begins with it.
     """
 
-    def said(first: Path, tuned: Path) -> Readings:
+    def said(first: Path, tuned: Path) -> ModelReadings:
         stages = len(read_metadata(first)["steps"])
         times = {"first": [2.0] * stages, "tuned": [2.0] * stages} | {faster: [1.0] * stages}
         return readings(times["first"], times["tuned"])

@@ -133,7 +133,7 @@ def peak_kernel(chains: int, steps: int, lanes: int) -> Any:
 
 # work of other kinds ------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Probe:
+class TimedKernel:
     """What tells the rate of one kind of work: a kernel that does ``units`` of it and, by the names
     of the table, of work whose rates are known by then; ``types`` of its operands, the output last;
     bytes of its ``workspace``.
@@ -146,7 +146,7 @@ class Probe:
     workspace: int = 0
 
 
-def probes(target: Target, tile: MicroKernel) -> Iterator[Probe]:
+def probes(target: Target, tile: MicroKernel) -> Iterator[TimedKernel]:
     """One for each row of WORK, in its order; ``tile`` is a micro-kernel that is timed too."""
     shape = TensorType((ELEMENTS,))
     x, z = {"x": shape, "z": shape}, {"x": shape}
@@ -176,7 +176,7 @@ def probes(target: Target, tile: MicroKernel) -> Iterator[Probe]:
 
 def _of_stage(
     work: str, stage: Stage, sketch: str, target: Target, wanted: Mapping[str, object] | None = None
-) -> Probe:
+) -> TimedKernel:
     """The probe that a small stage is, by that sketch, as one task."""
     found = next(s for s in space_of(stage, target).sketches if s.name == sketch)
     config = _alone(found, wanted or {})
@@ -185,7 +185,7 @@ def _of_stage(
     types = packed_types(stage, program.packings).values()
     units = units_of(found.workload(config))
     function = repeated(program.function, STAGE_REPEATS)
-    return Probe(work, function, units, (*types, stage.output.type), program.workspace)
+    return TimedKernel(work, function, units, (*types, stage.output.type), program.workspace)
 
 
 def _alone(sketch: Sketch, wanted: Mapping[str, object]) -> Config:
@@ -209,7 +209,7 @@ def units_of(work: Workload) -> dict[str, float]:
     return {name: units for name, units in found.items() if units}
 
 
-def _packing(target: Target) -> Probe:
+def _packing(target: Target) -> TimedKernel:
     """Rows copied as packing copies those of A: out of longer ones, side by side."""
     source, packed = TensorType((ROWS, 2 * DEPTH)), TensorType((ROWS, DEPTH))
 
@@ -225,7 +225,7 @@ def _packing(target: Target) -> Probe:
 
     function = kernel("probe_pack", {"x": source}, packed, 0, target.lanes, body)
     units = {"pack": 2.0 * ROWS * DEPTH / target.lanes}  # a load and a store
-    return Probe("pack", repeated(function, STAGE_REPEATS), units, (source, packed))
+    return TimedKernel("pack", repeated(function, STAGE_REPEATS), units, (source, packed))
 
 
 def repeated(function: Any, times: int) -> Any:

@@ -32,7 +32,7 @@ from gtco.search.calibration.level0 import (
     DEPTH,
     REPEATS,
     STAGE_REPEATS,
-    Probe,
+    TimedKernel,
     copy_kernel,
     operand_types,
     peak_kernel,
@@ -206,7 +206,7 @@ def _tile_rate(library: Any, tile: MicroKernel, threads: int) -> Callable[[], fl
     return lambda: work * of_each(calls, ROUND_SECONDS)
 
 
-def _work_seconds(target: Target, small: Sequence[Probe]) -> dict[str, Callable[[], float]]:
+def _work_seconds(target: Target, small: Sequence[TimedKernel]) -> dict[str, Callable[[], float]]:
     """How often a second one core of all does each of the small stages, in one round."""
     found: dict[str, Callable[[], float]] = {}
     library = load([probe.function for probe in small], target)
@@ -225,7 +225,7 @@ def _times(calls: Sequence[Call]) -> float:
     return STAGE_REPEATS * of_each(calls, ROUND_SECONDS)
 
 
-def _rate_of(probe: Probe, seconds: float, rates: Mapping[str, float]) -> float:
+def _rate_of(probe: TimedKernel, seconds: float, rates: Mapping[str, float]) -> float:
     """The rate of a probe's own work: its units over the time that other work in it does not
     explain. That is half of the time at least, since what stands side by side also overlaps.
     """

@@ -92,7 +92,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Operand:
+class FragmentOperand:
     """One operand's memory abstraction: its formats, where its elements lie in registers (None
     where that is the compiler's, as WMMA's, or where it stays in shared memory, as wgmma's B), and
     the instructions that take it there and away.
@@ -105,16 +105,16 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorCoreRow:
     """An instruction that multiplies: ``batch`` matrices at once, each m x k by k x n, from
     generation ``since`` to the one before ``until``.
     """
 
     name: str
     extents: tuple[int, int, int]  # m, n, k
-    a: Operand
-    b: Operand
-    c: Operand
+    a: FragmentOperand
+    b: FragmentOperand
+    c: FragmentOperand
     since: int
     until: int = 1000
     batch: int = 1
@@ -197,41 +197,41 @@ HALF, NARROW = ("float16",), ("float16", "bfloat16")
 ANY = ("float32", *NARROW)
 
 
-def _mma(name: str, formats: tuple[str, ...], since: int, *fragments: Fragment) -> Row:
+def _mma(name: str, formats: tuple[str, ...], since: int, *fragments: Fragment) -> TensorCoreRow:
     a, b, c = fragments
     m, n, k = (int(part) for part in name.replace("n", "m").replace("k", "m").split("m")[1:])
-    return Row(
+    return TensorCoreRow(
         f"mma.{name}",
         (m, n, k),
-        Operand(formats, a, f"ldmatrix.x{a.elements // 2}"),
-        Operand(formats, b, f"ldmatrix.x{b.elements // 2}"),
-        Operand(("float32",), c, "", "st.shared"),
+        FragmentOperand(formats, a, f"ldmatrix.x{a.elements // 2}"),
+        FragmentOperand(formats, b, f"ldmatrix.x{b.elements // 2}"),
+        FragmentOperand(("float32",), c, "", "st.shared"),
         since,
     )
 
 
-def _wmma(m: int, n: int, k: int) -> Row:
+def _wmma(m: int, n: int, k: int) -> TensorCoreRow:
     """WMMA hides its fragments: only wmma.load, wmma.mma and wmma.store know them."""
-    return Row(
+    return TensorCoreRow(
         f"wmma.m{m}n{n}k{k}",
         (m, n, k),
-        Operand(HALF, None, "wmma.load.a"),
-        Operand(HALF, None, "wmma.load.b"),
-        Operand(("float32",), None, "wmma.load.c", "wmma.store.d"),
+        FragmentOperand(HALF, None, "wmma.load.a"),
+        FragmentOperand(HALF, None, "wmma.load.b"),
+        FragmentOperand(("float32",), None, "wmma.load.c", "wmma.store.d"),
         75,
     )
 
 
-def _wgmma(n: int) -> Row:
+def _wgmma(n: int) -> TensorCoreRow:
     """Hopper's: a warp group multiplies, B always and A where one likes straight out of shared
     memory.
     """
-    return Row(
+    return TensorCoreRow(
         f"wgmma.m64n{n}k16",
         (64, n, 16),
-        Operand(NARROW, A_64X16, "descriptor"),
-        Operand(NARROW, None, "descriptor"),
-        Operand(("float32",), sums_64(n), "", "st.shared"),
+        FragmentOperand(NARROW, A_64X16, "descriptor"),
+        FragmentOperand(NARROW, None, "descriptor"),
+        FragmentOperand(("float32",), sums_64(n), "", "st.shared"),
         90,
         91,
         unit="wgmma",
@@ -239,30 +239,30 @@ def _wgmma(n: int) -> Row:
     )
 
 
-_QUAD_PAIRS = Row(
+_QUAD_PAIRS = TensorCoreRow(
     "mma.m8n8k4",
     (8, 8, 4),
-    Operand(HALF, A_8X4, "ld.shared"),
-    Operand(HALF, B_4X8, "ld.shared"),
-    Operand(("float32",), SUMS_8X8, "", "st.shared"),
+    FragmentOperand(HALF, A_8X4, "ld.shared"),
+    FragmentOperand(HALF, B_4X8, "ld.shared"),
+    FragmentOperand(("float32",), SUMS_8X8, "", "st.shared"),
     70,
     80,  # later ones run it without their Tensor Cores
     batch=4,
 )
 # CUDA cores: one multiply-add of each of 32 lanes, 4 rows by 8 columns
 _LANES = Fragment((Digit(8, column=1), Digit(4, row=1)), (Digit(1),))
-_FMA = Row(
+_FMA = TensorCoreRow(
     "fma",
     (4, 8, 1),
-    Operand(ANY, Fragment((Digit(8), Digit(4, row=1)), (Digit(1),)), "ld.shared"),
-    Operand(ANY, Fragment((Digit(8, column=1), Digit(4)), (Digit(1),)), "ld.shared"),
-    Operand(("float32",), _LANES, "", "st.shared"),
+    FragmentOperand(ANY, Fragment((Digit(8), Digit(4, row=1)), (Digit(1),)), "ld.shared"),
+    FragmentOperand(ANY, Fragment((Digit(8, column=1), Digit(4)), (Digit(1),)), "ld.shared"),
+    FragmentOperand(("float32",), _LANES, "", "st.shared"),
     75,
     unit="fma",
 )
 
 WGMMA_COLUMNS = tuple(range(8, 257, 8))
-ROWS: Mapping[str, Row] = {
+ROWS: Mapping[str, TensorCoreRow] = {
     row.name: row
     for row in (
         _mma("m16n8k16", NARROW, 80, A_16X16, B_16X8, SUMS_16X8),
@@ -328,12 +328,12 @@ def newest(target: GpuTarget) -> int:
     return max(map(generation, (target.arch, *target.images)))
 
 
-def rows(target: GpuTarget, operand: str) -> Iterator[Row]:
+def rows(target: GpuTarget, operand: str) -> Iterator[TensorCoreRow]:
     """The rows that multiply operands of this dtype on the target, whatever emits them."""
     return (row for row in ROWS.values() if row.admitted(target, operand))
 
 
-def emitted_rows(target: GpuTarget, operand: str) -> tuple[Row, ...]:
+def emitted_rows(target: GpuTarget, operand: str) -> tuple[TensorCoreRow, ...]:
     """Those that kernels are made of, the fastest first: one of Tensor Cores where they know the
     format, and CUDA cores.
     """
@@ -342,7 +342,7 @@ def emitted_rows(target: GpuTarget, operand: str) -> tuple[Row, ...]:
     return (*cores[:1], ROWS["fma"])
 
 
-def group_rows(target: GpuTarget, operand: str) -> tuple[Row, ...]:
+def group_rows(target: GpuTarget, operand: str) -> tuple[TensorCoreRow, ...]:
     """The emitted rows of warp groups, for operands that lie in shared memory along k."""
     found = (ROWS[f"wgmma.m64n{n}k16"] for n in EMITTED_COLUMNS)
     return tuple(row for row in found if row.admitted(target, operand))

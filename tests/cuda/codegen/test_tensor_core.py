@@ -19,7 +19,7 @@ from gtco.tensor.cuda.tensor_core import (
     MOVES,
     ROWS,
     Fragment,
-    Row,
+    TensorCoreRow,
     emitted_rows,
     rows,
     sums_64,
@@ -28,7 +28,7 @@ from tests.cuda.emulate import emulate
 from tests.kernels import fresh_seed
 
 
-def fragments(row: Row) -> list[tuple[Fragment, tuple[int, int]]]:
+def fragments(row: TensorCoreRow) -> list[tuple[Fragment, tuple[int, int]]]:
     m, n, k = row.extents
     found = []
     for operand, shape in ((row.a, (m, k)), (row.b, (k, n)), (row.c, (m, n))):
@@ -38,7 +38,7 @@ def fragments(row: Row) -> list[tuple[Fragment, tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_every_element_is_held(row: Row) -> None:
+def test_every_element_is_held(row: TensorCoreRow) -> None:
     """Fragments hold their matrices whole and nothing else; those of operands that lanes do not
     share hold each element once.
     """
@@ -51,7 +51,7 @@ def test_every_element_is_held(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_a_row_means_what_it_says(row: Row) -> None:
+def test_a_row_means_what_it_says(row: TensorCoreRow) -> None:
     """Dealt to lanes where that is known, multiplied there and collected again, it is a product of
     matrices.
     """
@@ -198,7 +198,7 @@ st.global.v4.f32 [%2], {{c0,c1,c2,c3}}; st.global.v4.f32 [%2+16], {{c4,c5,c6,c7}
 MACHINE = {"HMMA.1688": 2 * 16 * 8 * 8, "HMMA.16816": 2 * 16 * 8 * 16, "HMMA.884": 4 * 2 * 8 * 8}
 
 
-def machine_products(row: Row, arch: str) -> int:
+def machine_products(row: TensorCoreRow, arch: str) -> int:
     """FLOPs of Tensor Cores in the machine code of the row's instruction."""
     unit, shape = row.name.split(".")
     registers = {x: ",".join(f"{x}{i}" for i in range(8)) for x in "abc"}

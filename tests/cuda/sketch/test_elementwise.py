@@ -15,7 +15,7 @@ from gtco.codegen.sass import machine_code
 from gtco.machine.gpu import ARCHITECTURES, gpu_target
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.reference import evaluate
-from gtco.tensor.sketch.elementwise.cuda import Elementwise, match
+from gtco.tensor.sketch.elementwise.cuda import CudaElementwise, match
 from gtco.tensor.space import Config, configs
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.cuda.batch import emulate_all
@@ -65,12 +65,12 @@ def wanted(stage: Stage, arrays: list[np.ndarray]) -> np.ndarray:
     return values[stage.output.output]
 
 
-def some(sketch: Elementwise) -> list[Config]:
+def some(sketch: CudaElementwise) -> list[Config]:
     """A config of each kind: tiles of each side, neighbours of each number."""
     return [c for c in configs(sketch) if c.by_name.get("threads", 128) == 128]
 
 
-def sketch_of(stage: Stage) -> Elementwise:
+def sketch_of(stage: Stage) -> CudaElementwise:
     sketch = match(stage, GPU)
     assert sketch is not None
     return sketch

@@ -19,7 +19,7 @@ from gtco.tensor import cuda
 from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.operators import OPERATORS
 from gtco.tensor.sketch.fallback import cpu
-from gtco.tensor.sketch.fallback.cuda import Fallback, match
+from gtco.tensor.sketch.fallback.cuda import CudaFallback, match
 from gtco.tensor.space import Config, Rejection
 from gtco.tensor.stage import Stage, TensorType
 from tests.cuda.batch import emulate_all
@@ -34,7 +34,7 @@ ONLY = Config("fallback")
 T = TensorType
 
 
-def sketch_of(stage: Stage) -> Fallback:
+def sketch_of(stage: Stage) -> CudaFallback:
     sketch = match(stage, GPU)
     assert sketch is not None
     return sketch

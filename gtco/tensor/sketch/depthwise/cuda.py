@@ -32,7 +32,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 MOST_INPUTS = 8  # of a group: wider ones are products
 
 
-def match(stage: Stage, target: GpuTarget) -> Depthwise | None:
+def match(stage: Stage, target: GpuTarget) -> CudaDepthwise | None:
     """The stage around one convolution of floats in channels of its own, or in narrow groups, else
     None.
     """
@@ -44,11 +44,11 @@ def match(stage: Stage, target: GpuTarget) -> Depthwise | None:
     if stage.types[op.inputs[1]].sizes[1] > MOST_INPUTS:
         return None
     tail = around(stage, op) if floats(stage, (*op.inputs, op.output)) else None
-    return Depthwise(stage, target, op, tail) if tail else None
+    return CudaDepthwise(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)
-class Depthwise:
+class CudaDepthwise:
     """A depthwise convolution on a GPU."""
 
     stage: Stage

@@ -50,17 +50,17 @@ LANES = 16  # of the vectors that operators are counted in
 JOINED = 4  # registers of each further part of a concatenation, which a thread chooses between
 
 
-def match(stage: Stage, target: GpuTarget) -> Elementwise | None:
+def match(stage: Stage, target: GpuTarget) -> CudaElementwise | None:
     """The stage where all its operators are readable and its shapes are known, else None."""
     if not is_static(stage) or not all(readable(op) for op in stage.operators):
         return None
     if stage.output.type.size == 0:
         return None
-    return Elementwise(stage, target)
+    return CudaElementwise(stage, target)
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowAxes:
     """The output as ``outer`` axes counted by rows and the ``inner`` axes of one. ``even``: every
     load is contiguous or constant along a row.
     """
@@ -82,7 +82,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class CudaElementwise:
     """Element-wise and injective operators on a GPU; see the module's text for the loops."""
 
     stage: Stage
@@ -108,11 +108,11 @@ class Elementwise:
         return turning(self.stage, self.target)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> RowAxes:
         shape = output_shape(self.stage)
         cut = longest_row(self.stage)
         at = max(len(shape) - 1, 0) if cut is None else cut
-        return Rows(shape[:at], shape[at:], cut is not None)
+        return RowAxes(shape[:at], shape[at:], cut is not None)
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ class NeighboursReader(Reader):
 class Groups:
     """The stage with ``n`` neighbours a thread, printed."""
 
-    def __init__(self, sketch: Elementwise, n: int) -> None:
+    def __init__(self, sketch: CudaElementwise, n: int) -> None:
         self.sketch, self.stage, self.n = sketch, sketch.stage, n
         self.rows = sketch.rows
         self.per_row = ceil(self.rows.length / n)

@@ -52,15 +52,15 @@ def iterations(statement: Any) -> int:
     return 1
 
 
-def match(stage: Stage, target: GpuTarget) -> Fallback | None:
+def match(stage: Stage, target: GpuTarget) -> CudaFallback | None:
     """The stage if it is a single operator of known shapes, else None."""
     if len(stage.operators) != 1 or not is_static(stage):
         return None
-    return Fallback(stage, target)
+    return CudaFallback(stage, target)
 
 
 @dataclass(frozen=True)
-class Fallback:
+class CudaFallback:
     """One operator."""
 
     stage: Stage

@@ -48,7 +48,7 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import PRODUCER_GROUP, source
 from gtco.tensor.cuda.spelling import CTYPES
-from gtco.tensor.cuda.tensor_core import Row, emitted_rows, group_rows
+from gtco.tensor.cuda.tensor_core import TensorCoreRow, emitted_rows, group_rows
 from gtco.tensor.sketch.gemm.cuda_mapping import Mapped
 from gtco.tensor.sketch.gemm.cuda_roles import (
     NONE,
@@ -123,7 +123,7 @@ class CudaGemm:
         return self.stage.types[self.view.op.inputs[0]].dtype
 
     @cached_property
-    def rows(self) -> Mapping[str, Row]:
+    def rows(self) -> Mapping[str, TensorCoreRow]:
         """The register level, what multiplies, by name: CUDA cores beside Tensor Cores only where
         these would multiply a ``SMALL`` part of zeros (Helix, Fig. 12), and warp groups where
         their tiles waste little more than a warp's.
@@ -171,7 +171,7 @@ class CudaGemm:
             return Decision("group", "grain", self.group_options(self.tiles(chosen)))
         return None
 
-    def mapping_options(self, row: Row) -> tuple[str, ...]:
+    def mapping_options(self, row: TensorCoreRow) -> tuple[str, ...]:
         """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
         least wasteful first, and of those alike the widest, ``MAPPINGS`` at most.
         """

@@ -18,7 +18,7 @@ from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.cuda import lambdas
 from gtco.tensor.cuda.arguments import Arguments
 from gtco.tensor.cuda.neighbours import side_by_side, storing
-from gtco.tensor.cuda.tensor_core import Row, oldest
+from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
 from gtco.tensor.sketch.gemm.cuda_operands import CHUNK, Reading, Source
 from gtco.tensor.sketch.gemm.cuda_roles import NONE, PRODUCER, ROLES, piece_registers
 from gtco.tensor.sketch.gemm.cuda_tiles import Tiles, block_options, stage_options, warp_options
@@ -85,14 +85,14 @@ class Mapped:
     def _readings(self) -> dict[tuple[str, str], Reading]:
         return {}
 
-    def a(self, row: Row) -> Reading:
+    def a(self, row: TensorCoreRow) -> Reading:
         """How A is read for the row."""
         return self._reading(row, self.a_source)
 
-    def b(self, row: Row) -> Reading:
+    def b(self, row: TensorCoreRow) -> Reading:
         return self._reading(row, self.b_source)
 
-    def _reading(self, row: Row, source: Source) -> Reading:
+    def _reading(self, row: TensorCoreRow, source: Source) -> Reading:
         """A lane of CUDA cores reads whole chunks of rows (or columns) where those lie side by
         side: an operand that has too few is turned as it is read.
         """
@@ -105,7 +105,7 @@ class Mapped:
             )
         return known[row.unit, source.letter]
 
-    def swizzled(self, row: Row) -> bool:
+    def swizzled(self, row: TensorCoreRow) -> bool:
         """Do both operands come to shared memory as they are, in whole pieces along k? Then warp
         groups multiply them out of it; what is computed on its way, or lies along rows or columns,
         is left to rows whose fragments pass through registers.
@@ -115,7 +115,7 @@ class Mapped:
             for x in (self.a(row), self.b(row))
         )
 
-    def _whole(self, row: Row, letter: str) -> int:
+    def _whole(self, row: TensorCoreRow, letter: str) -> int:
         """Rows or columns that a warp reads at once where these lie side by side."""
         if row.unit != "fma":
             return 1
@@ -185,7 +185,7 @@ class Mapped:
         )
         return text, f"gtco::in_runs<{run}>(store)"
 
-    def tilings(self, row: Row) -> Tilings:
+    def tilings(self, row: TensorCoreRow) -> Tilings:
         """The tree of what fits the target."""
         known = self._tilings
         if row.name not in known:
@@ -198,7 +198,7 @@ class Mapped:
         return {}
 
     def _tilings_of(
-        self, row: Row, crowded: bool
+        self, row: TensorCoreRow, crowded: bool
     ) -> Iterator[tuple[str, Mapping[Option, tuple[int, ...]]]]:
         readings = (self.a(row), "a"), (self.b(row), "b")
         m, n = (1 if x.along_k else self._whole(row, letter) for x, letter in readings)
@@ -218,7 +218,7 @@ class Mapped:
 
     def tiles(
         self,
-        row: Row,
+        row: TensorCoreRow,
         block: Option,
         warps: Option,
         stages: int,
@@ -256,12 +256,12 @@ class Mapped:
     def _latest(self) -> dict[tuple[Option, ...], Tiles]:
         return {}
 
-    def _pieces(self, row: Row) -> tuple[float, ...]:
+    def _pieces(self, row: TensorCoreRow) -> tuple[float, ...]:
         """Registers of pieces of A and of B that a producer copies."""
         packed = [x.way == "packed" for x in (self.a(row), self.b(row))]
         return piece_registers(packed, (self.a_source.even, self.b_source.even))
 
-    def _waiting(self, row: Row) -> Waiting:
+    def _waiting(self, row: TensorCoreRow) -> Waiting:
         """What the row's tiles are reckoned with, all of them, of A and of B: see :meth:`_held` and
         :meth:`_placed`, and is it copied?
         """
@@ -278,7 +278,7 @@ class Mapped:
     def _waitings(self) -> dict[str, Waiting]:
         return {}
 
-    def _held(self, row: Row, source: Source) -> float:
+    def _held(self, row: TensorCoreRow, source: Source) -> float:
         """Registers in which an element of the next slice waits, and its share of its run's address
         or of its chunk's place in a padded image, fitted to ptxas's of 54 configs of Tensor Cores
         that compute runs of A and of 246 others.
@@ -293,7 +293,7 @@ class Mapped:
         waiting = item / 4 if oldest(self.target) < 80 else 0.0
         return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)
 
-    def _placed(self, row: Row, source: Source) -> float:
+    def _placed(self, row: TensorCoreRow, source: Source) -> float:
         """Registers of a computed element beside those: of its run's place in an image, padded or
         not, and of what each further tensor has for the run; of its place in front of a pad. The
         compiler can compute these once more.
@@ -308,7 +308,7 @@ class Mapped:
         place = PLACE if source.image else 0.0
         return (place + FURTHER * max(len(read) - 1, 0)) / reading.run
 
-    def chosen(self, row: Row, chosen: Mapping[str, Any]) -> Tiles:
+    def chosen(self, row: TensorCoreRow, chosen: Mapping[str, Any]) -> Tiles:
         """The tiles of a config's choices."""
         stages, split = int(chosen["stages"]), int(chosen.get("split", 1))
         producer = chosen.get(ROLES, NONE) == PRODUCER

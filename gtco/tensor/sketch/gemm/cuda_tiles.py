@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 
 from gtco.machine.gpu import GPUS, MOST_REGISTERS, GpuTarget
-from gtco.tensor.cuda.tensor_core import Row, oldest
+from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
 from gtco.tensor.stage import ITEM_BYTES
 
 WARP = 32
@@ -52,7 +52,7 @@ class Tiles:
     a piece of A lies, and of B.
     """
 
-    row: Row
+    row: TensorCoreRow
     operand: str
     extents: tuple[int, int, int, int, int]  # batch, m, n, outer, depth
     block: tuple[int, int, int]
@@ -195,7 +195,7 @@ def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_options(
-    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int], row: Row
+    target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int], row: TensorCoreRow
 ) -> Iterator[tuple[int, int, int]]:
     """(B_m, B_n, B_k): none much larger than the product, none of less intensity than it deserves,
     slices neither tiny nor huge.

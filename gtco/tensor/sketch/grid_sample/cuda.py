@@ -29,7 +29,7 @@ from gtco.tensor.stage import Operator, Stage
 LOCATING = 60.0  # instructions of a point
 
 
-def match(stage: Stage, target: GpuTarget) -> GridSample | None:
+def match(stage: Stage, target: GpuTarget) -> CudaGridSample | None:
     """The stage around one ``grid_sample`` of floats, else None."""
     op = anchor(stage, "grid_sample")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
@@ -37,11 +37,11 @@ def match(stage: Stage, target: GpuTarget) -> GridSample | None:
     if 0 in (op.type.size, stage.types[op.inputs[0]].size) or op["method"] not in CORNERS:
         return None
     tail = around(stage, op)
-    return GridSample(stage, target, op, tail) if tail else None
+    return CudaGridSample(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)
-class GridSample:
+class CudaGridSample:
     """Nearest or linear sampling on a GPU."""
 
     stage: Stage

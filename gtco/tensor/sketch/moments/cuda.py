@@ -43,7 +43,7 @@ BLOCK = 64  # positions whose distances from the first of them are summed up
 VECTORS = (4, 2, 1)  # channels that a thread may read at once
 
 
-def match(stage: Stage, target: GpuTarget) -> Moments | MergedMoments | None:
+def match(stage: Stage, target: GpuTarget) -> CudaMoments | CudaMergedMoments | None:
     """The stage where it ends in float32 moments with a readable prologue, else None."""
     op = stage.output
     if op.kind not in ("moments", "merged_moments") or not is_static(stage):
@@ -52,11 +52,15 @@ def match(stage: Stage, target: GpuTarget) -> Moments | MergedMoments | None:
         return None
     if stage.types[op.inputs[0]].size == 0 or not prologue_readable(stage, op.inputs):
         return None
-    return Moments(stage, target, op) if op.kind == "moments" else MergedMoments(stage, target, op)
+    return (
+        CudaMoments(stage, target, op)
+        if op.kind == "moments"
+        else CudaMergedMoments(stage, target, op)
+    )
 
 
 @dataclass(frozen=True)
-class Moments:
+class CudaMoments:
     """Mean and variance along the last axis but one, on a GPU."""
 
     stage: Stage
@@ -158,7 +162,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class MergedMoments:
+class CudaMergedMoments:
     """The moments of parts as one mean and one scale a channel, on a GPU."""
 
     stage: Stage

@@ -22,7 +22,7 @@ from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage
 
 
-def match(stage: Stage, target: GpuTarget) -> Pool | None:
+def match(stage: Stage, target: GpuTarget) -> CudaPool | None:
     """The stage around one pooling operator of floats, else None."""
     op = anchor(stage, "max_pool2d", "avg_pool2d")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
@@ -30,11 +30,11 @@ def match(stage: Stage, target: GpuTarget) -> Pool | None:
     if 0 in (stage.types[op.inputs[0]].size, op.type.size):
         return None
     tail = around(stage, op)
-    return Pool(stage, target, op, tail) if tail else None
+    return CudaPool(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)
-class Pool:
+class CudaPool:
     """Maximum or mean over windows on a GPU."""
 
     stage: Stage

@@ -24,17 +24,17 @@ from gtco.tensor.stage import Operator, Stage
 LOCATING = {"nearest": 16.0, "linear": 120.0, "cubic": 240.0}  # float64 is slow on most GPUs
 
 
-def match(stage: Stage, target: GpuTarget) -> Resize | None:
+def match(stage: Stage, target: GpuTarget) -> CudaResize | None:
     """The stage around one ``resize2d`` of floats, else None."""
     op = anchor(stage, "resize2d")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
         return None
     tail = around(stage, op) if op.type.size else None
-    return Resize(stage, target, op, tail) if tail else None
+    return CudaResize(stage, target, op, tail) if tail else None
 
 
 @dataclass(frozen=True)
-class Resize:
+class CudaResize:
     """Nearest, linear or cubic resizing on a GPU."""
 
     stage: Stage

@@ -49,7 +49,7 @@ PASSES = {"softmax": (3, 14.0), "log_softmax": (3, 14.0), "layer_norm": (3, 6.0)
 FOLDS = {"sum": "Sum", "mean": "Sum", "prod": "Product", "max": "Largest", "min": "Smallest"}
 
 
-def match(stage: Stage, target: GpuTarget) -> Rows | None:
+def match(stage: Stage, target: GpuTarget) -> CudaRows | None:
     """The stage as one reduction of floats with a readable prologue and a one-to-one epilogue, else
     None.
     """
@@ -61,11 +61,11 @@ def match(stage: Stage, target: GpuTarget) -> Rows | None:
     tail = around(stage, op) if stage.types[op.inputs[0]].size else None
     if tail is None or Reduction(stage, op).count >= MOST_POSITIONS:
         return None
-    return Rows(stage, target, op, tail)
+    return CudaRows(stage, target, op, tail)
 
 
 @dataclass(frozen=True)
-class Rows:
+class CudaRows:
     """A reduction on a GPU; see the module's text for the loops."""
 
     stage: Stage
@@ -250,7 +250,7 @@ class Rows:
 
         held = "true" if self._held(team, vector) else "false"
         shape = (self.rows, self.length, team, config["rows"], vector)
-        kind = f"gtco::Rows<{', '.join(map(str, shape))}, {held}>"
+        kind = f"gtco::CudaRows<{', '.join(map(str, shape))}, {held}>"
         text = [reading(args, stage, op.inputs[0], "value", params, index, vector)]
         if not self.wide:
             text.append(

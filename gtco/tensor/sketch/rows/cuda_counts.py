@@ -19,7 +19,7 @@ from gtco.tensor.cuda.arguments import arguments
 from gtco.tensor.cuda.program import CudaProgram, Launch
 from gtco.tensor.cuda.source import source
 from gtco.tensor.cuda.spelling import CTYPES
-from gtco.tensor.sketch.rows.cuda import MOST_POSITIONS, START, Rows
+from gtco.tensor.sketch.rows.cuda import MOST_POSITIONS, START, CudaRows
 from gtco.tensor.sketch.shared.cuda_streaming import around, launch
 from gtco.tensor.sketch.shared.cuda_teams import BESIDE, WARP, side, teams
 from gtco.tensor.space import Config, Decision, Option, Rejection
@@ -47,7 +47,7 @@ def match(stage: Stage, target: GpuTarget) -> Counts | None:
 
 
 @dataclass(frozen=True)
-class Counts(Rows):
+class Counts(CudaRows):
     """A reduction of whole numbers on a GPU."""
 
     name = "counts"
