@@ -27,16 +27,13 @@ from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.float16 import widen
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
+from gtco.frontend.node_check import DTYPES, NUMBERS, Node
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
 from gtco.support.errors import ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
-_DTYPES = frozenset(
-    getattr(onnx.TensorProto, {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper()))
-    for name in ITEM_BYTES
-)
 _STANDARD = ("", "ai.onnx")
 # Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
 _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
@@ -108,6 +105,7 @@ def import_skeleton(
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         notes += [note] if note else []
     _refuse_unsupported(skeleton)
+    _check_initializers(skeleton)
     module, labels = _translate(skeleton)
     inside = _initializers(skeleton)
     names = [value.name for value in skeleton.graph.input if value.name not in inside]
@@ -200,15 +198,26 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
                 f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
                 "compiles models of tensors alone"
             )
-        if value.type.tensor_type.elem_type not in _DTYPES:
-            number = value.type.tensor_type.elem_type
-            spelt = {n: name for name, n in onnx.TensorProto.DataType.items()}
-            dtype = spelt.get(number, f"number {number}")
-            raise UnsupportedError(
-                f"input '{value.name}' has elements of type {dtype.lower()}, which gtco has not; "
-                f"it has {', '.join(ITEM_BYTES)}"
-            )
+        _require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
     return inputs
+
+
+def _check_initializers(model: onnx.ModelProto) -> None:
+    """Raise UnsupportedError for a weight of a type that gtco has not, naming who reads it."""
+    for tensor in model.graph.initializer:
+        if tensor.data_type not in NUMBERS.values():
+            readers = [str(Node(n)) for n in model.graph.node if tensor.name in n.input]
+            reads = f", which {readers[0]} reads," if readers else ""
+            sizes = ", ".join(map(str, tensor.dims))
+            _require_type(f"initializer '{tensor.name}' [{sizes}]{reads}", tensor.data_type)
+
+
+def _require_type(what: str, number: int) -> None:
+    if number not in NUMBERS.values():
+        raise UnsupportedError(
+            f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco has "
+            f"not; it has {', '.join(ITEM_BYTES)}"
+        )
 
 
 def _type(value: onnx.ValueInfoProto) -> TensorType:
@@ -273,21 +282,23 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
 
 def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     """The Relax module, and the node's name by Relax variable. Parameters are the graph's inputs in
-    order. Raises ModelError naming the node."""
-    from gtco.frontend.onnx_importer import Importer, Refused
+    order."""
+    from tvm import relax
+
+    from gtco.frontend.onnx_importer import Importer
 
     for node in model.graph.node:
         node.name = node.name or (node.output[0] if node.output else "")
-    importer = Importer()
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            return importer.from_onnx(model.graph, _opset(model)), importer.labels
-    except Refused as reason:
-        raise UnsupportedError(f"{importer.node}: {reason}") from reason
-    except Exception as error:
-        message = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise ModelError(
-            f"{importer.node} cannot be translated: {message}. Check the operator's inputs and the "
-            "shapes given with --shape"
-        ) from error
+    importer = Importer(model.opset_import)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        module = importer.from_onnx(model.graph, _opset(model))
+    made = module["main"].ret_ty
+    single = len(model.graph.output) == 1
+    for value, kind in zip(model.graph.output, [made] if single else made.fields, strict=True):
+        if not isinstance(kind, relax.TensorType | relax.ShapeType):
+            raise UnsupportedError(
+                f"output '{value.name}' is no tensor but a sequence of tensors; gtco gives out "
+                "tensors alone: give out its elements instead (SequenceAt, ConcatFromSequence)"
+            )
+    return module, importer.labels

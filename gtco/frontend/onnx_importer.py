@@ -1,5 +1,4 @@
-"""TVM's ONNX importer, which remembers the node for messages and is right where TVM 0.27 is
-silently wrong.
+"""TVM's ONNX importer, with errors in our words, and right where TVM 0.27 is silently wrong.
 
 ONNX's own backend tests showed what has to be put right or refused:
 
@@ -15,6 +14,7 @@ Attention and Col2Im are not TVM's at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -25,32 +25,77 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from gtco.frontend.attention import attention
 from gtco.frontend.col2im import col2im
+from gtco.frontend.node_check import NUMBERS, Node, differ, spell
+from gtco.frontend.normalization import layer_normalization, skip_layer_normalization
 from gtco.frontend.resize import Axis, Method, resize, resized_axes
 
 Attributes = Mapping[str, Any]
 Override = Callable[[Any, Sequence[Any], Attributes], Any]
 
+_SMALL = 1 << 10  # elements: a larger constant is data
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+
 
 class Refused(Exception):
-    """An attribute's value that would be compiled wrongly; the message says which."""
+    """A use of an operator that would be compiled wrongly; the message says which."""
 
 
 class Importer(ONNXGraphImporter):
-    """``node`` is the node being translated; ``labels`` the node's name by Relax variable."""
+    """``labels`` are the nodes' names by Relax variable."""
 
-    def __init__(self) -> None:
+    def __init__(self, opsets: Sequence[onnx.OperatorSetIdProto]) -> None:
         super().__init__({}, {}, sanitize=True)
-        self.node = "the graph's inputs"
         self.labels: dict[str, str] = {}
+        self._opsets = opsets
+        self._begun = False
+
+    def from_onnx(self, graph: onnx.GraphProto, opset: int) -> tvm.IRModule:
+        try:
+            return super().from_onnx(graph, opset)
+        except Exception:
+            if self._begun:  # TVM leaves it open, and warns of that on standard error
+                self.bb._end_block()
+            raise
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """``frontend.onnx`` has refused them before, all at once and with their nodes."""
+
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        """Node by node, each held against ONNX's rules first. Whatever TVM raises comes out as a
+        :class:`GtcoError` about the node, in words of ours."""
+        self._begun = True
+        for proto in graph.node:
+            node = self._known(proto)
+            wanted = node.infer(self._opsets)
+            try:
+                super()._construct_nodes(SimpleNamespace(node=[proto]))
+            except Refused as reason:
+                raise node.refused(str(reason)) from reason
+            except Exception as error:
+                raise node.refused(_reason(node, error)) from error
+            for name, kind in wanted.items():
+                made = _type_proto(self._nodes[name]) if name in self._nodes else None
+                if made is not None and differ(made, kind):
+                    raise node.refused(
+                        f"its output '{name}' would be {spell(made)} and has to be {spell(kind)}"
+                    )
+
+    def _known(self, proto: onnx.NodeProto) -> Node:
+        types, values = {}, {}
+        for name in proto.input:
+            value = self._nodes.get(name)
+            kind = None if value is None else _type_proto(value)
+            if kind is not None:
+                types[name] = kind
+            known = None if value is None else _small_value(value)
+            if known is not None:
+                values[name] = known
+        return Node(proto, types, values)
 
     def _convert_operator(
         self, op_name: str, inputs: Any, attrs: dict[str, Any], opset: int
     ) -> Any:
         name = attrs["tvm_custom"]["name"]
-        self.node = f"node '{name}' ({op_name})"
         override = OVERRIDES.get(op_name)
         result = override(self.bb, inputs, attrs) if override is not None else None
         if result is None:
@@ -65,6 +110,59 @@ class Importer(ONNXGraphImporter):
         if isinstance(result, relax.Var):
             self.labels.setdefault(result.name, name)
         return result
+
+
+# Inputs by position that have to be constants, by operator: TVM fails with words of its own where
+# one is known only at run time.
+_CONSTANT_INPUTS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("AffineGrid", "CumSum", "Expand", "OneHot", "Reshape", "SplitToSequence"), (1,)
+    ),
+    **dict.fromkeys(("Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze"), (1,)),
+    **dict.fromkeys((f"Reduce{kind}" for kind in _REDUCTIONS), (1,)),
+    "ConstantOfShape": (0,),
+    "MaxUnpool": (2,),
+    "NonMaxSuppression": (2, 3, 4),
+    "Range": (0, 1, 2),
+    "Slice": (1, 2, 3, 4),
+}
+
+
+def _reason(node: Node, error: Exception) -> str:
+    """Why TVM fails at a node, where that can be told; "" elsewhere."""
+    for place in _CONSTANT_INPUTS.get(node.proto.op_type, ()):
+        name = node.proto.input[place] if place < len(node.proto.input) else ""
+        if name and name not in node.values:
+            return f"its input '{name}' is known only at run time: make it a constant"
+    if isinstance(error, AssertionError) and str(error).startswith("Missing outputs"):
+        return f"not all of its {len(node.proto.output)} outputs are supported"
+    return ""
+
+
+def _type_proto(value: Any) -> onnx.TypeProto | None:
+    """ONNX's type of a Relax value; None where ONNX has none for it."""
+    kind = value.ty
+    if isinstance(kind, relax.ShapeType):  # a vector of integers to ONNX
+        rank = kind.ndim if kind.ndim >= 0 else None
+        return onnx.helper.make_tensor_type_proto(NUMBERS["int64"], [rank])
+    if not isinstance(kind, relax.TensorType) or str(kind.dtype) not in NUMBERS:
+        return None
+    known = isinstance(kind.shape, relax.ShapeExpr)
+    shape = [_size(dim) for dim in kind.shape] if known else None
+    return onnx.helper.make_tensor_type_proto(NUMBERS[str(kind.dtype)], shape)
+
+
+def _size(dim: Any) -> int | None:
+    return int(dim) if isinstance(dim, int | tvm.tirx.IntImm) else None
+
+
+def _small_value(value: Any) -> numpy.ndarray | None:
+    """A constant that ONNX's rules may look into, as a shape or a list of axes."""
+    if isinstance(value, relax.ShapeExpr):
+        sizes = [_size(dim) for dim in value.values]
+        return None if None in sizes else numpy.array(sizes, numpy.int64)
+    known = _constant(value)
+    return known if known is not None and known.size <= _SMALL else None
 
 
 def _outputs(attrs: Attributes) -> int:
@@ -86,27 +184,6 @@ def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
 
 def _constant(tensor: Any) -> numpy.ndarray | None:
     return tensor.value.numpy() if isinstance(tensor, tvm.ir.expr.GenericConst) else None
-
-
-def _layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """The mean and the inverse deviation where the node gives them out: TVM's are zeros."""
-    if _outputs(attrs) == 1:
-        return None
-    x = inputs[0]
-    rank = len(_shape(x))
-    first = attrs.get("axis", -1) % rank
-    axes = list(range(first, rank))
-    bias = (
-        inputs[2]
-        if len(inputs) > 2 and inputs[2] is not None
-        else relax.op.zeros(_shape(inputs[1]), x.ty.dtype)
-    )
-    epsilon = attrs.get("epsilon", 1e-5)
-    y = builder.emit(relax.op.nn.layer_norm(x, inputs[1], builder.normalize(bias), axes, epsilon))
-    mean = builder.emit(relax.op.mean(x, axes, True))
-    variance = builder.emit(relax.op.variance(x, axes, True))
-    total = builder.emit(relax.op.add(variance, relax.const(epsilon, x.ty.dtype)))
-    return relax.Tuple([y, mean, builder.emit(relax.op.rsqrt(total))])
 
 
 def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -156,7 +233,7 @@ def _constant_node(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
         ("value_ints", "int64"),
     ):
         if name in attrs:
-            return relax.const(numpy.asarray(attrs[name], dtype))
+            return relax.const(numpy.asarray(attrs[name], dtype), dtype)
     return None
 
 
@@ -310,6 +387,24 @@ def _col2im(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     )
 
 
+def _dequantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    _refuse_blocks(inputs, attrs)
+    return None
+
+
+def _quantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    _refuse_blocks(inputs, attrs)
+    return None
+
+
+def _refuse_blocks(inputs: Sequence[Any], attrs: Attributes) -> None:
+    if attrs.get("block_size", 0):
+        raise Refused(
+            f"quantization in blocks (of {attrs['block_size']}) is not supported: give one scale "
+            "for the tensor or one for each channel"
+        )
+
+
 def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """Base and exponent of different types; the result has the base's."""
     base, exponent = inputs
@@ -367,7 +462,10 @@ def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 OVERRIDES: dict[str, Override] = {
-    "LayerNormalization": _layer_normalization,
+    "LayerNormalization": layer_normalization,
+    "SkipLayerNormalization": skip_layer_normalization,
+    "DequantizeLinear": _dequantize_linear,
+    "QuantizeLinear": _quantize_linear,
     "Dropout": _dropout,
     "BatchNormalization": _batch_normalization,
     "IsInf": _is_inf,

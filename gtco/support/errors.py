@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,12 +84,22 @@ def installing(extra: str = "") -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: its type, the last line of its text, and where in gtco it arose."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """An exception in one line: its type, the last line of its text, and where in gtco it arose.
+    What TVM says is left out: it speaks of TVM's insides, and of none of the user's."""
     frames = traceback.extract_tb(error.__traceback__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__module__.partition(".")[0] in PACKAGES or _raised_in(frames, PACKAGES):
+        lines = ["raised inside TVM"]
     inside = [f for f in frames if f"{os.sep}gtco{os.sep}" in f.filename] or list(frames)
     where = f" ({os.path.basename(inside[-1].filename)}:{inside[-1].lineno})" if inside else ""
     return f"{type(error).__name__}{': ' if lines else ''}{lines[-1][:300] if lines else ''}{where}"
+
+
+def _raised_in(frames: Sequence[traceback.FrameSummary], packages: Iterable[str]) -> bool:
+    if not frames:
+        return False
+    parts = os.path.normpath(frames[-1].filename).split(os.sep)
+    return any(package in parts for package in packages)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import onnx
 from gtco.frontend.expansion.rules import RULES
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.messages import nodes
+from gtco.frontend.node_check import Node
 from gtco.support.errors import UnsupportedError
 
 EXPANDED = frozenset(RULES)
@@ -47,6 +48,8 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         walk.all(model.graph.node, names, keep=True)
     except Unsuitable as reason:
         raise UnsupportedError(f"{walk.node}: {reason}") from reason
+    except Exception as error:
+        raise Node(walk.proto, walk.writer.types, walk.writer.values).refused() from error
     writer = walk.writer
     for value in model.graph.output:
         if (now := names.get(value.name, value.name)) != value.name:

@@ -19,11 +19,12 @@ Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 
 
 class Walk:
-    """``node`` is the label of the node being written out, for messages."""
+    """``node`` is the label of the node being written out and ``proto`` the node, for messages."""
 
     def __init__(self, model: onnx.ModelProto, rules: Mapping[Key, Rule]) -> None:
         self.writer = Writer(model)
         self.node = ""
+        self.proto = onnx.NodeProto()
         self._rules = rules
 
     def all(self, graph_nodes: Sequence[onnx.NodeProto], names: dict[str, str], keep: bool) -> None:
@@ -35,6 +36,7 @@ class Walk:
             rule = self._rules.get((_domain(node.domain), node.op_type))
             if rule is not None:
                 label = node.name or (node.output[0] if node.output else node.op_type)
+                self.proto = node
                 self.node = f"node '{label}' ({node.op_type})"
                 self.writer.label(label)
                 made = rule(self, node)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -162,14 +166,32 @@ def _module(body: relax.Call, parameters: list[relax.Var], source: tvm.IRModule)
     return builder.get()
 
 
+_QUIET = threading.Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing reaches standard error meanwhile: TVM, written in C++, warns there of what it leaves
+    unfinished where it fails."""
+    with _QUIET, open(os.devnull, "w") as nowhere:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        try:
+            os.dup2(nowhere.fileno(), 2)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
 def _require_legal(module: tvm.IRModule, name: str) -> None:
     try:
-        with tvm.target.Target("llvm"):
+        with tvm.target.Target("llvm"), _quiet():
             legal = relax.backend.DispatchSortScan()(module)
             legal = relax.transform.LegalizeOps()(legal)
     except Exception as error:
         raise NoRule(
-            f"{name}: TVM cannot legalize it ({str(error).strip().splitlines()[-1]})"
+            f"{name}: no kernel can be made for its types, shapes and constants"
         ) from error
     left: list[str] = []
 
@@ -183,7 +205,7 @@ def _require_legal(module: tvm.IRModule, name: str) -> None:
 
     relax.analysis.post_order_visit(legal["main"], visit)
     if left:
-        raise NoRule(f"{name}: TVM has no kernel for it")
+        raise NoRule(f"{name}: there is no kernel for it")
 
 
 def integer(value: Any) -> int:

@@ -30,16 +30,17 @@ def _take_slice(
     )
 
 
-def _split(lowering: Lowering, call: relax.Call) -> tuple[str, ...]:
+def _split(lowering: Lowering, call: relax.Call) -> str | tuple[str, ...]:
     x = lowering.value(call.args[0])
     axis = integer(call.attrs.axis) % len(lowering.type(x).shape)
     parts: list[str] = []
     begin = 0
-    for field in call.ty.fields:
+    apart = isinstance(call.ty, relax.TupleType)  # one part is a tensor, no tuple of one
+    for field in call.ty.fields if apart else [call.ty]:
         count = int(tensor_type(field, "split").shape[axis])
         parts.append(_take_slice(lowering, x, axis, begin, count))
         begin += count
-    return tuple(parts)
+    return tuple(parts) if apart else parts[0]
 
 
 def _strided_slice(lowering: Lowering, call: relax.Call) -> str:

@@ -1,0 +1,163 @@
+"""One node, held against ONNX's own rules before TVM's importer sees it, and described in errors.
+
+TVM takes a node's types, ranks and attributes on trust: on a wrong one it fails with words of its
+own, gives a wrong shape, or ends the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import onnx
+import onnx.defs
+import onnx.shape_inference
+from onnx import TypeProto, helper, numpy_helper
+
+from gtco.support.errors import GtcoError, ModelError, UnsupportedError
+from gtco.tensor.stage import ITEM_BYTES
+
+_STANDARD = ("", "ai.onnx")
+_SPELT = {"float": "float32", "double": "float64"}  # ONNX's names and ours, where they differ
+DTYPES: Mapping[int, str] = {
+    number: _SPELT.get(name.lower(), name.lower())
+    for name, number in onnx.TensorProto.DataType.items()
+}
+"""Our name of each of ONNX's element types, those that gtco has not included."""
+NUMBERS: Mapping[str, int] = {DTYPES[n]: n for n in DTYPES if DTYPES[n] in ITEM_BYTES}
+_SHOWN = 8  # elements of an attribute
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node and what is known of its inputs: their types, and the values of small constants."""
+
+    proto: onnx.NodeProto
+    types: Mapping[str, TypeProto] = field(default_factory=dict)
+    values: Mapping[str, numpy.ndarray] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        domain = "" if self.proto.domain in _STANDARD else f"{self.proto.domain}."
+        name = self.proto.name or next(iter(self.proto.output), "")
+        return f"node '{name}' ({domain}{self.proto.op_type})"
+
+    def described(self) -> str:
+        """Its inputs with their types and shapes, and its attributes."""
+        inputs = [
+            f"{name} {spell(self.types[name]) if name in self.types else '(type unknown)'}"
+            if name
+            else "(left out)"
+            for name in self.proto.input
+        ]
+        attributes = [f"{a.name}={_value(a)}" for a in self.proto.attribute]
+        given = {"inputs": inputs, "attributes": attributes}
+        return "; ".join(f"{kind}: {', '.join(parts)}" for kind, parts in given.items() if parts)
+
+    def infer(self, opsets: Sequence[onnx.OperatorSetIdProto]) -> dict[str, TypeProto]:
+        """The types of its outputs by ONNX's rules; {} where ONNX has none for it, or does not know
+        the types of all inputs. Raises :class:`ModelError` where it breaks them."""
+        domain = "" if self.proto.domain in _STANDARD else self.proto.domain
+        opset = next((o.version for o in opsets if _same(o.domain, domain)), 1)
+        if not onnx.defs.has(self.proto.op_type, opset, domain):
+            return {}
+        if any(name and name not in self.types for name in self.proto.input):
+            return {}
+        schema = onnx.defs.get_schema(self.proto.op_type, opset, domain)
+        if left_out := _left_out(schema, self.proto):
+            raise self._broken(f"its input {left_out} is left out, and must not be")
+        values = {name: numpy_helper.from_array(v, name) for name, v in self.values.items()}
+        try:
+            made = onnx.shape_inference.infer_node_outputs(
+                schema, self.proto, dict(self.types), values, opset_imports=list(opsets)
+            )
+        except Exception as error:  # of several types, ValueError among them
+            said = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
+            raise self._broken(said.removeprefix("[TypeInferenceError] ")) from error
+        if self.proto.op_type == "Reshape" and not domain:  # ONNX does not count the elements
+            before, after = (
+                _elements(t) for t in (self.types[self.proto.input[0]], *made.values())
+            )
+            if None not in (before, after) and before != after:
+                raise self._broken(f"its input has {before} elements and its output {after}")
+        return dict(made)
+
+    def _broken(self, rule: str) -> ModelError:
+        return ModelError(
+            f"{self} breaks a rule of ONNX: {rule} ({self.described() or 'no inputs'}). Export the "
+            "model again, or check the sizes given with --shape"
+        )
+
+    def refused(self, reason: str = "") -> GtcoError:
+        """The error for a node that is valid and cannot be compiled; ``reason`` says why."""
+        return UnsupportedError(
+            f"{self} is not supported as it stands{': ' if reason else ''}{reason} "
+            f"({self.described() or 'no inputs'}). Write it with other operators, types or "
+            "attributes, or cut the graph before it (onnx.utils.extract_model)"
+        )
+
+
+def _left_out(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> str:
+    """The name in ONNX of the first input that is left out and must not be; "" where there is
+    none."""
+    for place, name in enumerate(node.input):
+        parameter = schema.inputs[min(place, len(schema.inputs) - 1)] if schema.inputs else None
+        if not name and parameter is not None:
+            if parameter.option != onnx.defs.OpSchema.FormalParameterOption.Optional:
+                return str(parameter.name)
+    return ""
+
+
+def spell(kind: TypeProto) -> str:
+    """``float32[1, 3, ?]``."""
+    if not kind.HasField("tensor_type"):
+        return str(kind.WhichOneof("value") or "(type unknown)").removesuffix("_type")
+    tensor = kind.tensor_type
+    dtype = DTYPES.get(tensor.elem_type, f"type {tensor.elem_type}")
+    if not tensor.HasField("shape"):
+        return dtype
+    dims = [str(d.dim_value) if d.HasField("dim_value") else "?" for d in tensor.shape.dim]
+    return f"{dtype}[{', '.join(dims)}]"
+
+
+def _elements(kind: TypeProto) -> int | None:
+    dims = kind.tensor_type.shape.dim
+    known = kind.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    return math.prod(d.dim_value for d in dims) if known else None
+
+
+def differ(made: TypeProto, wanted: TypeProto) -> bool:
+    """Can one tensor not be of both types? Unknown sizes fit any."""
+    a, b = made.tensor_type, wanted.tensor_type
+    if not wanted.HasField("tensor_type") or not b.elem_type:
+        return False
+    if a.elem_type != b.elem_type:
+        return True
+    if not (a.HasField("shape") and b.HasField("shape")):
+        return False
+    pairs = zip(a.shape.dim, b.shape.dim, strict=False)
+    return len(a.shape.dim) != len(b.shape.dim) or any(
+        x.HasField("dim_value") and y.HasField("dim_value") and x.dim_value != y.dim_value
+        for x, y in pairs
+    )
+
+
+def _value(attribute: onnx.AttributeProto) -> str:
+    value: Any = helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return spell(helper.make_tensor_type_proto(value.data_type, list(value.dims)))
+    if isinstance(value, bytes):
+        return repr(value.decode(errors="replace"))
+    if isinstance(value, int | float):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return f"({type(value).__name__})"
+    items = [v.decode(errors="replace") if isinstance(v, bytes) else v for v in value]
+    rest = ", ..." if len(items) > _SHOWN else ""
+    return f"[{', '.join(str(item) for item in items[:_SHOWN])}{rest}]"
+
+
+def _same(domain: str, other: str) -> bool:
+    return ("" if domain in _STANDARD else domain) == other

@@ -1,0 +1,77 @@
+"""ONNX's LayerNormalization and ONNX Runtime's SkipLayerNormalization in Relax, with every output
+that they may give and every scale and bias that broadcasts.
+
+::
+
+    y = (x - mean) * inverse * scale + bias    mean, 1 / deviation: over the axes from ``axis`` on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+from tvm import relax
+
+_SKIP_EPSILON = 1e-12
+
+
+def layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """(y, mean, inverse deviation), the latter two where the node gives them out."""
+    x, scale, bias = (*inputs, None)[:3]
+    axis, epsilon = attrs.get("axis", -1), attrs.get("epsilon", 1e-5)
+    return _normalized(builder, x, scale, bias, axis, epsilon, attrs["tvm_custom"]["num_outputs"])
+
+
+def skip_layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """The layer norm of s = x + skip + bias over the last axis, its mean and inverse deviation, and
+    s; each where the node gives it out."""
+    x, skip, scale, beta, bias = (*inputs, None, None)[:5]
+    outputs = attrs["tvm_custom"]["num_outputs"]
+    total = builder.emit(relax.op.add(x, skip))
+    if bias is not None:
+        total = builder.emit(relax.op.add(total, bias))
+    epsilon = attrs.get("epsilon", _SKIP_EPSILON)
+    made = _normalized(builder, total, scale, beta, -1, epsilon, min(outputs, 3))
+    return relax.Tuple([*made.fields, total]) if outputs > 3 else made
+
+
+def _normalized(
+    builder: Any, x: Any, scale: Any, bias: Any, axis: int, epsilon: float, outputs: int
+) -> Any:
+    """The first ``outputs`` results; a tuple where they are more than one."""
+    shape = [int(dim) for dim in x.ty.shape]
+    dtype = str(x.ty.dtype)
+    first = axis % len(shape)
+    axes, inner = list(range(first, len(shape))), shape[first:]
+    plain = [_plain(builder, tensor, inner) for tensor in (scale, bias)]
+    ones, zeros = (relax.const(value(inner), dtype) for value in (numpy.ones, numpy.zeros))
+    fits = plain[0] is not None and (bias is None or plain[1] is not None)
+    gamma = plain[0] if fits else ones
+    beta = plain[1] if fits and bias is not None else zeros
+    y = builder.emit(relax.op.nn.layer_norm(x, gamma, beta, axes, epsilon))
+    if not fits:
+        y = builder.emit(relax.op.multiply(y, scale))
+        if bias is not None:
+            y = builder.emit(relax.op.add(y, bias))
+    results = [y]
+    if outputs > 1:
+        results.append(builder.emit(relax.op.mean(x, axes, True)))
+    if outputs > 2:
+        variance = builder.emit(relax.op.variance(x, axes, True))
+        total = builder.emit(relax.op.add(variance, relax.const(epsilon, dtype)))
+        results.append(builder.emit(relax.op.rsqrt(total)))
+    return relax.Tuple(results) if outputs > 1 else y
+
+
+def _plain(builder: Any, tensor: Any, inner: Sequence[int]) -> Any:
+    """The tensor in the shape of the axes that are normalized, where it differs from it by leading
+    ones at most; None for a tensor that broadcasts otherwise."""
+    if tensor is None:
+        return None
+    shape = [int(dim) for dim in tensor.ty.shape]
+    lead = len(shape) - len(inner)
+    if lead < 0 or any(size != 1 for size in shape[:lead]) or shape[lead:] != list(inner):
+        return None
+    return builder.emit(relax.op.reshape(tensor, inner)) if lead else tensor

@@ -1,0 +1,162 @@
+"""What is said of a node that cannot be translated: in our words, whatever TVM says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gtco.frontend.expansion import EXPANDED
+from gtco.frontend.onnx import load_onnx
+from gtco.graph.lower.walk import lower
+from gtco.support.errors import GtcoError, InternalError, ModelError, UnsupportedError, describe
+from tests.frontend import wrong_nodes
+
+FOREIGN = re.compile(r"tvm|relax|check failed|/project/|\.cc\b|traceback|tensorcopy|\.py\b", re.I)
+
+
+def refusal(model: onnx.ModelProto) -> str | None:
+    """The error's text; None where the model is taken. Anything but a GtcoError is raised."""
+    try:
+        lower(load_onnx(model, simplify=False))
+    except InternalError:
+        raise
+    except GtcoError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(6), pytest.param(range(6, 400), marks=pytest.mark.scheduled)]
+)
+def test_every_operator_with_wrong_ranks_types_and_attributes(
+    seeds: range, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Taken, as rightly as ONNX's rules go, or refused in words that name the node."""
+    operators = wrong_nodes.operators()
+    assert len(operators) > 150
+    refused = 0
+    for domain, operator in operators:
+        for seed in seeds:
+            model = wrong_nodes.draw(domain, operator, seed)
+            said = refusal(model)
+            if said is None:
+                continue
+            refused += 1
+            assert not FOREIGN.search(said), f"{operator} {seed}: {said}"
+            assert wrong_nodes.NAME in said or "output 'o0'" in said, f"{operator} {seed}: {said}"
+            # What is written out is named by the node and by the operator that does not fit.
+            if (domain, operator) not in EXPANDED and "output 'o0'" not in said:
+                plain = said.lower().replace("_", "")
+                assert operator.lower() in plain, f"{operator} {seed}: {said}"
+    assert refused > len(operators) * len(seeds) / 2
+    assert capfd.readouterr() == ("", "")
+
+
+def model(node: onnx.NodeProto, **inputs: tuple[int, tuple[int, ...]]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, dtype, shape) for n, (dtype, shape) in inputs.items()],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def test_a_node_that_breaks_a_rule_is_described() -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], name="c", pads=[1, 1])
+    with pytest.raises(ModelError) as caught:
+        load_onnx(model(node, x=(FLOAT, (2, 3)), w=(FLOAT, (3,))))
+    said = str(caught.value)
+    assert "node 'c' (Conv) breaks a rule of ONNX: Input tensor must have at least" in said
+    assert "inputs: x float32[2, 3], w float32[3]; attributes: pads=[1, 1]" in said
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs", "said"),
+    [
+        (
+            helper.make_node("TopK", ["x", "k"], ["v", "i"], name="t"),
+            {"x": (FLOAT, (3, 4)), "k": (INT64, (1,))},
+            r"node 't' \(TopK\) .*its input 'k' is known only at run time: make it a constant",
+        ),
+        (
+            helper.make_node("MaxPool", ["x"], ["v", "i"], name="p", kernel_shape=[2, 2]),
+            {"x": (FLOAT, (1, 3, 4, 4))},
+            r"node 'p' \(MaxPool\) .*not all of its 2 outputs are supported",
+        ),
+        (
+            helper.make_node("DequantizeLinear", ["x", "s"], ["y"], name="d", axis=0, block_size=2),
+            {"x": (TensorProto.INT8, (4, 3)), "s": (FLOAT, (2, 3))},
+            r"node 'd' .*quantization in blocks \(of 2\) is not supported",
+        ),
+        (
+            helper.make_node("SplitToSequence", ["x"], ["y"], name="s"),
+            {"x": (FLOAT, (4, 3))},
+            r"output 'y' is no tensor but a sequence",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_said(
+    node: onnx.NodeProto, inputs: dict[str, tuple[int, tuple[int, ...]]], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        load_onnx(model(node, **inputs), simplify=False)
+
+
+def test_weights_of_a_type_that_gtco_has_not() -> None:
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["f"], name="d", axis=0)
+    add = helper.make_node("Add", ["f", "x"], ["y"])
+    spoilt = model(add, x=(FLOAT, (2, 2)))
+    spoilt.graph.node.insert(0, node)
+    spoilt.graph.initializer.append(helper.make_tensor("w", TensorProto.INT4, [2, 2], [1, 2, 3, 4]))
+    spoilt.graph.initializer.append(helper.make_tensor("s", FLOAT, [2], [0.5, 0.25]))
+    with pytest.raises(UnsupportedError, match=r"'w' \[2, 2\], which node 'd'.* of type int4"):
+        load_onnx(spoilt)
+
+
+def test_a_split_into_one_part_is_the_tensor() -> None:
+    node = helper.make_node("Split", ["x"], ["y"], name="s", num_outputs=1)
+    graph = lower(load_onnx(model(node, x=(FLOAT, (4, 3))), simplify=False))
+    assert str(graph.types["y"]) == "float32[4x3]"
+
+
+def test_integers_of_a_constant_node_are_of_64_bits() -> None:
+    node = helper.make_node("Constant", [], ["y"], name="c", value_ints=[1, 2])
+    assert str(lower(load_onnx(model(node), simplify=False)).types["y"]) == "int64[2]"
+
+
+def test_what_tvm_says_stays_out_of_an_internal_failure() -> None:
+    import tvm
+
+    try:
+        tvm.runtime.tensor([1, 2]).copyfrom([1, 2, 3])
+    except Exception as error:
+        said = describe(error)
+        assert "raised inside TVM" in said and str(error).splitlines()[-1] not in said
+    else:
+        pytest.fail("TVM took it")
+
+
+def test_the_command_line_shows_what_failed_inside_only_where_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from gtco import cli
+
+    node = helper.make_node("TopK", ["x", "k"], ["v", "i"], name="t")
+    onnx.save(model(node, x=(FLOAT, (3, 4)), k=(INT64, (1,))), tmp_path / "m.onnx")
+    command = ["compile", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.so"), "--no-simplify"]
+    assert cli.main(command) == 1
+    said = capfd.readouterr().err
+    assert "node 't' (TopK) is not supported" in said and not FOREIGN.search(
+        said.split("error:")[1]
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        cli.main(["--debug", *command])
+    assert caught.value.__cause__ is not None
