@@ -33,6 +33,15 @@ class Difference:
     judged: bool = False
     reference_error: float = 0.0
 
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        if self.failure:
+            return "wrong"
+        if self.unstable:
+            return "unstable"
+        return "float64 agrees" if self.judged else "agrees"
+
 
 @dataclass(frozen=True)
 class Top1:
@@ -81,6 +90,20 @@ class VerificationReport:
         """The largest relative difference."""
         return max(self.differences, key=lambda d: d.relative, default=None)
 
+    @property
+    def decided(self) -> list[str]:
+        """What float64 decided, and why it could not."""
+        lines = []
+        if judged := [d for d in self.differences if d.judged]:
+            off = max(d.reference_error for d in judged)
+            lines.append(
+                f"in {len(judged)} of them {self.judge} decided, from which {self.reference} is "
+                f"itself off by up to {off:.1e}"
+            )
+        if self.unjudged:
+            lines.append(f"float64 could not decide: {self.unjudged}")
+        return lines
+
     def check(self) -> None:
         """Raise ``VerificationError`` that lists every failure."""
         if not self.passed:
@@ -120,16 +143,9 @@ class VerificationReport:
             return text
         worst = f"{self.worst.relative:.1e} ({self.worst.output} on {self.worst.case} inputs)"
         text += f", largest relative error {worst}"
-        if judged := [d for d in self.differences if d.judged]:
-            off = max(d.reference_error for d in judged)
-            text += (
-                f"; in {len(judged)} of them {self.judge} decided, from which {self.reference} is "
-                f"itself off by up to {off:.1e}"
-            )
+        text += "".join(f"; {line}" for line in self.decided)
         if unstable := sum(d.unstable for d in self.differences):
             text += f"; in {unstable} of them rounding alone changes the result as much"
-        if self.unjudged:
-            text += f"; float64 could not decide: {self.unjudged}"
         if self.top1 is not None:
             text += f"; {self.top1}"
         return text

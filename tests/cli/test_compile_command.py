@@ -111,14 +111,23 @@ def test_compile_shows_the_verification(compiler, capsys):
     found = (
         Difference("large", "logits", 2e-4, 3e-6),
         Difference("spike", "logits", 0.5, 0.2, unstable=True),
+        Difference("zeros", "logits", 1e-9, 1e-6, judged=True, reference_error=5.7e-8),
     )
-    report = VerificationReport("ONNX Runtime", 1e-3, found)
+    report = VerificationReport("ONNX Runtime", 1e-3, found, judge="float64 (ONNX)")
     compiler.report = Report(verification=report)
     assert cli.main(["compile", "m.onnx", "--verify"]) == 0
     out = capsys.readouterr().out
     assert "agrees with ONNX Runtime" in out and "2.00e-04" in out and "3.00e-06" in out
     (unstable,) = (line for line in out.splitlines() if "spike" in line)
     assert "5.00e-01" in unstable and "unstable" in unstable and "wrong" not in out
+    (judged,) = (line for line in out.splitlines() if "zeros" in line)
+    assert "float64 agrees" in judged
+    said = "float64 (ONNX) decided, from which ONNX Runtime is itself off by up to 5.7e-08"
+    assert f"in 1 of them {said}" in " ".join(out.split())
+    report = VerificationReport("ONNX Runtime", 1e-3, found[:2], unjudged="it has no own.Strange")
+    compiler.report = Report(verification=report)
+    assert cli.main(["compile", "m.onnx", "--verify"]) == 0
+    assert "float64 could not decide: it has no own.Strange" in capsys.readouterr().out
     report = VerificationReport("ONNX Runtime", 0.06, found, Top1(32, 31, 0))
     compiler.report = Report(verification=report)
     assert cli.main(["compile", "m.onnx", "--verify", "--precision", "bf16"]) == 0
