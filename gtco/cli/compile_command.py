@@ -26,7 +26,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """The model, and what is made of it."""
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL.onnx",
+        help="an ONNX model, or a program that torch.export.save wrote (.pt2)",
+    )
     add_made(parser)
 
 

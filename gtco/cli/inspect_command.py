@@ -67,7 +67,7 @@ class Inspection:
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.model.suffix == ".onnx":
+    if options.model.suffix in (".onnx", ".pt2"):
         from gtco.support.torchless import import_tvm
 
         import_tvm()

@@ -27,8 +27,13 @@ MOST_ELEMENTS = 1 << 31  # and no GPU's kernel indexes as many
 LARGEST = 1 << 37  # bytes of one tensor: no machine runs a model of larger ones
 
 
+PROGRAM = ".pt2"  # what torch.export.save writes
+
+
 def is_onnx(model: Any) -> bool:
-    if isinstance(model, str | os.PathLike | bytes | bytearray):
+    if isinstance(model, str | os.PathLike):
+        return Path(model).suffix != PROGRAM
+    if isinstance(model, bytes | bytearray):
         return True
     if type(model).__module__.partition(".")[0] == "onnx" or type(model).__name__ == "ModelProto":
         return True

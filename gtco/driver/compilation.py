@@ -166,8 +166,10 @@ class Compilation:
                 float16=float16,
             )
         else:
-            from gtco.frontend.pytorch import load_pytorch
+            from gtco.frontend.pytorch import load_program, load_pytorch
 
+            if isinstance(self.model, Path):
+                self.model = load_program(self.model)
             imported = load_pytorch(
                 self.model,
                 self.example_inputs,

@@ -22,7 +22,8 @@ class ImportedModel:
     ``module``'s function ``main`` takes ``inputs`` and ``weights``, by the parameter names in
     ``parameters`` (parameter -> name of the input or weight), and returns one tensor or a tuple of
     ``outputs``. Weights stay outside the module, so that no pass copies them. ``names`` maps a
-    Relax variable to the name its node had in the model; ``notes`` are for the user. ``float16``:
+    Relax variable to the name its node had in the model, ``operators`` that name to the node's
+    operator; ``notes`` are for the user. ``float16``:
     the file has float16 in it, which was widened to float32.
     """
 
@@ -35,4 +36,5 @@ class ImportedModel:
     producer: str = ""
     notes: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    operators: Mapping[str, str] = field(default_factory=dict)
     float16: bool = False

@@ -22,6 +22,7 @@ import onnx
 import onnx.inliner
 from onnx import helper
 
+from gtco.frontend import formats, quantized
 from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.float16 import widen
@@ -106,6 +107,7 @@ def import_skeleton(
         notes += [note] if note else []
     _refuse_unsupported(skeleton)
     _check_initializers(skeleton)
+    notes += [said] if (said := quantized.note(skeleton)) else []
     module, labels = _translate(skeleton)
     inside = _initializers(skeleton)
     names = [value.name for value in skeleton.graph.input if value.name not in inside]
@@ -124,6 +126,7 @@ def import_skeleton(
         producer=f"{skeleton.producer_name} {skeleton.producer_version}".strip(),
         notes=tuple(notes),
         names=labels,
+        operators={node.name: node.op_type for node in skeleton.graph.node},
         float16=widened,
     )
 
@@ -155,11 +158,15 @@ def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto
     try:
         model.ParseFromString(source)
     except google.protobuf.message.DecodeError as error:
+        if said := formats.advice(path):
+            raise ModelError(f"{label} is not an ONNX model: {said}") from error
         raise ModelError(
             f"{label} is not an ONNX model, or is cut short ({len(source)} bytes do not parse): "
             "export it again, or check that the copy or download was complete"
         ) from error
     if not model.HasField("graph") or not model.ir_version:
+        if said := formats.advice(path):
+            raise ModelError(f"{label} is not an ONNX model: {said}")
         raise ModelError(f"{label} is not an ONNX model: it holds no graph ({len(source)} bytes)")
     return model, path
 
@@ -273,6 +280,8 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
                 "ORT_ENABLE_ALL. "
                 f"Others: {advice[0].lower()}{advice[1:]}"
             )
+        if of_integers := quantized.advice(found):
+            advice = f"{of_integers}. Others: {advice[0].lower()}{advice[1:]}"
         raise UnsupportedError(
             "the model uses operators that gtco does not support:\n"
             + "\n".join(lines)

@@ -17,6 +17,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -103,6 +104,23 @@ def load_pytorch(
         simplify_timeout=simplify_timeout,
         float16=float16,
     )
+
+
+def load_program(path: Path) -> torch.export.ExportedProgram:
+    """The program that ``torch.export.save`` wrote. As torch reads it, so it trusts the file.
+
+    Raises ModelError where torch is missing or reads no program from the file.
+    """
+    torch = _torch()
+    try:
+        with _quiet():
+            return torch.export.load(path)
+    except Exception as error:
+        raise ModelError(
+            f"torch {torch.__version__} reads no ExportedProgram from '{path}': "
+            f"{_first_line(error)}. torch.export.save(torch.export.export(model, args), "
+            "'model.pt2') writes one"
+        ) from error
 
 
 def _torch() -> Any:

@@ -35,6 +35,8 @@ class Imported(Protocol):
     def parameters(self) -> Mapping[str, str]: ...
     @property
     def names(self) -> Mapping[str, str]: ...
+    @property
+    def operators(self) -> Mapping[str, str]: ...
 
 
 def lower(imported: Imported) -> Graph:
@@ -73,9 +75,9 @@ def lower(imported: Imported) -> Graph:
             try:
                 lowering.env[binding.var] = _lower_value(lowering, binding.value)
             except NoRule as reason:
-                problems.append(
-                    f"  {reason}" + (f" (node {lowering.label})" if lowering.label else "")
-                )
+                operator = imported.operators.get(lowering.label)
+                node = f"node {lowering.label}" + (f", {operator}" if operator else "")
+                problems.append(f"  {reason}" + (f" ({node})" if lowering.label else ""))
                 lowering.env[binding.var] = None
             except Exception:
                 where = f"node {lowering.label}" if lowering.label else f"'{binding.var.name}'"
