@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from gtco.support.errors import GtcoError
+from gtco.support.pipes import until_closed
 
 # A benchmark's name, the folder that it lies in, and what it measures.
 BENCHMARKS = {
@@ -72,4 +73,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(until_closed(lambda: main(sys.argv[1:])))

@@ -11,8 +11,9 @@ def main() -> int:
     """Run the command that ``sys.argv`` names; its exit code (``gtco/cli``)."""
     try:
         from gtco.cli import main as command
+        from gtco.support.pipes import until_closed
 
-        return command()
+        return until_closed(command)
     except KeyboardInterrupt:
         if "--debug" in sys.argv:
             raise

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from gtco.support.errors import GtcoError, OptionError
+from gtco.support.pipes import until_closed
 from models import MODELS, create, example_inputs, export_onnx
 from models.export import EXPORTERS
 
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _list()
         else:
             _export(options)
+    except BrokenPipeError:
+        raise
     except (GtcoError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -78,4 +81,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_closed(main))

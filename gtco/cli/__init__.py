@@ -81,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Terminated:
         print("interrupted by SIGTERM", file=sys.stderr)
         return 143
-    except BrokenPipeError:  # gtco inspect ... | head
-        sys.stderr.close()
-        return 0
+    except BrokenPipeError:  # gtco inspect ... | head: the process ends well (gtco/__main__.py)
+        raise
     except OSError as error:  # nowhere to print to, no place for temporary files
         if options.debug:
             raise

@@ -96,13 +96,6 @@ def _integer(text: str, least: int, most: int | None = None) -> int:
     return int(text)
 
 
-def beside(file: Path, suffix: str) -> Path:
-    """The default of what is made of ``file``."""
-    if not file.name:
-        raise OptionError(f"'{file}' is no file's name")
-    return file.with_suffix(suffix)
-
-
 def unique(pairs: Iterable[tuple[str, T]], option: str) -> dict[str, T]:
     """Repeated ``--option name=value`` as a dictionary; a name given twice is wrong usage."""
     found: dict[str, T] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import Phases, say, size
+from gtco.cli.outputs import here
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -20,7 +21,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="FILE.bundle",
-        help="must end in .bundle (default: the model's name with it)",
+        help="must end in .bundle (default: the model's name with it, in the current folder)",
     )
     parser.add_argument(
         "--per-stage",
@@ -39,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
     import_tvm()
     from gtco.compiler import candidates_to_file
 
-    output = options.output or arguments.beside(options.model, ".bundle")
+    output = options.output or here(options.model, ".bundle")
     chosen = arguments.compile_options(
         argparse.Namespace(tune="off", records=None, **vars(options))
     )

@@ -9,9 +9,10 @@ from typing import Any
 
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.console import Phases, milliseconds, say, show, size
+from gtco.cli.outputs import check_free, libraries
 from gtco.cli.tables import Table
 from gtco.runtime.publish import weights_beside
-from gtco.support.errors import OptionError, VerificationError
+from gtco.support.errors import VerificationError
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -38,7 +39,16 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def add_made(parser: argparse.ArgumentParser) -> None:
     """What is made of models."""
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.so", help="default: the model's name with .so"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.so",
+        help="the library (default: the model's name with .so, in the current folder)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write the library also over that of another model, or over another file",
     )
     parser.add_argument(
         "--verify",
@@ -62,14 +72,15 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
     from gtco.codegen.processes import early
     from gtco.support.torchless import import_tvm, uninterrupted
 
-    outputs = [options.output or arguments.beside(model, ".so") for model in models]
-    if outputs[0].suffix != ".so":
-        raise OptionError(f"--output {outputs[0]}: the library's name must end in .so")
+    outputs = libraries(models, options.output)
     try:
         with early(), Phases() as progress:
             with uninterrupted():
                 import_tvm()
                 from gtco.compiler import compile_to_files
+            if not options.force:
+                for model, output in zip(models, outputs, strict=True):
+                    check_free(model, output)
 
             reports = compile_to_files(
                 [(model, output, None) for model, output in zip(models, outputs, strict=True)],

@@ -9,6 +9,7 @@ from typing import Any
 
 from gtco.cli import arguments
 from gtco.cli.console import say
+from gtco.cli.outputs import here
 from gtco.support.errors import OptionError
 from gtco.support.options import check_place
 
@@ -25,7 +26,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--output",
         type=Path,
         metavar="ANSWERS.jsonl",
-        help="for gtco records import (default: the file's name with .jsonl)",
+        help="for gtco records import (default: the file's name with .jsonl, in the current "
+        "folder)",
     )
     parser.add_argument(
         "--rounds",
@@ -44,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
     from gtco.search.records.records import to_lines
     from gtco.tuning.offline import measure
 
-    output = options.output or arguments.beside(options.bundle, ".jsonl")
+    output = options.output or here(options.bundle, ".jsonl")
     check_place(output)
     if output.exists() and options.bundle.exists() and output.samefile(options.bundle):
         raise OptionError(f"--output {output} is what is measured itself: give another name")

@@ -14,6 +14,7 @@ from typing import Any
 from gtco.cli import arguments, tuning_tables
 from gtco.cli.compile_command import add_made, compile_models
 from gtco.cli.console import Phases, say, show
+from gtco.cli.outputs import here
 from gtco.support.errors import OptionError
 from gtco.support.options import EFFORTS, Tune
 
@@ -54,7 +55,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="measurements to go on from and to add to (default: the first model's name with "
-        ".records)",
+        ".records, in the current folder)",
     )
     parser.add_argument(
         "--space",
@@ -68,13 +69,13 @@ def main(options: argparse.Namespace) -> int:
     if options.space:
         return show_spaces(options)
     if options.output and len(options.models) > 1:
-        raise OptionError("--output is for one model; each of several goes beside its own file")
+        raise OptionError("--output is for one model; those of several take their models' names")
     if options.trials:
         budget = Tune(trials=options.trials, seconds=ENDLESS)
     else:
         budget = Tune(seconds=options.seconds, fusion=True)
     options.tune = replace(budget, latency=options.latency)
-    options.records = options.records or arguments.beside(options.models[0], ".records")
+    options.records = options.records or here(options.models[0], ".records")
     try:
         return compile_models(options, options.models)
     except BaseException as error:

@@ -44,8 +44,10 @@ def assemble(
     persistent: PersistentKernel | None = None,
     launches: Mapping[str, float | None] | None = None,
     spilled: Mapping[str, int] = MappingProxyType({}),
+    identity: str = "",
 ) -> Artifact | GpuArtifact:
     """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
+    ``identity``: which ONNX file it was, for who would write over the library.
     Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and for who
     reads the library ``launches``, the predicted seconds of a run by how it is launched, and
     ``spilled``, by architecture the bytes that kernel would spill where it was left out.
@@ -75,6 +77,7 @@ def assemble(
         "metadata": {
             **versions(target),
             "precision": precision,
+            "model": identity,
             "notes": list(notes),
             **({"predicted_launches": dict(launches)} if launches is not None else {}),
             **({"persistent_would_spill": dict(spilled)} if spilled else {}),

@@ -64,6 +64,7 @@ class Compilation:
         self.model, self.output, self.example_inputs = source_of(model), output, example_inputs
         self.options, self.progress = options, progress
         self.report = CompileReport()
+        self.identity = ""  # of an ONNX file, once it is read
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
         self.policy: RecordedPolicy  # these, once it is prepared
         self.whole: Graph  # what is cut
@@ -179,6 +180,7 @@ class Compilation:
                 float16=float16,
             )
         self.report.notes += imported.notes
+        self.identity = imported.identity
         if options.dump is not None:
             self.dump("1-relax.txt", imported.module.script())
         return imported
@@ -373,6 +375,7 @@ class Compilation:
             self.persistent,
             self.launches.to_json() if self.launches else None,
             self.spilled,
+            self.identity,
         )
 
     def link(self, folder: Path) -> Path:

@@ -23,8 +23,9 @@ class ImportedModel:
     ``parameters`` (parameter -> name of the input or weight), and returns one tensor or a tuple of
     ``outputs``. Weights stay outside the module, so that no pass copies them. ``names`` maps a
     Relax variable to the name its node had in the model, ``operators`` that name to the node's
-    operator; ``notes`` are for the user. ``float16``:
-    the file has float16 in it, which was widened to float32.
+    operator; ``notes`` are for the user. ``float16``: the file has float16 in it, which was widened
+    to float32. ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`), empty for a
+    PyTorch module.
     """
 
     module: tvm.IRModule
@@ -38,3 +39,4 @@ class ImportedModel:
     names: Mapping[str, str] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
     float16: bool = False
+    identity: str = ""

@@ -13,6 +13,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gtco.frontend import formats, quantized
 from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
 from gtco.frontend.expansion import EXPANDED, adopt, expand
 from gtco.frontend.float16 import widen
+from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
 from gtco.frontend.node_check import DTYPES, NUMBERS, Node
@@ -58,13 +60,14 @@ def load_onnx(
     or do not fit) and UnsupportedError (every unsupported operator).
     """
     model, path = _read(source)
+    known = identity(model)
     check_text(model)
     if model.functions:
         check_functions(model)
         model = onnx.inliner.inline_local_functions(model)
     skeleton, weights = strip(model, path)
     del model
-    return import_skeleton(
+    imported = import_skeleton(
         skeleton,
         weights,
         shapes=shapes,
@@ -72,6 +75,7 @@ def load_onnx(
         simplify_timeout=simplify_timeout,
         float16=float16,
     )
+    return replace(imported, identity=known)
 
 
 def import_skeleton(

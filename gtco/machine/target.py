@@ -6,6 +6,7 @@ the one it runs on. GPUs are in :mod:`gtco.machine.gpu`.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,10 +183,39 @@ def target(name: str | Machine = "native") -> Machine:
     if name not in TARGETS:
         known = ", ".join(("native", *TARGETS))
         raise OptionError(
-            f"unknown target '{name}'; known: {known}; for GPUs cuda: and one or several of "
-            f"{', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
+            f"unknown target '{name}'{_hint(name.lower())}. Known: {known}; for GPUs cuda: and one "
+            f"or several of {', '.join(ARCHITECTURES)}, or {', '.join(GPUS)}"
         )
     return TARGETS[name]
+
+
+# CPUs by LLVM's names that have no row of their own, with the nearest row whose code they run.
+NEAREST = {
+    "haswell": "core-avx2 broadwell skylake alderlake raptorlake meteorlake arrowlake lunarlake "
+    "gracemont sierraforest grandridge clearwaterforest",
+    "skylake-avx512": "skx cascadelake cooperlake cannonlake",
+    "icelake-server": "icelake-client tigerlake rocketlake",
+    "sapphirerapids": "emeraldrapids graniterapids graniterapids-d diamondrapids",
+    "x86-64-v3": "znver1 znver2 bdver4",
+}
+OLDER = (
+    "x86-64 x86-64-v2 nocona core2 penryn nehalem westmere sandybridge ivybridge bonnell "
+    "silvermont goldmont goldmont-plus tremont k8 amdfam10 barcelona btver1 btver2 bdver1 bdver2 "
+    "bdver3"
+).split()
+
+
+def _hint(name: str) -> str:
+    """What to take instead of an unknown target."""
+    for nearest, names in NEAREST.items():
+        if name in names.split():
+            return f": gtco has no table of this CPU; take --target {nearest}, whose code it runs"
+    if name in OLDER:
+        return ": CPUs of that kind lack AVX2 or FMA, the least that gtco generates code for"
+    if name in ARCHITECTURES or f"cuda:{name}" in GPUS:
+        return f": for a GPU write --target cuda:{name}"
+    close = difflib.get_close_matches(name, ["native", *TARGETS], n=2, cutoff=0.6)
+    return f": did you mean {' or '.join(close)}" if close else ""
 
 
 def cpu_target(name: str | Machine = "native") -> Target:

@@ -21,7 +21,7 @@ from gtco.runtime.library import BUSY, OK, Library, check_model, file_identity, 
 from gtco.runtime.publish import publish, staging, weights_name, write_error
 from gtco.runtime.tensors import Place, address_of, as_stored, dense, like, to_numpy
 from gtco.support.errors import ArtifactError, BuildError, InputError, OptionError
-from gtco.support.options import MOST_THREADS, check_whole
+from gtco.support.options import MOST_THREADS, check_place, check_whole
 
 
 def load(
@@ -291,14 +291,15 @@ class Model:
         """Copies the library, its header and its weights file (where it has one) to ``path``, which
         ends in .so.
 
-        Nothing half-written appears under the final names; raises :class:`BuildError` where they
-        cannot be written.
+        Nothing half-written appears under the final names; raises :class:`OptionError` where there
+        is no such folder, and :class:`BuildError` where they cannot be written.
         """
         target = Path(path).absolute()
         if target.suffix != ".so":
             raise BuildError(f"{target} must end in .so; write to {target.name}.so for example")
         if target == self.path:
             return target
+        check_place(target)
         with staging(target) as folder:
             try:
                 shutil.copy(self.path, folder / target.name)

@@ -58,7 +58,7 @@ def check_place(path: Path) -> None:
     if path.is_dir():
         raise OptionError(f"the output '{path}' is a folder: give the name of a file")
     if not path.parent.is_dir():
-        raise OptionError(f"the folder '{path.parent}' does not exist")
+        raise OptionError(f"the folder '{path.parent}' does not exist: make it first")
 
 
 @dataclass(frozen=True)

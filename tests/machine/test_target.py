@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gtco.machine import target as module
 from gtco.machine.cores import allowed_cores
-from gtco.machine.target import TARGETS, detect, target
+from gtco.machine.target import NEAREST, OLDER, TARGETS, V4, detect, target
 from gtco.runtime.table import normalize_features
 from gtco.support.errors import OptionError
 
@@ -93,3 +94,42 @@ def test_a_cpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_cpuinfo", lambda: {"flags": "sse2 avx"})
     with pytest.raises(OptionError, match=r"no AVX2 and FMA.*--target"):
         detect()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cascadelake", "take --target skylake-avx512"),
+        ("CascadeLake", "take --target skylake-avx512"),
+        ("znver2", "take --target x86-64-v3"),
+        ("graniterapids", "take --target sapphirerapids"),
+        ("skylake", "take --target haswell"),
+        ("nehalem", "lack AVX2 or FMA"),
+        ("x86-64-v2", "lack AVX2 or FMA"),
+        ("znvr4", "did you mean znver4"),
+        ("sapphire-rapids", "did you mean sapphirerapids"),
+        ("sm_80", "write --target cuda:sm_80"),
+        ("h100", "write --target cuda:h100"),
+        ("apple-m1", "unknown target 'apple-m1'. Known: native"),
+    ],
+)
+def test_an_unknown_target_has_a_true_answer(name, said):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        target(name)
+
+
+def test_a_nearest_row_asks_for_nothing_that_the_cpu_lacks():
+    """By LLVM's own tables of both."""
+    import tvm
+
+    features = tvm.get_global_func("target.llvm_get_cpu_features", allow_missing=True)
+    llvm = {"sse3", "ssse3", *V4, "avx512bf16", "avx512vnni"}
+    names = [(row, name) for row, names in NEAREST.items() for name in names.split()]
+    assert len(names) > 15 and not {name for _, name in names} & set(TARGETS)
+    for row, name in names:
+        built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": "x86_64-linux-gnu"})
+        has = set(features(built))
+        assert set(TARGETS[row].features) & llvm <= has, (name, set(TARGETS[row].features) - has)
+    for name in OLDER:
+        built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": "x86_64-linux-gnu"})
+        assert not {"avx2", "fma"} <= set(features(built)), name

@@ -19,7 +19,7 @@ from gtco.runtime.artifact import write_artifact
 from gtco.runtime.library import read_metadata
 from gtco.runtime.module import load
 from gtco.runtime.publish import weights_beside
-from gtco.support.errors import ArtifactError
+from gtco.support.errors import ArtifactError, OptionError
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import SCALE, check, example_inputs, kernels, small, small_artifact
 
@@ -169,6 +169,9 @@ def test_save(kernels: bytes, tmp_path: Path, limit: int) -> None:
     source = tmp_path / "source"
     path = write_artifact(small_artifact(kernels), source / "m.so", weights_inside_limit=limit)
     with load(path, temporary=True) as model:
+        with pytest.raises(OptionError, match="deep' does not exist: make it first"):
+            model.save(tmp_path / "deep" / "copy.so")
+        (tmp_path / "deep").mkdir()
         saved = model.save(tmp_path / "deep" / "copy.so")
     assert not source.exists()  # a temporary model takes its folder with it
     names = {p.name for p in saved.parent.iterdir()}

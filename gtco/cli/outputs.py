@@ -1,0 +1,62 @@
+"""Where results go by default, and what they are not written over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gtco.runtime.library import read_metadata
+from gtco.support.errors import GtcoError, OptionError
+
+
+def here(file: Path, suffix: str) -> Path:
+    """The default name of what is made of ``file``: its own with ``suffix``, in the current
+    folder."""
+    if not file.name:
+        raise OptionError(f"'{file}' is no file's name")
+    return Path(file.with_suffix(suffix).name)
+
+
+def libraries(models: Sequence[Path], output: Path | None) -> list[Path]:
+    """The library of each model; ``output`` names that of the only one."""
+    found = [output or here(model, ".so") for model in models]
+    for path in found:
+        if path.suffix != ".so":
+            raise OptionError(f"--output {path}: the library's name must end in .so")
+        if found.count(path) > 1:
+            both = " and ".join(str(m) for m, p in zip(models, found, strict=True) if p == path)
+            raise OptionError(f"{both} would both become {path}: compile them in two folders")
+    return found
+
+
+def check_free(model: Path, library: Path) -> None:
+    """Raises :class:`OptionError` where writing ``library`` would replace something else than an
+    earlier library of this model."""
+    if not library.is_file():
+        return  # whether it can be made is asked by others
+    wanted = "Give another name with -o, or --force to write over it"
+    try:
+        known = read_metadata(library)
+    except GtcoError:
+        raise OptionError(
+            f"'{library}' is there already and is no library that gtco made. {wanted}"
+        ) from None
+    if known.get("model") != _identity(model):
+        raise OptionError(
+            f"'{library}' is there already, and gtco made it of another model than '{model}'. "
+            f"{wanted}"
+        )
+
+
+def _identity(model: Path) -> str:
+    """As the library of this model has it; a PyTorch program has none."""
+    if model.suffix != ".onnx":
+        return ""
+    import onnx
+
+    from gtco.frontend.identity import identity
+
+    try:
+        return identity(onnx.load(model, load_external_data=False))
+    except Exception:  # the compile reads it again, and says what is wrong
+        return ""

@@ -1,0 +1,20 @@
+"""A pipe whose reader has left, as ``| head`` does: the end of the output, and no failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+
+def until_closed(command: Callable[[], int]) -> int:
+    """What ``command`` returns, its output written to the end; 0 where nobody reads on."""
+    try:
+        try:
+            return command()
+        finally:  # also where it ends by SystemExit, as --help does
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # what is still in the buffer goes nowhere, or Python would complain when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,87 @@
+"""Where a library goes by default, and what it is not written over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from gtco import cli
+from gtco.frontend.identity import identity
+from gtco.runtime.library import read_metadata
+from tests.driver.test_compiler import mlp
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A model, one of the same operators trained further, and another one, all called m.onnx."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, layers, seed in (("first", 1, 0), ("trained", 1, 1), ("other", 2, 0)):
+        (folder / name).mkdir()
+        made = mlp(layers=layers)
+        if seed:
+            tensor = made.graph.initializer[0]
+            values = onnx.numpy_helper.to_array(tensor) + 1
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        onnx.save(made, folder / name / "m.onnx")
+    return folder
+
+
+def compiled(model: Path, *more: str) -> int:
+    return cli.main(["compile", str(model), "--tune", "off", "--threads", "1", *more])
+
+
+def test_a_library_goes_to_the_current_folder_and_over_its_own_model_alone(
+    models, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert compiled(models / "first" / "m.onnx") == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"m.so", "m.h"}
+    assert {p.name for p in (models / "first").iterdir()} == {"m.onnx"}
+    first = (tmp_path / "m.so").read_bytes()
+    known = read_metadata(tmp_path / "m.so")["model"]
+    assert known == identity(onnx.load(models / "first" / "m.onnx")) and len(known) == 16
+    capsys.readouterr()
+    assert compiled(models / "other" / "m.onnx") == 1
+    said = capsys.readouterr().err
+    assert "made it of another model" in said and "--force" in said and " s " not in said
+    assert (tmp_path / "m.so").read_bytes() == first
+    assert compiled(models / "trained" / "m.onnx") == 0  # the same model, other weights
+    assert (tmp_path / "m.so").read_bytes() != first
+    assert compiled(models / "other" / "m.onnx", "--force") == 0
+    assert read_metadata(tmp_path / "m.so")["model"] != known
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF and more", b"text"])
+def test_a_stranger_is_not_written_over(content, models, tmp_path, capsys):
+    path = tmp_path / "libother.so"
+    path.write_bytes(content)
+    assert compiled(models / "first" / "m.onnx", "-o", str(path)) == 1
+    assert "is no library that gtco made" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+def test_two_models_of_one_name_are_refused(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    both = [str(models / name / "m.onnx") for name in ("first", "other")]
+    assert cli.main(["tune", *both, "--trials", "1"]) == 1
+    assert "would both become m.so" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_refused_before_the_work(models, tmp_path, capsys):
+    assert compiled(models / "first" / "m.onnx", "-o", str(tmp_path / "no" / "m.so")) == 1
+    assert "does not exist: make it first" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_which_model_it_is_depends_on_operators_and_names_not_on_weights_or_shapes(models):
+    first, trained, other = (
+        onnx.load(models / name / "m.onnx") for name in ("first", "trained", "other")
+    )
+    assert identity(first) == identity(trained) != identity(other)
+    first.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 77
+    assert identity(first) == identity(trained)
+    first.graph.output[0].name = "renamed"
+    assert identity(first) != identity(trained)
