@@ -230,6 +230,15 @@ def test_layer_norms_of_the_standard_domain(opset, bias):
     compare(model([made], arrays, {"gg": normal(3, 5, 8)}, ["y"], opset), arrays)
 
 
+def test_a_domain_that_is_used_and_not_imported():
+    """As ``onnxruntime.transformers`` leaves a model in memory."""
+    arrays = {"x": normal(1, 2, 5)}
+    made = model([node("QuickGelu", ["x"])], arrays)
+    wanted = by_onnxruntime(made, arrays)
+    assert made.opset_import.pop().domain == "com.microsoft"
+    compare(made, arrays, wanted)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 8), (7, 8)])
 def test_skip_simplified_layer_norm(bias, shape):

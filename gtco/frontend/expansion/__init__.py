@@ -14,6 +14,7 @@ import onnx
 
 from gtco.frontend.expansion.rules import RULES
 from gtco.frontend.expansion.walk import Unsuitable, Walk
+from gtco.frontend.expansion.writer import MICROSOFT
 from gtco.frontend.messages import nodes
 from gtco.frontend.node_check import Node
 from gtco.support.errors import UnsupportedError
@@ -24,14 +25,18 @@ _STANDARD = ("", "ai.onnx")
 
 def adopt(model: onnx.ModelProto) -> None:
     """Move to ONNX Runtime's domain what it writes into the standard one, which has not got it:
-    SimplifiedLayerNormalization, and LayerNormalization before opset 17. Changes ``model``."""
+    SimplifiedLayerNormalization, and LayerNormalization before opset 17. Import that domain where
+    its operators are used, which ``onnxruntime.transformers`` leaves to ONNX Runtime. Changes
+    ``model``."""
     opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
     foreign = {"SimplifiedLayerNormalization"} | ({"LayerNormalization"} if opset < 17 else set())
-    found = [n for n in nodes(model.graph) if n.domain in _STANDARD and n.op_type in foreign]
-    for node in found:
-        node.domain = "com.microsoft"
-    if found and all(entry.domain != "com.microsoft" for entry in model.opset_import):
-        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    used = False
+    for node in nodes(model.graph):
+        if node.domain in _STANDARD and node.op_type in foreign:
+            node.domain = MICROSOFT
+        used = used or node.domain == MICROSOFT
+    if used and all(entry.domain != MICROSOFT for entry in model.opset_import):
+        model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
