@@ -68,6 +68,28 @@ def test_rms_norm(reciprocal: bool) -> None:
     assert norm["epsilon"] == pytest.approx(1e-6) and after.constants[norm.inputs[1]].std() > 0
 
 
+def rms_of_centred(graph: Graph, x: str, axis: int, order: tuple[int, ...]) -> str:
+    mean = graph.add("mean", (x,), axes=(axis,), keepdims=True)
+    centred = graph.add("subtract", (x, mean))
+    if order != tuple(range(len(order))):
+        centred = graph.add("permute", (centred,), axes=order)
+    size = int(graph.types[centred].shape[-1])
+    return graph.add("rms_norm", (centred, weights(graph, size)), epsilon=1e-3)
+
+
+@pytest.mark.parametrize(("axis", "order"), [(2, (0, 1, 2)), (1, (0, 2, 1))])
+def test_rms_norm_of_what_has_no_mean_is_layer_norm(axis: int, order: tuple[int, ...]) -> None:
+    """ONNX Runtime's optimizer moves a transposition between the mean and the rest."""
+    graph = build(lambda graph, x: rms_of_centred(graph, x, axis, order))
+    moved = {"permute": 1} if axis == 1 else {}
+    same(graph, {"layer_norm": 1} | moved)
+
+
+def test_rms_norm_behind_a_mean_of_another_axis_stays() -> None:
+    graph = build(lambda graph, x: rms_of_centred(graph, x, 1, (0, 1, 2)))
+    assert canonicalize(graph).histogram()["rms_norm"] == 1
+
+
 def test_rms_norm_over_another_axis_stays() -> None:
     graph = build(lambda g, x: root_mean_square(g, x, 0, False), (4, 6))
     assert "rms_norm" not in canonicalize(graph).histogram()

@@ -9,6 +9,9 @@ after:  y = layer_norm(x, gamma, beta)                     means over the last a
 before: y = x / sqrt(mean(x * x) + eps) * gamma            the mean over the last axis
 after:  y = rms_norm(x, gamma)
 
+before: y = rms_norm(permute(x - mean(x)), gamma)          the mean over the axis that comes last
+after:  y = layer_norm(permute(x), gamma, 0)               (an optimizer moved the permute)
+
 before: y = reshape(layer_norm(reshape(x: [N, C, H, W], [N, G, -1]), 1, 0)) * gamma + beta
 after:  y = group_norm(x, gamma, beta) {groups=G, axis=1}
 """
@@ -30,6 +33,7 @@ def layer_norm(graph: Graph) -> Graph:
     and theirs.
     """
     graph = apply_rule(graph, {"divide", "multiply"}, _core)
+    graph = apply_rule(graph, {"rms_norm"}, _centred)
     graph = apply_rule(graph, {"multiply"}, _scale)
     graph = apply_rule(graph, {"add"}, _shift)
     graph = apply_rule(graph, {"reshape"}, _grouped)
@@ -70,6 +74,25 @@ def _core(graph: Graph, op: Operator) -> str | None:
             ones = graph.add_constant(numpy.ones(size, op.type.dtype), "gamma")
             return graph.add("rms_norm", (centred, ones), name=op.name, epsilon=epsilon)
     return None
+
+
+def _centred(graph: Graph, op: Operator) -> str | None:
+    """The norm of a tensor less its mean is the layer norm of that tensor."""
+    moved = made_by(graph, op.inputs[0], "permute")
+    centre = made_by(graph, op.inputs[0] if moved is None else moved.inputs[0], "subtract")
+    mean = _mean(graph, centre.inputs[1]) if centre is not None else None
+    if centre is None or mean is None or mean.inputs[0] != centre.inputs[0]:
+        return None
+    rank = len(op.type.shape)
+    order = moved["axes"] if moved is not None else tuple(range(rank))
+    if [a % rank for a in mean["axes"]] != [order[-1]]:
+        return None
+    x = centre.inputs[0]
+    if moved is not None:
+        x = graph.add("permute", (x,), name=moved.name, axes=order)
+    beta = _affine_of_one(graph, int(op.type.shape[-1]), op.type.dtype)[1]
+    inputs = (x, op.inputs[1], beta)
+    return graph.add("layer_norm", inputs, name=op.name, epsilon=op["epsilon"])
 
 
 def _made(graph: Graph, op: Operator, x: str, axes: tuple[int, ...], epsilon: float) -> str | None:
