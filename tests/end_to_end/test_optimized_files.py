@@ -33,6 +33,10 @@ from tests.one_node import by_onnxruntime
 VIT = {"patch_size": 8, "width": 24, "depth": 2, "heads": 3, "classes": 10}
 SWIN = {"width": 12, "depths": (2,), "heads": (3,), "window": 4, "classes": 10}
 
+HEAVY = {"matmul", "conv2d", "attention", "softmax", "layer_norm", "group_norm", "gelu"}
+# Movement, and the ways to read a mask.
+LIGHT = {"reshape", "permute", "slice", "less", "greater", "sum", "logical_and"}
+
 
 class Mixed(nn.Module):
     """Convolutions with activations, and a token mixer by transposed products."""
@@ -106,10 +110,11 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def optimized(path: Path, by: str) -> onnx.ModelProto:
-    """By the session, or by ``onnxruntime.transformers`` for a type of model."""
+    """By the session, or by ``onnxruntime.transformers`` for a type of model; without the session's
+    fusions before, behind which it finds no attention."""
     if by != "session":
-        model = optimizer.optimize_model(str(path), model_type=by, num_heads=3, hidden_size=24)
-        return model.model
+        sizes = {"num_heads": 3, "hidden_size": 24}
+        return optimizer.optimize_model(str(path), model_type=by, opt_level=0, **sizes).model
     target = path.with_suffix(".optimized.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -170,11 +175,11 @@ def test_optimized_files_become_the_graph_of_the_plain_export(
     ):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=3e-6 * np.abs(wanted).max())
     before, after = (graph.histogram() for graph in graphs)
-    kinds = set(before) | set(after)
-    light = {"reshape", "permute", "slice", "less", "greater", "sum", "logical_and"}
-    assert {k: after.get(k, 0) for k in kinds - light} == {
-        k: before.get(k, 0) for k in kinds - light
-    }
+    for kind in (set(before) | set(after)) - LIGHT:
+        if kind in HEAVY:
+            assert after.get(kind, 0) == before.get(kind, 0), kind
+        else:
+            assert after.get(kind, 0) <= before.get(kind, 0), kind
 
 
 @pytest.mark.parametrize(
