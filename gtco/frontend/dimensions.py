@@ -44,8 +44,11 @@ class OpenAxis:
         return f"{self.input}.{self.axis}"
 
 
-def set_sizes(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str, int] | None:
-    """Write a size into every open axis of the inputs.
+def set_sizes(
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes, *, symbols: bool = False
+) -> dict[str, int] | None:
+    """Write a size into every open axis of the inputs. ``symbols``: axes of one name have one size,
+    also within an input, since names are symbols of torch's.
 
     The most exact wins: ``input.axis``, then the input's whole shape, then the dimension's name,
     then what was given for another axis of that name. Returns the sizes by the name that the file
@@ -58,7 +61,7 @@ def set_sizes(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str
     for value in inputs:
         if value.name in whole:
             _require_fit(value, whole[value.name])
-    found = open_axes(inputs)
+    found = open_axes(inputs, symbols)
     written = {axis.written for axis in found} - _UNNAMED
     _require_known(inputs, found, written, shapes, whole)
 
@@ -91,10 +94,10 @@ def set_sizes(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str
     return by_name if found else None
 
 
-def open_axes(inputs: Sequence[onnx.ValueInfoProto]) -> list[OpenAxis]:
+def open_axes(inputs: Sequence[onnx.ValueInfoProto], symbols: bool) -> list[OpenAxis]:
     """Every axis without a size, in order. Raises :class:`ShapeError` for one of size 0."""
     unknown = set(_UNNAMED)
-    for value in inputs:
+    for value in () if symbols else inputs:
         names = Counter(_written(dim) for dim in value.type.tensor_type.shape.dim)
         unknown |= {name for name, count in names.items() if count > 1}
     found = []

@@ -86,12 +86,13 @@ def import_skeleton(
     simplify: bool = True,
     simplify_timeout: float = 120,
     float16: bool = True,
+    symbols: bool = False,
 ) -> ImportedModel:
     """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
-    name). Changes it."""
+    name). Changes it. ``symbols``: see :func:`gtco.frontend.dimensions.set_sizes`."""
     adopt(skeleton)
     _check_outputs(skeleton)
-    sizes = set_sizes(_inputs(skeleton, weights), shapes or {})
+    sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:
         del skeleton.graph.value_info[:]  # of other sizes, if any
     infer_outputs(skeleton, sizes)

@@ -103,6 +103,7 @@ def load_pytorch(
         simplify=simplify,
         simplify_timeout=simplify_timeout,
         float16=float16,
+        symbols=True,
     )
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import gtco
 from gtco.driver.checks import is_onnx
 from gtco.frontend.onnx import load_onnx
-from gtco.frontend.pytorch import load_program
+from gtco.frontend.pytorch import load_program, load_pytorch
 from gtco.support.errors import ModelError, ShapeError, UnsupportedError
 
 
@@ -36,6 +36,17 @@ def test_a_saved_program_is_compiled_from_its_file(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = module.double()(x.double()).numpy()
     np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_symbol_of_a_program_is_one_size_also_within_an_input() -> None:
+    module = nn.Conv2d(3, 2, 3, padding=1).eval()
+    side = torch.export.Dim("side", min=4, max=64)
+    dims = ({2: side, 3: side},)
+    program = torch.export.export(module, (torch.randn(1, 3, 8, 8),), dynamic_shapes=dims)
+    with pytest.raises(ShapeError, match=r"--shape side=SIZE \(in Python: shapes={'side': ...}\)"):
+        load_pytorch(program)
+    imported = load_pytorch(program, shapes={"side": 6}, simplify=False)
+    assert imported.inputs["input"].shape == (1, 3, 6, 6)
 
 
 def test_a_file_that_torch_reads_no_program_from(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ class Writer:
 
     def constant(self, value: Any, dtype: int, hint: str = "constant") -> str:
         """A new initializer; ``dtype`` in ONNX's numbers."""
-        array = numpy.asarray(value).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        with numpy.errstate(invalid="ignore"):  # NaN as an integer
+            array = numpy.asarray(value).astype(helper.tensor_dtype_to_np_dtype(dtype))
         tensor = numpy_helper.from_array(array, self.fresh(f"{self._label}/{hint}"))
         self.initializers.append(tensor)
         self.know(tensor)
