@@ -16,24 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.codegen.workers import Workers
+from gtco.driver.backend import backend_of
 from gtco.driver.checks import (
     check_bundle,
     check_dump,
-    check_loadable,
-    check_machine,
     check_output,
     check_source,
-    effort_of,
     is_onnx,
 )
 from gtco.driver.compilation import Compilation, Progress, silent
 from gtco.driver.compiled import CompiledModel, CompileReport
-from gtco.machine.cores import allowed_cores
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine, target
+from gtco.machine.target import target
 from gtco.runtime.artifact import publish_alone
-from gtco.runtime.c_objects import CPU_SOURCES, made_early
-from gtco.runtime.gpu_table import GPU_SOURCES
+from gtco.runtime.c_objects import made_early
 from gtco.runtime.publish import publish, staging
 from gtco.search.records.records import Record, Records
 from gtco.search.records.shipped import shipped
@@ -73,7 +69,7 @@ def compile_model(
     whose dimensions may be symbolic. Raises a :class:`gtco.support.errors.GtcoError` that says what
     is wrong and what to do.
     """
-    check_loadable(target(_options(options).target))
+    backend_of(target(_options(options).target)).check_loadable()
     try:
         folder = Path(tempfile.mkdtemp(prefix="gtco-"))
     except OSError as error:
@@ -145,6 +141,7 @@ def candidates_to_file(
 
     chosen = _options(options)
     machine = target(chosen.target)
+    backend = backend_of(machine)
     if not isinstance(machine, GpuTarget):
         raise OptionError(
             f"candidates are for GPUs (--target cuda:...), and '{machine.name}' is a CPU: tune "
@@ -153,12 +150,12 @@ def candidates_to_file(
     check_whole("per_stage", per_stage, 2)
     path = path_of("output", output)
     run = Compilation(model, path.absolute(), example_inputs, chosen, progress or silent)
-    effort_of(chosen.tune, machine)
-    check_machine(chosen, machine)
+    backend.effort(chosen.tune)
+    backend.check(chosen)
     c_compiler()
     check_source(run.model)
     check_bundle(path, run.model)
-    with staging(run.output) as folder, Workers(chosen.workers or builders(machine)) as workers:
+    with staging(run.output) as folder, Workers(chosen.workers or backend.builders) as workers:
         run.partition(machine, None)
         with run.phase("generate") as say:
             artifact = bundle(run, per_stage, workers)
@@ -181,7 +178,7 @@ def stages_of(
     chosen = _options(options)
     run = Compilation(model, Path("model.so"), example_inputs, chosen, progress or silent)
     machine = target(chosen.target)
-    check_machine(chosen, machine)
+    backend_of(machine).check(chosen)
     run.partition(machine, None)
     return run.policy, list(run.found.stages)
 
@@ -200,18 +197,13 @@ def space_sizes(
 
     say = progress or silent
     policy, stages = stages_of(model, example_inputs, progress=progress, **options)
-    with Workers(_options(options).workers or builders(policy.target)) as workers:
+    with Workers(_options(options).workers or backend_of(policy.target).builders) as workers:
         return census(
             stages,
             policy.target,
             workers,
             lambda done, total: say("sample", None, f"{done}/{total} stages"),
         )
-
-
-def builders(machine: Machine) -> int:
-    """How many processes build kernels where that is not said."""
-    return allowed_cores() if isinstance(machine, GpuTarget) else machine.cores
 
 
 def _options(given: Mapping[str, Any]) -> CompileOptions:
@@ -231,9 +223,10 @@ def _options(given: Mapping[str, Any]) -> CompileOptions:
 def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     """The steps of every model, those that measure for all models at once."""
     machine = target(options.target)
-    effort = effort_of(options.tune, machine)
+    backend = backend_of(machine)
+    effort = backend.effort(options.tune)
     # what is missing is said before the work is done
-    check_machine(options, machine)
+    backend.check(options)
     compiler = c_compiler()
     for compilation in compilations:
         check_source(compilation.model)
@@ -249,9 +242,8 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
             records = stack.enter_context(Records(":memory:"))
         known = [] if effort is None else _shipped(compilations[0])
         folders = [stack.enter_context(staging(c.output)) for c in compilations]
-        sources = GPU_SOURCES if isinstance(machine, GpuTarget) else CPU_SOURCES
-        stack.enter_context(made_early(sources, folders[0], compiler))
-        with Workers(options.workers or builders(machine)) as workers:
+        stack.enter_context(made_early(backend.c_sources, folders[0], compiler))
+        with Workers(options.workers or backend.builders) as workers:
             for compilation in compilations:
                 compilation.shipped = known
                 compilation.prepare(machine, records, workers)

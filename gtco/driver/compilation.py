@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
 from gtco.driver.assembly import assemble, versions
-from gtco.driver.checks import check_indices, check_sizes, is_onnx, precision_notes, source_of
+from gtco.driver.backend import Backend, backend_of
+from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
 from gtco.machine.gpu import GpuTarget
 from gtco.machine.target import Machine
@@ -24,7 +25,6 @@ from gtco.runtime.publish import write_error
 from gtco.search.records.records import Record, Records
 from gtco.support.errors import (
     REPORT,
-    BuildError,
     InternalError,
     OptionError,
     UnsupportedError,
@@ -34,10 +34,9 @@ from gtco.support.options import GPU_PRECISIONS, CompileOptions
 from gtco.tensor.stage import Stage
 
 if TYPE_CHECKING:
+    from gtco.driver.launching import Launching
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
-    from gtco.runtime.gpu_plan import PersistentKernel
-    from gtco.search.gpu.launches import LaunchPrices
     from gtco.search.policy import Policy
     from gtco.search.recorded import RecordedPolicy
 
@@ -66,26 +65,24 @@ class Compilation:
         self.report = CompileReport()
         self.identity = ""  # of an ONNX file, once it is read
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
+        self.backend: Backend  # of the machine
         self.policy: RecordedPolicy  # these, once it is prepared
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
         self.found: Partition
         self.generated: Generated
         self.first: tuple[Graph, Partition, Generated]  # these three, before anything is measured
-        # Of a model for GPUs: what its two ways of being launched are predicted to take, and the
-        # kernel for the whole model where it is launched as that.
-        self.launches: LaunchPrices | None = None
-        self.persistent: PersistentKernel | None = None
-        self.spilled: dict[str, int] = {}  # bytes by architecture, where it would
+        self.launching: Launching | None = None  # of a model for GPUs
 
     def partition(self, machine: Machine, records: Records | None) -> None:
         """The steps from the model to its stages."""
+        self.backend = backend_of(machine)
         with self.phase("read") as say:
-            imported = self.read(machine)
+            imported = self.read()
             say(f"{len(imported.inputs)} inputs, {len(imported.weights)} weights")
         with self.phase("simplify") as say:
             graph = self.canonical(imported, self.threads(machine))
-            check_indices(graph, machine)
+            self.backend.check_indices(graph)
             say(f"{len(graph.operators)} operators")
         del imported
         with self.phase("fuse") as say:
@@ -102,12 +99,16 @@ class Compilation:
             code = sum(k.nbytes for k in self.generated.kernels.values())
             say(f"{len(self.generated.kernels)} kernels, {code >> 10} KiB")
             self.first = self.graph, self.found, self.generated.copy()
-            if isinstance(machine, GpuTarget):
-                self.launches = self.launch_prices(machine)
-                self.persistent = self.one_kernel(machine, workers)
-                if self.persistent is not None:
-                    code = sum(map(len, self.persistent.images.values()))
+            self.launching = self.backend.launching(
+                self.generated, self.graph, self.options, workers
+            )
+            if self.launching is not None:
+                self.report.notes += self.launching.notes
+                if (one := self.launching.persistent) is not None:
+                    code = sum(map(len, one.images.values()))
                     say(f"one for the whole model, {code >> 10} KiB")
+                if self.launching.listing:
+                    self.dump(f"6-{self.launching.symbol}.cu", self.launching.listing)
 
     def finish(self, folder: Path) -> None:
         """The library, made in ``folder`` and compared where that is asked for."""
@@ -148,9 +149,9 @@ class Compilation:
             self.report.notes.append(note)
 
     # the steps ------------------------------------------------------------------------------------
-    def read(self, machine: Machine) -> Any:
+    def read(self) -> Any:
         """Model -> Relax, by the importer that its kind needs; for CPUs float16 becomes float32."""
-        options, float16 = self.options, isinstance(machine, GpuTarget)
+        options, float16 = self.options, self.backend.computes_float16
         if is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
 
@@ -218,7 +219,7 @@ class Compilation:
 
         if self.options.precision == "fp32":
             return graph
-        self.report.notes += precision_notes(self.options, policy.target)
+        self.report.notes += self.backend.precision_notes(self.options)
         narrow = GPU_PRECISIONS[self.options.precision]
         graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
         graph = fold_constants(graph).check()
@@ -299,71 +300,14 @@ class Compilation:
         known = self.report.notes
         known += [note for note in policy.passed_over.values() if note not in known]
         known += policy.said_elsewhere(result.stages, result.choices)
-        kind = "cu" if isinstance(policy.target, GpuTarget) else "txt"
         for kernel in result.kernels.values():
             if kernel.text:
-                self.dump(f"6-{kernel.symbol}.{kind}", kernel.text)
+                self.dump(f"6-{kernel.symbol}.{self.backend.dump_suffix}", kernel.text)
         return result
-
-    def launch_prices(self, machine: GpuTarget) -> LaunchPrices:
-        """What a run is predicted to take in each way of launching it."""
-        from gtco.codegen.build import GpuKernel
-        from gtco.search.gpu.launches import launch_prices, narrow
-        from gtco.search.gpu.policy import GpuPolicy, constant_bytes
-
-        policy, steps, within = GpuPolicy(machine), [], []
-        for stage in self.generated.stages:
-            choice = self.generated.choices[stage.key]
-            kernel = self.generated.kernels[stage.key]
-            assert isinstance(kernel, GpuKernel)
-            launch: Any = choice.sketch.workload(choice.config)
-            used = kernel.images[machine.arch].registers or launch.registers
-            own = replace(launch, registers=used), constant_bytes(stage)
-            fewer = narrow(policy, choice)
-            other: Any = fewer.sketch.workload(fewer.config)
-            steps.append(own)
-            within.append(own if fewer is choice else (other, constant_bytes(stage)))
-        return launch_prices(policy, steps, within)
-
-    def one_kernel(self, machine: GpuTarget, workers: Workers) -> PersistentKernel | None:
-        """The kernel for the whole model, where the options or the prices want it. Where it cannot
-        be that is a note, or an error where it was asked for. Where it would spill it is not made,
-        which is a note; so it is for all architectures if the prices, which are the first one's,
-        wanted it and it would spill there.
-        """
-        from gtco.driver.persistent import persistent
-        from gtco.tensor.space import Rejection
-
-        assert self.launches is not None
-        asked, wanted = self.options.launches == "persistent", self.options.launches
-        if (self.launches.cheaper if wanted == "auto" else wanted) == "graph":
-            return None
-        tensors = len(self.graph.inputs) + len(self.graph.outputs)
-        text = self.options.dump is not None
-        made = persistent(self.generated, tensors, machine, workers, text=text)
-        if isinstance(made, Rejection):
-            why = f"there can be no persistent kernel for this model: {made.detail}"
-            if asked:
-                raise BuildError(f"{why}; leave launches=persistent out")
-            self.report.notes.append(f"{why}; it is launched as a graph")
-            return None
-        kernel, listing = made
-        if listing:
-            self.dump(f"6-{kernel.symbol}.cu", listing)
-        self.spilled = {arch: n for arch, n in kernel.info["spilled_bytes"].items() if n}
-        wanted_there = kernel.images.values() if asked else [kernel.images[machine.arch]]
-        taken = kernel if any(wanted_there) else None
-        if self.spilled:
-            spilled = ", ".join(f"{n} bytes on {arch}" for arch, n in self.spilled.items())
-            there = " there" if taken is not None else ""
-            self.report.notes.append(
-                f"the persistent kernel would spill {spilled}, since stages have fewer registers "
-                f"in it: the model is launched as a graph{there}"
-            )
-        return taken
 
     def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
         """Takes the graph's constants."""
+        found = self.launching
         return assemble(
             name,
             graph,
@@ -372,9 +316,9 @@ class Compilation:
             self.options.threads,
             self.options.precision,
             self.report.notes,
-            self.persistent,
-            self.launches.to_json() if self.launches else None,
-            self.spilled,
+            found.persistent if found else None,
+            found.prices.to_json() if found else None,
+            found.spilled if found else {},
             self.identity,
         )
 
@@ -383,10 +327,8 @@ class Compilation:
         artifact = self.artifact(_identifier(self.output.stem), self.graph, self.generated)
         self.report.stages = [dict(step.info) for step in artifact.steps]
         self.report.predicted_seconds = sum(s["predicted_seconds"] for s in self.report.stages)
-        machine, one = self.policy.target, self.persistent
-        if isinstance(machine, GpuTarget) and one is not None and one.images[machine.arch]:
-            assert self.launches is not None
-            self.report.predicted_seconds = self.launches.persistent
+        if self.launching is not None and self.launching.one_kernel:
+            self.report.predicted_seconds = self.launching.prices.persistent
             self.report.launches = "persistent"
         self.report.weights_bytes = artifact.weights_bytes
         self.report.arena_bytes = artifact.arena_bytes

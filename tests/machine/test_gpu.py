@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gtco.driver.checks import check_indices, check_machine, effort_of, precision_notes
+from gtco.driver.backend import backend_of
 from gtco.graph.graph import Graph
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 from gtco.machine.target import Target, cpu_target, target
@@ -115,21 +115,21 @@ def test_what_is_of_cpus_alone_says_so():
 def test_options_of_cpus_are_refused_for_gpus(given, reason):
     options = CompileOptions(target="cuda:sm_80", precision="fp16", **given)
     with pytest.raises(OptionError, match=reason):
-        check_machine(options, target(options.target))
+        backend_of(target(options.target)).check(options)
 
 
 @pytest.mark.parametrize("tune", ["quick", "full"])
 def test_nothing_is_tuned_for_gpus(tune):
     with pytest.raises(OptionError, match=f"tune={tune}: 'cuda:sm_80' is a GPU"):
-        effort_of(tune, target("cuda:sm_80"))
-    assert effort_of("off", target("cuda:sm_80")) is None
+        backend_of(target("cuda:sm_80")).effort(tune)
+    assert backend_of(target("cuda:sm_80")).effort("off") is None
 
 
 def test_float16_is_for_gpus():
     options = CompileOptions(target="x86-64-v3", precision="fp16")
     with pytest.raises(OptionError, match=r"fp16 is for GPUs.*'x86-64-v3' has fp32, bf16"):
-        check_machine(options, target(options.target))
-    check_machine(CompileOptions(precision="fp16"), target("cuda:sm_75"))
+        backend_of(target(options.target)).check(options)
+    backend_of(target("cuda:sm_75")).check(CompileOptions(precision="fp16"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,9 @@ def test_float16_is_for_gpus():
     ],
 )
 def test_a_format_that_tensor_cores_do_not_multiply_is_noted(name, precision, said):
-    notes = precision_notes(CompileOptions(target=name, precision=precision), target(name))
+    notes = backend_of(target(name)).precision_notes(
+        CompileOptions(target=name, precision=precision)
+    )
     assert len(notes) == (said is not None)
     assert all(re.search(said, note) for note in notes)
 
@@ -154,17 +156,17 @@ def test_without_nvrtc_the_extra_is_named(monkeypatch):
         raise BuildError("compiling for a GPU needs NVRTC: pip install -e '.[cuda]'")
 
     monkeypatch.setattr("gtco.codegen.nvrtc.library", missing)
-    check_machine(CompileOptions(), target("x86-64-v3"))
+    backend_of(target("x86-64-v3")).check(CompileOptions())
     with pytest.raises(BuildError, match=r"\.\[cuda\]"):
-        check_machine(CompileOptions(), target("cuda:sm_80"))
+        backend_of(target("cuda:sm_80")).check(CompileOptions())
 
 
 @pytest.mark.parametrize("rows, refused", [(2**31 - 1, False), (2**31, True)])
 def test_a_tensor_that_32_bits_do_not_index_is_refused(rows, refused):
     graph = Graph(("x",), ("x",), {"x": TensorType((rows,), "int8")})
-    check_indices(graph, target("x86-64-v3"))
+    backend_of(target("x86-64-v3")).check_indices(graph)
     if refused:
         with pytest.raises(ShapeError, match=r"'x'.*2\.1 billion elements"):
-            check_indices(graph, target("cuda:l4"))
+            backend_of(target("cuda:l4")).check_indices(graph)
     else:
-        check_indices(graph, target("cuda:l4"))
+        backend_of(target("cuda:l4")).check_indices(graph)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 
 from gtco.cli.inspect_command import launches
 from gtco.codegen.generate import Generated
-from gtco.driver.checks import check_machine
-from gtco.driver.compilation import Compilation, silent
+from gtco.driver import launching
+from gtco.driver.backend import backend_of
+from gtco.driver.launching import Launching
 from gtco.machine.gpu import GPUS
 from gtco.machine.target import target
 from gtco.runtime.gpu_plan import PersistentKernel
@@ -114,36 +114,33 @@ def test_what_is_asked_for_and_what_is_cheaper(
     taken: bool,
     note: str | None,
 ) -> None:
-    run = compilation(monkeypatch, wanted, made, prices)
-    kernel = run.one_kernel(GPUS["cuda:a100"], None)  # type: ignore[arg-type]
-    assert (kernel is not None) == taken
+    found = launched(monkeypatch, wanted, made, prices)
+    assert (found.persistent is not None) == taken
     if isinstance(made, dict) and wanted != "graph" and prices[1] < prices[0]:
-        assert run.spilled == {arch: n for arch, n in made.items() if n}
-    assert len(run.report.notes) == (note is not None)
-    assert note is None or re.search(note, run.report.notes[0])
+        assert found.spilled == {arch: n for arch, n in made.items() if n}
+    assert len(found.notes) == (note is not None)
+    assert note is None or re.search(note, found.notes[0])
 
 
 def test_what_was_asked_for_by_name_and_cannot_be_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = Rejection("tensors", "70 inputs and outputs")
-    run = compilation(monkeypatch, "persistent", made, (1.0, 0.5))
     with pytest.raises(BuildError, match="70 inputs and outputs; leave launches=persistent out"):
-        run.one_kernel(GPUS["cuda:a100"], None)  # type: ignore[arg-type]
+        launched(monkeypatch, "persistent", made, (1.0, 0.5))
 
 
-def compilation(
+def launched(
     monkeypatch: pytest.MonkeyPatch, wanted: str, made: Any, prices: tuple[float, float]
-) -> Compilation:
-    """One whose stages have been generated, and whose persistent kernel comes out as ``made``."""
+) -> Launching:
+    """How a model is launched whose persistent kernel comes out as ``made``."""
     found = made if isinstance(made, Rejection) else (_kernel(made), "")
-    monkeypatch.setattr("gtco.driver.persistent.persistent", lambda *_, **__: found)
+    monkeypatch.setattr(launching, "persistent", lambda *_, **__: found)
+    monkeypatch.setattr(launching, "launch_prices", lambda *_: LaunchPrices(*prices))
+    graph: Any = SimpleNamespace(inputs=["x"], outputs=["y"])
     options = CompileOptions(target="cuda:sm_80", launches=wanted)
-    run = Compilation(None, Path("m.so"), None, options, silent)
-    run.launches = LaunchPrices(*prices)
-    run.graph = SimpleNamespace(inputs=["x"], outputs=["y"])  # type: ignore[assignment]
-    run.generated = Generated([])
-    return run
+    workers: Any = None
+    return launching.launching(Generated([]), graph, GPUS["cuda:a100"], options, workers)
 
 
 def _kernel(spilled: dict[str, int]) -> PersistentKernel:
@@ -153,11 +150,11 @@ def _kernel(spilled: dict[str, int]) -> PersistentKernel:
 
 def test_cpus_have_no_launches() -> None:
     with pytest.raises(OptionError, match=r"launches=auto is for GPUs.*'x86-64-v3' is a CPU"):
-        check_machine(CompileOptions(launches="auto"), target("x86-64-v3"))
+        backend_of(target("x86-64-v3")).check(CompileOptions(launches="auto"))
     with pytest.raises(OptionError, match=r"--untrusted \(untrusted=True\) is for GPUs.*is a CPU"):
-        check_machine(CompileOptions(untrusted=True), target("x86-64-v3"))
+        backend_of(target("x86-64-v3")).check(CompileOptions(untrusted=True))
     with pytest.raises(OptionError, match=r"--no-ptx \(ptx=False\) is for GPUs.*is a CPU"):
-        check_machine(CompileOptions(ptx=False), target("x86-64-v3"))
+        backend_of(target("x86-64-v3")).check(CompileOptions(ptx=False))
     with pytest.raises(OptionError, match="unknown launches 'fast': choose from graph"):
         CompileOptions(launches="fast")
 

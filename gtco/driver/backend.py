@@ -1,0 +1,241 @@
+"""What a compile asks of the kind of machine that it is for. :func:`backend_of` alone asks
+whether a machine is a CPU or a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gtco.machine.cores import allowed_cores
+from gtco.machine.gpu import GpuTarget, lacking
+from gtco.machine.target import Machine, Target
+from gtco.runtime.c_objects import CPU_SOURCES
+from gtco.runtime.driver import gpu_name
+from gtco.runtime.gpu_table import GPU_SOURCES
+from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
+from gtco.support.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune
+
+if TYPE_CHECKING:
+    from gtco.codegen.generate import Generated
+    from gtco.codegen.workers import Workers
+    from gtco.driver.launching import Launching
+    from gtco.graph.graph import Graph
+
+MOST_ELEMENTS = 1 << 31  # of a tensor: kernels for GPUs index fewer
+
+
+class Backend(ABC):
+    """A kind of machine, for one machine of it."""
+
+    machine: Machine
+    c_sources: Sequence[str]  # of the C runtime, that its libraries are linked with
+    dump_suffix: str  # of the files that --dump writes for kernels
+    computes_float16: bool  # False: float16 models are computed in float32
+
+    @property
+    @abstractmethod
+    def builders(self) -> int:
+        """How many processes build kernels where the options do not say."""
+
+    @abstractmethod
+    def check_options(self, options: CompileOptions) -> None:
+        """Raises :class:`OptionError` if an option does not go with the machine, or if code cannot
+        be made for it here.
+        """
+
+    @abstractmethod
+    def check_loadable(self) -> None:
+        """Raises :class:`ArtifactError` if this process cannot open what is compiled."""
+
+    @abstractmethod
+    def check_tuning(self, asked: str) -> None:
+        """Raises :class:`OptionError` if a compile cannot measure; ``asked`` names the option."""
+
+    @abstractmethod
+    def check_indices(self, graph: Graph) -> None:
+        """Raises :class:`ShapeError` if a tensor has more elements than kernels can index."""
+
+    def launching(
+        self, generated: Generated, graph: Graph, options: CompileOptions, workers: Workers
+    ) -> Launching | None:
+        """How the model is launched; None where there is one way only."""
+        return None
+
+    def precision_notes(self, options: CompileOptions) -> list[str]:
+        """Notes about a number format that the machine has but does not multiply fast."""
+        return []
+
+    def check(self, options: CompileOptions) -> None:
+        """Everything that can be said of the options before the work is done."""
+        if options.records is not None and options.tune == "off" and not options.records.exists():
+            measures, make = self._records_made()
+            raise OptionError(
+                f"records={str(options.records)!r}: there is no such file, and {measures} measures "
+                f"nothing to put there; gtco {make} one"
+            )
+        self.check_options(options)
+
+    @abstractmethod
+    def _records_made(self) -> tuple[str, str]:
+        """In words, what measures nothing, and which command makes a file of records."""
+
+    def effort(self, wanted: str | Tune) -> Tune | None:
+        """What is to be measured; None where nothing is. Raises :class:`OptionError`."""
+        if wanted == "off":
+            return None
+        effort = EFFORTS.get(wanted) if isinstance(wanted, str) else wanted
+        if not isinstance(effort, Tune):
+            raise OptionError(
+                f"tune={wanted!r}: known are off, {', '.join(EFFORTS)}, and a gtco.Tune"
+            )
+        self.check_tuning(f"tune={wanted}" if isinstance(wanted, str) else "tuning")
+        return effort
+
+
+class CpuBackend(Backend):
+    c_sources = CPU_SOURCES
+    dump_suffix = "txt"
+    computes_float16 = False
+
+    def __init__(self, machine: Target) -> None:
+        self.machine: Target = machine
+
+    @property
+    def builders(self) -> int:
+        return self.machine.cores
+
+    def _records_made(self) -> tuple[str, str]:
+        return "with tune='off' a compile", "tune makes"
+
+    def check_options(self, options: CompileOptions) -> None:
+        name = self.machine.name
+        if options.precision not in PRECISIONS:
+            raise OptionError(
+                f"precision {options.precision} is for GPUs (--target cuda:...): CPUs multiply "
+                f"float16 no faster than float32. '{name}' has {', '.join(PRECISIONS)}"
+            )
+        for_gpus = {
+            f"launches={options.launches}": options.launches != "graph",
+            "--no-ptx (ptx=False)": not options.ptx,
+            "--untrusted (untrusted=True)": options.untrusted,
+        }
+        for option, given in for_gpus.items():
+            if given:
+                raise OptionError(
+                    f"{option} is for GPUs (--target cuda:...), and '{name}' is a CPU: leave it out"
+                )
+
+    def check_loadable(self) -> None:
+        """A library checks the CPU's instructions when it is opened."""
+
+    def check_tuning(self, asked: str) -> None:
+        if self.machine.name != "native":
+            raise OptionError(
+                f"{asked}: candidates are timed on the machine that compiles, which target "
+                f"'{self.machine.name}' need not be; tune where the library is to run, or leave "
+                "it off"
+            )
+
+    def check_indices(self, graph: Graph) -> None:
+        """Kernels for CPUs index as wide as their tensors need."""
+
+
+class GpuBackend(Backend):
+    c_sources = GPU_SOURCES
+    dump_suffix = "cu"
+    computes_float16 = True
+
+    def __init__(self, machine: GpuTarget) -> None:
+        self.machine: GpuTarget = machine
+
+    @property
+    def builders(self) -> int:
+        return allowed_cores()
+
+    def _records_made(self) -> tuple[str, str]:
+        return (
+            f"a compile for '{self.machine.name}'",
+            "candidates, gtco measure and gtco records import make",
+        )
+
+    def check_options(self, options: CompileOptions) -> None:
+        if options.threads:
+            raise OptionError(
+                f"threads={options.threads}: '{self.machine.name}' is a GPU, whose kernels take "
+                "the threads that they are picked for; leave it out"
+            )
+        if options.verify:
+            with _without_gpu(
+                OptionError,
+                "--verify (verify=True) runs the library, and no GPU is here to run it ({error}): "
+                "compile without it, or where the GPU is",
+            ):
+                gpu_name(0)
+        from gtco.codegen import nvrtc
+
+        nvrtc.library()
+
+    def check_loadable(self) -> None:
+        with _without_gpu(
+            ArtifactError,
+            f"compile_model opens what it makes, and no GPU is here for '{self.machine.name}' "
+            "({error}): gtco.compile_to_file(model, 'model.so', ...) compiles without one, and "
+            "gtco.load('model.so') opens it where the GPU is",
+        ):
+            gpu_name(0)
+
+    def check_tuning(self, asked: str) -> None:
+        raise OptionError(
+            f"{asked}: '{self.machine.name}' is a GPU, where a compile measures nothing: a model "
+            "of the machine picks the kernels. For GPUs there is gtco candidates, which makes what "
+            "gtco measure times where the GPU is; gtco compile --records follows what came of it"
+        )
+
+    def check_indices(self, graph: Graph) -> None:
+        for name, kind in graph.types.items():
+            if kind.size >= MOST_ELEMENTS:
+                raise ShapeError(
+                    f"the tensor '{name}' ({kind}) has {kind.size / 1e9:.1f} billion elements, and "
+                    f"kernels for GPUs such as '{self.machine.name}' index at most 2^31 - 1: "
+                    "compile for a smaller batch or image"
+                )
+
+    def launching(
+        self, generated: Generated, graph: Graph, options: CompileOptions, workers: Workers
+    ) -> Launching | None:
+        from gtco.driver.launching import launching
+
+        return launching(generated, graph, self.machine, options, workers)
+
+    def precision_notes(self, options: CompileOptions) -> list[str]:
+        if options.precision == "fp32":
+            return []
+        images = self.machine.images
+        without = lacking(f"mma:{GPU_PRECISIONS[options.precision]}", images)
+        if not without:
+            return []
+        others = [image for image in images if image not in without]
+        asked, old = options.precision, " and ".join(without)
+        same = f" on {' and '.join(others)} too, which have the same programs" if others else ""
+        leave = f", and so does {asked} where {old} is left out" if others else ""
+        return [
+            f"products of {asked} run on CUDA cores{same}, since Tensor Cores of {old} do not "
+            f"multiply that format: --precision fp16 uses Tensor Cores{leave}"
+        ]
+
+
+@contextmanager
+def _without_gpu(error: type[GtcoError], message: str) -> Iterator[None]:
+    """Says ``message``, with the reason as its ``{error}``, where there is no GPU."""
+    try:
+        yield
+    except ArtifactError as reason:
+        raise error(message.replace("{error}", str(reason))) from reason
+
+
+def backend_of(machine: Machine) -> Backend:
+    """The backend of a machine."""
+    return GpuBackend(machine) if isinstance(machine, GpuTarget) else CpuBackend(machine)

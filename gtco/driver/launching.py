@@ -1,0 +1,95 @@
+"""How a model for GPUs is launched: as a graph with a kernel a stage, or as one persistent
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gtco.codegen.build import GpuKernel
+from gtco.codegen.generate import Generated
+from gtco.codegen.workers import Workers
+from gtco.driver.persistent import persistent
+from gtco.graph.graph import Graph
+from gtco.machine.gpu import GpuTarget
+from gtco.runtime.gpu_plan import PersistentKernel
+from gtco.search.gpu.launches import LaunchPrices, launch_prices, narrow
+from gtco.search.gpu.policy import GpuPolicy, constant_bytes
+from gtco.support.errors import BuildError
+from gtco.support.options import CompileOptions
+from gtco.tensor.space import Rejection
+
+
+@dataclass(frozen=True)
+class Launching:
+    """What each way of launching the model is predicted to take, and the kernel of the whole model
+    where it is launched as that. ``one_kernel``: the first architecture is. ``spilled``: by
+    architecture, bytes that the kernel would spill, which is why it is left out there. ``listing``
+    is the kernel's text where it is dumped.
+    """
+
+    prices: LaunchPrices
+    persistent: PersistentKernel | None = None
+    one_kernel: bool = False
+    spilled: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    symbol: str = ""
+    listing: str = ""
+
+
+def launching(
+    generated: Generated,
+    graph: Graph,
+    machine: GpuTarget,
+    options: CompileOptions,
+    workers: Workers,
+) -> Launching:
+    """Makes the persistent kernel where the options or the prices want it.
+
+    Where there can be no such kernel that is a note, or an error if the options ask for it. Where
+    it would spill registers it is left out, which is a note. If the prices asked for it, which are
+    those of the first architecture, and it would spill there, it is left out everywhere.
+    """
+    prices = _prices(generated, machine)
+    asked, wanted = options.launches == "persistent", options.launches
+    if (prices.cheaper if wanted == "auto" else wanted) == "graph":
+        return Launching(prices)
+    tensors = len(graph.inputs) + len(graph.outputs)
+    made = persistent(generated, tensors, machine, workers, text=options.dump is not None)
+    if isinstance(made, Rejection):
+        why = f"there can be no persistent kernel for this model: {made.detail}"
+        if asked:
+            raise BuildError(f"{why}; leave launches=persistent out")
+        return Launching(prices, notes=(f"{why}; it is launched as a graph",))
+    kernel, listing = made
+    spilled = {arch: n for arch, n in kernel.info["spilled_bytes"].items() if n}
+    wanted_there = kernel.images.values() if asked else [kernel.images[machine.arch]]
+    taken = kernel if any(wanted_there) else None
+    notes = []
+    if spilled:
+        how_much = ", ".join(f"{n} bytes on {arch}" for arch, n in spilled.items())
+        there = " there" if taken is not None else ""
+        notes.append(
+            f"the persistent kernel would spill {how_much}, since stages have fewer registers in "
+            f"it: the model is launched as a graph{there}"
+        )
+    here = taken is not None and bool(taken.images[machine.arch])
+    return Launching(prices, taken, here, spilled, tuple(notes), kernel.symbol, listing or "")
+
+
+def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
+    """What a run is predicted to take in each way of launching it."""
+    policy, steps, within = GpuPolicy(machine), [], []
+    for stage in generated.stages:
+        choice, kernel = generated.choices[stage.key], generated.kernels[stage.key]
+        assert isinstance(kernel, GpuKernel)
+        launch: Any = choice.sketch.workload(choice.config)
+        used = kernel.images[machine.arch].registers or launch.registers
+        own = replace(launch, registers=used), constant_bytes(stage)
+        fewer = narrow(policy, choice)
+        other: Any = fewer.sketch.workload(fewer.config)
+        steps.append(own)
+        within.append(own if fewer is choice else (other, constant_bytes(stage)))
+    return launch_prices(policy, steps, within)
