@@ -237,7 +237,7 @@ def _run(compilations: Sequence[Compilation], options: CompileOptions) -> None:
     with ExitStack() as stack:
         records = None
         if options.records is not None:
-            records = stack.enter_context(Records(options.records))
+            records = stack.enter_context(Records(options.records, write=effort is not None))
         elif effort is not None:
             records = stack.enter_context(Records(":memory:"))
         known = [] if effort is None else _shipped(compilations[0])

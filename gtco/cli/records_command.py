@@ -61,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
     # all is read before anything is written
     read = [_read(source, options.action) for source in options.sources]
     new = [record for records, _ in read for record in records]
-    with Records(options.file) as records:
+    with Records(options.file, write=True) as records:
         added = records.merge(new)
         records.remember(stage for _, stages in read for stage in stages)
     print(f"{options.file}: {added} of {len(new)} records added, the others were there")

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+import gtco
 from gtco.cli import main
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy
 from gtco.search.recorded import RecordedPolicy
+from gtco.search.records import records as module
 from gtco.search.records.records import (
     Outcome,
     Record,
@@ -29,13 +31,15 @@ from gtco.search.records.records import (
     now,
     to_lines,
 )
-from gtco.search.records.standing import standing
+from gtco.search.records.standing import last_ends, standing
 from gtco.support.errors import RecordError
 from gtco.tensor.space import Config
 from gtco.tensor.stage import Operator, Stage, StageInput, TensorType
+from tests.tuning.test_tuning import small_model
 
 MACHINE = target("x86-64-v3")
 HERE = circumstances(MACHINE)
+MOMENT = now()
 
 
 def record(
@@ -46,7 +50,7 @@ def record(
     known: str = HERE,
 ) -> Record:
     text = json.dumps(config.to_json())
-    return Record(stage, "matmul", known, text, outcome, 2e-3, seconds, 0.5, 0.01, "", now())
+    return Record(stage, "matmul", known, text, outcome, 2e-3, seconds, 0.5, 0.01, "", MOMENT)
 
 
 def some(n: int) -> list[Record]:
@@ -141,6 +145,56 @@ def test_files_that_cannot_be_used_are_said_and_left_alone(tmp_path: Path) -> No
         with pytest.raises(RecordError, match=said):
             Records(path)
         assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_reading_needs_no_lock(tmp_path: Path) -> None:
+    """Another process holds the file for writing: it is read all the same."""
+    with Records(tmp_path / "r") as records:
+        records.add(some(2))
+    writer = sqlite3.connect(tmp_path / "r", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "WAIT_SECONDS", 0.0)
+        with Records(tmp_path / "r") as records:
+            assert len(records.all()) == 2
+        with pytest.raises(RecordError, match="locked"):
+            Records(tmp_path / "r", write=True)
+    writer.close()
+
+
+def test_a_file_that_cannot_be_written_is_compiled_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And measuring into it is refused before the work is done. SQLite is told that the file is
+    read-only: root may write to any.
+    """
+    with Records(tmp_path / "r") as records:
+        records.add(some(2))
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        module.sqlite3,
+        "connect",
+        lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options),
+    )
+    compiled = gtco.compile_model(small_model(), records=tmp_path / "r")
+    assert compiled.stages
+    phases: list[str] = []
+    with pytest.raises(RecordError, match=r"readonly(.|\n)*--tune off(.|\n)*only reads it"):
+        gtco.compile_model(
+            small_model(),
+            records=tmp_path / "r",
+            tune="quick",
+            progress=lambda name, *_: phases.append(name),
+        )
+    assert not phases
+
+
+def test_two_ends_within_a_second_are_two(tmp_path: Path) -> None:
+    """The later one counts, alone."""
+    rows = [replace(record(Config("gemm")), outcome="chosen", reason="m", stage=s) for s in "ab"]
+    rows = [replace(row, time=now()) for row in rows]
+    assert rows[0].time < rows[1].time
+    assert last_ends(rows) == rows[1:]
 
 
 def test_answers_in_the_place_of_records_are_to_be_imported(

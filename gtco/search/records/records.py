@@ -159,15 +159,20 @@ def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> str:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """The moment, finely enough to tell apart two tunings that end one after the other."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 class Records:
-    """A file of records, made where there is none. Raises :class:`RecordError` where it is no such
-    file, is of a newer version, is damaged, or cannot be read or written.
+    """A file of records, made where there is none. Opening a file that is there takes no lock and
+    writes nothing, so it may be read-only, or in another writer's hands. With ``write`` something
+    will be added, and it is an error now if nothing can be. Raises :class:`RecordError` where it is
+    no such file, is of a newer version, is damaged, or cannot be read or written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, create: bool = True, write: bool = False
+    ) -> None:
         self.path = Path(path)
         if not create and not self.path.exists():
             raise RecordError(f"there is no file of records {self.path}")
@@ -179,6 +184,9 @@ class Records:
             self._base = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
             try:
                 self._prepare()
+                if write:
+                    with self._transaction():  # of a read-only file it begins all the same
+                        self._base.execute(f"PRAGMA user_version = {VERSION}")
             except BaseException:
                 self._base.close()
                 raise
@@ -198,22 +206,25 @@ class Records:
             )
 
     def _prepare(self) -> None:
-        with self._transaction():
-            written = self._number("user_version")
-            tables = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if not tables and not written:
-                columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-                self._base.execute(f"CREATE TABLE records (id INTEGER PRIMARY KEY, {columns})")
-                self._base.execute("CREATE INDEX of_stage ON records (stage, circumstances)")
-                self._base.execute(f"PRAGMA application_id = {APPLICATION}")
-                self._base.execute(f"PRAGMA user_version = {VERSION}")
-            elif self._number("application_id") != APPLICATION:
-                raise RecordError(f"{self.path} is an SQLite file of something else than gtco")
-            elif written != VERSION:
-                raise RecordError(
-                    f"{self.path} has version {written} of the format, this gtco reads {VERSION}: "
-                    "use the gtco that wrote it, and gtco records export to carry it over"
-                )
+        if self._empty():
+            with self._transaction():
+                if self._empty():  # still, now that no other process can fill it
+                    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                    self._base.execute(f"CREATE TABLE records (id INTEGER PRIMARY KEY, {columns})")
+                    self._base.execute("CREATE INDEX of_stage ON records (stage, circumstances)")
+                    self._base.execute(f"PRAGMA application_id = {APPLICATION}")
+                    self._base.execute(f"PRAGMA user_version = {VERSION}")
+        if self._number("application_id") != APPLICATION:
+            raise RecordError(f"{self.path} is an SQLite file of something else than gtco")
+        if (written := self._number("user_version")) != VERSION:
+            raise RecordError(
+                f"{self.path} has version {written} of the format, this gtco reads {VERSION}: "
+                "use the gtco that wrote it, and gtco records export to carry it over"
+            )
+
+    def _empty(self) -> bool:
+        tables = self._base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        return not tables and not self._number("user_version")
 
     def __enter__(self) -> Records:
         return self
@@ -310,10 +321,16 @@ class Records:
         try:
             yield
         except sqlite3.Error as error:
-            raise RecordError(
+            what = (
                 f"the records {self.path} could not be {done}: {error}. What was in the file "
                 "before is still there"
-            ) from error
+            )
+            if "readonly" in str(error):
+                what += (
+                    ". A compile that measures nothing (--tune off) only reads it; to measure, "
+                    "copy the file to a place that can be written"
+                )
+            raise RecordError(what) from error
 
 
 def to_lines(records: Iterable[Record]) -> str:
