@@ -9,14 +9,18 @@ servers would run the user's script again. A job whose worker dies or overruns i
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from gtco.codegen.build import Failure, Job, Kernel, ProgramJob
 from gtco.codegen.processes import ENDING, Forked, Forks, Spawned, forks
@@ -24,6 +28,7 @@ from gtco.machine.cores import allowed_cores
 
 TIMEOUT = 120.0  # seconds for one kernel
 WHOLE = 5  # times that for the one kernel of a whole model
+READ_BYTES = 1 << 20  # of a message at once
 
 
 @dataclass
@@ -32,6 +37,35 @@ class _Worker:
     connection: Connection
     job: Job | ProgramJob | None = None
     started: float = 0.0
+    inbox: bytearray = field(default_factory=bytearray)
+
+    def receive(self) -> Any:
+        """What the process has sent, once all of it is there; None before that. Waits for nothing
+        where the connection is ready: ``Connection.recv`` would wait for the rest of a message from
+        a process that stopped in the middle of it. Raises ``EOFError`` at the end.
+        """
+        read = os.read(self.connection.fileno(), READ_BYTES)
+        if not read:
+            raise EOFError
+        self.inbox += read
+        begin, nbytes = _message(self.inbox)
+        if len(self.inbox) < begin + nbytes:
+            return None
+        message = pickle.loads(memoryview(self.inbox)[begin : begin + nbytes])
+        del self.inbox[: begin + nbytes]
+        return message
+
+
+def _message(inbox: bytearray) -> tuple[int, int]:
+    """Where the first message begins and its bytes, as multiprocessing's connections have it: its
+    length in four bytes, or -1 and then its length in eight.
+    """
+    if len(inbox) < 4:
+        return 4, 0
+    (nbytes,) = struct.unpack_from("!i", inbox)
+    if nbytes != -1:
+        return 4, nbytes
+    return 12, struct.unpack_from("!Q", inbox, 4)[0] if len(inbox) >= 12 else 0
 
 
 class Workers:
@@ -90,6 +124,9 @@ class Workers:
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
+        # A process that stopped reading is not waited for without end either.
+        patience = struct.pack("ll", max(int(self.timeout), 1), 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         with theirs:
             process = self._process(theirs)
         return _Worker(process, Connection(ours.detach()))
@@ -106,8 +143,8 @@ class Workers:
         ready = wait([w.connection for w in busy], timeout=1.0)
         for worker in busy:
             assert worker.job is not None
-            if worker.connection in ready:
-                answer = self._answer(worker, worker.job)
+            answer = self._answer(worker, worker.job) if worker.connection in ready else None
+            if answer is not None:
                 worker.job = None
                 yield answer
             elif self.clock() - worker.started > (most := self._most(worker.job)):
@@ -118,10 +155,11 @@ class Workers:
         """Seconds that the job may take."""
         return self.timeout * (WHOLE if isinstance(job, ProgramJob) else 1)
 
-    def _answer(self, worker: _Worker, job: Job | ProgramJob) -> Kernel | Failure:
+    def _answer(self, worker: _Worker, job: Job | ProgramJob) -> Kernel | Failure | None:
+        """None as long as it is not there as a whole."""
         try:
-            answer = worker.connection.recv()
-            assert isinstance(answer, Kernel | Failure)
+            answer = worker.receive()
+            assert answer is None or isinstance(answer, Kernel | Failure)
             return answer
         except (EOFError, OSError):  # how it ends by itself is what is told
             code = self._drop(worker, ENDING)

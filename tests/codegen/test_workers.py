@@ -110,6 +110,44 @@ def test_an_overrun_ends_and_the_others_go_on(tmp_path: Path) -> None:
             os.kill(pid, 0)
 
 
+@pytest.mark.parametrize("sent", [2, 4, 100])
+def test_an_answer_that_was_begun_and_never_ended(tmp_path: Path, sent: int) -> None:
+    """The process stops in the middle of a message: it overruns its time as if it had sent none,
+    and the others go on.
+    """
+    begun = tmp_path / "begun"
+    stuck = (
+        "import pickle, struct\n"
+        "text = pickle.dumps(Kernel(job.symbol, bytes(1000), 1, 0, {}))\n"
+        "if job.symbol == 'b':\n"
+        f"    os.write(connection.fileno(), (struct.pack('!i', len(text)) + text)[:{sent}])\n"
+        f"    open({str(begun)!r}, 'w').close(); time.sleep(600)\n" + ANSWER
+    )
+    command = worker(tmp_path, stuck)
+    with Workers(1, command=command, timeout=3.0, clock=lambda: 3600.0 * begun.exists()) as workers:
+        answers = {a.symbol: a for a in workers.build([job(s) for s in "abc"])}
+    late = answers["b"]
+    assert isinstance(late, Failure) and "took over 3 s" in late.reason
+    assert isinstance(answers["a"], Kernel) and isinstance(answers["c"], Kernel)
+
+
+def test_an_answer_that_comes_in_pieces(tmp_path: Path) -> None:
+    """More than one read of it, with pauses, and a form of length that is for huge ones."""
+    slow = (
+        "import pickle, struct\n"
+        "text = pickle.dumps(Kernel(job.symbol, os.urandom(3 << 20), 1, 0, {}))\n"
+        "text = struct.pack('!iQ', -1, len(text)) + text\n"
+        "for piece in (text[:2], text[2:7], text[7:300], text[300:]):\n"
+        "    while piece:\n"
+        "        piece = piece[os.write(connection.fileno(), piece):]\n"
+        "    time.sleep(0.05)"
+    )
+    with Workers(2, command=worker(tmp_path, slow)) as workers:
+        answers = list(workers.build([job(s) for s in "abc"]))
+    assert sorted(a.symbol for a in answers) == list("abc")
+    assert all(isinstance(a, Kernel) and len(a.code) == 3 << 20 for a in answers)
+
+
 def test_the_kernel_of_a_whole_model_may_take_longer(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     slow = f"open({str(begun)!r}, 'w').close(); time.sleep(1.5)\n" + ANSWER
