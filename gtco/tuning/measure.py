@@ -36,7 +36,8 @@ SLOWER = 1.5  # how much longer than its stage's pick a candidate is reckoned to
 class Timed:
     """A trial's readings: seconds [rounds, candidates + 1], the last column the first candidate
     again; ``wrong`` has the candidates that compute something else. ``failed`` says in words how
-    timing ended instead.
+    timing ended instead: because of the trial's one rival or, where it has none, of the first one,
+    or for a reason that is of none of them.
     """
 
     trial: Trial
@@ -102,13 +103,10 @@ class Measurer:
             yield from self._time(batch, seconds * sum(map(_weight, batch)) / total)
 
     def _time(self, batch: Sequence[Trial], seconds: float) -> Iterator[Timed]:
-        with temporary("trials") as folder:
-            library = folder / "trials.so"
-            write_artifact(artifact(batch, self.target, self.threads), library)
-            said = run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
+        said = self._run(batch, seconds)
         if isinstance(said, str):
             if len(batch) == 1:
-                yield Timed(batch[0], failed=said)
+                yield from self._apart(batch[0], seconds, said)
                 return
             for trial in batch:  # it is one of them: the others are worth another try
                 yield from self._time([trial], seconds / len(batch))
@@ -118,6 +116,44 @@ class Measurer:
             columns = steps[1:]  # the first one brought in the activations
             bad = frozenset(n for n, step in enumerate(columns) if step in wrong)
             yield Timed(trial, readings[:, columns], bad)
+
+
+    def _run(self, batch: Sequence[Trial], seconds: float) -> dict[str, Any] | str:
+        with temporary("trials") as folder:
+            library = folder / "trials.so"
+            write_artifact(artifact(batch, self.target, self.threads), library)
+            return run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
+
+    def _apart(self, trial: Trial, seconds: float, said: str) -> Iterator[Timed]:
+        """A trial whose timing failed as ``said``: the candidates that fail, each beside the first
+        one alone, and the readings of the others. Where it is the first one, or none by itself, or
+        there is no time to find out, nothing is said of any rival.
+        """
+        first = trial.only([])
+        rivals = list(range(1, len(trial.picks)))
+        if isinstance(self._run([first], 0.0), str):
+            yield Timed(first, failed=said)
+            return
+        guilty = self._guilty(trial, rivals)
+        for rival, how in guilty.items():
+            yield Timed(trial.only([rival]), failed=how)
+        left = trial.only([rival for rival in rivals if rival not in guilty])
+        if guilty and len(left.picks) > 1 and time.monotonic() < self.deadline:
+            yield from self._time([left], seconds)
+        elif not guilty:
+            yield Timed(first, failed=said)
+
+    def _guilty(self, trial: Trial, rivals: Sequence[int]) -> dict[int, str]:
+        """Those of the ``rivals`` with which timing fails, and how, found by halves."""
+        if not rivals or time.monotonic() >= self.deadline:
+            return {}
+        said = self._run([trial.only(rivals)], 0.0)
+        if not isinstance(said, str):
+            return {}
+        if len(rivals) == 1:
+            return {rivals[0]: said}
+        middle = len(rivals) // 2
+        return self._guilty(trial, rivals[:middle]) | self._guilty(trial, rivals[middle:])
 
 
 def _weight(trial: Trial) -> float:

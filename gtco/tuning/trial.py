@@ -12,7 +12,7 @@ the caches as a run of the model does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,15 @@ class Trial:
     stage: Stage
     picks: tuple[Pick, ...]
     kernels: tuple[Kernel, ...]
+
+    def only(self, rivals: Sequence[int]) -> Trial:
+        """The first candidate and these rivals, by their numbers."""
+        kept = (0, *rivals)
+        return replace(
+            self,
+            picks=tuple(self.picks[n] for n in kept),
+            kernels=tuple(self.kernels[n] for n in kept),
+        )
 
     @property
     def rounded(self) -> bool:

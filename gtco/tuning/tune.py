@@ -295,14 +295,13 @@ class _Tuner:
         trial = timed.trial
         result = self.results[trial.stage.key]
         if timed.failed:
-            result.exhausted = True
-            what = f"or a rival of it {timed.failed} while it was timed"
+            what = f"{timed.failed} while it was timed"
             self.note(result, trial.picks[-1], what)
-            failed = [
-                Record.of(trial.stage, p, self.circumstances, "failed", reason=timed.failed)
-                for p in trial.picks[1:]
-            ]
-            self.keep(failed)
+            if len(trial.picks) == 1:  # what stands cannot be timed, and so no rival of it
+                result.exhausted = True
+            else:
+                (_, pick), known = trial.picks, self.circumstances
+                self.keep([Record.of(trial.stage, pick, known, "failed", reason=what)])
             return
         for n in timed.wrong - {0, len(trial.picks)}:
             self.note(result, trial.picks[n], "computes something else")

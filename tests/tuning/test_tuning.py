@@ -264,6 +264,45 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
     assert len(made.notes) == 2 and all("crashed (SIGSEGV)" in note for note in made.notes)
 
 
+@pytest.mark.parametrize("bad", [1, 3])
+def test_what_crashes_is_told_from_its_rivals(
+    machine: Target, workers: Workers, tmp_path: Path, bad: int
+) -> None:
+    """One or several candidates of a trial crash the process that times: they alone are recorded as
+    failed, the others are timed, and the stage is tuned on.
+    """
+    policy = AnalyticPolicy(machine)
+    made = generated(policy, workers, linear())
+    crashing: set[str] = set()
+
+    def run(library: Path, seconds: float, most: float) -> dict[str, Any] | str:
+        names = [step.kernel for step in artifacts[-1].steps]
+        if crashing & set(names):
+            return "crashed (SIGSEGV)"
+        readings = [[1.0 if n == names[0] else 1.5 for n in names] for _ in range(10)]
+        return {"seconds": readings, "wrong": [], "trials": artifacts[-1].metadata["trials"]}
+
+    def write(made: Any, path: Path) -> None:
+        if not artifacts:
+            crashing.update(step.kernel for step in made.steps[2 : 2 + bad])
+        artifacts.append(made)
+
+    artifacts: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, Records(tmp_path / "r") as records:
+        patch.setattr(measure, "run", run)
+        patch.setattr(measure, "write_artifact", write)
+        effort = Tune(trials=16, patience=1, learned=False)
+        (result,) = tune.tune([made], policy, workers, threads=1, effort=effort, records=records)
+        rows = records.all()
+    assert len(crashing) == bad
+    failed = [r for r in rows if r.outcome == "failed"]
+    assert len(failed) == bad and all("crashed (SIGSEGV)" in r.reason for r in failed)
+    assert {f"gtco_{r.stage}_{r.parsed.key}" for r in failed} == crashing
+    slower = {r.config for r in rows if r.outcome == "slower"}
+    assert slower and not slower & {r.config for r in failed}
+    assert result.measured == len(slower) and len(made.notes) == bad
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [("raise SystemExit(3)", "crashed"), ("import time; time.sleep(60)", "hung")],
