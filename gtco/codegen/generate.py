@@ -127,8 +127,12 @@ def _attempt(
         without.add(choice.config.sketch)
         result.choices[key] = choice
         jobs.append(Job(f"gtco_{key}", stage.canonical, choice.config, target, text, ptx))
-    for done, answer in enumerate(workers.build(jobs), 1):
-        key = answer.symbol.removeprefix("gtco_")
+    answers: dict[str, Kernel | Failure] = {}
+    for answer in workers.build(jobs):
+        answers[answer.symbol] = answer
+        progress(len(answers), len(jobs))
+    for job in jobs:  # not as the workers came to an end, so that a build repeats
+        key, answer = job.symbol.removeprefix("gtco_"), answers[job.symbol]
         if isinstance(answer, Failure):
             what = f"{todo[key].label} ({key}, {result.choices[key].config.to_json()})"
             result.notes.append(f"stage {what} could not be built: {answer.reason}")
@@ -136,5 +140,4 @@ def _attempt(
                 result.rejections[answer.rejected] += 1
         else:
             result.kernels[key] = answer
-        progress(done, len(jobs))
     return hopeless

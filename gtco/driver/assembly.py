@@ -83,7 +83,8 @@ def assemble(
             **({"persistent_would_spill": dict(spilled)} if spilled else {}),
         },
     }
-    kernels = generated.kernels.values()
+    # in the order of the steps: what is linked in another order is another library
+    kernels = [generated.kernels[key] for key in dict.fromkeys(s.key for s in generated.stages)]
     if isinstance(target, GpuTarget):
         return GpuArtifact(
             **common,
