@@ -193,13 +193,13 @@ def _open_torch(
 
 
 def open_peak(job: Job) -> System:
-    """Not a system: a call measures the machine's peak, and the output is FLOP/s."""
-    from gtco.search.calibration.profile import measure_peak
+    """Not a system: the output of a call is the machine's peak in FLOP/s."""
+    from gtco.search.calibration.peak import machine_peak
 
     operand = PRECISIONS[job.get("precision", "fp32")]
 
     def measure() -> list[np.ndarray]:
-        return [np.array(measure_peak(int(job["threads"]), operand=operand), dtype=np.float64)]
+        return [np.array(machine_peak(int(job["threads"]), operand).flops, dtype=np.float64)]
 
     return System("-", measure, measure)
 

@@ -24,7 +24,7 @@ from bench.harness.peers import openvino_settings
 from bench.harness.single import Stages, fastest, model, onnxruntime_seconds, profiled
 from bench.harness.suite import available_threads, header, write_report
 from gtco.cli.arguments import new_file
-from gtco.search.calibration.profile import measure_peak
+from gtco.search.calibration.peak import machine_peak
 from gtco.support.options import PRECISIONS
 
 WORST = 5  # rows that are named at the end
@@ -207,9 +207,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
     header(args.threads)
-    peak = measure_peak(args.threads, operand=PRECISIONS[args.precision])
+    known = machine_peak(args.threads, PRECISIONS[args.precision])
+    peak = known.flops
     print(
-        f"peak {peak / 1e9:.0f} GFLOP/s; ORT and OV: their time over gtco's, above 1 gtco is faster"
+        f"peak {known}; ORT and OV: their time over gtco's, above 1 gtco is faster"
     )
     print(f"{'case':32}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'ORT':>7}{'OV':>7}  kernels")
     results = {}

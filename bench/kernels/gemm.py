@@ -5,7 +5,7 @@
 The shapes are those of vision transformers' layers. The time is of the kernel that multiplies;
 rounding its input, which inside a model is part of the kernel before, is named beside it where it
 is a kernel of its own. "OV" is OpenVINO's time over gtco's, in the same precision, both with all
-that a lone product needs. The peak is read beside every case, and the best reading counts.
+that a lone product needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.harness.suite import available_threads, header, write_report
 from bench.kernels.convolutions import gtco_stages, openvino_seconds, with_constants
 from gtco.cli.arguments import new_file, positive
 from gtco.cli.console import status
-from gtco.search.calibration.profile import measure_peak
+from gtco.search.calibration.peak import machine_peak
 from gtco.support.errors import OptionError
 from gtco.support.options import PRECISIONS
 
@@ -99,15 +99,15 @@ def main(argv: list[str] | None = None) -> int:
         raise OptionError(f"unknown precision {unknown[0]!r}: choose from {', '.join(PRECISIONS)}")
     chosen = {n: c for n, c in CASES.items() if not args.cases or any(p in n for p in args.cases)}
     header(args.threads)
-    peaks = dict.fromkeys(precisions, 0.0)
+    known = {p: machine_peak(args.threads, PRECISIONS[p]) for p in precisions}
+    peaks = {p: peak.flops for p, peak in known.items()}
     results: dict[str, Any] = {}
     with status() as update:
         for name, case in chosen.items():
             for p in precisions:
                 update(f"{name}: {p}")
                 results.setdefault(name, {})[p] = run(case, p, args.threads)
-                peaks[p] = max(peaks[p], measure_peak(args.threads, operand=PRECISIONS[p]))
-    print("peak: " + ", ".join(f"{peak / 1e9:.0f} GFLOP/s {p}" for p, peak in peaks.items()))
+    print("peak: " + ", ".join(f"{p} {peak}" for p, peak in known.items()))
     print(f"{'m x k x n':40}{'':6}{'us':>10}{'GFLOP/s':>9}{'% peak':>8}{'OV':>7}  other kernels")
     for name, found in results.items():
         for precision, r in found.items():

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gtco.machine.target import detect
-from gtco.search.calibration.profile import measure_peak
+from gtco.search.calibration.peak import machine_peak
 from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
 
@@ -97,7 +97,7 @@ def measure(threads: int) -> Limits:
             tuple(_of_rows(rate, kind, n, threads) for n in SIZES) for kind in (NORMALISE, SOFTMAX)
         )
         divisions = IN_L1 * threads / 4 / lanes * rate(DIVIDE, IN_L1 * threads)
-    instructions = measure_peak(threads) / (2 * lanes)
+    instructions = machine_peak(threads).flops / (2 * lanes)
     return Limits(threads, lanes, read, scale, normalise, softmax, instructions, divisions)
 
 

@@ -42,17 +42,24 @@ SAME = {"xgboost-cpu": "xgboost"}  # another wheel of it
 @dataclass(frozen=True)
 class Check:
     """One line of the report. ``fix`` says how to get what is missing; ``needed`` whether gtco
-    cannot compile without.
+    cannot compile without. ``state``: the line's first word where nothing is missing.
     """
 
     name: str
     found: str
     fix: str = ""
     needed: bool = True
+    state: str = "ok"
 
     @property
     def ok(self) -> bool:
         return not self.fix
+
+    @property
+    def mark(self) -> str:
+        if self.ok:
+            return self.state
+        return "missing" if self.needed else "absent"
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -78,8 +85,7 @@ def main(options: argparse.Namespace) -> int:
     table.column("")
     table.column("", least=30)
     for check in checks:
-        mark = "ok" if check.ok else "missing" if check.needed else "absent"
-        table.row(mark, check.name, check.found)
+        table.row(check.mark, check.name, check.found)
     show(table)
     for check in checks:
         if not check.ok:
@@ -128,8 +134,7 @@ def machine_checks(measure: bool) -> list[Check]:
             checks.append(
                 Check(
                     "peak",
-                    f"{peak / 1e9:.0f} GFLOP/s fp32, sustained by {allowed_cores()} threads "
-                    f"together (by the table's constants {target.peak * target.cores / 1e9:.0f})",
+                    f"fp32 {peak}; by the table's constants {target.peak * target.cores / 1e9:.0f}",
                 )
             )
     return checks
@@ -146,10 +151,10 @@ def gpu_checks() -> list[Check]:
     except GtcoError as error:
         compiler = Check("NVRTC", "not installed", str(error), needed=False)
     able = compiler.ok and all(check.ok for check in package_checks() if check.needed)
-    return [compiler, Check("GPUs", gpus(able))]
+    return [compiler, gpus_check(able)]
 
 
-def gpus(compiles: bool = True) -> str:
+def gpus_check(compiles: bool = True) -> Check:
     """The GPUs of this machine with their architectures, as the driver names them; ``compiles``:
     code for them can be made here.
     """
@@ -157,10 +162,14 @@ def gpus(compiles: bool = True) -> str:
         driver, count = open_driver()
     except OSError:
         able = "be compiled here, not run" if compiles else "be neither compiled nor run here"
-        return f"no driver (libcuda.so.1): models for GPUs can {able}"
+        found = f"no driver (libcuda.so.1): models for GPUs can {able}"
+        return Check("GPUs", found, state="none")
     except GtcoError as error:
-        return str(error)
-    return ", ".join(_gpu(driver, index) for index in range(count)) or "the driver finds none"
+        return Check("GPUs", str(error), state="none")
+    found = ", ".join(_gpu(driver, index) for index in range(count))
+    if not found:
+        return Check("GPUs", "the driver finds none", state="none")
+    return Check("GPUs", found)
 
 
 def _gpu(driver: Any, index: int) -> str:
@@ -192,8 +201,8 @@ def rates_check(target: Target) -> Check:
         return Check("kernel rates", "not known", f"not known: {error}", needed=False)
     if measured:
         return Check("kernel rates", f"measured, kept in {cache_folder()}")
-    unknown = "not measured yet; the first compile for this machine takes seconds"
-    return Check("kernel rates", unknown)
+    unknown = "not measured yet: the first compile for this machine does, in 5 s at most"
+    return Check("kernel rates", unknown, state="not yet")
 
 
 def package_checks() -> list[Check]:

@@ -20,6 +20,7 @@ from gtco.support.options import PRECISIONS
 
 if TYPE_CHECKING:
     from gtco.runtime.module import Model
+    from gtco.search.calibration.peak import Peak
 
 REPEAT = 20  # calls that a stage's measured time is the median of
 
@@ -52,7 +53,7 @@ class Inspection:
 
     stages: tuple[Mapping[str, Any], ...]
     threads: int
-    peak: float | None
+    peak: Peak | None
     peak_reason: str | None
     details: Mapping[str, Any]
 
@@ -60,7 +61,8 @@ class Inspection:
         return {
             **self.details,
             "threads": self.threads,
-            "peak_flops_per_second": self.peak,
+            "peak_flops_per_second": self.peak.flops if self.peak else None,
+            "peak_readings": list(self.peak.readings) if self.peak else [],
             "peak_reason": self.peak_reason,
             "stages": [dict(s) for s in self.stages],
         }
@@ -137,7 +139,7 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
         for stage, measured in zip(stages, seconds, strict=True):
             reached = stage["flops"] / measured if measured > 0 else None
             stage["measured_seconds"] = float(measured)
-            stage["share_of_peak"] = reached / peak if reached and peak else None
+            stage["share_of_peak"] = reached / peak.flops if reached and peak else None
         return Inspection(tuple(stages), model.threads, peak, unknown, _details(model.metadata))
 
 
@@ -149,12 +151,12 @@ def _details(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def measured_peak(threads: int, precision: str) -> tuple[float | None, str | None]:
-    """The machine's FLOP/s on this many threads, or the reason why it is not known."""
+def measured_peak(threads: int, precision: str) -> tuple[Peak | None, str | None]:
+    """The machine's peak on this many threads, or the reason why it is not known."""
     try:
-        from gtco.search.calibration.profile import measure_peak
+        from gtco.search.calibration.peak import machine_peak
 
-        return float(measure_peak(threads, operand=PRECISIONS[precision])), None
+        return machine_peak(threads, PRECISIONS[precision]), None
     except (GtcoError, ImportError) as error:
         return None, f"not measured: {error}"
 
@@ -209,7 +211,7 @@ def show(title: str, seen: Inspection, every: bool) -> None:
         share(flops, time, seen.peak),
     )
     console.show(table)
-    known = f"{seen.peak / 1e9:.0f} GFLOP/s" if seen.peak else seen.peak_reason
+    known = str(seen.peak) if seen.peak else seen.peak_reason
     precision = seen.details["metadata"].get("precision", "fp32")
     if images:
         target = seen.details["metadata"]["target"].get("name")
@@ -220,6 +222,8 @@ def show(title: str, seen: Inspection, every: bool) -> None:
     else:
         runs_on = f"threads {seen.threads or 'all that a process may use'}"
     say(f"precision {precision}; {runs_on}; peak: {known}")
+    for why in above_peak(seen.stages):
+        say(why)
 
 
 def launches(metadata: Mapping[str, Any]) -> str:
@@ -262,5 +266,24 @@ def total(stages: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(sum(stage[key] or 0 for stage in stages))
 
 
-def share(flops: float, seconds: float | None, peak: float | None) -> str:
-    return f"{flops / seconds / peak:.1%}" if seconds and peak and flops else "-"
+def share(flops: float, seconds: float | None, peak: Peak | None) -> str:
+    return f"{flops / seconds / peak.flops:.1%}" if seconds and peak and flops else "-"
+
+
+def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why stages show more than all of the peak, where some do."""
+    above = [stage for stage in stages if (stage.get("share_of_peak") or 0.0) > 1.0]
+    fewer = [stage for stage in above if stage["schedule"].get("sketch") == "winograd"]
+    said = []
+    if fewer:
+        said.append(
+            f"{len(fewer)} stages are above 100 % of the peak because their FLOPs are those of a "
+            "direct convolution, and Winograd's algorithm multiplies less"
+        )
+    if len(above) > len(fewer):
+        said.append(
+            f"{len(above) - len(fewer)} stages are above 100 % of the peak because the machine was "
+            "faster while they ran than while its peak was read: the cores' clock and other "
+            "processes change it, and a peak is kept for an hour"
+        )
+    return said

@@ -17,7 +17,7 @@ from gtco.driver.backend import Backend, backend_of
 from gtco.driver.checks import check_sizes, is_onnx, source_of
 from gtco.driver.compiled import CompileReport
 from gtco.machine.gpu import GpuTarget
-from gtco.machine.target import Machine
+from gtco.machine.target import Machine, Target
 from gtco.runtime.artifact import Artifact, build_artifact
 from gtco.runtime.gpu_plan import GpuArtifact
 from gtco.runtime.module import load
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gtco.driver.launching import Launching
     from gtco.graph.fusion.stages import Partition
     from gtco.graph.graph import Graph
+    from gtco.search.calibration.profile import MachineTable
+    from gtco.search.calibration.rates import RateTable
     from gtco.search.policy import Policy
     from gtco.search.recorded import RecordedPolicy
 
@@ -66,6 +68,7 @@ class Compilation:
         self.identity = ""  # of an ONNX file, once it is read
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
         self.backend: Backend  # of the machine
+        self._table: MachineTable | None = None
         self.policy: RecordedPolicy  # these, once it is prepared
         self.whole: Graph  # what is cut
         self.graph: Graph  # what the stages are of, some movement copied
@@ -85,6 +88,7 @@ class Compilation:
             self.backend.check_indices(graph)
             say(f"{len(graph.operators)} operators")
         del imported
+        self.rates(machine)
         with self.phase("fuse") as say:
             self.policy = policy = self.policy_for(machine, records)
             self.whole = self.rounded(graph, policy)
@@ -226,18 +230,36 @@ class Compilation:
         self.dump("4-precision.txt", graph.dump())
         return graph
 
+    def rates(self, machine: Machine) -> RateTable | None:
+        """This machine's table of rates, which is measured in a phase of its own where that was not
+        done yet; None for other machines, and where it could not be measured.
+        """
+        from gtco.search.calibration.profile import known, machine_table
+
+        if not isinstance(machine, Target) or machine.name != "native":
+            return None
+        if self._table is None:
+            if known(machine):
+                self._table = machine_table(machine)
+            else:
+                with self.phase("calibrate") as say:
+                    self._table = machine_table(
+                        machine, lambda what: self.progress("calibrate", None, what)
+                    )
+                    say("this machine was measured" if self._table.rates else "not measured")
+            self.report.notes += [self._table.note] if self._table.note else []
+        return self._table.rates
+
     def predicting(self, machine: Machine) -> Policy:
         """The policy that predicts. Its target has as many cores as the model is to have threads,
         since the space and the price of a stage depend on that one number.
         """
         from gtco.search.analytic import AnalyticPolicy
-        from gtco.search.calibration.profile import machine_table
         from gtco.search.gpu.policy import GpuPolicy
 
         if isinstance(machine, GpuTarget):
             return GpuPolicy(machine, self.options.untrusted)
-        # what was measured is of the whole machine
-        rates = machine_table(machine) if machine.name == "native" else None
+        rates = self.rates(machine)  # of the whole machine, whatever the number of threads
         known = rates.target if rates else machine
         return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
 

@@ -26,8 +26,8 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time that this process's cgroup and those around it grant (v1 or v2); None
     without a limit.
     """
-    quotas = [quota for folder in _cgroups(root) if (quota := _folder_quota(folder)) is not None]
-    return min(quotas, default=None)
+    quotas = map(_folder_quota, cgroups(root, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _core_of(cpu: int, root: Path) -> int:
@@ -39,9 +39,9 @@ def _core_of(cpu: int, root: Path) -> int:
         return cpu
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it, in every hierarchy that may have a
-    quota. In a container the path may be the host's; the walk up finds the container's own.
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of those above it, in every hierarchy that may have the
+    ``controller``. In a container the path may be the host's: the walk up finds the container's.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -54,8 +54,8 @@ def _cgroups(root: Path) -> Iterator[Path]:
             continue
         if controllers == "":
             mounts = ["", "unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [controllers, "cpu"]
+        elif controller in controllers.split(","):
+            mounts = [controllers, controller]
         else:
             continue
         inside = PurePosixPath(path.lstrip("/"))

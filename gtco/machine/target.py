@@ -7,11 +7,12 @@ the one it runs on. GPUs are in :mod:`gtco.machine.gpu`.
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gtco.machine.cores import allowed_cores
+from gtco.machine.cores import ROOT, allowed_cores
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
 from gtco.support.errors import OptionError
 
@@ -91,6 +92,14 @@ V3 = (
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 # Linux spells these otherwise in /proc/cpuinfo, beyond "." and "_" (sse4_1, avx512_vnni).
 LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
+
+
+# Bytes that a cache may have; what is outside of that is taken for an error.
+CACHE_BOUNDS = {
+    "L1": (8 << 10, 512 << 10),
+    "L2": (64 << 10, 64 << 20),
+    "L3": (512 << 10, 4 << 30),
+}
 
 
 def _memory(l1: int, l2: int, l3: int, width: int, hz: float) -> tuple[MemoryLevel, ...]:
@@ -241,7 +250,7 @@ def detect() -> Target:
     spelt = {flag.replace("_", "") for flag in flags}
     features = tuple(f for f in base.features if LINUX_NAMES.get(f, f.replace(".", "")) in spelt)
     memory = tuple(
-        replace(level, capacity=_cache_bytes(level.name) or level.capacity) for level in base.memory
+        replace(level, capacity=cache_bytes(level.name) or level.capacity) for level in base.memory
     )
     return replace(base, name="native", features=features, cores=allowed_cores(), memory=memory)
 
@@ -281,10 +290,19 @@ def _cpuinfo() -> dict[str, str]:
     return info
 
 
-def _cache_bytes(name: str) -> int:
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        if (index / "type").read_text().strip() == "Instruction":
+def cache_bytes(name: str, root: Path = ROOT) -> int:
+    """What sysfs says of this cache of a CPU that this process may use; 0 where it says nothing, or
+    what no such cache has: hypervisors make sizes up, or leave them out.
+    """
+    cpu = min(os.sched_getaffinity(0))
+    for index in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):
+        try:
+            kind, level, size = ((index / n).read_text().strip() for n in ("type", "level", "size"))
+            if kind == "Instruction" or f"L{level}" != name:
+                continue
+            nbytes = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1:]]
+        except (OSError, ValueError, LookupError):
             continue
-        if f"L{(index / 'level').read_text().strip()}" == name:
-            return int((index / "size").read_text().strip().rstrip("K")) << 10
+        least, most = CACHE_BOUNDS[name]
+        return nbytes if least <= nbytes <= most else 0
     return 0

@@ -11,6 +11,7 @@ import pytest
 
 from gtco.runtime import library
 from gtco.runtime.plan import TensorSpec
+from gtco.search.calibration.peak import Peak
 from gtco.tuning.view import View
 from gtco.tuning.whole import ModelVerdict
 from gtco.verification import VerificationReport
@@ -112,6 +113,6 @@ def model(monkeypatch):
 
 @pytest.fixture
 def peak(monkeypatch):
-    module = types.ModuleType("gtco.search.calibration.profile")
-    module.measure_peak = lambda threads, operand: 4e9
-    monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
+    module = types.ModuleType("gtco.search.calibration.peak")
+    module.machine_peak = lambda threads, operand: Peak(threads, (3e9, 4e9), 0.0)
+    monkeypatch.setitem(sys.modules, "gtco.search.calibration.peak", module)

@@ -14,6 +14,7 @@ import pytest
 from bench.harness.rounds import Contender, compare
 from gtco import cli
 from gtco.runtime.artifact import write_artifact
+from gtco.search.calibration.peak import Peak
 from tests.runtime.test_models import check, example_inputs, kernels, small_artifact
 
 
@@ -83,7 +84,8 @@ def test_a_wrong_shape_and_a_stranger_are_errors_with_exit_1(library, tmp_path, 
 
 def test_inspect_measures_every_stage(library, monkeypatch, capsys):
     monkeypatch.setattr(
-        "gtco.cli.inspect_command.measured_peak", lambda threads, precision: (1e9, None)
+        "gtco.cli.inspect_command.measured_peak",
+        lambda threads, precision: (Peak(threads, (5e8, 1e9), 0.0), None),
     )
     assert cli.main(["inspect", str(library), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -10,13 +10,22 @@ import pytest
 
 from gtco import cli
 from gtco.cli import doctor_command
+from gtco.machine.cores import allowed_cores
+from gtco.search.calibration.peak import Peak
 from gtco.support.errors import BuildError
 
 
 @pytest.fixture(autouse=True)
 def peak(monkeypatch):
+    module = types.ModuleType("gtco.search.calibration.peak")
+    module.machine_peak = lambda threads, operand: Peak(threads, (100e9 * threads,), 0.0)
+    monkeypatch.setitem(sys.modules, "gtco.search.calibration.peak", module)
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch):
+    """The table of rates, which there is none of."""
     module = types.ModuleType("gtco.search.calibration.profile")
-    module.measure_peak = lambda threads, operand: 100e9 * threads
     module.cached = lambda target: None
     monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
     return module
@@ -27,7 +36,7 @@ def test_a_complete_machine(capsys):
     out = capsys.readouterr().out
     for text in (
         "CPU",
-        "GFLOP/s fp32, sustained",
+        "fp32 200 GFLOP/s" if allowed_cores() == 2 else "GFLOP/s (1 windows of 0.25 s",
         "apache-tvm",
         "0.27.0.post1",
         "C compiler",
@@ -75,7 +84,7 @@ def test_no_c_compiler_and_no_optional_package(monkeypatch, capsys):
 
 
 def test_a_peak_that_cannot_be_measured_is_said_and_no_obstacle(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", None)
+    monkeypatch.setitem(sys.modules, "gtco.search.calibration.peak", None)
     assert cli.main(["doctor"]) == 0
     assert "not measured" in capsys.readouterr().out
 
@@ -87,18 +96,34 @@ def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
     (cores,) = (check for check in doctor_command.machine_checks(True) if check.name == "cores")
     assert cores.found == "2 threads by default, of 4 CPUs allowed and a cgroup quota of 1.5"
     (peak,) = (check for check in doctor_command.machine_checks(True) if check.name == "peak")
-    assert peak.found.startswith("200 GFLOP/s fp32, sustained by 2 threads together")
+    assert peak.found.startswith("fp32 200 GFLOP/s (1 windows of 0.25 s on 2 threads")
 
 
-def test_whether_the_rates_are_measured(peak, monkeypatch, tmp_path):
+def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):
     def found():
         checks = doctor_command.machine_checks(False)
-        return next(check.found for check in checks if check.name == "kernel rates")
+        return next(check for check in checks if check.name == "kernel rates")
 
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
-    assert "not measured yet" in found()
-    peak.cached = lambda target: target
-    assert found() == f"measured, kept in {tmp_path}"
+    check = found()
+    assert "not measured yet" in check.found and check.ok and "not yet" in check.mark
+    rates.cached = lambda target: target
+    assert found().found == f"measured, kept in {tmp_path}" and "ok" in found().mark
+
+
+def test_ok_is_said_of_what_is_there_alone(monkeypatch):
+    """A line that says that something is not there, or not yet, does not begin with ok."""
+
+    def no_driver():
+        raise OSError("no libcuda")
+
+    monkeypatch.setattr(doctor_command, "open_driver", no_driver)
+    checks = [*doctor_command.machine_checks(False), *doctor_command.gpu_checks()]
+    lacking = ("not measured", "not installed", "no driver", "neither", "finds none")
+    for check in checks:
+        if any(word in check.found for word in lacking):
+            assert "ok" not in check.mark, check
+    assert not doctor_command.gpus_check(False).mark.count("ok")
 
 
 def test_nvrtc_is_optional_and_its_absence_names_the_extra(monkeypatch, capsys):
@@ -190,4 +215,4 @@ def test_gpus_are_what_the_driver_names(monkeypatch, driver, said):
         return driver
 
     monkeypatch.setattr("gtco.runtime.driver.ctypes.CDLL", opened)
-    assert doctor_command.gpus().startswith(said)
+    assert doctor_command.gpus_check().found.startswith(said)

@@ -124,3 +124,18 @@ def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):
     source, output, options = compiler.calls[0]
     assert source == Path("m.onnx") and options["shapes"] == {"b": 1}
     assert not output.parent.exists()  # a temporary folder
+
+
+def test_a_share_above_the_whole_peak_says_why(model, peak, capsys, monkeypatch):
+    """Of Winograd's because fewer products are made than counted, of others because the peak was
+    read at another moment.
+    """
+    direct, winograd = (dict(stage, flops=16000) for stage in model.stages)
+    winograd["schedule"] = {"sketch": "winograd"}
+    monkeypatch.setattr(type(model), "stages", [direct, winograd])
+    assert cli.main(["inspect", "m.so", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "200.0%" in out and "peak: 4 GFLOP/s (2 windows of 0.25 s on 2 threads" in out
+    assert "1 stages are above 100 % of the peak because their FLOPs are those of a direct" in out
+    assert "1 stages are above 100 % of the peak because the machine was faster" in out
+    

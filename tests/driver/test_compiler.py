@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from gtco.compiler import compile_model, compile_to_file
 from gtco.driver import compilation
 from gtco.machine.target import Target, target
 from gtco.search.calibration import profile
+from gtco.search.calibration.profile import MachineTable
 from gtco.search.calibration.rates import RateTable
 from gtco.support.errors import (
     BuildError,
@@ -104,8 +106,9 @@ def test_report_dump_and_progress(tmp_path: Path) -> None:
     check(compiled, model)
     report = compiled.report
     phases = ["read", "simplify", "fuse", "generate", "link", "verify"]
-    assert [name for name, _ in report.phases] == phases
-    assert [name for name, seconds, _ in said if seconds is not None] == phases
+    told = [name for name, seconds, _ in said if seconds is not None]
+    assert [name for name, _ in report.phases] == told
+    assert [name for name in told if name != "calibrate"] == phases  # once a machine
     assert report.seconds == sum(s for _, s in report.phases) and report.verification.passed
     assert len(report.stages) == len(compiled.stages) >= 2
     assert report.predicted_seconds > 0 and report.weights_bytes >= 24 * 25 * 4
@@ -124,10 +127,11 @@ def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.Mon
     """
     asked: list[Target] = []
 
-    def table(machine: Target) -> RateTable:
+    def table(machine: Target, say: object) -> MachineTable:
         asked.append(machine)
-        return RateTable(machine)
+        return MachineTable(RateTable(machine))
 
+    monkeypatch.setattr(profile, "known", lambda machine: False)
     monkeypatch.setattr(profile, "machine_table", table)
     machine = dataclasses.replace(target("x86-64-v3"), name=name, cores=5)
     options = CompileOptions(threads=threads)
@@ -135,6 +139,33 @@ def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.Mon
     policy = run.policy_for(machine, None)
     assert policy.target == dataclasses.replace(machine, cores=threads or 5)
     assert asked == [machine] * (name == "native")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_measuring_the_machine_is_a_phase_of_its_own(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it is measured now; how far it is and what went wrong is said, and without a
+    table the target's constants are what kernels are picked by.
+    """
+    said: list[tuple[str, float | None, str]] = []
+
+    def table(machine: Target, say: Callable[[str], None] = print) -> MachineTable:
+        if not known:
+            say("half of it")
+        return MachineTable(None, "why there is none")
+
+    monkeypatch.setattr(profile, "known", lambda machine: known)
+    monkeypatch.setattr(profile, "machine_table", table)
+    run = compilation.Compilation(
+        None, Path("m.so"), None, CompileOptions(), lambda *news: said.append(news)
+    )
+    machine = target("native")
+    for _ in range(2):
+        assert run.policy_for(machine, None).target.memory == machine.memory
+    assert run.report.notes == ["why there is none"]
+    assert [name for name, _ in run.report.phases] == ([] if known else ["calibrate"])
+    assert ("calibrate", None, "half of it") in said or known
 
 
 def test_module_and_exported_program() -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gtco.codegen.load import load
 from gtco.machine.target import detect
-from gtco.search.calibration.barrier import MOST_STEPS, barrier_seconds, handover_seconds
+from gtco.search.calibration.barrier import (
+    MOST_STEPS,
+    barrier_seconds,
+    handover_seconds,
+    memory_seconds,
+)
 from gtco.search.calibration.level0 import copy_kernel
 from gtco.search.calibration.timing import aligned
 from gtco.support.errors import BuildError
@@ -48,6 +54,29 @@ def test_nothing_to_hand_over(threads: int, steps: int) -> None:
     library = load([copy_kernel("small", 256, 1, machine)], machine)
     with pytest.raises(OSError, match=f"with {threads} threads"):
         handover_seconds(threads, library.copy_small, 1, x, x, 2, steps)
+
+
+@pytest.mark.parametrize(("threads", "tasks"), [(1, 1), (2, 16), (5, 7)])
+def test_memory_is_read_or_copied_whole(threads: int, tasks: int) -> None:
+    x, y = aligned(7 * 16 * 64), aligned(7 * 16 * 64)
+    x[:] = np.arange(x.size)
+    read = memory_seconds(threads, tasks, x, None, 2)
+    assert math.isfinite(read) and read > 0 and not y.any()
+    copied = memory_seconds(threads, tasks, x, y, 2)
+    assert math.isfinite(copied) and copied > 0
+    assert (y == x).all() and (x == np.arange(x.size)).all()
+
+
+def test_runs_end_with_their_time() -> None:
+    """One is made in any case; a million would take minutes."""
+    x, y = aligned(1024), aligned(1024)
+    assert barrier_seconds(1, 1_000_000, 0.0) >= 0
+    assert memory_seconds(1, 1, x, y, 1_000_000, 0.0) > 0
+
+
+def test_parts_of_no_line() -> None:
+    with pytest.raises(OSError, match="with 1 threads"):
+        memory_seconds(1, 1000, aligned(1024), None, 1)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-/* What stands between two stages, timed by the pool itself: profiled once a machine (gtco/search/calibration/barrier.py), since the
- * search reckons with it. No artifact has this file. */
+/* What stands between two stages, and what memory gives all threads, timed by the pool itself: profiled once a machine
+ * (barrier.py of the calibration), since the search reckons with it. No artifact has this file. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -27,6 +28,11 @@ static void wait_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   }
 }
 
+static int more_than_cpus(int threads) {
+  cpu_set_t allowed;
+  return !sched_getaffinity(0, sizeof allowed, &allowed) && threads > CPU_COUNT(&allowed);
+}
+
 /* As compilers of stages make it: the buffers one by one, scratch, tasks. */
 typedef void (*generated)(void* x, void* y, void* scratch, int64_t begin, int64_t end);
 
@@ -41,53 +47,134 @@ static int ascending(const void* a, const void* b) {
 }
 
 /* Seconds of a step among `count`, which take turns. Of `rounds` means over all steps it is the lower quartile: the
- * least is that of threads which happen to arrive at once, the median that of a machine with other work on it.
- * Negative: -errno. */
-static double seconds_of_step(const gtco_step* steps, int count, void** args, int threads, int rounds) {
+ * least is that of threads which happen to arrive at once, the median that of a machine with other work on it. Rounds end
+ * early once `most` seconds have passed; there is one at least. Where `timed` is given, it gives a round's seconds instead
+ * of the clock. Negative: -errno. */
+static double seconds_of_step(const gtco_step* steps, int count, void** args, int threads, int rounds, double most,
+                              double (*timed)(void** args)) {
   gtco_pool pool = {.steps = steps,
                     .num_steps = count,
                     .threads = threads,
                     .has_parallel_step = threads > 1,
+                    .crowded = more_than_cpus(threads),
                     .spin_ns = SPIN_NS,
                     .args = args};
   const int error = gtco_pool_start(&pool);
   if (error) return -error;
   double* each = malloc((size_t)rounds * sizeof *each);
   int failed = each ? gtco_pool_run(&pool, NULL) : ENOMEM; /* wakes the workers */
-  for (int i = 0; i < rounds && !failed; ++i) {
+  const int64_t first = now_ns();
+  int done = 0;
+  while (!failed && done < rounds && (!done || (double)(now_ns() - first) * 1e-9 < most)) {
     const int64_t began = now_ns();
     failed = gtco_pool_run(&pool, NULL);
-    each[i] = (double)(now_ns() - began) * 1e-9 / count;
+    const double passed = (double)(now_ns() - began) * 1e-9 / count;
+    each[done++] = timed ? timed(args) : passed;
   }
   gtco_pool_stop(&pool);
   double seconds = -failed;
   if (!failed) {
-    qsort(each, (size_t)rounds, sizeof *each, ascending);
-    seconds = each[(rounds - 1) / 4];
+    qsort(each, (size_t)done, sizeof *each, ascending);
+    seconds = each[(done - 1) / 4];
   }
   free(each);
   return seconds;
 }
 
 /* Seconds that a step takes beyond its tasks, which are one of `task_ns` for each of `threads`. Negative: -errno. */
-__attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, int rounds, int64_t task_ns) {
+__attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, int rounds, double most,
+                                                                   int64_t task_ns) {
   if (threads < 1 || rounds < 1 || task_ns < 0) return -EINVAL;
   gtco_step steps[STEPS];
   for (int i = 0; i < STEPS; ++i) steps[i] = (gtco_step){wait_kernel, 0, (uint32_t)threads};
   void* args[] = {&task_ns};
-  const double each = seconds_of_step(steps, STEPS, args, threads, rounds), tasks = (double)task_ns * 1e-9;
+  const double each = seconds_of_step(steps, STEPS, args, threads, rounds, most, NULL);
+  const double tasks = (double)task_ns * 1e-9;
   return each < 0 ? each : each > tasks ? each - tasks : 0;
 }
 
 /* Seconds of each of `count` steps, STEPS at most, that read what the step before wrote, in `tasks` that whichever thread
  * is free takes: `kernel` reads one buffer and writes the other, and the next step has them the other way round.
  * Negative: -errno. */
-__attribute__((visibility("default"))) double gtco_handover_seconds(int threads, int rounds, int count,
-                                                                    generated kernel, uint32_t tasks, void* x,
-                                                                    void* y) {
+__attribute__((visibility("default"))) double gtco_handover_seconds(int threads, int rounds, double most,
+                                                                    int count, generated kernel, uint32_t tasks,
+                                                                    void* x, void* y) {
   if (threads < 1 || rounds < 1 || count < 1 || count > STEPS || tasks < 1) return -EINVAL;
   void* args[] = {x, y, (void*)kernel, y, x, (void*)kernel};
   gtco_step steps[STEPS];
   for (int i = 0; i < count; ++i) steps[i] = (gtco_step){copy_kernel, i % 2 * 3, tasks};
-  return seconds_of_step(steps, count, args, threads, rounds);
+  return seconds_of_step(steps, count, args, threads, rounds, most, NULL);
+}
+
+#define LINE 64
+typedef float vector __attribute__((vector_size(16), may_alias)); /* every x86-64 has these */
+
+/* Lines of memory that all threads go through, each task a part of them; `y` is NULL where they are only read. */
+typedef struct {
+  char *x, *y;
+  int64_t tasks, part; /* bytes of a task */
+  int64_t *began, *ended; /* of each task */
+  vector* sums;
+} lines;
+
+/* Afterwards no cache has the lines, whatever size the caches have. */
+static void flush_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
+  (void)w;
+  const lines* of = b[0];
+  for (int64_t i = begin * of->part; i < end * of->part; i += LINE) {
+    __builtin_ia32_clflush(of->x + i);
+    if (of->y) __builtin_ia32_clflush(of->y + i);
+  }
+  __builtin_ia32_mfence();
+}
+
+static void pass_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
+  (void)w;
+  const lines* of = b[0];
+  for (int64_t task = begin; task < end; ++task) {
+    of->began[task] = now_ns();
+    const vector* x = (const vector*)(of->x + task * of->part);
+    vector* y = of->y ? (vector*)(of->y + task * of->part) : NULL;
+    vector sum = {0};
+    for (int64_t i = 0; i < of->part / (int64_t)sizeof *x; i += 4) {
+      const vector p = x[i], q = x[i + 1], r = x[i + 2], s = x[i + 3];
+      if (y) {
+        y[i] = p, y[i + 1] = q, y[i + 2] = r, y[i + 3] = s;
+      } else {
+        sum += (p + q) + (r + s);
+      }
+    }
+    of->sums[task] = sum; /* so that the reads are done */
+    of->ended[task] = now_ns();
+  }
+}
+
+/* From the first task that began to the last that ended. */
+static double passed(void** args) {
+  const lines* of = args[0];
+  int64_t began = of->began[0], ended = of->ended[0];
+  for (int64_t i = 1; i < of->tasks; ++i) {
+    if (of->began[i] < began) began = of->began[i];
+    if (of->ended[i] > ended) ended = of->ended[i];
+  }
+  return (double)(ended - began) * 1e-9;
+}
+
+/* Seconds that `threads` take together to read `tasks` parts of `part` bytes of `x`, or where `y` is given to copy them
+ * there, once no cache has any of it. `part` is a multiple of a line, as `x` and `y` are. Negative: -errno. */
+__attribute__((visibility("default"))) double gtco_memory_seconds(int threads, int rounds, double most, uint32_t tasks,
+                                                                  int64_t part, void* x, void* y) {
+  if (threads < 1 || rounds < 1 || tasks < 1 || part < LINE || part % LINE) return -EINVAL;
+  int64_t* times = malloc(2 * tasks * sizeof *times);
+  vector* sums = aligned_alloc(sizeof *sums, tasks * sizeof *sums);
+  double seconds = -ENOMEM;
+  if (times && sums) {
+    lines of = {x, y, tasks, part, times, times + tasks, sums};
+    void* args[] = {&of};
+    const gtco_step steps[] = {{flush_kernel, 0, tasks}, {pass_kernel, 0, tasks}};
+    seconds = seconds_of_step(steps, 2, args, threads, rounds, most, passed);
+  }
+  free(times);
+  free(sums);
+  return seconds;
 }

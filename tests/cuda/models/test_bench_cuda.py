@@ -11,7 +11,7 @@ import pytest
 
 from bench.gpu.peers import bound
 from gtco.cli import main
-from gtco.cli.doctor_command import gpus
+from gtco.cli.doctor_command import gpus_check
 from gtco.machine.gpu import ARCHITECTURES, gpu_target, target_of
 from gtco.support.errors import OptionError
 from tests.cuda.fake_driver import ILLEGAL_ADDRESS, FakeDriver
@@ -58,10 +58,10 @@ def test_a_driver_that_does_not_start_is_named(
     text = "the NVIDIA driver does not start: CUDA_ERROR_ILLEGAL_ADDRESS"
     assert text in capsys.readouterr().err
     driver.fail_call(b"cuInit", 1, 999_999)
-    assert gpus().startswith("the NVIDIA driver does not start: its error 999999")
+    assert gpus_check().found.startswith("the NVIDIA driver does not start: its error 999999")
     driver.fail_call(b"cuDeviceGetName", 1, ILLEGAL_ADDRESS)
-    assert gpus() == "device 0 (CUDA_ERROR_ILLEGAL_ADDRESS), Fake GPU 1 (sm_80)"
-    assert gpus() == "Fake GPU 0 (sm_80), Fake GPU 1 (sm_80)"
+    assert gpus_check().found == "device 0 (CUDA_ERROR_ILLEGAL_ADDRESS), Fake GPU 1 (sm_80)"
+    assert gpus_check().found == "Fake GPU 0 (sm_80), Fake GPU 1 (sm_80)"
 
 
 @pytest.mark.parametrize(

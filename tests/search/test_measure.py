@@ -1,0 +1,202 @@
+"""Measuring the machine for real: what is in the table, and that it stays within its memory and its
+time whatever the machine says of itself.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gtco.codegen.processes import environment
+from gtco.machine.target import Target, detect, target
+from gtco.search.calibration import level0, measure, profile
+from gtco.search.calibration.level0 import TimedKernel
+from gtco.search.calibration.measure import NotMeasured
+from gtco.search.calibration.rates import WORK
+from gtco.search.calibration.timing import operands
+from gtco.tensor.intrinsics.table import every_micro_kernel
+
+MACHINE = target("x86-64-v3")
+
+
+def with_caches(machine: Target, nbytes: int) -> Target:
+    """The machine, all of whose caches have so many bytes."""
+    memory = (*(replace(m, capacity=nbytes) for m in machine.memory[:-1]), machine.memory[-1])
+    return replace(machine, memory=memory)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less of the real thing, and all the time that it takes beside other tests."""
+    monkeypatch.setattr(measure, "MOST_SECONDS", 600.0)
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(level0, "REPEATS", 100)
+    monkeypatch.setattr(measure, "REPEATS", 100)
+    monkeypatch.setattr(level0, "STAGE_REPEATS", 100)
+    monkeypatch.setattr(measure, "STAGE_REPEATS", 100)
+    monkeypatch.setattr(measure, "MEMORY_RUNS", 1)
+    monkeypatch.setattr(measure, "HANDOVER_RUNS", 2)
+
+
+def test_a_real_measurement(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every micro-kernel, work of every kind, every level, all within the bounds."""
+    monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
+    machine, said = detect(), list[str]()
+    found = profile.machine_table(machine, said.append)
+    table = found.rates
+    assert table is not None and profile.cached(machine) == table and not found.note
+    assert any("kernels" in what for what in said) and any("memory" in what for what in said)
+    rates = dict(table.measured)
+    assert {*(tile.kernel for tile in every_micro_kernel(machine)), *WORK} == rates.keys()
+    assert all(1e7 < rate < 1e11 for rate in rates.values())
+    products = max(rate for name, rate in rates.items() if name.startswith("fma:"))
+    assert products == pytest.approx(table.target.frequency * machine.fma_ports)
+    assert table.rate("fma") == pytest.approx(products)
+    assert all(1e7 < level.bandwidth < 1e13 for level in table.target.memory)
+    assert [m.capacity for m in table.target.memory] == [m.capacity for m in machine.memory]
+    assert table.launch >= 0
+    assert table.handed or machine.cores == 1
+    assert all(1e7 < rate < 1e13 for _, rate in table.handed)
+
+
+@pytest.mark.parametrize("capacity", [0, 1 << 30])
+@pytest.mark.parametrize("cores", [1, 3, 24])
+def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: int) -> None:
+    """No caches or huge ones, few cores or more than there are: all of it is measured."""
+    machine = with_caches(replace(detect(), cores=cores), capacity)
+    tiles = every_micro_kernel(machine)[:2]
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(measure, "every_micro_kernel", lambda target: tiles)
+        few.setattr(measure, "micro_kernels", lambda target: tiles)
+        found = measure.measure(machine)
+    assert all(math.isfinite(x) and x > 0 for x in found.rates.values())
+    assert found.bandwidths.keys() == {m.name for m in machine.memory}
+    assert all(1e6 < x < 1e14 for x in found.bandwidths.values())
+    assert found.handed.keys() == measure.handed_levels(machine)
+    assert all(1e6 < x < 1e14 for x in found.handed.values())
+
+
+MEMORY = """
+import resource
+from dataclasses import replace
+from gtco.machine.target import detect
+from gtco.search.calibration import level0, measure
+from tests.search.test_measure import with_caches
+
+def used():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+measure.MOST_SECONDS = 600.0
+measure.ROUNDS = measure.MEMORY_RUNS = measure.HANDOVER_RUNS = 1
+level0.REPEATS = measure.REPEATS = level0.STAGE_REPEATS = measure.STAGE_REPEATS = 10
+before = used()
+measure.measure(with_caches(replace(detect(), cores={cores}), 1 << 30))
+print(used() - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_machine() -> None:
+    """A process that measures a machine of many cores with caches of a gigabyte takes no more than
+    was promised; kernels being built and threads are in that.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY.format(cores=32)],
+        env=environment(),
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= measure.MOST_BYTES
+
+
+def test_no_more_than_a_share_of_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for left, most in ((None, 256 << 20), (1 << 40, 256 << 20), (512 << 20, 128 << 20)):
+        monkeypatch.setattr(measure, "memory_left", lambda left=left: left)
+        assert sum(array.nbytes for array in measure._arrays()) <= most // 4
+    monkeypatch.setattr(measure, "memory_left", lambda: 20 << 20)
+    with pytest.raises(NotMeasured, match="of the 21 MB that are left"):
+        measure._arrays()
+
+
+def test_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later rounds are left out where the time is over; where not even one was done there is no
+    table.
+    """
+    now = [0.0]
+    monkeypatch.setattr(measure, "MOST_SECONDS", 5.0)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+    clock = measure.Clock()
+
+    def second() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    work = dict.fromkeys("abc", second)
+    assert measure._round(work, clock) == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert measure._round(work, clock, measure.LEVEL0_SHARE) == {}
+    with pytest.raises(NotMeasured, match="its time of 5 s"):
+        measure._round(work, clock)
+    assert now == [5.0]
+
+
+def test_what_is_read_of_a_cache() -> None:
+    machine = target("x86-64-v4")
+    l1, l2, l3 = (measure.probe_bytes(machine, n, 1 << 25) for n in range(3))
+    assert l1 < machine.memory[0].capacity < l2 < machine.memory[1].capacity < l3
+    assert measure.probe_bytes(with_caches(machine, 1 << 30), 2, 1 << 25) == 1 << 25
+    assert measure.probe_bytes(with_caches(machine, 0), 1, 1 << 25) == 4096
+
+
+def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that a step reads and writes, by its time without the barrier."""
+    seen: list[tuple[int, int]] = []
+
+    def timed(
+        threads: int, kernel: object, tasks: int, x: np.ndarray, y: np.ndarray, *_: float
+    ) -> float:
+        assert threads == 2 and x.nbytes == y.nbytes and x.nbytes % tasks == 0
+        seen.append((x.nbytes, tasks))
+        return 3.0
+
+    monkeypatch.setattr(measure, "handover_seconds", timed)
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    machine = target("x86-64-v3")
+    small = {"L1": 1 << 14, "L2": 1 << 20, "L3": 1 << 22}
+    x, y = operands(2, 1 << 20)
+
+    def handed(machine: Target, launch: float) -> dict[str, float]:
+        return measure._handed(machine, small, launch, x, y, measure.Clock())
+
+    assert handed(machine, 1.0) == {"L2": 1 << 19, "L3": 1 << 20}
+    assert [n for n, _ in seen] == [1 << 20, 1 << 21], "of each, or all"
+    assert handed(machine, 2.9)["L2"] == (1 << 20) / 1.5, "half is no barrier"
+    assert handed(replace(machine, cores=1), 1.0) == {}
+
+
+def test_memory_that_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy reads, and writes what has to go back to memory after the last task ended."""
+    monkeypatch.setattr(measure, "memory_seconds", lambda *a: 3.0 if a[3] is not None else 2.0)
+    x, y = operands(2, measure.MEMORY_BYTES // 2)
+    n = measure.MEMORY_BYTES
+    assert measure._memory(2, x, y, measure.Clock()) == (n / 2.0, 2 * n / 5.0)
+
+
+def test_a_machine_of_one_core_hands_nothing_over() -> None:
+    assert measure.handed_levels(replace(MACHINE, cores=1)) == set()
+    assert measure.handed_levels(MACHINE) == {"L2", "L3", "DRAM"}
+
+
+def test_a_rate_is_of_the_time_that_other_work_leaves() -> None:
+    def rate(seconds: float) -> float:
+        units = {"exp": 30.0, "vector": 4.0}
+        return measure.rate_of(TimedKernel("exp", None, units, ()), seconds, {"vector": 2.0})
+
+    assert rate(8.0) == pytest.approx(30.0 / (8.0 - 2.0))
+    assert rate(3.0) == pytest.approx(30.0 / 1.5), "half of the time is its own"
