@@ -107,12 +107,13 @@ def summary(output: Path, report: Any) -> None:
     table.column("")
     table.column("", least=30)
     files = [file for file in (output, *weights_beside(output)) if file.exists()]
-    how = ", as one persistent kernel" if report.launches == "persistent" else ""
+    how = "as one persistent kernel, " if report.launches == "persistent" else ""
+    predicted = f"{milliseconds(report.predicted_seconds)} ms, {how}by the model of the machine"
     rows = {
         "size": " + ".join(size(file.stat().st_size) for file in files),
         "weights": size(report.weights_bytes),
         "stages": f"{len(report.stages)}",
-        "predicted": f"{milliseconds(report.predicted_seconds)} ms{how}",
+        "predicted": predicted,
         "compiled in": f"{sum(seconds for _, seconds in report.phases):.1f} s",
         "peak memory": size(report.peak_memory_bytes),
     }
@@ -121,7 +122,7 @@ def summary(output: Path, report: Any) -> None:
     if report.fusion:
         rows["partition"] = report.fusion
     if report.settled is not None:
-        rows["in the model"] = str(report.settled)
+        rows["in the end"] = str(report.settled)
     for name, value in rows.items():
         table.row(name, value)
     show(table)

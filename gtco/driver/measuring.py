@@ -45,9 +45,9 @@ def measure(
         views.append(view)
         first.progress("tune", None, view)
 
-    def tuned(models: Sequence[Generated], effort: Tune) -> list[StageResult]:
+    def tuned(models: Sequence[Generated], effort: Tune) -> None:
         known = [len(model.notes) for model in models]
-        results = tune(
+        found = tune(
             models,
             first.policy,
             workers,
@@ -56,59 +56,60 @@ def measure(
             records=records,
             shipped=first.shipped,
             progress=progress,
+            earlier=results,
         )
         for model, length in zip(models, known, strict=True):
             notes.setdefault(id(model), []).extend(model.notes[length:])
-        return results
+        results.extend(found)
 
+    results: list[StageResult] = []
+    start = time.monotonic()
     with first.phase("tune") as say:
-        results: list[StageResult] = []
         if effort.fusion:
             begin, some = time.monotonic(), part(effort, SHARE / len(compilations))
             for compilation in compilations:
-                results += partitioned(compilation, tuned, workers, some, say)
+                partitioned(compilation, tuned, workers, some, say)
             trials = sum(result.measured for result in results)
             effort = rest(effort, time.monotonic() - begin, trials)
-        results += tuned([c.generated for c in compilations], effort)
+        tuned([c.generated for c in compilations], effort)
         for compilation in compilations:
             compilation.report.notes += notes[id(compilation.generated)]
             if settles:
                 settle(compilation, records)
             if results or not as_it_was(compilation):
                 conclude(compilation, records)
-        say(str(views[-1]))
+        end = replace(views[-1], elapsed=time.monotonic() - start)
+        say(str(end))
     for compilation in compilations[1:]:
         compilation.report.phases.append(first.report.phases[-1])
     for compilation in compilations:
         compilation.report.tuning = together(results, compilation.generated)
-        compilation.report.tuned = views[-1]
+        compilation.report.tuned = end
 
 
 def partitioned(
     run: Compilation,
-    tuned: Callable[[Sequence[Generated], Tune], list[StageResult]],
+    tuned: Callable[[Sequence[Generated], Tune], None],
     workers: Workers,
     effort: Tune,
     say: Callable[[str], None],
-) -> list[StageResult]:
+) -> None:
     """Gives the model the partition that stands when rivals were measured beside the predicted one.
     """
     policy = run.policy
-    results: list[StageResult] = []
     steps = Measured(
         run.whole,
         policy,
         workers,
         run.options.threads,
         lambda stages: run.generate(stages, policy, workers),
-        lambda models, some: results.extend(tuned(models, some)),
+        tuned,
     )
     first = CutModel(run.graph, run.found, run.generated)
     chosen, news = cooptimize(first, steps, effort)
     run.graph, run.found, run.generated = chosen.graph, chosen.partition, chosen.generated
     run.report.fusion = news
     say(news)
-    return results
 
 
 def as_it_was(run: Compilation) -> bool:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -52,6 +53,7 @@ def tune(
     records: Records | None = None,
     shipped: Sequence[Record] = (),
     progress: Callable[[View], None] = lambda view: None,
+    earlier: Sequence[StageResult] = (),
 ) -> list[StageResult]:
     """Improve ``models`` in place, as far as ``effort`` goes. A stage that several of them have is
     tuned once, and counts for all of them.
@@ -60,11 +62,12 @@ def tune(
     has of this machine is not measured again. What stood for a stage elsewhere, by ``records`` or
     by the ``shipped`` ones that come with gtco, is measured first of it; shipped ones of these very
     circumstances count as if they were in ``records``. ``progress`` is told how it goes, and at the
-    end how it went. Returns what became of each stage that was measured, heaviest first. Failures
-    of candidates (builds, crashes, time-outs, wrong results), a budget that is too small and a
-    machine that is too noisy are notes of the models; the picks stand then.
+    end how it went; ``earlier`` is what the same compile tuned before, which it goes on from and
+    which counts in what is told. Returns what became of each stage that was measured, heaviest
+    first. Failures of candidates (builds, crashes, time-outs, wrong results), a budget that is too
+    small and a machine that is too noisy are notes of the models; the picks stand then.
     """
-    tuner = _Tuner(models, policy, workers, threads, effort, records, shipped, progress)
+    tuner = _Tuner(models, policy, workers, threads, effort, records, shipped, progress, earlier)
     while tuner.round():
         pass
     tuner.end()
@@ -82,6 +85,7 @@ class _Tuner:
         records: Records | None,
         shipped: Sequence[Record],
         progress: Callable[[View], None],
+        earlier: Sequence[StageResult],
     ) -> None:
         self.models, self.policy = models, policy
         self.effort, self.progress = effort, progress
@@ -91,6 +95,9 @@ class _Tuner:
         self.trials = effort.trials
         self.records, self.circumstances = records, circumstances(policy.target)
         self.results = {r.stage.key: r for r in heaviest(models)}
+        self.earlier: dict[str, list[StageResult]] = {}
+        for result in earlier:
+            self.earlier.setdefault(result.stage.key, []).append(result)
         known = [r for r in records.all() if r.outcome != "noisy"] if records is not None else []
         here = [record for record in known if record.circumstances == self.circumstances]
         measured = by_stage((*(r for r in shipped if r.circumstances == self.circumstances), *here))
@@ -133,17 +140,10 @@ class _Tuner:
         slots = int(HOUR / sum(task.cost for task in open_)) if open_ else 0
         ending = sum(task.cost * (task.patience - task.unchanged) for task in open_)
         stages = [
-            StageView(
-                result.stage.label,
-                result.occurrences,
-                result.first_seconds,
-                result.seconds,
-                peak_seconds(result, self.policy) / result.seconds or None,
-                result.measured,
-                "done" if task.stopped else "open" if result.measured else "waiting",
-            )
+            self.stage_view(result, task.stopped)
             for result, task in zip(results, tasks, strict=True)
         ]
+        gone = [r for key, rs in self.earlier.items() if key not in self.results for r in rs]
         unranked = [result for result in results if not result.ranked]
         return View(
             doing,
@@ -151,19 +151,48 @@ class _Tuner:
             tuple(self.latency(number) for number in range(len(self.models))),
             time.monotonic() - self.begin,
             max(min(self.left, ending), 0.0) if doing else 0.0,
-            changed=sum(result.last != result.first for result in results),
+            changed=sum(r.last.config != self.since(r)[0].first.config for r in results),
             unranked=len(unranked),
             noise=max((result.noise for result in unranked), default=0.0),
             hour=sum(sum(task.weights) * prospect(task, slots) for task in tasks),
+            others=sum(result.measured for result in gone),
+        )
+
+    def since(self, result: StageResult) -> list[StageResult]:
+        """The stage's results of this compile that say something, the oldest first; this one, where
+        it was not measured yet.
+        """
+        told = [r for r in (*self.earlier.get(result.stage.key, ()), result) if r.measured]
+        return told or [result]
+
+    def seconds(self, result: StageResult) -> tuple[float, float]:
+        """Of a run of the stage with its first pick of this compile, and now. Gains of rounds
+        multiply, since their seconds were read at different moments.
+        """
+        told = self.since(result)
+        now = told[-1].seconds
+        return now * prod(r.first_seconds / r.seconds for r in told), now
+
+    def stage_view(self, result: StageResult, stopped: bool) -> StageView:
+        first, now = self.seconds(result)
+        trials = sum(r.measured for r in self.since(result))
+        return StageView(
+            result.stage.label,
+            result.occurrences,
+            first,
+            now,
+            peak_seconds(result, self.policy) / now or None,
+            trials,
+            "done" if stopped else "open" if trials else "waiting",
         )
 
     def latency(self, number: int) -> tuple[float, float]:
         """Seconds of a run of one model with its first picks, and now."""
         rest = self.rest(number)
-        tuned = [(r.weights[number], r) for r in self.results.values()]
+        tuned = [(r.weights[number], self.seconds(r)) for r in self.results.values()]
         return (
-            rest + sum(n * result.first_seconds for n, result in tuned),
-            rest + sum(n * result.seconds for n, result in tuned),
+            rest + sum(n * first for n, (first, _) in tuned),
+            rest + sum(n * now for n, (_, now) in tuned),
         )
 
     def rest(self, number: int) -> float:
@@ -177,7 +206,8 @@ class _Tuner:
         view = self.view()
         wanting = any(now > self.effort.latency for _, now in view.models)
         exhausted = any(result.exhausted for result in self.results.values())
-        if self.results and wanting and not exhausted and not view.measured:
+        nothing = not view.measured and not view.others
+        if self.results and wanting and not exhausted and nothing:
             least = min(self.cost(r, LEAST_CANDIDATES) for r in self.results.values())
             self.note_all(
                 f"tuning: nothing was measured: {self.effort.seconds:.2g} s do not suffice for one "

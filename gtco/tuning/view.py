@@ -7,9 +7,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+LEAST_GAIN = 1.005  # times as fast; less is noise
 # Not measured yet; still gaining, or not tried enough; done with, or nothing left to try.
 State = Literal["waiting", "open", "done"]
 HOUR = 3600.0
+
+
+def became(before: float, now: float) -> str:
+    """Seconds before and after in three digits or more; one number where these are the same."""
+    digits = 2 if now >= 1e-3 else 3 if now >= 1e-4 else 4
+    first, last = f"{1e3 * before:.{digits}f}", f"{1e3 * now:.{digits}f}"
+    return f"{last} ms, as before" if first == last else f"{first} -> {last} ms"
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class View:
     seconds, and how many more are expected; ``changed`` picks; ``unranked``: stages whose last
     readings were too noisy to rank rivals, the worst of them ``noise`` apart; ``hour``: seconds of
     all models together that another hour would be expected to gain, by what the latest slots
-    gained.
+    gained; ``others``: candidates of stages that these models do not have, measured for partitions
+    that gave way.
     """
 
     doing: str
@@ -50,6 +59,7 @@ class View:
     unranked: int = 0
     noise: float = 0.0
     hour: float = 0.0
+    others: int = 0
 
     @property
     def trials(self) -> int:
@@ -69,9 +79,10 @@ class View:
 
     def __str__(self) -> str:
         """On one line."""
+        others = f" and {self.others} of other partitions" if self.others else ""
         done = (
-            f"{self.trials} candidates of {self.measured} stages measured, {self.changed} picks "
-            f"changed, model {1e3 * self.before:.2f} -> {1e3 * self.now:.2f} ms"
+            f"{self.trials} candidates of {self.measured} stages{others} measured, {self.changed} "
+            f"picks changed; stages timed alone add up to {became(self.before, self.now)}"
         )
         if self.doing:
             done += f"; {self.doing}, about {self.remaining:.0f} s to go"
@@ -82,11 +93,12 @@ class View:
         """What was gained, where the rest of the time goes, and what more of it would give."""
         if not self.measured:
             return []
-        gain = self.before / self.now if self.now else 1.0
-        said = [
-            f"gained: {1e3 * self.before:.2f} -> {1e3 * self.now:.2f} ms ({gain:.3f} times) by "
-            f"{self.trials} candidates in {self.elapsed:.0f} s"
-        ]
+        by = f"by {self.trials + self.others} candidates in {self.elapsed:.0f} s"
+        if self.changed and self.now and self.before >= LEAST_GAIN * self.now:
+            gain = self.before / self.now
+            said = [f"gained: {became(self.before, self.now)} ({gain:.3f} times) {by}"]
+        else:
+            said = [f"gained nothing that can be told from noise {by}"]
         heaviest = sorted(self.stages, key=lambda s: -s.total)[:3]
         shares = [
             f"{s.total / self.now:.0%} {s.label}"

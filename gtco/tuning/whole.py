@@ -30,6 +30,7 @@ from gtco.search.recorded import measured_seconds
 from gtco.search.records.records import Record
 from gtco.tuning.measure import printed
 from gtco.tuning.timing import array
+from gtco.tuning.view import became
 
 SHARE = 0.25  # of the time for measuring, at most: where that does not suffice this is left out
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
@@ -60,7 +61,7 @@ class ModelVerdict:
         went = [f"{len(self.back)} picks"] if self.back else []
         went += ["the partition"] if self.uncut else []
         said = f"; {' and '.join(went)} went back to what was there" if went else ""
-        return f"{1e3 * self.before:.2f} -> {1e3 * self.after:.2f} ms{said}"
+        return f"a run of the whole model: {became(self.before, self.after)}{said}"
 
 
 def cost(seconds: float, weights_bytes: int) -> float:

@@ -397,13 +397,18 @@ def test_budgets_add_up() -> None:
 def test_what_was_chosen_is_kept_where_no_time_is_left_to_tune_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last tuning measures nothing, those by turns with fusion did."""
+    """The last tuning measures nothing, those by turns with fusion did: which stage the few trials
+    went to depends on the machine, and it may be one of a partition that gave way.
+    """
     left = Tune(trials=1, seconds=0.01, learned=False)
     monkeypatch.setattr("gtco.driver.measuring.rest", lambda effort, seconds, trials: left)
     effort = Tune(trials=6, seconds=20.0, fusion=True, learned=False)
     path = tmp_path / "r"
     tuned = gtco.compile_model(small_model(), tune=effort, records=path)
-    assert tuned.report.tuning and not tuned.report.tuned.measured
+    told = tuned.report.tuned
+    assert told.trials == sum(stage["candidates"] for stage in tuned.report.tuning)
+    assert told.trials + told.others > 0
+    assert not any("nothing was measured" in note for note in tuned.report.notes)
     with Records(path) as records:
         chosen = {r.stage: r.parsed.to_json() for r in records.all() if r.outcome == "chosen"}
     assert chosen == {s["key"]: s["schedule"] for s in tuned.stages}

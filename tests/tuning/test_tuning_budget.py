@@ -79,7 +79,10 @@ def generated(*stages: Stage) -> Generated:
 
 
 def run(
-    *models: Generated, records: Records | None = None, **effort: Any
+    *models: Generated,
+    records: Records | None = None,
+    earlier: Sequence[StageResult] = (),
+    **effort: Any,
 ) -> tuple[list[StageResult], View]:
     views: list[View] = []
     workers = object.__new__(measure.Workers)
@@ -91,6 +94,7 @@ def run(
         effort=Tune(**effort),
         records=records,
         progress=views.append,
+        earlier=earlier,
     )
     return results, views[-1]
 
@@ -206,10 +210,31 @@ def test_a_machine_too_noisy_is_said_and_changes_nothing(machine: Machine, tmp_p
         assert made.choices != before and view.changed == 1 and standing(records.all())
 
 
+def test_what_a_compile_tuned_before_counts_in_what_is_told(machine: Machine) -> None:
+    """For other partitions too: a tuning that has no time left contradicts none of it."""
+    machine.factor = lambda pick, n: 1.0 if n == 0 else 0.8  # type: ignore[method-assign]
+    both = generated(*STAGES[:2])
+    found, before = run(both, trials=16)
+    one = generated(STAGES[0])
+    key = STAGES[0].key
+    one.choices[key], one.kernels[key] = both.choices[key], both.kernels[key]
+    results, view = run(one, earlier=found, seconds=0.01)
+    assert not results and not one.notes
+    (stage,) = view.stages
+    (same,) = (s for s in before.stages if s.label == stage.label and s.seconds == stage.seconds)
+    assert stage.trials == same.trials and stage.first_seconds == pytest.approx(same.first_seconds)
+    assert stage.state != "waiting" and view.changed == 1
+    assert view.trials + view.others == before.trials == 16
+    assert f"and {view.others} of other partitions measured" in str(view)
+    _, alone = run(generated(STAGES[0]), seconds=0.01)
+    assert not alone.trials and not alone.others
+
+
 def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> None:
     _, flat = run(generated(*STAGES[:2]), patience=1)
     assert flat.now == pytest.approx(flat.before) and {s.state for s in flat.stages} == {"done"}
     assert "give nothing: every stage stopped gaining" in flat.outlook[-1]
+    assert flat.outlook[0].startswith("gained nothing")
     machine.factor = lambda pick, n: 1.0 if n == 0 else 0.8  # type: ignore[method-assign]
     _, gaining = run(generated(*STAGES[:2]), trials=16)
     assert gaining.now < gaining.before and gaining.changed == 2
