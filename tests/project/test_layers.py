@@ -36,7 +36,8 @@ PUBLIC = "gtco/__init__.py"  # names things of every layer
 # Where DESIGN's list says that something flows between neighbours; each with its reason.
 FLOWS = {
     # Level 0 is profiled: its kernels are built to be timed. So is the C runtime's barrier.
-    "gtco/search/calibration/profile.py": {"codegen"},
+    "gtco/search/calibration/measure.py": {"codegen"},
+    "gtco/search/calibration/peak.py": {"codegen"},
     "gtco/search/calibration/barrier.py": {"runtime"},
 }
 # Who may know single sketches: those that make them. Everyone else asks ``gtco.tensor.sketch`` for
