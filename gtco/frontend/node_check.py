@@ -26,7 +26,7 @@ DTYPES: Mapping[int, str] = {
     number: _SPELT.get(name.lower(), name.lower())
     for name, number in onnx.TensorProto.DataType.items()
 }
-"""Our name of each of ONNX's element types, those that gtco has not included."""
+"""Our name of each of ONNX's element types, also of those that gtco does not support."""
 NUMBERS: Mapping[str, int] = {DTYPES[n]: n for n in DTYPES if DTYPES[n] in ITEM_BYTES}
 _SHOWN = 8  # elements of an attribute
 

@@ -196,12 +196,13 @@ def _check(model: onnx.ModelProto) -> None:
         # unsupported ones.
         if "No Op registered for" in str(error) or "No opset import for domain" in str(error):
             _refuse_unsupported(model)
-        raise ModelError(f"the model fails ONNX's checker: {str(error).strip()}") from error
+        said = " ".join(str(error).split())
+        raise ModelError(f"the model fails ONNX's checker: {said}") from error
 
 
 def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
-    """What the model is given at run time. Raises UnsupportedError for what is no tensor of a type
-    that gtco has."""
+    """What the model is given at run time. Raises UnsupportedError for anything but a tensor of a
+    type that gtco supports."""
     inside = _initializers(model)
     inputs = [v for v in model.graph.input if v.name not in weights and v.name not in inside]
     for value in inputs:
@@ -215,7 +216,8 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
 
 
 def _check_initializers(model: onnx.ModelProto) -> None:
-    """Raise UnsupportedError for a weight of a type that gtco has not, naming who reads it."""
+    """Raise UnsupportedError for a weight of a type that gtco does not support, naming the node
+    that reads it."""
     for tensor in model.graph.initializer:
         if tensor.data_type not in NUMBERS.values():
             readers = [str(Node(n)) for n in model.graph.node if tensor.name in n.input]
@@ -227,8 +229,8 @@ def _check_initializers(model: onnx.ModelProto) -> None:
 def _require_type(what: str, number: int) -> None:
     if number not in NUMBERS.values():
         raise UnsupportedError(
-            f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco has "
-            f"not; it has {', '.join(ITEM_BYTES)}"
+            f"{what} has elements of type {DTYPES.get(number, f'number {number}')}, which gtco "
+            f"does not support; it supports {', '.join(ITEM_BYTES)}"
         )
 
 

@@ -13,6 +13,7 @@ Attention and Col2Im are not TVM's at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -161,8 +162,9 @@ def _small_value(value: Any) -> numpy.ndarray | None:
     if isinstance(value, relax.ShapeExpr):
         sizes = [_size(dim) for dim in value.values]
         return None if None in sizes else numpy.array(sizes, numpy.int64)
-    known = _constant(value)
-    return known if known is not None and known.size <= _SMALL else None
+    if not isinstance(value, tvm.ir.expr.GenericConst):
+        return None
+    return value.value.numpy() if math.prod(value.value.shape) <= _SMALL else None
 
 
 def _outputs(attrs: Attributes) -> int:
@@ -400,8 +402,8 @@ def _quantize_linear(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> 
 def _refuse_blocks(inputs: Sequence[Any], attrs: Attributes) -> None:
     if attrs.get("block_size", 0):
         raise Refused(
-            f"quantization in blocks (of {attrs['block_size']}) is not supported: give one scale "
-            "for the tensor or one for each channel"
+            f"it quantizes in blocks of {attrs['block_size']}, and gtco takes one scale for the "
+            "tensor or one for each channel"
         )
 
 
