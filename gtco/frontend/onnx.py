@@ -25,7 +25,7 @@ from onnx import helper
 
 from gtco.frontend import formats, quantized
 from gtco.frontend.dimensions import Shapes, infer_outputs, set_sizes
-from gtco.frontend.expansion import EXPANDED, adopt, expand
+from gtco.frontend.expansion import EXPANDED, adopt, expand, needs_expansion
 from gtco.frontend.float16 import widen
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
@@ -101,12 +101,7 @@ def import_skeleton(
     widened = False
     if not float16:
         skeleton, weights, widened = widen(skeleton, weights)
-    try:
-        skeleton = expand(skeleton)
-    except UnsupportedError:
-        _refuse_unsupported(skeleton)  # what has no rule at all comes first, in one list
-        raise
-    skeleton = write_out(skeleton, _supported())
+    skeleton = _written_out(skeleton)
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         notes += [note] if note else []
@@ -134,6 +129,20 @@ def import_skeleton(
         operators={node.name: node.op_type for node in skeleton.graph.node},
         float16=widened,
     )
+
+
+def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in operators that the importer reads, as far as there are rules. A definition of
+    ONNX may hold loops and conditions (LinearAttention, AffineGrid), so it goes round again."""
+    while True:
+        try:
+            model = expand(model)
+        except UnsupportedError:
+            _refuse_unsupported(model)  # what has no rule at all comes first, in one list
+            raise
+        model = write_out(model, _supported())
+        if not needs_expansion(model):
+            return model
 
 
 def _initializers(model: onnx.ModelProto) -> set[str]:

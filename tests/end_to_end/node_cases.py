@@ -20,15 +20,16 @@ from onnx import numpy_helper
 OPERATORS = frozenset(
     """
     Abs Acos Add And ArgMax ArgMin Asin Atan Attention AveragePool BatchNormalization Cast Ceil Celu
-    Clip Col2Im Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace Div
-    Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
-    Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization
-    HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LayerNormalization LeakyRelu
-    Less LessOrEqual Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mod Mul Neg Not OneHot Or PRelu
-    Pad Pow RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin
-    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements
-    ScatterND Selu Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split
-    Sqrt Squeeze Sub Sum Swish Tan Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where Xor
+    Clip Col2Im Concat Constant ConstantOfShape Conv ConvTranspose Cos CumSum DFT DeformConv
+    DepthToSpace Div Dropout Einsum Elu Equal Erf Exp Expand EyeLike Flatten Floor Gather
+    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
+    GridSample GroupNormalization HardSigmoid HardSwish Identity If InstanceNormalization IsInf
+    IsNaN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Loop MatMul Max MaxPool Mean
+    Min Mish Mod Mul Neg Not OneHot Or PRelu Pad Pow RMSNormalization Range Reciprocal ReduceL1
+    ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Resize
+    RotaryEmbedding Round STFT Scan ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Size Slice
+    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tan Tanh Tile TopK
+    Transpose Trilu Unsqueeze Upsample Where Xor
     """.split()
 )
 
@@ -37,7 +38,10 @@ PARAMETERS = {
     "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
     "CumSum": (1,),
+    "DFT": (1, 2),
     "Expand": (1,),
+    "If": (0,),
+    "Loop": (0, 1),
     "OneHot": (1, 2),
     "Pad": (1, 2, 3),
     "Range": (0, 1, 2),
@@ -48,6 +52,7 @@ PARAMETERS = {
     ),
     "Reshape": (1,),
     "Resize": (1, 2, 3),
+    "STFT": (1, 3),
     "Slice": (1, 2, 3, 4),
     "Split": (1,),
     "Squeeze": (1,),

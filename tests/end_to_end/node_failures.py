@@ -78,11 +78,25 @@ EXPECTED_FAILURES = (
         """,
     ),
     _row(
-        "loops",
-        r"  Loop \(",
+        "loops whose count is an input",
+        r"\(Loop\): how often it runs is known only when the model runs",
         """
         range_bfloat16_type_positive_delta_expanded range_float16_type_positive_delta_expanded
         range_float_type_positive_delta_expanded range_int32_type_negative_delta_expanded
+        """,
+    ),
+    _row(
+        "Scan of opset 8",
+        r"Scan before opset 9",
+        """
+        scan_sum
+        """,
+    ),
+    _row(
+        "zeros held to 1e-7 that are sums of ten numbers of up to 90 in float32",
+        r"output 0 is wrong by \d\.\d+e-06",
+        """
+        dft_inverse dft_inverse_opset19
         """,
     ),
     _row(
@@ -103,7 +117,7 @@ EXPECTED_FAILURES = (
         "sequences and optional values",
         r"is no tensor",
         """
-        identity_opt identity_sequence
+        identity_opt identity_sequence if_opt if_seq loop13_seq loop16_seq_none
         """,
     ),
 )

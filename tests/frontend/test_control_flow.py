@@ -167,6 +167,18 @@ def test_scan(axes, turned, out_axis, out_turned):
     compare(model([node], arrays, {}, ["last", "states"]), arrays)
 
 
+def test_a_definition_of_onnx_that_holds_a_scan():
+    """LinearAttention: S += k v^T, y = scale q^T S, one token after the other."""
+    arrays = {name: normal(seed, 2, 5, 12) for seed, name in enumerate("qkv")}
+    q, k, v = (t.reshape(2, 5, 3, 4).astype(np.float64) for t in arrays.values())
+    state = np.cumsum(np.einsum("bthk,bthv->bthkv", k, v), axis=1)
+    y = np.einsum("bthk,bthkv->bthv", q, state) / 2
+    attrs = {"q_num_heads": 3, "kv_num_heads": 3, "update_rule": "linear"}
+    node = make("LinearAttention", ["q", "k", "v"], ["y", "state"], **attrs)
+    wanted = [y.reshape(2, 5, 12).astype(np.float32), state[:, -1].astype(np.float32)]
+    compare(model([node], arrays, {}, ["y", "state"], opset=27), arrays, wanted)
+
+
 def loop_of(count, condition="true", nodes=None, x=(2, 3)):
     nodes = nodes or [make("Add", ["acc", "x"], ["next"])]
     arrays = {"x": normal(1, *x)}

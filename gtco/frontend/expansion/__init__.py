@@ -39,13 +39,17 @@ def adopt(model: onnx.ModelProto) -> None:
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
 
+def needs_expansion(model: onnx.ModelProto) -> bool:
+    return any(_key(node) in EXPANDED for node in nodes(model.graph))
+
+
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without the operators in ``EXPANDED``; ``model`` itself where it has none.
 
     Every input has to have its shape. Raises :class:`UnsupportedError` for a use of an operator
     that has no such form, naming the node.
     """
-    if not any(_key(node) in EXPANDED for node in nodes(model.graph)):
+    if not needs_expansion(model):
         return model
     walk = Walk(model, RULES)
     names: dict[str, str] = {}
@@ -79,4 +83,4 @@ def _key(node: onnx.NodeProto) -> tuple[str, str]:
     return ("" if node.domain in _STANDARD else node.domain, node.op_type)
 
 
-__all__ = ["EXPANDED", "adopt", "expand"]
+__all__ = ["EXPANDED", "adopt", "expand", "needs_expansion"]

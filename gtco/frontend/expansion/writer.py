@@ -24,8 +24,8 @@ _SMALL = 1 << 12
 _ARITHMETIC = frozenset(
     """Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Flatten Floor Gather
     GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg
-    Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Reshape Slice Split Sqrt Squeeze Sub
-    Tile Transpose Unsqueeze Where Xor""".split()
+    Not Or Pow Range ReduceMax ReduceMin ReduceProd ReduceSum Relu Reshape Slice Split Sqrt Squeeze
+    Sub Tile Transpose Unsqueeze Where Xor""".split()
 )
 # The first output has the first input's type, and ONNX infers none for it.
 _ALIKE = frozenset(
