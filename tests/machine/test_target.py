@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from gtco.machine import target as module
 from gtco.machine.cores import allowed_cores
-from gtco.machine.target import NEAREST, OLDER, TARGETS, V4, detect, target
+from gtco.machine.target import NEAREST, OLDER, TARGETS, V4, cache_bytes, detect, target
 from gtco.runtime.table import normalize_features
 from gtco.support.errors import OptionError
 
@@ -133,3 +134,29 @@ def test_a_nearest_row_asks_for_nothing_that_the_cpu_lacks():
     for name in OLDER:
         built = tvm.target.Target({"kind": "llvm", "mcpu": name, "mtriple": "x86_64-linux-gnu"})
         assert not {"avx2", "fma"} <= set(features(built)), name
+
+
+# What sysfs says of a cache, in K as Linux has it, and what is believed; 0: the table's own size.
+SIZES = {
+    "L1": {"32K": 32 << 10, "48K": 48 << 10, "0K": 0, "1048576K": 0, "1G": 0, "4K": 0},
+    "L2": {"2048K": 2 << 20, "0K": 0, "1048576K": 0, "1K": 0},
+    "L3": {"266240K": 266240 << 10, "1048576K": 1 << 30, "1G": 1 << 30, "0K": 0, "99999999K": 0},
+}
+
+
+@pytest.mark.parametrize("level", SIZES)
+def test_a_size_that_no_cache_has_is_not_believed(level: str, tmp_path: Path) -> None:
+    """Hypervisors make caches up, name another machine's, or leave them out."""
+    cpu = min(os.sched_getaffinity(0))
+    folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index1"
+    assert cache_bytes(level, tmp_path) == 0
+    folder.mkdir(parents=True)
+    assert cache_bytes(level, tmp_path) == 0
+    (folder / "type").write_text("Unified\n")
+    (folder / "level").write_text(f"{level[1:]}\n")
+    for said, believed in {**SIZES[level], "": 0, "many": 0, "-1K": 0, "K": 0}.items():
+        (folder / "size").write_text(f"{said}\n")
+        assert cache_bytes(level, tmp_path) == believed, said
+    (folder / "size").write_text(f"{min(s for s, n in SIZES[level].items() if n)}\n")
+    (folder / "type").write_text("Instruction\n")
+    assert cache_bytes(level, tmp_path) == 0
