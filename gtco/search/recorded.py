@@ -1,13 +1,12 @@
-"""The policy that knows what was measured: a config that records leave standing is the pick, and
-its measured time is the stage's price.
+"""The policy that knows records. The pick of a stage is the config that stands in the records, and
+the price of the stage is its measured time.
 
-Prices that the fusion search adds up must be of one scale. Predictions are for an unloaded machine
-and too low by a factor that differs from sketch to sketch, so beside measured times they would win
-by being predictions. A stage that was not measured is therefore priced at what tuning made of
-stages of the same sketch: its prediction times the median, over those, of measured over predicted
-time; over all measured stages where none has the sketch. And since that is a guess, it counts for
-:data:`DOUBT` more: a partition whose stages were measured does not give way to one that only
-promises as much.
+The fusion search adds up prices, so all prices must have one scale. Predictions are too low, by a
+factor that differs from sketch to sketch. Beside measured times they would win only because they
+are predictions. The price of a stage that was not measured is therefore its prediction times the
+median of measured over predicted time, taken over the measured stages of the same sketch (or over
+all measured stages if none has the sketch). This is still a guess, so it is multiplied by
+:data:`DOUBT`: a partition that was measured does not give way to one that only promises as much.
 """
 
 from __future__ import annotations
@@ -28,33 +27,32 @@ from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Config, Pick, Rejection, Sketch
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-DOUBT = 1.05  # times its price: a stage that was not measured
-NOT_CHOSEN = 1e3  # times its price, so that no partition with it is found again
+DOUBT = 1.05  # a stage that was not measured costs so many times its price
+NOT_CHOSEN = 1e3  # times the price of a stage that the partition looked for does not have
 MODEL_PICKS = "kernels are picked by the model of the GPU"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What readings say of predictions: seconds measured over seconds predicted of the sketches'
-    stages, and of all.
-    """
+    """Seconds measured over seconds predicted, for the stages of each sketch."""
 
     ratios: Mapping[str, tuple[float, ...]]
 
     def bias(self, sketch: str) -> float:
-        """What a predicted second of this sketch comes to once it is tuned and measured."""
+        """Measured seconds for each predicted second of this sketch, after tuning."""
         every = [ratio for ratios in self.ratios.values() for ratio in ratios]
         return median(self.ratios.get(sketch) or every or (1.0,))
 
     @property
     def least(self) -> float:
-        """No price is lower than its prediction by more than this."""
+        """The smallest factor between a price and its prediction."""
         return min([1.0, *(ratio for ratios in self.ratios.values() for ratio in ratios)])
 
 
 def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
-    """From the records of each stage: the time of what stands, over the least prediction, which was
-    the choice of the policy that predicts; under that one's sketch.
+    """Compares measured with predicted times, from the records of each stage. The measured time is
+    that of the config that stands; the prediction is the least one, whose config the predicting
+    policy picked. The ratio counts for the sketch of that pick.
     """
     ratios: dict[str, list[float]] = {}
     for records in stages:
@@ -69,7 +67,7 @@ def calibrated(stages: Iterable[Iterable[Record]]) -> Calibration:
 
 
 def by_stage(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records of each stage, in their order."""
+    """The records of each stage, in their given order."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.stage, []).append(record)
@@ -77,23 +75,23 @@ def by_stage(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def measured_seconds(records: Iterable[Record]) -> float | None:
-    """The latest reading of what stands; readings of one moment, which the last ones of a tuning
-    are, compare best.
+    """The latest reading of a stage's records that stand. The last readings of a tuning are taken
+    at about the same time, so that they can be compared.
     """
     found = [r.seconds for r in all_standing(records) if r.seconds]
     return found[-1] if found else None
 
 
 def last_reading(records: Iterable[Record], config: Config) -> float | None:
-    """Seconds of this config by the latest trial that could tell rivals apart, whether it stood or
-    not.
+    """Seconds of this config from the latest trial that could compare its candidates, whether the
+    config stands or not.
     """
     told = [r for r in records if r.seconds and r.outcome not in ("noisy", "wrong")]
     return next((r.seconds for r in reversed(told) if r.parsed == config), None)
 
 
 def _last_chosen(stages: Mapping[str, Sequence[Record]]) -> set[str]:
-    """Of stages with their records those whose newest that stood is ``chosen``."""
+    """The stages whose newest record that stands is ``chosen``."""
     newest = {key: stood(records) for key, records in stages.items()}
     return {key for key, record in newest.items() if record and record.outcome == "chosen"}
 
@@ -113,13 +111,13 @@ class RecordedPolicy:
     records: Records | None = None
     circumstances: str = ""
     shipped: Sequence[Record] = ()
-    passed_over: dict[str, str] = field(default_factory=dict, repr=False)  # by stage, in words
+    passed_over: dict[str, str] = field(default_factory=dict, repr=False)  # why, by stage
     _prices: dict[str, float] = field(default_factory=dict, repr=False)
     _known: dict[str, list[Record]] = field(default_factory=dict, repr=False)
 
     def observe(self) -> None:
         """Reads the records again, because something was measured since."""
-        self.__dict__.pop("_all", None)  # what ships stays as it is
+        self.__dict__.pop("_all", None)  # shipped records do not change
         self.__dict__.pop("calibration", None)
         self._prices.clear()
         self._known.clear()
@@ -147,7 +145,7 @@ class RecordedPolicy:
 
     @property
     def source(self) -> str:
-        """Where the records come from, in words."""
+        """Where the records come from, for messages."""
         return str(self.records.path) if self.records is not None else "what ships with gtco"
 
     @property
@@ -178,7 +176,9 @@ class RecordedPolicy:
         return self.policy.best(stage, n, without)
 
     def known(self, stage: Stage) -> list[Record]:
-        """The stage's records under these circumstances, of configs as its space now has them."""
+        """The stage's records under these circumstances, their configs written as the stage's space
+        writes them now.
+        """
         key = stage.key
         if key not in self._all and key not in self._shipped:
             return []
@@ -195,11 +195,11 @@ class RecordedPolicy:
         return self._known[key]
 
     def follows_shipped(self, stage: Stage) -> bool:
-        """Is the pick of this stage what ships says of it?"""
+        """True if a shipped record decides the pick of this stage."""
         return stage.key not in self._all and standing(self.known(stage)) is not None
 
     def said_elsewhere(self, stages: Iterable[Stage], picks: Mapping[str, Pick]) -> list[str]:
-        """Of a GPU elsewhere: how many of the stages have the kernel that the records say."""
+        """For records of a GPU elsewhere, a note on how many stages follow them."""
         if not self.circumstances:
             return []
         different = {stage.key: stage for stage in stages}
@@ -217,9 +217,11 @@ class RecordedPolicy:
         return bool(self._all or self._shipped)
 
     def ends(self, model: str) -> list[frozenset[str]]:
-        """What tunings ended with, keys of stages, the likeliest to be this model's first: what the
-        last one of this very model did; every stage whose newest record that stood is ``chosen``,
-        for whatever model; those of what ships, whatever was measured of them since.
+        """The ends of tunings that may be this model's, as keys of stages, the most likely first:
+
+        1. the end of the last tuning of this very model;
+        2. every stage whose newest record that stands is ``chosen``, for any model;
+        3. the same of the shipped records alone, whatever was measured later.
         """
         every = dict.fromkeys((*self._shipped, *self._all))
         both = {k: [*self._shipped.get(k, ()), *self._all.get(k, ())] for k in every}
@@ -231,14 +233,11 @@ class RecordedPolicy:
         return found
 
     def chosen(self, stages: Iterable[Stage], end: Collection[str]) -> bool:
-        """Are they all of those that a tuning ended with, and does something of each still stand?
-        """
+        """True if the end contains all these stages and each of them has a record that stands."""
         return all(s.key in end and stood(self.known(s)) is not None for s in stages)
 
     def found_again(self, end: Collection[str]) -> Callable[[Stage], float]:
-        """Prices by which the cheapest partition is the one that a tuning ended with, where there
-        is one.
-        """
+        """Prices that make the partition of this end the cheapest one, if the graph has it."""
         return lambda s: self.predict(s) * (1.0 if self.chosen([s], end) else NOT_CHOSEN)
 
     def predict(self, stage: Stage) -> float:
@@ -247,8 +246,8 @@ class RecordedPolicy:
         return self._prices[stage.key]
 
     def _price(self, stage: Stage) -> float:
-        """Measured, where what stands is still a point of the space; else predicted, and put on the
-        scale of what was measured.
+        """The measured time if the config that stands is still in the space; else the prediction,
+        put on the scale of measured times.
         """
         if not self.measured:
             return self.policy.predict(stage)

@@ -1,9 +1,9 @@
-"""All stages of several partitions read side by side, so that their times can be added up and
+"""Times all stages of several partitions side by side, so that their times can be added up and
 compared.
 
-What tuning reads of different stages it reads minutes apart, and a shared machine's speed drifts by
-more than partitions differ. Here each stage's kernel is one step of one library, and a round runs
-all of them.
+Tuning reads different stages minutes apart. In that time the speed of a shared machine changes by
+more than partitions differ. Here the kernel of each stage is one step of one library, and a round
+runs all steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gtco.tuning.verdict import judge
 
 @dataclass(frozen=True)
 class RaceReadings:
-    """``seconds`` [rounds, 2] of each stage, by key; and a record for each: its kernel, kept."""
+    """``seconds`` [rounds, 2] of each stage, by key, and a record ``kept`` for each."""
 
     seconds: Mapping[str, np.ndarray]
     records: tuple[Record, ...]
@@ -34,7 +34,7 @@ class RaceReadings:
 def race(
     models: Sequence[Generated], target: Machine, workers: Workers, threads: int, seconds: float
 ) -> RaceReadings:
-    """Every different stage of the models with its kernel as it stands; those whose timing fails
+    """Times every different stage of the models with its current kernel. Stages whose timing fails
     are left out.
     """
     stages: dict[str, tuple[Stage, Generated]] = {}
@@ -61,8 +61,9 @@ def _record(timed: Timed, known: str) -> Record:
 
 
 def saved(first: Mapping[str, int], rival: Mapping[str, int], readings: RaceReadings) -> float:
-    """Seconds that a rival partition clearly saves, 0 where it does not: how often each has every
-    stage, by key. Only the stages that they do not share are compared, round by round.
+    """Seconds that a rival partition clearly saves, or 0. ``first`` and ``rival`` say how often
+    each partition has a stage, by key. Only the stages that they do not share are compared, round
+    by round.
     """
     differ = {key: rival.get(key, 0) - first.get(key, 0) for key in {*first, *rival}}
     differ = {key: n for key, n in differ.items() if n}

@@ -1,8 +1,8 @@
-"""Which of a stage's rivals is faster, from rounds in which all of them ran.
+"""Decides whether a rival beats a stage's pick, from rounds in which all of them ran.
 
-A shared machine's throughput can halve for seconds, so times of different rounds are not compared:
-each rival's time is divided by the first one's of the same round, which is read before the rivals
-and after them. A rival has to win enough of the rounds, by enough.
+The throughput of a shared machine can halve for seconds, so times of different rounds are not
+compared. The time of each rival is divided by the pick's time in the same round; the pick runs
+before the rivals and again after them. A rival must win enough rounds, by enough.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from gtco.search.records.records import Outcome
 
-LEAST_GAIN = 0.02  # below it the choice stands: the next run may read the opposite
-CHANCE = 0.05  # that of all a stage's rivals, were they equals, one wins by luck
-NOISE_FACTOR = 2.0  # a gain must be so many times what noise makes of equals
-NOISIEST = 0.1  # beyond it rivals are not told apart at all
+LEAST_GAIN = 0.02  # the pick stays for a smaller gain: the next run may read the opposite
+CHANCE = 0.05  # the probability that one of several equal rivals wins by luck
+NOISE_FACTOR = 2.0  # a gain must be so many times the noise between equal kernels
+NOISIEST = 0.1  # with more noise nothing is decided
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The number of the rival to take; its time and the first one's, seconds; ``noise``, how far
-    two readings of the first are apart, as a share. ``ranked``: was the machine quiet enough, and
-    were there rounds enough, to say?
+    """``best``: the number of the kernel to take, 0 for the pick; its time and the pick's in
+    seconds. ``noise``: the difference between two readings of the pick, as a share. ``ranked``: the
+    machine was quiet enough, and the rounds were enough, to decide.
     """
 
     best: int
@@ -35,8 +35,8 @@ class Verdict:
 
 
 def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
-    """``rounds``: seconds [rounds, rivals + 1], the last column once more the first rival.
-    ``wrong``: rivals that are out of the question.
+    """``rounds``: seconds [rounds, kernels + 1]; the first and the last column are the pick.
+    ``wrong``: kernels that must not be taken.
     """
     first = first_seconds(rounds)
     ratios = rounds / first[:, None]
@@ -61,7 +61,7 @@ def judge(rounds: np.ndarray, wrong: frozenset[int] = frozenset()) -> Verdict:
 
 
 def outcome(verdict: Verdict, rival: int) -> Outcome:
-    """What came of a rival that was timed and is not wrong."""
+    """The outcome of a kernel that was timed and is not wrong."""
     if not verdict.ranked:
         return "noisy"
     if rival == verdict.best:
@@ -70,13 +70,13 @@ def outcome(verdict: Verdict, rival: int) -> Outcome:
 
 
 def first_seconds(rounds: np.ndarray) -> np.ndarray:
-    """Of the first rival in each round [rounds], the mean of its readings before and after the
-    others: what their seconds are divided by.
+    """Seconds of the pick in each round [rounds]: the mean of its readings before and after the
+    rivals, by which the rivals' seconds are divided.
     """
     mean: np.ndarray = (rounds[:, 0] + rounds[:, -1]) / 2
     return mean
 
 
 def luck(won: int, rounds: int) -> float:
-    """The chance that one of two equals wins so many of the rounds or more (the sign test)."""
+    """The probability that one of two equal kernels wins so many rounds or more (sign test)."""
     return sum(comb(rounds, n) for n in range(won, rounds + 1)) / 2**rounds

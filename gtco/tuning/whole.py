@@ -1,10 +1,10 @@
-"""A model as it was before tuning and as it is after, run by turns: what was read of stages alone,
-held against what they take in the model.
+"""Runs the untuned and the tuned model alternately, to check in the model what was measured of
+single stages.
 
-A stage that is timed alone finds the caches as its trial leaves them, and its result is read by
-nobody; in the model the stages before and behind it decide both. So what tuning changed has the
-last test here: a stage whose first pick runs as fast in the model gets it back, and the model its
-first partition where the stages that came take as long as those that went.
+A stage that is timed alone finds the caches as its trial left them, and nothing reads its result.
+In the model the neighbouring stages decide both. So this is the last test of what tuning changed.
+Inside the model, a stage keeps its untuned kernel if that is as fast, and the model keeps its
+untuned partition if that is as fast.
 
 ``python -m gtco.tuning.whole FIRST.so TUNED.so`` is the process that runs them. It prints the
 readings as JSON.
@@ -32,15 +32,15 @@ from gtco.tuning.measure import printed
 from gtco.tuning.timing import array
 from gtco.tuning.view import became
 
-SHARE = 0.25  # of the time for measuring, at most: where that does not suffice this is left out
+SHARE = 0.25  # of the time for measuring, at most; if that is too little, this test is left out
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
-TURN_SECONDS = 0.02  # of a model's runs in a round, after one that brings in its weights
-SECONDS, MOST_SECONDS = 1.0, 300.0  # rounds go on for so long; a process that hangs is ended
+TURN_SECONDS = 0.02  # a model runs for so long in a round, after a run that loads its weights
+SECONDS, MOST_SECONDS = 1.0, 300.0  # of rounds; until a hanging process is ended
 
 
 @dataclass(frozen=True)
 class ModelReadings:
-    """Seconds of every stage in a run, [rounds, stages], in the model's order."""
+    """Seconds of every stage in each run, [rounds, stages], in the order of the model."""
 
     first: np.ndarray
     tuned: np.ndarray
@@ -48,8 +48,9 @@ class ModelReadings:
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """``back``: keys of the stages that get their first pick again; ``uncut``: does the model its
-    first partition? Seconds of a run before tuning, and of what is left of it.
+    """``back``: keys of the stages that get their untuned pick again. ``uncut``: the model gets its
+    untuned partition again. ``before`` and ``after``: seconds of a run without tuning, and with
+    what is kept of it.
     """
 
     back: frozenset[str]
@@ -65,18 +66,18 @@ class ModelVerdict:
 
 
 def cost(seconds: float, weights_bytes: int) -> float:
-    """Seconds that this takes of a model that takes ``seconds`` a run: reading, and two links."""
+    """Seconds that this test takes for a model of ``seconds`` a run: the runs, and two links."""
     return max(4 * LEAST_ROUNDS * seconds, SECONDS) + 2 * (weights_bytes / 4e8 + 0.3)
 
 
 def judge(first: Generated, tuned: Generated, readings: ModelReadings) -> ModelVerdict:
-    """Stage by stage where both have one, by its share of the whole run in the same round; then the
-    rest of both, with the better picks in either.
+    """Compares first the stages that both models have, each by its share of the run in the same
+    round, and then all the other stages, with the better picks in both models.
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     back, best = set(), {}
     for key in was.keys() & became.keys():
-        if first.choices[key].config == tuned.choices[key].config:  # noise, where they differ
+        if first.choices[key].config == tuned.choices[key].config:  # any difference is noise
             was[key] = became[key] = best[key] = (was[key] + became[key]) / 2
         elif float(np.median(became[key] / was[key])) < 1.0:
             best[key] = became[key]
@@ -95,7 +96,7 @@ def judge(first: Generated, tuned: Generated, readings: ModelReadings) -> ModelV
 
 
 def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:
-    """Seconds of each different stage [rounds], the mean of its occurrences."""
+    """Seconds of each different stage [rounds], the mean over its occurrences."""
     columns: dict[str, list[int]] = {}
     for number, stage in enumerate(model.stages):
         columns.setdefault(stage.key, []).append(number)
@@ -103,7 +104,7 @@ def _by_stage(model: Generated, readings: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def settled(first: Generated, tuned: Generated, verdict: ModelVerdict) -> Generated:
-    """The model that stands, of both."""
+    """The model with the picks that the verdict keeps."""
     base = first if verdict.uncut else tuned
     better = {
         key: first if key in verdict.back or key not in tuned.kernels else tuned
@@ -125,10 +126,10 @@ def refuted(
     known: Mapping[str, Sequence[Record]],
     circumstances: str,
 ) -> list[Record]:
-    """Records by which the partition that the model is rid of is no bargain to a later tuning: what
-    was read of its stages alone counts as much more, over what was read of those that are back, as
-    they took in the model. They go into prices alone; which picks and which partition a compile by
-    records has, the rows ``chosen`` say (:func:`gtco.driver.measuring.conclude`).
+    """Records that keep a later tuning from choosing the rejected partition again. They raise the
+    times of its stages, as read alone, by the factor that they took longer in the model than the
+    stages that are back. They change prices only. The rows ``chosen`` say which picks and which
+    partition a compile by records gets (:func:`gtco.driver.measuring.conclude`).
     """
     was, became = _by_stage(first, readings.first), _by_stage(tuned, readings.tuned)
     canonical = {s.key: s.canonical for s in tuned.stages}
@@ -155,13 +156,13 @@ def _sum(model: Generated, keys: set[str], seconds: Mapping[str, np.ndarray]) ->
 
 # running ------------------------------------------------------------------------------------------
 def read(first: Path, tuned: Path) -> ModelReadings | str:
-    """The readings of both libraries, or in words how running them failed."""
+    """The readings of both libraries, or a sentence on how running them failed."""
     said = printed("whole", [str(first), str(tuned)], MOST_SECONDS)
     return said if isinstance(said, str) else ModelReadings(*map(np.array, said))
 
 
 def main(libraries: Sequence[str]) -> None:
-    """Prints a list of rounds for each library, each the seconds of every stage."""
+    """Prints for each library a list of rounds; a round is the seconds of every stage."""
     die_with_parent()
     random = np.random.default_rng(0)
     with ExitStack() as stack:

@@ -1,9 +1,26 @@
-"""What was measured, kept in one SQLite file: a row a candidate, never changed and never lost.
+"""Records: every candidate that was measured, a row each, in one SQLite file. A row is never
+changed and never lost.
 
 Several processes may write to the file, and may be killed at any moment: each trial of a stage is
-one transaction. A record is known by the stage's program and by the circumstances it was measured
-under; those of another machine, target, thread count or version are kept, shown and never applied.
-As text, a file is a line of JSON for each record.
+one transaction. A record is found by the stage's program and by its *circumstances*: the machine,
+target, thread count and versions that it was measured with. Records of other circumstances are
+kept and shown, and never applied. As text, a file is a line of JSON for each record.
+
+The outcome of a candidate is one word:
+
+- ``kept``: the pick was compared with rivals and none beat it;
+- ``taken``: the candidate beat the pick and became the pick;
+- ``beaten``: it was the pick until the one that is ``taken`` beat it;
+- ``slower``: it was no faster than the pick;
+- ``noisy``: the machine was too noisy, or the time too short, to compare it;
+- ``wrong``: it computed something else than the pick;
+- ``failed``: it could not be built or run;
+- ``chosen``: when the tuning of a model ended, the model had this stage with this config. Each
+  stage of the model gets such a row, whether it was timed or not.
+
+A config *stands* if its newest outcome is ``kept``, ``taken`` or ``chosen`` and it was never
+``wrong``. The rows ``chosen`` of one model at one time are an *end*: what that tuning cut the model
+into.
 """
 
 from __future__ import annotations
@@ -27,10 +44,6 @@ from gtco.tensor.stage import Stage
 
 APPLICATION, VERSION = 0x6774636F, 1  # "gtco"; of the table below
 WAIT_SECONDS = 30.0  # for another writer
-# What came of a candidate, in this order: it stood against its rivals, beat the one that stood, was
-# the one that was beaten, was no faster, was timed on a machine too noisy or for too short to say,
-# computed something else, or could not be built or run. And what a model had, and was cut into,
-# when its tuning came to its end: a row of each of its stages, whether it was timed or not.
 Outcome = Literal["kept", "taken", "beaten", "slower", "noisy", "wrong", "failed", "chosen"]
 STANDING = ("kept", "taken", "chosen")
 COLUMNS = {
@@ -54,11 +67,12 @@ class Record:
     """One candidate of one stage.
 
     ``stage`` is the stage's key, ``label`` its operators; ``config`` the JSON of a
-    :class:`~gtco.tensor.space.Config`; ``predicted`` the policy's seconds, ``seconds`` the median
-    of its readings, ``ratio`` that of its time over the first rival's in the same round, ``noise``
-    how far two readings of the first were apart; None where it was not timed. ``reason`` says why
-    it failed or, of a row ``chosen``, which model has it: a :attr:`~gtco.graph.graph.Graph.key`,
-    nothing in rows from before models were told apart. The rows of one end have one ``time``.
+    :class:`~gtco.tensor.space.Config`; ``predicted`` the policy's seconds; ``seconds`` the median
+    of its readings; ``ratio`` the median of its time over the pick's time in the same round;
+    ``noise`` the difference between two readings of the pick, as a share. These three are None if
+    it was not timed. ``reason`` says why a candidate failed. In a row ``chosen`` it is the key of
+    the model (:attr:`~gtco.graph.graph.Graph.key`), and empty in rows from before models had keys.
+    The rows of one end have the same ``time``.
     """
 
     stage: str
@@ -82,7 +96,7 @@ class Record:
         measured: tuple[float | None, float | None, float | None] = (None, None, None),
         reason: str = "",
     ) -> Record:
-        """What came of a pick just now; ``measured``: seconds, ratio and noise."""
+        """A record of a pick, made now; ``measured`` is its seconds, ratio and noise."""
         config = json.dumps(pick.config.to_json())
         return Record(
             stage.key,
@@ -98,7 +112,7 @@ class Record:
 
     @property
     def parsed(self) -> Config:
-        """Raises :class:`RecordError` where the text is no config."""
+        """The config; raises :class:`RecordError` if the text is no config."""
         try:
             config = Config.from_json(_object(self.config))
             hash(config)  # not of lists
@@ -108,13 +122,13 @@ class Record:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Its circumstances; raises :class:`RecordError` where the text is no object."""
+        """The circumstances; raises :class:`RecordError` if the text is no JSON object."""
         return _object(self.circumstances)
 
 
 def circumstances(machine: Machine) -> str:
-    """All but the stage that a reading depends on, as JSON: the CPU, what code may use of it, how
-    many threads ran, and the versions.
+    """What a reading depends on besides the stage, as JSON: the CPU, the instruction sets that code
+    may use, the number of threads, and the versions.
     """
     target = cpu_target(machine)
     known = {
@@ -129,7 +143,8 @@ def circumstances(machine: Machine) -> str:
 
 
 def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
-    """The same of a GPU by its name, from the ``metadata`` of the library that was measured there.
+    """The circumstances of a GPU with this name, from the ``metadata`` of the library that was
+    measured there.
     """
     known = {
         "gpu": gpu,
@@ -140,9 +155,9 @@ def gpu_circumstances(metadata: Mapping[str, Any], gpu: str) -> str:
 
 
 def measured_gpu(records: Records, metadata: Mapping[str, Any]) -> str:
-    """The circumstances of the one GPU that ``records`` hold measurements of for the target and
-    versions of ``metadata``; "" where there is none. Raises :class:`RecordError` where there are
-    several: which of them is meant is not for us to say.
+    """The circumstances of the GPU that ``records`` were measured on with the target and versions
+    of ``metadata``; "" if there is no such GPU. Raises :class:`RecordError` if there are several,
+    because the user must say which one is meant.
     """
     found = {}
     for known in records.circumstances():
@@ -192,7 +207,7 @@ class Records:
                 raise
 
     def _check_no_lines(self) -> None:
-        """Is it no text of records, which is easily taken for the file itself?"""
+        """Raises :class:`RecordError` for a text of records, which users mistake for the file."""
         try:
             with self.path.open("rb") as file:
                 begins = file.read(1)
@@ -233,7 +248,7 @@ class Records:
         self._base.close()
 
     def add(self, records: Iterable[Record]) -> None:
-        """Keep these, all of them or, where this raises, none."""
+        """Adds all of these records, or none of them if this raises."""
         names = ", ".join(COLUMNS)
         marks = ", ".join("?" * len(COLUMNS))
         with self._errors("written"), self._transaction():
@@ -243,15 +258,14 @@ class Records:
             )
 
     def remember(self, stages: Iterable[Stage]) -> None:
-        """Keep what these stages compute, so that their records say something to other models too.
-        """
+        """Keeps the programs of these stages, so that other models can use their records too."""
         rows = [(stage.key, json.dumps(stage.to_json())) for stage in stages]
         with self._errors("written"), self._transaction():
             self._base.execute(f"CREATE TABLE IF NOT EXISTS {STAGES}")
             self._base.executemany("INSERT OR IGNORE INTO stages VALUES (?, ?)", rows)
 
     def stages(self) -> dict[str, Stage]:
-        """By key, the stages that were kept and that this version can read."""
+        """The kept stages that this version can read, by key."""
         with self._errors("read"):
             tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stages'"
             if not self._base.execute(tables).fetchone()[0]:
@@ -270,21 +284,21 @@ class Records:
         return self._select("")
 
     def of(self, stage: str, circumstances: str) -> list[Record]:
-        """What is known of a stage under these circumstances, in the order it was added."""
+        """The records of a stage under these circumstances, in the order they were added."""
         return self._select("WHERE stage = ? AND circumstances = ?", stage, circumstances)
 
     def under(self, circumstances: str) -> list[Record]:
-        """All that was measured under these circumstances, in the order it was added."""
+        """All records under these circumstances, in the order they were added."""
         return self._select("WHERE circumstances = ?", circumstances)
 
     def circumstances(self) -> list[str]:
-        """Those that anything was measured under, the oldest first."""
+        """All circumstances that the file has records of, the oldest first."""
         query = "SELECT circumstances FROM records GROUP BY circumstances ORDER BY min(id)"
         with self._errors("read"):
             return [row[0] for row in self._base.execute(query)]
 
     def merge(self, records: Iterable[Record]) -> int:
-        """Add those that are not there; how many that were."""
+        """Adds the records that the file does not have yet; gives their number."""
         known = set(self.all())
         new = [record for record in dict.fromkeys(records) if record not in known]
         self.add(new)
@@ -338,7 +352,7 @@ def to_lines(records: Iterable[Record]) -> str:
 
 
 def from_lines(text: str, name: str) -> list[Record]:
-    """The records of a text; ``name`` is what an error calls it."""
+    """The records of a text; errors call the text ``name``."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -378,7 +392,7 @@ def _checked(data: Mapping[str, Any]) -> Record:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """What a text of a record says, which is a JSON object."""
+    """The JSON object that a text of a record holds."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,11 @@
-"""Records that come with gtco: what stood for the stages of whole models on the machines that they
-were tuned on, a line of JSON each in ``measured/*.jsonl`` (CONTRIBUTING.md says how to make one).
+"""Records that come with gtco: the configs that stood for the stages of whole models, on the
+machines where these were tuned. Each is a line of JSON in ``measured/*.jsonl`` (CONTRIBUTING.md
+says how to make such a file).
 
-They count only where measuring was asked for. Under the very circumstances of a compile, CPU,
-instructions, threads and versions, they are records as any other. Of elsewhere they are what is
-measured first of the same stage, the most alike circumstances first: a config that stood on one
-machine is worth a try on the next, and no more than that.
+They are used only by a compile that measures. If their circumstances (CPU, instruction sets,
+threads, versions) are those of the compile, they count like any other record. Records of other
+circumstances say only what to measure first of the same stage, beginning with the most similar
+circumstances: a config that stood on one machine is worth a try on the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDER = Path(__file__).with_name("measured")
 
 
 def shipped() -> list[Record]:
-    """All of them; :class:`RecordError` where a file is damaged."""
+    """All records that come with gtco; raises :class:`RecordError` if a file is damaged."""
     found: list[Record] = []
     for file in sorted(FOLDER.glob("*.jsonl")):
         try:
@@ -37,8 +38,8 @@ def shipped() -> list[Record]:
 def nearest(
     records: Iterable[Record], stages: Collection[str], here: str
 ) -> dict[str, list[Config]]:
-    """By stage, of those asked for, what stood for it on other CPUs or under other circumstances
-    than ``here``, the most alike first and each config once.
+    """For each stage asked for, the configs that stood under other circumstances than ``here``,
+    each once. Those of the most similar circumstances come first.
     """
     trials: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -55,9 +56,9 @@ def nearest(
 
 
 def unlike(known: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[float, ...]:
-    """How far apart two circumstances of CPUs are, to sort by: instructions first, which say what a
-    tile may be, then threads, by which tasks are cut, then the CPU with its caches, then versions;
-    infinitely far where one is no CPU's.
+    """How different two circumstances of CPUs are, as a key to sort by. Instruction sets come
+    first, because they decide which tiles exist; then threads, which decide how tasks are cut; then
+    the CPU with its caches; then versions. Circumstances of GPUs are infinitely different.
     """
     try:
         features = {*known["features"]} ^ {*here["features"]}

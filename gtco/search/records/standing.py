@@ -1,5 +1,5 @@
-"""What stands of what was measured: of a stage the newest config that its trials left standing, of
-a model the stages that its last finished tuning cut it into.
+"""What stands in records. For a stage it is the newest config that its trials left standing; for a
+model, the stages that its last finished tuning cut it into. ``records.py`` defines the words.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from gtco.tensor.space import Config
 
 
 def all_standing(records: Iterable[Record]) -> list[Record]:
-    """Of a stage's trials those that were left standing, of configs that never computed something
-    else.
+    """The records of a stage that stand: their outcome says so, and their config was never
+    wrong.
     """
     told = [record for record in records if record.outcome in (*STANDING, "wrong")]
     wrong = {record.parsed for record in told if record.outcome == "wrong"}
@@ -20,20 +20,19 @@ def all_standing(records: Iterable[Record]) -> list[Record]:
 
 
 def stood(records: Iterable[Record]) -> Record | None:
-    """The newest of them."""
+    """The newest record of a stage that stands."""
     return next(reversed(all_standing(records)), None)
 
 
 def standing(records: Iterable[Record]) -> Config | None:
-    """The config of a stage that the newest of its trials left standing."""
+    """The config of the newest record of a stage that stands."""
     newest = stood(records)
     return newest.parsed if newest else None
 
 
 def last_ends(records: Iterable[Record]) -> list[Record]:
-    """What models were cut into when their last tuning came to its end, under each circumstances:
-    the rows ``chosen`` that name their model. What was measured since, for this model or another,
-    is no such end.
+    """What models were cut into when their last tuning ended, for each circumstances: the newest
+    rows ``chosen`` of each model. Rows that were measured later do not change it.
     """
     ends = [record for record in records if record.outcome == "chosen" and record.reason]
     times: dict[tuple[str, str], str] = {}
@@ -44,11 +43,11 @@ def last_ends(records: Iterable[Record]) -> list[Record]:
 
 
 def only_standing(records: Iterable[Record]) -> list[Record]:
-    """Of each stage and circumstances the newest record that stood, and before it those by which
-    models are cut into the stage; by operators and stage.
+    """For each stage and circumstances, the records by which models are cut into the stage and then
+    the newest record that stands; sorted by operators and stage.
     """
     trials: dict[tuple[str, str, str], list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.time):  # of one second: as they were
+    for record in sorted(records, key=lambda record: record.time):  # equal times keep their order
         trials.setdefault((record.label, record.stage, record.circumstances), []).append(record)
     ends = set(last_ends(record for rows in trials.values() for record in rows))
     found: list[Record] = []
@@ -59,9 +58,9 @@ def only_standing(records: Iterable[Record]) -> list[Record]:
 
 
 def relative(records: Iterable[Record]) -> dict[Config, float]:
-    """Each config's time, over that of the first pick of all, from the trials of one stage in
-    order. A trial begins with its pick, whose time was read in an earlier one where it is not the
-    first; the others count as much more or less.
+    """The time of each config over that of the very first pick, from the trials of one stage in
+    order. A trial begins with its pick. Unless it is the first trial, an earlier one has read that
+    pick's time, and the others are as much slower or faster than it as this trial says.
     """
     found: dict[Config, float] = {}
     scale = 1.0
