@@ -101,7 +101,13 @@ def import_skeleton(
     widened = False
     if not float16:
         skeleton, weights, widened = widen(skeleton, weights)
-    skeleton = _written_out(skeleton)
+    try:
+        skeleton = _written_out(skeleton)
+    except UnsupportedError:
+        if not simplify:
+            raise
+        # onnxsim removes what is not used, and folds more than sizes and counts
+        skeleton = _written_out(run_onnxsim(skeleton, simplify_timeout)[0])
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
         notes += [note] if note else []

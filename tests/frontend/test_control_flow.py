@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.expansion import control_flow, expand
 from gtco.frontend.onnx import load_onnx
+from gtco.graph.lower.walk import lower
 from tests.one_node import by_onnxruntime, compare, model, normal, refused, typed
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -177,6 +178,28 @@ def test_a_definition_of_onnx_that_holds_a_scan():
     node = make("LinearAttention", ["q", "k", "v"], ["y", "state"], **attrs)
     wanted = [y.reshape(2, 5, 12).astype(np.float32), state[:, -1].astype(np.float32)]
     compare(model([node], arrays, {}, ["y", "state"], opset=27), arrays, wanted)
+
+
+def test_what_onnxsim_folds_or_removes_is_not_refused():
+    """A condition computed with more than sizes and counts, and a loop that nobody reads."""
+    arrays = {"x": normal(1, 2, 3), "n": np.asarray(3)}
+    branches = [body([make(kind, ["x"], ["a"])], [], [value("a")]) for kind in ("Relu", "Abs")]
+    nodes = [
+        make("Sigmoid", ["known"], ["sure"]),
+        make("Greater", ["sure", "half"], ["c"]),
+        make("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        make(
+            "Loop",
+            ["n", "", "x"],
+            ["unread"],
+            body=counted([make("Add", ["acc", "x"], ["next"])], ["next"]),
+        ),
+    ]
+    constants = {"known": np.float32(2), "half": np.float32(0.5)}
+    constants = {k: np.asarray(v) for k, v in constants.items()}
+    proto = typed(model(nodes, arrays, constants), [arrays["x"]])
+    graph = lower(load_onnx(proto))
+    assert [op.kind for op in graph.operators.values()][:1] == ["relu"]
 
 
 def loop_of(count, condition="true", nodes=None, x=(2, 3)):
