@@ -50,6 +50,9 @@ EXTRAS = {
 }
 
 
+BESIDE = ("bench", "models")
+
+
 def version() -> str:
     """``__version__`` of gtco/support/version.py, read and not imported: gtco's
     requirements may be absent.
@@ -74,12 +77,18 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["gtco", "gtco.*", "models", "models.*", "bench", "bench.*"]),
+    # The folders models and bench would shadow a user's own: they are installed inside gtco.
+    packages=[
+        *find_packages(include=["gtco", "gtco.*"]),
+        *(f"gtco.{name}" for name in find_packages(include=[*BESIDE, *(f"{n}.*" for n in BESIDE)])),
+    ],
+    package_dir={f"gtco.{name}": name for name in BESIDE},
     package_data={
         "gtco.runtime": ["csrc/*"],
         "gtco.search.records": ["measured/*.jsonl"],
         "gtco.tensor.cuda": ["device/gtco/*.cuh"],
         "gtco": ["py.typed"],
+        "gtco.bench.kernels": ["*.c"],
     },
     install_requires=[*TVM, "numpy", "ml_dtypes", "onnx", "onnxsim", "networkx"],
     extras_require=EXTRAS,

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
             print(f"  {name:18} {what}", file=out)
         return 0 if asked_for_help else 2
     folder, _ = BENCHMARKS[argv[0]]
-    module = importlib.import_module(f"bench.{folder}.{argv[0]}")
+    module = importlib.import_module(f"gtco.bench.{folder}.{argv[0]}")
     try:
         return int(module.main(argv[1:]) or 0)
     except GtcoError as error:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtco.support.errors import GtcoError
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from gtco.driver.compiled import CompiledModel
     from gtco.runtime.module import Model, load
     from gtco.support.options import Tune
+
+# gtco.bench and gtco.models are inside gtco where it is installed, and beside it in a checkout.
+_CHECKOUT = Path(__file__).resolve().parents[1]
+if (_CHECKOUT / "bench" / "harness").is_dir():
+    __path__.append(str(_CHECKOUT))
 
 __all__ = [
     "CompiledModel",

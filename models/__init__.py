@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from gtco.support.errors import OptionError
-from models.detr import Detr
-from models.export import export_onnx
-from models.layers import upsample
-from models.segformer import SegFormer
-from models.setr import NaiveHead, PupHead, Setr
-from models.swin import Swin
-from models.vit import DinoV2, VisionTransformer
-from models.weights import initialise, load_checkpoint
+
+from .detr import Detr
+from .export import export_onnx
+from .layers import upsample
+from .segformer import SegFormer
+from .setr import NaiveHead, PupHead, Setr
+from .swin import Swin
+from .vit import DinoV2, VisionTransformer
+from .weights import initialise, load_checkpoint
 
 __all__ = ["MODELS", "ModelSpec", "create", "example_inputs", "export_onnx"]
 

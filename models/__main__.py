@@ -11,8 +11,9 @@ import torch
 
 from gtco.support.errors import GtcoError, OptionError
 from gtco.support.pipes import until_closed
-from models import MODELS, create, example_inputs, export_onnx
-from models.export import EXPORTERS
+
+from . import MODELS, create, example_inputs, export_onnx
+from .export import EXPORTERS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

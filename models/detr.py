@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import attend, split_heads
-from models.resnet import ResNet
+from .layers import attend, split_heads
+from .resnet import ResNet
 
 
 class MultiheadAttention(nn.Module):

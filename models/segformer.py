@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import attend, split_heads, upsample
+from .layers import attend, split_heads, upsample
 
 
 def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:

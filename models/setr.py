@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import Block, PatchEmbed, upsample
-from models.vit import resample_positions
+from .layers import Block, PatchEmbed, upsample
+from .vit import resample_positions
 
 
 class Encoder(nn.Module):

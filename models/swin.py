@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import Mlp, SelfAttention, merge_heads
+from .layers import Mlp, SelfAttention, merge_heads
 
 
 class WindowAttention(SelfAttention):

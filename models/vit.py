@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import Block, PatchEmbed
+from .layers import Block, PatchEmbed
 
 
 class VisionTransformer(nn.Module):

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from gtco.support.errors import ModelError
-from models.layers import LayerScale
-from models.resnet import Bottleneck, FrozenBatchNorm2d
+
+from .layers import LayerScale
+from .resnet import Bottleneck, FrozenBatchNorm2d
 
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "module")
 _SHOWN = 8

@@ -34,17 +34,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import kernel_times as kernels
-from bench.gpu.kernels import KERNELS
-from bench.gpu.peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
-from bench.harness.machine import describe
-from bench.harness.process import child_environment
-from bench.harness.rounds import Comparison, Contender, compare
-from bench.harness.suite import console
 from gtco.cli.arguments import positive
 from gtco.machine.gpu import gpu_target
 from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import GPU_PRECISIONS, LAUNCHES
+
+from ..harness.machine import describe
+from ..harness.process import child_environment
+from ..harness.rounds import Comparison, Contender, compare
+from ..harness.suite import console
+from . import kernel_times as kernels
+from .kernels import KERNELS
+from .peers import GRAPH, REFERENCE, WORKER, cuda_torch, ways
 
 MODELS = (
     "vit-ti-16,vit-s-16,vit-base-16,vit-large-16,swin-t,dinov2-s-14,segformer-b0,"
@@ -116,7 +117,7 @@ def _export(name: str, batch: int, stem: Path) -> None:
     """NAME.bN.onnx in float32 and NAME.bN.half.onnx in float16, and the inputs."""
     import torch
 
-    from models import create, example_inputs, export_onnx
+    from gtco.models import create, example_inputs, export_onnx
 
     inputs = example_inputs(name, batch)
     np.savez(stem.with_name(f"{stem.name}.inputs.npz"), *[x.numpy() for x in inputs])

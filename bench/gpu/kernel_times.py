@@ -16,13 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.gpu.kernels import KERNELS, dtype_of
-from bench.harness.process import Worker, WorkerError
-from bench.harness.worker import answer
 from gtco.codegen.sass import tool
 from gtco.support.errors import BuildError, GtcoError
 from gtco.support.nested import tensors
 from gtco.support.torchless import import_tvm
+
+from ..harness.process import Worker, WorkerError
+from ..harness.worker import answer
+from .kernels import KERNELS, dtype_of
 
 PREFIX = "kernel."  # of the files of one
 CALLS = 20  # between two events of the device
@@ -32,7 +33,7 @@ FAULTS_EXIT = 86  # how compute-sanitizer ends where it found something
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 KERNEL_TIMEOUT = 120.0  # seconds, the first one's with the process's start
 PATIENCE = 300.0  # seconds for a library under compute-sanitizer
-WORKER = (sys.executable, "-m", "bench.gpu.kernel_times")
+WORKER = (sys.executable, "-m", "gtco.bench.gpu.kernel_times")
 # Cycles of the GPU in which the host enqueues what is timed: some 10 ms, doubled where they are too
 # few. Kernels shorter than the host's share of a call would wait for it otherwise.
 PAUSE, LONGEST_PAUSE = 20_000_000, 2_000_000_000
@@ -46,7 +47,7 @@ def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) ->
     """Compile the kernels, no GPU needed; a line about each, ``error: ...`` where there is none."""
     import_tvm()
     from gtco.compiler import compile_to_file
-    from models import export_onnx
+    from gtco.models import export_onnx
 
     for name in names:
         dtype, onnx = dtype_of(name), folder / f"{PREFIX}{name}.onnx"
@@ -124,8 +125,9 @@ def sanitized(program: str, model: Path) -> Mapping[str, str]:
 
 
 def _kernel(folder: Path, name: str, rounds: int) -> dict[str, Any]:
-    from bench.gpu.peers import cuda_torch
     from gtco.runtime.module import load
+
+    from .peers import cuda_torch
 
     torch, dtype = cuda_torch(), dtype_of(name)
     torch.backends.cudnn.benchmark = True  # its fastest kernels, not those that it would guess

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.family import Member
+from gtco.models.family import Member
 
 Shape = tuple[int, ...]
 

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.harness import peers
-from bench.harness.worker import Job, Opener, System, serve
 from gtco.support.errors import OptionError
 from gtco.support.nested import tensors
 
-WORKER = (sys.executable, "-m", "bench.gpu.peers")
+from ..harness import peers
+from ..harness.worker import Job, Opener, System, serve
+
+WORKER = (sys.executable, "-m", "gtco.bench.gpu.peers")
 # Every peer in each setting; its best counts.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
@@ -107,7 +108,7 @@ def open_gtco_graph(job: Job) -> System:
 
 def _open_torch(job: Job, dtype: str, compiler: Callable[[Any], Any] | None = None) -> System:
     torch = cuda_torch()
-    from bench.models.wide import create
+    from ..models.wide import create
 
     tf32 = dtype != "float32"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32

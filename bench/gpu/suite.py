@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.gpu.peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
-from bench.harness.peers import peer_of
-from bench.harness.rounds import Comparison, Contender, Measurement, compare
-from bench.harness.suite import Result, available_threads
-from bench.harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
 from gtco.cli.console import status
 from gtco.machine.gpu import gpu_target, target_of
 from gtco.runtime.driver import Gpu, gpu
 from gtco.support.errors import ArtifactError, OptionError
+
+from ..harness.peers import peer_of
+from ..harness.rounds import Comparison, Contender, Measurement, compare
+from ..harness.suite import Result, available_threads
+from ..harness.workload import TORCH_NEEDS_SOURCE, check_peers, prepare
+from .peers import HOST_REFERENCE, REFERENCE, SETTINGS, WORKER, cuda_torch, ways
 
 PEERS = "torch,torch-compile,onnxruntime"
 # of an output's largest magnitude, float16 and bfloat16 through some fifty layers

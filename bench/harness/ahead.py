@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.harness.peers import peer_of
+from .peers import peer_of
 
 Row = Mapping[str, Any]
 Best = tuple[float, str]  # a ratio to gtco's time, and whose

@@ -20,9 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness.process import child_environment
 from gtco.support.errors import GtcoError, RecordError
 from gtco.support.options import EFFORTS, Tune
+
+from .process import child_environment
 
 SAMPLE_SECONDS = 0.1
 
@@ -127,7 +128,7 @@ def build(
         start = time.perf_counter()
         with open(Path(folder, "log"), "w+b") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "bench.harness.build", str(job)],
+                [sys.executable, "-m", "gtco.bench.harness.build", str(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

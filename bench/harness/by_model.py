@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bench.harness.suite import available_threads, header
 from gtco.cli.arguments import new_file, positive
+
+from .suite import available_threads, header
 
 Row = TypeVar("Row")
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.worker import Job, Opener, System
 from gtco.support.nested import tensors
 from gtco.support.options import PRECISIONS
+
+from .worker import Job, Opener, System
 
 # Every peer in each setting that its own documentation tells a user to try; its best counts. A
 # system's name is the peer's, or PEER:SETTING.
@@ -167,7 +168,7 @@ def _open_torch(
 ) -> System:
     import torch
 
-    from bench.models.wide import create
+    from ..models.wide import create
 
     torch.set_num_threads(int(job["threads"]))
     module = create(job["model"]).eval()

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gtco
+
 CALL_TIMEOUT = 300.0  # seconds
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(gtco.__file__).resolve().parents[1]
 
 
 class WorkerError(Exception):

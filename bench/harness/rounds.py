@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.agreement import agree
-from bench.harness.process import Worker, WorkerError
+from .agreement import agree
+from .process import Worker, WorkerError
 
 Progress = Callable[[str], None]
 OPEN_TIMEOUT = 900.0  # seconds; torch.compile of a large model takes minutes
-WORKER = (sys.executable, "-m", "bench.harness.worker")
+WORKER = (sys.executable, "-m", "gtco.bench.harness.worker")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from bench.harness.peers import onnxruntime_session
 from gtco.runtime.module import Model
 from gtco.runtime.tensors import aligned_empty
+
+from .peers import onnxruntime_session
 
 SECONDS = 0.2  # that a system runs for
 LEAST_RUNS = 20

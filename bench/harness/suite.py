@@ -13,15 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bench.harness import machine
-from bench.harness.build import Build, Tuning, build
-from bench.harness.peers import peer_of
-from bench.harness.rounds import Comparison, Contender, Measurement, compare
-from bench.harness.workload import Workload, candidates, prepare
 from gtco.cli import console as output
 from gtco.cli.console import say, status
 from gtco.cli.tables import Table
 from gtco.support.errors import BuildError
+
+from . import machine
+from .build import Build, Tuning, build
+from .peers import peer_of
+from .rounds import Comparison, Contender, Measurement, compare
+from .workload import Workload, candidates, prepare
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -134,6 +134,6 @@ def _private_stdout() -> TextIO:
 
 
 if __name__ == "__main__":
-    from bench.harness.peers import OPENERS
+    from .peers import OPENERS
 
     serve(OPENERS)

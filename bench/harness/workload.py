@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from bench.harness.build import Build, build
-from bench.harness.flops import count_flops
-from bench.harness.peers import NEEDS_MODEL, SETTINGS, peer_of
-from bench.harness.process import child_environment
-from bench.harness.rounds import Contender, Progress
 from gtco.cli.run_command import make_inputs as random_inputs
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import TensorSpec
 from gtco.support.errors import ModelError, OptionError, ShapeError
+
+from .build import Build, build
+from .flops import count_flops
+from .peers import NEEDS_MODEL, SETTINGS, peer_of
+from .process import child_environment
+from .rounds import Contender, Progress
 
 TORCH_NEEDS_SOURCE = (
     "an .onnx file has no torch source: give a model's name (python -m models list) to time torch"
@@ -139,7 +140,7 @@ def export(name: str, folder: Path, progress: Progress = lambda text: None) -> P
     if not path.exists():
         progress(f"export {name}")
         done = subprocess.run(
-            [sys.executable, "-m", "bench.models.wide", name, str(path)],
+            [sys.executable, "-m", "gtco.bench.models.wide", name, str(path)],
             env=child_environment(),
             capture_output=True,
             text=True,

@@ -20,12 +20,13 @@ import numpy as np
 import onnx
 
 import gtco
-from bench.harness.peers import openvino_settings
-from bench.harness.single import Stages, fastest, model, onnxruntime_seconds, profiled
-from bench.harness.suite import available_threads, header, write_report
 from gtco.cli.arguments import new_file
 from gtco.search.calibration.peak import machine_peak
 from gtco.support.options import PRECISIONS
+
+from ..harness.peers import openvino_settings
+from ..harness.single import Stages, fastest, model, onnxruntime_seconds, profiled
+from ..harness.suite import available_threads, header, write_report
 
 WORST = 5  # rows that are named at the end
 

@@ -16,14 +16,15 @@ from typing import Any
 
 import onnx
 
-from bench.harness.single import model
-from bench.harness.suite import available_threads, header, write_report
-from bench.kernels.convolutions import gtco_stages, openvino_seconds, with_constants
 from gtco.cli.arguments import new_file, positive
 from gtco.cli.console import status
 from gtco.search.calibration.peak import machine_peak
 from gtco.support.errors import OptionError
 from gtco.support.options import PRECISIONS
+
+from ..harness.single import model
+from ..harness.suite import available_threads, header, write_report
+from .convolutions import gtco_stages, openvino_seconds, with_constants
 
 
 @dataclass(frozen=True)

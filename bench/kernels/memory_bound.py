@@ -29,16 +29,17 @@ import numpy as np
 import onnx
 
 import gtco
-from bench.harness.single import Stages, model, onnxruntime_seconds, profiled
-from bench.harness.suite import available_threads, header, write_report
-from bench.kernels import limits
-from bench.kernels.limits import Limits
-from bench.kernels.memory_cases import CASES
 from gtco.cli.arguments import new_file, positive
 from gtco.cli.run_command import make_inputs
 from gtco.compiler import compile_to_file
 from gtco.runtime.tensors import aligned_empty
 from gtco.support.errors import GtcoError
+
+from ..harness.single import Stages, model, onnxruntime_seconds, profiled
+from ..harness.suite import available_threads, header, write_report
+from . import limits
+from .limits import Limits
+from .memory_cases import CASES
 
 WANTED = 0.8  # of the limit
 PRICE = 2.0  # times that a prediction may be off

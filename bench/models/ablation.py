@@ -21,10 +21,6 @@ from typing import TypeVar
 
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.rounds import Contender, compare
-from bench.harness.suite import console
-from bench.harness.workload import candidates, prepare
 from gtco import compiler
 from gtco.cli.arguments import positive
 from gtco.driver.compilation import Compilation
@@ -40,6 +36,11 @@ from gtco.support.errors import OptionError
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.space import Decision, Option, Pick
 from gtco.tensor.stage import Stage
+
+from ..harness.by_model import every_model, parser
+from ..harness.rounds import Contender, compare
+from ..harness.suite import console
+from ..harness.workload import candidates, prepare
 
 P = TypeVar("P", bound=AnalyticPolicy)
 

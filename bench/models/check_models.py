@@ -29,14 +29,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bench.harness.build import build
-from bench.harness.peers import SETTINGS
-from bench.harness.rounds import Contender, Measurement, compare
-from bench.harness.suite import available_threads, console, header, write_report
-from bench.models.examine import Examination, examine
 from gtco.cli.arguments import positive
 from gtco.support.errors import BuildError, GtcoError, OptionError
 from gtco.support.options import PRECISIONS
+
+from ..harness.build import build
+from ..harness.peers import SETTINGS
+from ..harness.rounds import Contender, Measurement, compare
+from ..harness.suite import available_threads, console, header, write_report
+from .examine import Examination, examine
 
 SYSTEMS = tuple(s for peer in ("onnxruntime", "openvino") for s in SETTINGS[peer])
 OPSETS = {"dynamo": 20, "torchscript": 18}
@@ -134,7 +135,7 @@ def check(name: str, exporter: str, options: argparse.Namespace, output: Console
                 notes=built.notes,
             )
         status.update(f"{stem}: verify")
-        from models.family import find
+        from gtco.models.family import find
 
         seen = examine(model, library, options.threads, find(name).ranked, name)
         failure = f"no answer: {seen.error}" if seen.error else None
@@ -174,8 +175,8 @@ def export(name: str, exporter: str, model: Path, inputs: Path) -> str | None:
     """Write the ONNX file and the inputs to be timed with; the reason where torch cannot."""
     import onnx
 
-    from models.export import export_onnx
-    from models.family import find
+    from gtco.models.export import export_onnx
+    from gtco.models.family import find
 
     try:
         member = find(name)
@@ -270,8 +271,8 @@ def write_json(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 def _chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
     """(model, exporter) of every row asked for; raises ``OptionError``."""
-    from models.export import EXPORTERS
-    from models.family import FAMILY, find
+    from gtco.models.export import EXPORTERS
+    from gtco.models.family import FAMILY, find
 
     names = options.models.split(",") if options.models else list(FAMILY)
     exporters = options.exporters.split(",")

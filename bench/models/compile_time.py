@@ -21,13 +21,14 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.harness.build import Tuning, build
-from bench.harness.by_model import every_model, parser
-from bench.harness.process import Worker, WorkerError
-from bench.harness.rounds import OPEN_TIMEOUT, WORKER
-from bench.harness.suite import console, write_report
-from bench.harness.workload import candidates, check_peers, prepare
 from gtco.support.options import EFFORTS
+
+from ..harness.build import Tuning, build
+from ..harness.by_model import every_model, parser
+from ..harness.process import Worker, WorkerError
+from ..harness.rounds import OPEN_TIMEOUT, WORKER
+from ..harness.suite import console, write_report
+from ..harness.workload import candidates, check_peers, prepare
 
 PHASES = ("read", "simplify", "fuse", "generate", "tune", "link")
 

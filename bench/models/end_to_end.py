@@ -22,10 +22,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import ahead
-from bench.harness.build import Tuning
-from bench.harness.peers import SETTINGS, peer_of
-from bench.harness.suite import (
+from gtco.cli.arguments import new_file, positive
+from gtco.support.errors import OptionError
+from gtco.support.options import EFFORTS, PRECISIONS
+
+from ..harness import ahead
+from ..harness.build import Tuning
+from ..harness.peers import SETTINGS, peer_of
+from ..harness.suite import (
     Result,
     available_threads,
     console,
@@ -35,10 +39,7 @@ from bench.harness.suite import (
     sound,
     write_json,
 )
-from bench.harness.workload import check_peers
-from gtco.cli.arguments import new_file, positive
-from gtco.support.errors import OptionError
-from gtco.support.options import EFFORTS, PRECISIONS
+from ..harness.workload import check_peers
 
 # the geometric mean is over these
 FIVE = ("vit-ti-16", "vit-s-16", "vit-base-16", "dinov2-s-14", "swin-t")

@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.harness.process import child_environment
 from gtco.verification import Difference
+
+from ..harness.process import child_environment
 
 REPEAT = 5  # profiled runs that a stage's time is the median of
 
@@ -80,7 +81,7 @@ def examine(
         )
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "bench.models.examine", str(job)],
+                [sys.executable, "-m", "gtco.bench.models.examine", str(job)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -164,10 +165,10 @@ def in_float64(model: Any, name: str) -> dict[tuple[str, str], Difference]:
     """
     import torch
 
+    from gtco.models.family import find
     from gtco.support.errors import VerificationError
     from gtco.support.nested import tensors
     from gtco.verification import verify
-    from models.family import find
 
     module = find(name).create().double()
 

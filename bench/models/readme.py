@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import ahead
-from bench.harness.ahead import Row
-from bench.harness.peers import SETTINGS, peer_of
-from bench.models.end_to_end import FIVE, WIDER
+from ..harness import ahead
+from ..harness.ahead import Row
+from ..harness.peers import SETTINGS, peer_of
+from .end_to_end import FIVE, WIDER
 
 TITLES = {
     "onnxruntime": "ONNX Runtime",

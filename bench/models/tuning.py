@@ -17,14 +17,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.rounds import Contender, compare
-from bench.harness.suite import console
-from bench.harness.workload import candidates, check_peers, prepare
-from bench.models.end_to_end import MODELS
 from gtco.cli.arguments import positive
 from gtco.compiler import compile_to_file
 from gtco.support.options import EFFORTS
+
+from ..harness.by_model import every_model, parser
+from ..harness.rounds import Contender, compare
+from ..harness.suite import console
+from ..harness.workload import candidates, check_peers, prepare
+from .end_to_end import MODELS
 
 TUNED = "gtco-tuned"
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from torch import nn
 
-import models
-from models.__main__ import main as models_main
-from models.family import Member
-from models.family.huggingface import LOGITS, HuggingFace
+from gtco import models
+from gtco.models.__main__ import main as models_main
+from gtco.models.family import Member
+from gtco.models.family.huggingface import LOGITS, HuggingFace
 
 _IMAGENET = {"num_labels": 1000}
 

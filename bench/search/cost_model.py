@@ -24,9 +24,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.suite import console
-from bench.harness.workload import export
 from gtco.cli.arguments import positive
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
@@ -39,6 +36,10 @@ from gtco.tuning.measure import Measurer
 from gtco.tuning.result import StageResult
 from gtco.tuning.trial import Trial
 from gtco.tuning.tune import tune
+
+from ..harness.by_model import every_model, parser
+from ..harness.suite import console
+from ..harness.workload import export
 
 SECONDS = 5.0  # of timing what was picked in the end
 PATIENCE = 1000  # slots without a gain: both searches spend all their trials

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.search.tvm_kernels import Program, TvmJob, TvmKernels, artifact
-from bench.search.tvm_stage import program
 from gtco.codegen.build import Failure
 from gtco.codegen.workers import Workers
 from gtco.machine.target import Target
@@ -28,11 +26,14 @@ from gtco.support.errors import BuildError, UnsupportedError
 from gtco.tensor.stage import Stage
 from gtco.tuning.measure import run
 
+from .tvm_kernels import Program, TvmJob, TvmKernels, artifact
+from .tvm_stage import program
+
 BATCH = 16  # trials of an iteration; its default of 64 would learn nothing within so few
 POPULATION = 128  # of its search; its default of 512 takes most of the time on two cores
 WARM_UP = 100  # measured programs before its model proposes; fewer where the trials are fewer
 SHORTEST, LONGEST = 0.5, 4.0  # seconds that a batch is read for
-WORKER = (sys.executable, "-m", "bench.search.tvm_kernels")
+WORKER = (sys.executable, "-m", "gtco.bench.search.tvm_kernels")
 
 
 @dataclass(frozen=True)

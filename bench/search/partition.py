@@ -26,8 +26,6 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.harness import machine
-from bench.harness.suite import available_threads, console, header
 from gtco.cli.arguments import new_file
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.onnx import load_onnx
@@ -40,11 +38,14 @@ from gtco.graph.lower.walk import lower
 from gtco.graph.rewrites.merge_projections import merge_projections
 from gtco.graph.rewrites.pipeline import PIPELINE, Rewrite, canonicalize
 from gtco.machine.target import cpu_target
+from gtco.models import create, export_onnx
 from gtco.search.analytic import AnalyticPolicy
 from gtco.support.errors import GtcoError
 from gtco.tensor.operators import COMPLEX, REDUCTION, pattern
 from gtco.tensor.stage import Stage
-from models import create, export_onnx
+
+from ..harness import machine
+from ..harness.suite import available_threads, console, header
 
 PARTS = ("encoder", "decoder", "transformer")
 # GTCO, Table IV: unique subgraphs and their weights, "weight x subgraphs".

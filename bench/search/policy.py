@@ -24,10 +24,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.suite import console
-from bench.harness.workload import export
-from bench.models.end_to_end import MODELS
 from gtco.cli.arguments import positive
 from gtco.cli.console import Phases
 from gtco.compiler import compile_to_file, stages_of
@@ -36,6 +32,11 @@ from gtco.search.recorded import by_stage
 from gtco.search.records.records import Record, Records, circumstances
 from gtco.search.records.standing import relative
 from gtco.support.options import Tune
+
+from ..harness.by_model import every_model, parser
+from ..harness.suite import console
+from ..harness.workload import export
+from ..models.end_to_end import MODELS
 
 PATIENCE = 6
 

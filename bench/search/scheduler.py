@@ -23,12 +23,13 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.suite import console
-from bench.harness.workload import export
-from bench.models.end_to_end import MODELS
 from gtco.cli.arguments import positive
 from gtco.search.scheduler import Task, allot
+
+from ..harness.by_model import every_model, parser
+from ..harness.suite import console
+from ..harness.workload import export
+from ..models.end_to_end import MODELS
 
 SLOT = 4  # trials
 SHUFFLES = 20

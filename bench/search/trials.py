@@ -23,11 +23,6 @@ from typing import Any
 
 from rich.table import Table
 
-from bench.harness.by_model import every_model, parser
-from bench.harness.suite import console
-from bench.search.metaschedule import Found, Search, Task, beside
-from bench.search.tvm_kernels import Program
-from bench.search.tvm_stage import program
 from gtco.cli.arguments import positive
 from gtco.codegen.generate import Generated, generate
 from gtco.codegen.workers import Workers
@@ -39,6 +34,12 @@ from gtco.support.errors import OptionError, UnsupportedError
 from gtco.support.options import Tune
 from gtco.tuning.result import StageResult
 from gtco.tuning.tune import heaviest, tune
+
+from ..harness.by_model import every_model, parser
+from ..harness.suite import console
+from .metaschedule import Found, Search, Task, beside
+from .tvm_kernels import Program
+from .tvm_stage import program
 
 NEAR = 1.01  # times the least latency: MetaSchedule is as good as done
 PATIENCE = 1000  # slots without a gain: gtco spends all its trials
@@ -88,7 +89,7 @@ class Row:
 def _vit_attention() -> tuple[Any, Any]:
     import torch
 
-    from models.layers import SelfAttention
+    from gtco.models.layers import SelfAttention
 
     return SelfAttention(VIT_WIDTH, VIT_HEADS), torch.zeros(1, VIT_TOKENS, VIT_WIDTH)
 
@@ -96,7 +97,7 @@ def _vit_attention() -> tuple[Any, Any]:
 def _vit_encoder() -> tuple[Any, Any]:
     import torch
 
-    from models.layers import Block
+    from gtco.models.layers import Block
 
     tokens = torch.zeros(1, VIT_TOKENS, VIT_WIDTH)
     return Block(VIT_WIDTH, VIT_HEADS, 4 * VIT_WIDTH), tokens
@@ -105,7 +106,7 @@ def _vit_encoder() -> tuple[Any, Any]:
 def _detr_attention() -> tuple[Any, Any]:
     import torch
 
-    from models.detr import MultiheadAttention
+    from gtco.models.detr import MultiheadAttention
 
     placed, tokens = (torch.zeros(1, DETR_TOKENS, DETR_WIDTH) for _ in range(2))
     return MultiheadAttention(DETR_WIDTH, DETR_HEADS), (placed, placed.clone(), tokens)
@@ -114,7 +115,7 @@ def _detr_attention() -> tuple[Any, Any]:
 def _detr_encoder() -> tuple[Any, Any]:
     import torch
 
-    from models.detr import EncoderLayer
+    from gtco.models.detr import EncoderLayer
 
     tokens = torch.zeros(1, DETR_TOKENS, DETR_WIDTH)
     positions = torch.zeros(DETR_TOKENS, DETR_WIDTH)
@@ -124,7 +125,7 @@ def _detr_encoder() -> tuple[Any, Any]:
 def _detr_decoder() -> tuple[Any, Any]:
     import torch
 
-    from models.detr import DecoderLayer
+    from gtco.models.detr import DecoderLayer
 
     x = torch.zeros(1, DETR_QUERIES, DETR_WIDTH)
     memory, placed = (torch.zeros(1, DETR_TOKENS, DETR_WIDTH) for _ in range(2))
@@ -134,7 +135,7 @@ def _detr_decoder() -> tuple[Any, Any]:
 
 def _whole(name: str) -> Callable[[], tuple[Any, Any]]:
     def make() -> tuple[Any, Any]:
-        from models import create, example_inputs
+        from gtco.models import create, example_inputs
 
         return create(name), example_inputs(name)
 
@@ -154,7 +155,7 @@ SUBGRAPHS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 def subgraph(name: str) -> tuple[Any, Any]:
     """A module in eval mode with weights drawn from a seed, and example inputs."""
-    from models.weights import initialise
+    from gtco.models.weights import initialise
 
     module, inputs = SUBGRAPHS[name]()
     initialise(module, 0)

@@ -93,9 +93,10 @@ def build(job: TvmJob) -> TvmKernels:
     import tvm
     from tvm import s_tir, tirx
 
-    from bench.search.tvm_stage import vectorizable
     from gtco.codegen.llvm import llvm_target, object_code
     from gtco.tensor.relax.bridge import LOWERING, PlainFunction, declared, in_order, pointer
+
+    from .tvm_stage import vectorizable
 
     lowering = [
         tirx.transform.BindTarget(llvm_target(job.target)),
@@ -290,6 +291,6 @@ if __name__ == "__main__":
     from gtco.support.torchless import import_tvm
 
     import_tvm()
-    from bench.search import tvm_kernels  # what crosses processes is not of __main__
+    from . import tvm_kernels  # what crosses processes is not of __main__
 
     tvm_kernels.serve(Connection(int(sys.argv[1])))

@@ -79,7 +79,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace) -> int:
     try:
-        from bench.harness import suite
+        from gtco.bench.harness import suite
     except ImportError as error:
         raise OptionError(
             f"the benchmark harness is not there ({error}): {installing('bench')} installs it and "
@@ -112,7 +112,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _check_files(options: argparse.Namespace) -> None:
     """Every file is there, and each library is a model; asked before anything is compiled."""
-    from bench.harness.workload import check_library
+    from gtco.bench.harness.workload import check_library
 
     if options.library and len(options.models) != 1:
         raise OptionError("--library goes with one MODEL")
@@ -133,8 +133,8 @@ def _chosen(
 ) -> Sequence[str]:
     """The systems that ``--peers`` names, which must be able to run every model; by default those
     of ``every`` that are installed."""
-    from bench.harness.peers import PACKAGES
-    from bench.harness.workload import TORCH_NEEDS_SOURCE
+    from gtco.bench.harness.peers import PACKAGES
+    from gtco.bench.harness.workload import TORCH_NEEDS_SOURCE
 
     if options.peers is None:
         missing = [name for name in every.split(",") if find_spec(PACKAGES[name]) is None]
@@ -159,7 +159,7 @@ def _chosen(
 def _able(peers: Sequence[str], model: str) -> list[str]:
     """The peers that can run this model: none runs a library of gtco's, and some need the model's
     source, which an .onnx file has not."""
-    from bench.harness.peers import NEEDS_MODEL, peer_of
+    from gtco.bench.harness.peers import NEEDS_MODEL, peer_of
 
     kind = Path(model).suffix
     if kind == ".so":
@@ -168,7 +168,7 @@ def _able(peers: Sequence[str], model: str) -> list[str]:
 
 
 def _on_cpu(options: argparse.Namespace) -> Runner:
-    from bench.harness import suite, workload
+    from gtco.bench.harness import suite, workload
 
     precision = options.precision or "fp32"
     if precision not in PRECISIONS:
@@ -194,8 +194,8 @@ def _on_cpu(options: argparse.Namespace) -> Runner:
 
 
 def _on_gpu(options: argparse.Namespace) -> Runner:
-    from bench.gpu import suite as gpu_suite
-    from bench.harness import suite
+    from gtco.bench.gpu import suite as gpu_suite
+    from gtco.bench.harness import suite
 
     if options.threads:
         raise OptionError("--threads is of CPUs, and the target is a GPU")

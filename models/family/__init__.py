@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from gtco.support.errors import OptionError
-from models.export import EXPORTERS
-from models.family import dense, encoders, huggingface, hybrid, vision, windows
-from models.weights import initialise
+
+from ..export import EXPORTERS
+from ..weights import initialise
+from . import dense, encoders, huggingface, hybrid, vision, windows
 
 __all__ = ["FAMILY", "Member", "find"]
 

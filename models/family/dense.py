@@ -4,7 +4,7 @@ segmentation, depth, pose, correspondence. As those of ``huggingface``.
 
 from __future__ import annotations
 
-from models.family.huggingface import LOGITS, SMALL, TWO, HuggingFace
+from .huggingface import LOGITS, SMALL, TWO, HuggingFace
 
 BOXES = ("logits", "pred_boxes")
 # What the backbones of transformers' detectors are, where timm is not used.

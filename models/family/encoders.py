@@ -4,7 +4,7 @@ multimodal models, backbones without a head. As those of ``huggingface``.
 
 from __future__ import annotations
 
-from models.family.huggingface import SMALL, TWO, HuggingFace
+from .huggingface import SMALL, TWO, HuggingFace
 
 MODELS: dict[str, HuggingFace] = {
     "pixtral-vision": HuggingFace(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.family.windows import RelativePositions, from_windows, to_windows
-from models.layers import Mlp, SelfAttention, attend, merge_heads, split_heads
+from ..layers import Mlp, SelfAttention, attend, merge_heads, split_heads
+from .windows import RelativePositions, from_windows, to_windows
 
 
 def conv_norm(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import (
+from ..layers import (
     Block,
     LayerScale,
     Mlp,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.layers import Block, Mlp, SelfAttention, attend, split_heads
+from ..layers import Block, Mlp, SelfAttention, attend, split_heads
 
 
 def to_windows(x: Tensor, size: int, grid: bool = False) -> Tensor:

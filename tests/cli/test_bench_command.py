@@ -14,7 +14,7 @@ from tests.runtime.test_models import kernels, small_artifact
 
 
 def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "bench.harness", None)  # as if it were missing
+    monkeypatch.setitem(sys.modules, "gtco.bench.harness", None)  # as if it were missing
     assert cli.main(["bench", "m.onnx"]) == 1
     assert "pip install -e '.[bench]'" in capsys.readouterr().err
 
@@ -36,10 +36,10 @@ def test_bench_refuses_unknown_peers_and_missing_files(capsys, tmp_path, monkeyp
 def timed(monkeypatch, tmp_path):
     """Models are not run: every system takes 10 ms, those of ``broken`` fail. What was asked for is
     in ``asked``."""
-    from bench.harness import suite
-    from bench.harness.build import Build
-    from bench.harness.rounds import Comparison, Measurement
-    from bench.harness.workload import Workload
+    from gtco.bench.harness import suite
+    from gtco.bench.harness.build import Build
+    from gtco.bench.harness.rounds import Comparison, Measurement
+    from gtco.bench.harness.workload import Workload
 
     def run(source, peers, *_):
         run.asked.append((source, tuple(peers)))
@@ -109,7 +109,7 @@ def library(kernels, tmp_path_factory):
     ],
 )
 def test_a_library_that_cannot_be_timed_is_said_at_once(argv, said, library, monkeypatch, capsys):
-    from bench.harness import suite
+    from gtco.bench.harness import suite
 
     monkeypatch.setattr(suite, "header", lambda *_: pytest.fail("it began"))
     places = {name: library.parent / f"{name}.so" for name in ("small", "absent")}

@@ -1,15 +1,24 @@
-"""setup.py: the pins, the entry point, the files that travel."""
+"""setup.py: the pins, the entry point, the files that travel; what is installed, and what runs with
+numpy alone."""
+# ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
+import subprocess
+import sys
+import zipfile
 from importlib import metadata
 
 import pytest
 import setuptools
 
 from gtco.cli.doctor_command import NEEDED
+from gtco.runtime.artifact import write_artifact
 from gtco.support.version import __version__
+from tests.runtime.test_models import kernels, small_artifact
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +60,114 @@ def test_torch_is_never_unpinned(arguments):
 
 def test_packages_entry_point_and_sources(arguments, root):
     packages = set(arguments["packages"])
-    assert {"gtco", "gtco.cli", "gtco.tensor", "models", "bench"} <= packages
+    inside = {"gtco", "gtco.cli", "gtco.tensor", "gtco.models.family", "gtco.bench.harness"}
+    assert inside <= packages and not [p for p in packages if p.partition(".")[0] != "gtco"]
     assert not any(p.startswith("tests") for p in packages)
     for folder in (p for p in (root / "gtco").rglob("*") if p.is_dir() and list(p.glob("*.py"))):
         assert ".".join(folder.relative_to(root).parts) in packages, f"{folder} has no __init__.py"
     assert arguments["entry_points"]["console_scripts"] == ["gtco=gtco.__main__:main"]
     for package, patterns in arguments["package_data"].items():
         for pattern in patterns:
-            assert list((root / package.replace(".", "/")).glob(pattern)), (
+            folder = package.removeprefix("gtco.") if "bench" in package else package
+            assert list((root / folder.replace(".", "/")).glob(pattern)), (
                 f"no {pattern} in {package}"
             )
     assert arguments["version"] == __version__ and arguments["license"] == "Apache-2.0"
     assert "Apache License" in (root / "LICENSE").read_text()
+
+
+@pytest.fixture(scope="module")
+def installed(root, tmp_path_factory):
+    """The wheel of this tree, unpacked as pip puts it into a folder."""
+    place = tmp_path_factory.mktemp("wheel")
+    tree = place / "tree"
+    tree.mkdir()
+    for name in ("gtco", "bench", "models"):
+        shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, tree / name)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(place)],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = place.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(place / "site")
+    return place / "site"
+
+
+BARE = """
+import sys
+
+class Absent:
+    packages = sys.argv[1].split(",")
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.packages:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ["gtco", *sys.argv[2:]]
+from gtco.__main__ import main
+sys.exit(main())
+"""
+COMPILERS = "rich,ml_dtypes,onnx,onnxsim,tvm,tvm_ffi,networkx,torch,xgboost,scipy,google"
+
+
+def run(site, absent, *command):
+    """The installed command line, as if the packages ``absent`` were not."""
+    return subprocess.run(
+        [sys.executable, "-c", BARE, absent, *map(str, command)],
+        cwd=site.parent,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_all_that_is_installed_lies_inside_gtco(installed):
+    names = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
+    assert names == {"gtco"}
+    assert (installed / "gtco/bench/kernels/streams.c").is_file()
+
+
+@pytest.fixture(scope="module")
+def library(kernels, tmp_path_factory):
+    return write_artifact(small_artifact(kernels), tmp_path_factory.mktemp("lean") / "small.so")
+
+
+def test_the_installed_benchmark_times_a_library(installed, library):
+    """From a folder whose own models and bench are others."""
+    for name in ("models", "bench"):
+        (installed.parent / name).mkdir()
+        (installed.parent / name / "__init__.py").write_text("raise SystemExit('not mine')")
+    helped = run(installed, "-", "bench", "--help")
+    assert helped.returncode == 0 and "--library" in helped.stdout
+    done = run(installed, "-", "bench", library, "--rounds", 1, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    (row,) = (line for line in done.stdout.splitlines() if line.startswith("gtco 0"))
+    assert float(row.split()[2]) > 0
+    listed = subprocess.run(
+        [sys.executable, "-m", "gtco.models", "list"],
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert "vit-ti-16" in listed.stdout, listed.stderr
+
+
+def test_numpy_is_enough_to_run_and_inspect(installed, library):
+    helped = run(installed, COMPILERS, "--help")
+    assert helped.returncode == 0 and "compile" in helped.stdout
+    done = run(installed, COMPILERS, "run", library, "--repeat", 2)
+    assert done.returncode == 0 and "2 calls: median" in done.stdout, done.stderr
+    shown = run(installed, COMPILERS, "inspect", library, "--no-profile", "--json")
+    assert shown.returncode == 0 and '"inputs"' in shown.stdout, shown.stderr
+    told = run(installed, COMPILERS, "compile", "m.onnx")
+    assert told.returncode == 1 and "is not installed: pip install" in told.stderr
+    bench = run(installed, COMPILERS, "bench", library)
+    assert bench.returncode == 1 and "harness is not there" in bench.stderr
