@@ -10,7 +10,7 @@
 # make check-fuzz    mutated models and libraries for SECONDS (default 240): no crash, no traceback; SEED=N repeats a run
 # make check-random  20000 random graphs against ONNX Runtime, failures shrunk into build/random/:
 #             make check-random CHECK_FLAGS="--seconds 600 --seed 1" (python -m tests.random --help)
-# make bench  every model of the README's table beside its peers; JSON in build/bench/
+# make bench  every model of docs/results.md beside its peers; JSON in build/bench/
 #
 # Each makes what it needs in build/venv; a second call finds it there. Needs python 3.10 or later with venv, and gcc;
 # the tests need g++ too.

@@ -10,8 +10,8 @@ from gtco.support.pipes import until_closed
 
 # A benchmark's name, the folder that it lies in, and what it measures.
 BENCHMARKS = {
-    "end_to_end": ("models", "every system on whole models, interleaved (the README's table)"),
-    "readme": ("models", "the README's table and that of best peers, from what end_to_end wrote"),
+    "end_to_end": ("models", "every system on whole models, interleaved (docs/results.md)"),
+    "readme": ("models", "docs/results.md and the table of best peers, from what end_to_end wrote"),
     "check_models": (
         "models",
         "the whole family: does it compile, is it right, how fast, by which kernels",
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
             print(f"  {name:18} {what}", file=out)
         return 0 if asked_for_help else 2
     folder, _ = BENCHMARKS[argv[0]]
-    module = importlib.import_module(f"gtco.bench.{folder}.{argv[0]}")
+    module = importlib.import_module(f".{folder}.{argv[0]}", __package__)
     try:
         return int(module.main(argv[1:]) or 0)
     except GtcoError as error:

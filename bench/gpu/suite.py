@@ -4,10 +4,11 @@ here. (``bench/gpu/gpu.py`` is for a machine without a compiler.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gtco.cli.console import status
+from gtco.frontend.dimensions import Shapes
 from gtco.machine.gpu import gpu_target, target_of
 from gtco.runtime.driver import Gpu, gpu
 from gtco.support.errors import ArtifactError, OptionError
@@ -55,7 +56,7 @@ def run_model(
     peers: Sequence[str],
     folder: Path,
     rounds: int,
-    shapes: Mapping[str, int] | None,
+    shapes: Shapes | None,
     library: Path | None,
     precision: str,
     target: str,

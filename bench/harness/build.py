@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gtco.frontend.dimensions import Shapes
 from gtco.support.errors import GtcoError, RecordError
 from gtco.support.options import EFFORTS, Tune
 
@@ -96,7 +97,7 @@ def build(
     model: str | Path,
     library: str | Path,
     threads: int,
-    shapes: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
     precision: str = "fp32",
     timeout: float = 1800.0,
     tuning: Tuning = Tuning(),

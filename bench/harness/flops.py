@@ -8,22 +8,23 @@ counts, so that time at the machine's peak is a limit that no schedule can beat.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 import onnx
 
+from gtco.frontend.dimensions import Shapes, set_sizes
+
 Shape = tuple[int | None, ...]
 COUNTED = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention")
 
 
 def count_flops(
-    path: str | Path, sizes: Mapping[str, int] = MappingProxyType({})
+    path: str | Path, sizes: Shapes = MappingProxyType({})
 ) -> tuple[float, list[str]]:
     """FLOPs of the model at ``path``, and the nodes whose shapes are unknown (their FLOPs are not
-    in the sum). ``sizes``: those of symbolic dimensions, by name.
+    in the sum). ``sizes``: those of symbolic dimensions, as ``--shape`` has them.
     """
     shapes, model = _shapes(path, sizes)
     total, unknown = 0.0, []
@@ -37,7 +38,7 @@ def count_flops(
     return total, unknown
 
 
-def _shapes(path: str | Path, sizes: Mapping[str, int]) -> tuple[dict[str, Shape], onnx.ModelProto]:
+def _shapes(path: str | Path, sizes: Shapes) -> tuple[dict[str, Shape], onnx.ModelProto]:
     with tempfile.TemporaryDirectory() as folder:  # by path: a model may pass protobuf's 2 GB
         inferred = Path(folder) / "inferred.onnx"
         try:
@@ -63,16 +64,13 @@ def _shapes(path: str | Path, sizes: Mapping[str, int]) -> tuple[dict[str, Shape
     return shapes, model
 
 
-def _bound(path: str | Path, sizes: Mapping[str, int], bound: Path) -> Path:
+def _bound(path: str | Path, sizes: Shapes, bound: Path) -> Path:
     """The model at ``bound``, its inputs of these sizes. What follows from the sizes, the outputs
     and the shapes in between, is left for inference to find. Weights outside of the file stay
     there: shapes are all that is read of it."""
     model = onnx.load(path, load_external_data=False)
-    for value in model.graph.input:
-        for n, d in enumerate(value.type.tensor_type.shape.dim):
-            size = sizes.get(d.dim_param) or sizes.get(f"{value.name}.{n}")
-            if size and not d.HasField("dim_value"):
-                d.dim_value = size
+    weights = {tensor.name for tensor in model.graph.initializer}
+    set_sizes([value for value in model.graph.input if value.name not in weights], sizes)
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gtco.cli import console as output
 from gtco.cli.console import say, status
 from gtco.cli.tables import Table
+from gtco.frontend.dimensions import Shapes
 from gtco.support.errors import BuildError
 
 from . import machine
@@ -95,7 +96,7 @@ def run_model(
     folder: Path,
     threads: int,
     rounds: int,
-    shapes: Mapping[str, int] | None,
+    shapes: Shapes | None,
     library: Path | None = None,
     precision: str = "fp32",
     tunings: Sequence[Tuning] = (),

@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 
 from gtco.cli.run_command import make_inputs as random_inputs
+from gtco.frontend.dimensions import Shapes, set_sizes
 from gtco.runtime.library import check_model, read_metadata
 from gtco.runtime.plan import TensorSpec
-from gtco.support.errors import ModelError, OptionError, ShapeError
+from gtco.support.errors import ModelError, OptionError
 
 from .build import Build, build
 from .flops import count_flops
@@ -52,7 +53,7 @@ def prepare(
     source: str,
     folder: Path,
     threads: int,
-    shapes: Mapping[str, int] | None = None,
+    shapes: Shapes | None = None,
     library: Path | None = None,
     progress: Progress = lambda text: None,
     precision: str = "fp32",
@@ -74,6 +75,8 @@ def prepare(
     else:
         name = model = source
         path = export(source, folder, progress)
+    inputs = folder / f"{name}.inputs.npz"
+    np.savez(inputs, **make_inputs(path, shapes or {}))  # type: ignore[arg-type]
     if library is None:
         progress(f"compile {name}")
         suffix = "" if precision == "fp32" else f".{precision}"
@@ -87,8 +90,6 @@ def prepare(
         if unknown
         else ()
     )
-    inputs = folder / f"{name}.inputs.npz"
-    np.savez(inputs, **make_inputs(path, shapes or {}))  # type: ignore[arg-type]
     return Workload(
         name,
         path,
@@ -151,34 +152,22 @@ def export(name: str, folder: Path, progress: Progress = lambda text: None) -> P
     return path
 
 
-def make_inputs(path: Path, shapes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+def make_inputs(path: Path, shapes: Shapes, seed: int = 0) -> dict[str, np.ndarray]:
     """Seeded inputs for a model: normal floats, integers from {0, 1} (ids and masks alike), by name
     in the graph's order.
     """
     graph = onnx.load(path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    set_sizes(inputs, shapes)
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {}
-    for value in graph.input:
-        if value.name in weights:
-            continue
-        shape = tuple(_size(value.name, d, shapes) for d in value.type.tensor_type.shape.dim)
+    for value in inputs:
+        shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         random = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         arrays[value.name] = np.asarray(random).astype(dtype)
     return arrays
-
-
-def _size(tensor: str, dim: onnx.TensorShapeProto.Dimension, shapes: Mapping[str, int]) -> int:
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    if dim.dim_param not in shapes:
-        name = dim.dim_param or "unnamed"
-        raise ShapeError(
-            f"input {tensor!r} has the symbolic dimension {name!r}: "
-            f"set it with --shape {name}=VALUE"
-        )
-    return shapes[dim.dim_param]
 
 
 def candidates(

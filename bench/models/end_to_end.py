@@ -1,4 +1,4 @@
-"""Whole models beside their peers: the README's table.
+"""Whole models beside their peers: the table of docs/results.md.
 
 ``python -m bench end_to_end [--suite wide | --models vit-ti-16,swin-t] [--threads 2] [--rounds 7]
 [--json FILE] [--peers onnxruntime,openvino,torch,torch-compile] [--precision bf16]
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         "--suite",
         choices=tuple(SUITES),
         default="readme",
-        help=f"the README's models, or these and {', '.join(WIDER)}",
+        help=f"the models of docs/results.md, or these and {', '.join(WIDER)}",
     )
     parser.add_argument(
         "--models", help="instead of a suite's: its names, or of python -m models list, by comma"

@@ -1,10 +1,10 @@
-"""The README's table, written from one run of ``end_to_end``, and those of docs/benchmarks.md.
+"""The tables of docs/results.md and docs/benchmarks.md, written from one run of ``end_to_end``.
 
-``python -m bench readme build/bench/end_to_end.json [README.md]``
+``python -m bench readme build/bench/end_to_end.json [docs/results.md]``
 ``python -m bench readme --table peers build/bench/wide.json [docs/benchmarks.md]``
 
 Every number of a section comes from that one file, so that no column is of another run and no row
-is left out. The README's is between the ``results`` marks; that of the best peers has marks for
+is left out. The former is between the ``results`` marks; that of the best peers has marks for
 each precision, ``peers fp32`` and ``peers bf16``. Without a file to write to it is printed.
 """
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         "--table",
         choices=("results", "peers"),
         default="results",
-        help="the README's (default), or the best peer of each model",
+        help="that of docs/results.md (default), or the best peer of each model",
     )
     options = parser.parse_args(argv)
     try:
@@ -84,7 +84,7 @@ def section(run: Mapping[str, Any]) -> str:
     """Machine and versions, one row a model, the means, and the rows gtco is least ahead on."""
     models: list[Row] = run["models"]
     if precision_of(run) != "fp32":
-        raise ValueError("the README's table is of fp32 alone")
+        raise ValueError("the table of results is of fp32 alone")
     peers = [p for p in SETTINGS if any(ahead.best(model, [p]) for model in models)]
     ways, efforts = ahead.ways(models), ahead.efforts(models)
     timed = [effort for effort in efforts if effort != "full"]  # full takes what it is given

@@ -71,5 +71,5 @@ def test_flops_of_symbolic_dimensions_follow_their_sizes(tmp_path):
         [("w", (3, 5))],
     )
     assert count_flops(path) == (0.0, ["MatMul h", "MatMul y"])
-    for sizes in ({"rows": 7}, {"x.0": 7}):
+    for sizes in ({"rows": 7}, {"x.0": 7}, {"x": (7, 3)}):
         assert count_flops(path, sizes) == (2.0 * (7 * 3 * 5 + 7 * 5 * 7), [])
