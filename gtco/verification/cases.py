@@ -10,7 +10,6 @@ whole table that they index.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, floor
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +23,6 @@ Range = tuple[int, int]  # of integers: low, and above high
 
 LARGE, SPIKE = 30.0, 100.0  # scale of large inputs, height of the spike
 VALUES = 1000  # integers that are values, not ids, are drawn from [-VALUES, VALUES]
-TOLD = 16  # values that an input is compared with: so many are special ones, more are its range
 WIDEST = 16  # ids of a table of unknown size: of up to 2^WIDEST, and then half as many
 
 
@@ -46,7 +44,8 @@ def cases(
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, dict[str, Array]]:
     """Inputs by case: ``random`` always; ``large``, ``zeros``, ``constant`` and ``spike``, with
-    nothing masked, where an input is a float; those of :func:`_masks` where one is a mask.
+    nothing masked, where an input is a float; ``runs`` and ``narrow`` where one is an integer that
+    is no mask (:func:`_patterned`); those of :func:`_masks` where one is a mask.
 
     ``roles`` is what is known of the inputs (:func:`gtco.verification.roles.onnx_roles`); without
     them the names and types decide. Integers are drawn from ``ranges``, or else from the widest of
@@ -71,6 +70,16 @@ def cases(
         result["zeros"] = changed(np.zeros_like)
         result["constant"] = changed(np.ones_like)
         result["spike"] = changed(_spike)
+    data = [s for s in inputs if base[s.name].dtype.kind in "iu" and s.name not in masks]
+    for pattern in ("runs", "narrow") if data else ():
+        result[pattern] = (
+            base
+            | kept
+            | {
+                s.name: _patterned(rng, base[s.name], (roles or {}).get(s.name, Role()), pattern)
+                for s in data
+            }
+        )
     for name, case in _masks(rng, base, masks).items():
         result[name] = base | case
     return result
@@ -153,8 +162,6 @@ def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
     ladder = [(0, 2**power) for power in range(WIDEST, -1, -1)]
     if role is not None and role.bound is not None:
         ladder = [(role.low, role.bound), *(r for r in ladder if r[1] < role.bound)]
-    elif role is not None and len(role.told) > TOLD:
-        ladder = [(floor(min(role.told)), ceil(max(role.told)) + 1), *ladder]
     elif role is not None and not role.index:
         ladder = [(-VALUES, VALUES + 1), *ladder]
     low, high = int(kind.min), int(kind.max) + 1
@@ -166,7 +173,7 @@ def integers(
     rng: np.random.Generator, spec: Spec, range_: Range, told: Sequence[int] = ()
 ) -> Array:
     """Integers of the range, both ends among them, and some small ones: padding and class tokens
-    are small ids. Those that the model tells apart (``told``) are frequent, where they are few."""
+    are small ids. Those that the model tells apart (``told``) are frequent."""
     low, high = range_
     dtype = numpy_dtype(spec.dtype)
     drawn = rng.integers(low, high, spec.shape)
@@ -174,12 +181,29 @@ def integers(
     drawn = np.where(
         rng.random(spec.shape) < 0.2, np.maximum(low, np.minimum(small, high - 1)), drawn
     )
-    known = [v for v in told if low <= v < high]
-    if 0 < len(known) <= TOLD:
+    if known := [v for v in told if low <= v < high]:
         drawn = np.where(rng.random(spec.shape) < 0.2, rng.choice(known, spec.shape), drawn)
     if drawn.size > 1:
         drawn.flat[0], drawn.flat[-1] = high - 1, low
     return np.asarray(drawn).astype(dtype)
+
+
+def _patterned(rng: np.random.Generator, drawn: Array, role: Role, pattern: str) -> Array:
+    """Rows that are alike, as tokens and bytes are: ``runs`` of one value each, ``narrow`` of an
+    eighth of all. The second half of the first row is what the model tells apart, say padding."""
+    if not drawn.ndim or not drawn.size:
+        return drawn
+    rows = drawn.reshape(-1, drawn.shape[-1]).copy()
+    order = np.sort(drawn, axis=None)
+    width = 1 if pattern == "runs" else max(1, order.size // 8)
+    for row in rows:
+        start = rng.integers(order.size - width + 1)
+        row[:] = rng.choice(order[start : start + width], row.shape)
+    told = [int(v) for v in role.told if v.is_integer()]
+    known = [v for v in told if order[0] <= v <= order[-1]]
+    if known:
+        rows[0, rows.shape[1] // 2 :] = known[-1]
+    return rows.reshape(drawn.shape)
 
 
 def nudged(

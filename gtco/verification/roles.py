@@ -33,6 +33,7 @@ _COUNTS = frozenset(
 _ATTENTION_MASK = 3  # the place of attn_mask among the inputs of ONNX's Attention
 _BOOL = 9  # TensorProto.BOOL
 _MASKS_TELL = {0.0, 0.5, 1.0}  # what masks are compared with
+_SPECIAL = 16  # values that an input is told apart by: more of them are its range
 _SMALL = 1 << 16  # constants of up to so many elements are read
 
 
@@ -40,11 +41,11 @@ _SMALL = 1 << 16  # constants of up to so many elements are read
 class Role:
     """What one input is for.
 
-    ``index``: it indexes a table, whose entries are ``low`` to ``bound`` (exclusive) in the input's
-    values where that is known. ``mask``: ``binary`` (zero means masked, or not masked),
-    ``additive`` (added to the scores before a softmax: zero or a huge negative number), ``either``
-    (a mask by its name alone); None for what is no mask. ``data``: it is computed with. ``told``:
-    the values that it is compared with.
+    ``index``: it indexes a table. ``low`` to ``bound`` (exclusive): the values that index a table,
+    or that it is compared with in one go, where they are known. ``mask``: ``binary`` (zero means
+    masked, or not masked), ``additive`` (added to the scores before a softmax: zero or a huge
+    negative number), ``either`` (a mask by its name alone); None for what is no mask. ``data``: it
+    is computed with. ``told``: the few values that it is compared with, such as padding.
     """
 
     index: bool = False
@@ -162,7 +163,10 @@ def _role(name: str, known: _Known) -> Role:
                 ranges += _table(place, node, known)
             elif kind in _COMPARES:
                 values = _compared(place, node, position, known)
-                told |= values or set()
+                if values and len(values) > _SPECIAL:  # all of its values, not a special one
+                    ranges.append((ceil(min(values)), floor(max(values)) + 1))
+                else:
+                    told |= values or set()
                 if values is not None and values <= _MASKS_TELL:
                     masks.add("binary")
                 else:

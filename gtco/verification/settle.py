@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gtco.support.dtypes import is_float
 from gtco.verification.cases import nudged
-from gtco.verification.compare import FLOOR, compare, spread
+from gtco.verification.compare import FLOOR, compare, scales, spread
 from gtco.verification.judge import Unjudged
 from gtco.verification.reference import Reference
 from gtco.verification.report import Difference
@@ -43,6 +43,8 @@ BOUNDS = {
     "fp16": Bound(0.0125, 2.0**-12, 1.0),
 }
 TOLERANCE = BOUNDS["fp32"].tolerance
+GROSS = 0.1  # of the magnitude around an element: no rounding
+ALONE = 0.01  # of the elements of an output
 
 
 @dataclass
@@ -107,10 +109,27 @@ def _exact(
         shapes = [x.shape for x in exact]
         if shapes != [e.shape for _, _, e in pairs]:
             raise Unjudged(f"its outputs have the shapes {shapes}")
+        for (_, actual, expected), truth in zip(pairs, exact, strict=True):
+            if (apart := _alone(actual, expected, truth, how.tolerance)) > ALONE:
+                raise Unjudged(
+                    f"it differs from both in {apart:.0%} of the elements on which {source.name} "
+                    "and the compiled model agree"
+                )
         return exact
     except Unjudged as why:
         how.unjudged = str(why)
         return None
+
+
+def _alone(actual: Array, expected: Array, truth: Array, tolerance: float) -> float:
+    """The share of elements on which float64 alone is grossly off: then it is of another model."""
+    if actual.shape != expected.shape or not is_float(expected.dtype) or not expected.size:
+        return 0.0
+    a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    scale = np.maximum(*(scales(x, tolerance, expected.dtype) for x in (e, truth)))
+    gross = max(GROSS, 2 * tolerance)
+    alone = (spread(a, e) <= tolerance * scale) & (spread(truth, e) > gross * scale)
+    return float(alone.mean())
 
 
 def _neighbours(

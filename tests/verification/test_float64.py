@@ -21,9 +21,11 @@ from tests.end_to_end.node_runner import widened
 AMPLE = (60.0, 2**30)
 EXACT = Arithmetic(np.float64)
 
-# Casts to less than 16 bits, what Loop makes of scalars, places of maxima, cubic and volumetric
-# sampling: none of it is computed here.
-REFUSED = "_to_FLOAT8 _to_FLOAT4 gridsample_bicubic gridsample_vol maxpool_with_argmax".split()
+# Training, casts to less than 16 bits, what Loop makes of scalars, places of maxima, cubic and
+# volumetric sampling: none of it is computed here.
+REFUSED = (
+    "_training_mode _to_FLOAT8 _to_FLOAT4 gridsample_bicubic gridsample_vol maxpool_with_argmax"
+).split()
 OTHER_SHAPES = ("test_range_",)
 
 
@@ -127,6 +129,20 @@ def test_pools(attributes):
         }}""")
     x = np.random.default_rng(1).standard_normal((2, 3, 10, 11)).astype(np.float32)
     beside_onnxruntime(model, x=x)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 17])
+def test_batch_normalization_with_a_momentum(opset):
+    """``onnx.reference`` takes it for training until opset 13."""
+    rng = np.random.default_rng(opset)
+    values = {n: rng.uniform(0.5, 2, 3).astype(np.float32) for n in "sbmv"}
+    model = parsed(
+        f"""<ir_version: 7, opset_import: ["": {opset}]>
+        g (float[2,3,5] x) => (float[2,3,5] y) {{
+            y = BatchNormalization<momentum=0.9, epsilon=0.01>(x, s, b, m, v) }}""",
+        **values,
+    )
+    beside_onnxruntime(model, x=rng.standard_normal((2, 3, 5)).astype(np.float32))
 
 
 def test_operators_of_onnx_runtime():

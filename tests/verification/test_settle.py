@@ -129,6 +129,30 @@ def test_where_float64_cannot_decide_the_report_says_why():
             wrong.check()
 
 
+def test_a_judge_of_another_model_is_not_believed():
+    """Where the reference and the compiled model agree and float64 alone does not, it is wrong."""
+    model = sure()
+
+    def opened(*_: Any) -> Reference:
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        other = sure("n = Neg(b) y = Sigmoid(n)")
+        return Reference(
+            "ONNX Runtime",
+            lambda inputs: session.run(None, dict(inputs)),
+            judge=OnnxJudge(lambda: other),
+        )
+
+    def broken(x: Array) -> Array:
+        y = sigmoid(logits(x))
+        y[:, 3] = 0.1
+        return y
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["gtco.verification.verify"], "open_reference", opened)
+        report = verify(Fake(broken), model, check=False)
+    assert report.failures and "it differs from both in" in report.unjudged
+
+
 def test_floors_are_of_outputs_that_are_bounded_as_a_whole():
     def floors(text: str) -> list[float]:
         return output_floors(onnx.parser.parse_graph(text))

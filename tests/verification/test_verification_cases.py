@@ -16,14 +16,15 @@ from tests.verification.test_verification import TensorSpec
 def test_cases_are_what_they_say_and_repeat():
     specs = (TensorSpec("x", "float32", (3, 5)), TensorSpec("ids", "int64", (400,)))
     seen, again = cases(specs, seed=1), cases(specs, seed=1)
-    assert list(seen) == ["random", "large", "zeros", "constant", "spike"]
+    floats = ["random", "large", "zeros", "constant", "spike"]
+    assert list(seen) == [*floats, "runs", "narrow"] and list(cases(specs[:1])) == floats
     for case, inputs in seen.items():
         assert inputs["x"].dtype == np.float32 and inputs["ids"].dtype == np.int64
         np.testing.assert_array_equal(inputs["x"], again[case]["x"])
         np.testing.assert_array_equal(inputs["ids"], again[case]["ids"])
     np.testing.assert_allclose(seen["large"]["x"], seen["random"]["x"] * 30, rtol=1e-6)
     assert (seen["spike"]["x"] != 0).sum() == 1 and not seen["zeros"]["x"].any()
-    assert list(cases(specs[1:])) == ["random"]
+    assert list(cases(specs[1:])) == ["random", "runs", "narrow"]
 
 
 def test_integers_reach_over_the_whole_of_their_range():
@@ -156,12 +157,15 @@ def test_integers_that_are_data_are_no_masks(body, constants, range_):
     assert mask_of(spec, {"i": role}) is None
     assert ranges_to_try(spec, role)[0] == range_
     drawn = cases((spec,), roles={"i": role})
-    assert list(drawn) == ["random"]
+    assert list(drawn) == ["random", "runs", "narrow"]
     values = drawn["random"]["i"]
     assert (values.min(), values.max()) == (range_[0], range_[1] - 1)
     assert len(np.unique(values)) > min(200, range_[1] - range_[0]) / 2
-    if len(role.told) == 1:  # what the model tells apart is met often
+    if role.told:  # what the model tells apart is met often, and as padding is
         assert (values == role.told[0]).sum() > 50
+        assert (drawn["narrow"]["i"][0, 150:] == role.told[0]).all()
+    assert (np.ptp(drawn["runs"]["i"][1]), drawn["runs"]["i"].dtype) == (0, np.int64)
+    assert np.ptp(drawn["narrow"]["i"][1]) <= np.ptp(values) / 4
 
 
 @pytest.mark.parametrize(
@@ -223,4 +227,5 @@ def test_ids_that_the_reference_refuses_are_drawn_smaller():
 
     report = verify(Embedding(), reference)
     assert report.passed
-    assert seen[-1]["ids"].max() == 511 and seen[-1]["kind"].max() == 1
+    drawn = seen[-3]  # then "runs" and "narrow"
+    assert drawn["ids"].max() == 511 and drawn["kind"].max() == 1

@@ -242,6 +242,22 @@ def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     return result
 
 
+class BatchNormalization(OpRun):
+    """Of inference; ``onnx.reference`` takes the statistics of the batch until opset 13, where a
+    momentum is written down."""
+
+    op_domain = ""
+
+    def _run(  # type: ignore[no-untyped-def]
+        self, x, scale, bias, mean, variance, epsilon=1e-5, momentum=0.9, training_mode=0, spatial=1
+    ):
+        if training_mode or not spatial:
+            raise NotImplementedError("BatchNormalization in training is not computed")
+        along = (-1, *(1,) * (x.ndim - 2))
+        factor = scale / np.sqrt(variance + _scalar(x, epsilon))
+        return ((x - mean.reshape(along)) * factor.reshape(along) + bias.reshape(along),)
+
+
 class GroupNormalization(OpRun):
     op_domain = ""
 
@@ -371,7 +387,7 @@ def _scalar(x: Array, value: float) -> Any:
 _GELU = type("Gelu", (_MicrosoftGelu,), {})
 OPERATORS: Sequence[type[OpRun]] = (
     MatMul, Gemm, Einsum, FusedMatMul, Erf, Sigmoid, Softplus, HardSwish, Mish, Gelu, _GELU,
-    BiasGelu, FastGelu, QuickGelu, Softmax, LogSoftmax, Hardmax, GroupNormalization,
-    MeanVarianceNormalization, SkipLayerNormalization, Cast, CastLike, DequantizeLinear, GatherND,
-    ScatterND, ScatterElements,
+    BiasGelu, FastGelu, QuickGelu, Softmax, LogSoftmax, Hardmax, BatchNormalization,
+    GroupNormalization, MeanVarianceNormalization, SkipLayerNormalization, Cast, CastLike,
+    DequantizeLinear, GatherND, ScatterND, ScatterElements,
 )  # fmt: skip
