@@ -387,10 +387,13 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     assert not tried & {(r.stage, r.config) for r in first if r.outcome != "noisy"}
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """gtco tune writes a library for each model, and the records; gtco compile takes them."""
     import onnx
 
+    monkeypatch.chdir(tmp_path)
     models = [tmp_path / "m.onnx", tmp_path / "n.onnx"]
     for model in models:
         onnx.save(small_model(), model)
