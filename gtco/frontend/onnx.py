@@ -39,7 +39,7 @@ from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _STANDARD = ("", "ai.onnx")
 # Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
-_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
+_MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSample", "Trilu")
 
 
 def load_onnx(

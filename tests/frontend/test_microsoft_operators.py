@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.one_node import by_onnxruntime, compare, model, node, normal, refused
 
@@ -228,6 +228,28 @@ def test_layer_norms_of_the_standard_domain(opset, bias):
     compare(model([made], arrays, constants, ["y"], opset), arrays)
     made = helper.make_node("SimplifiedLayerNormalization", ["x", "gg"], ["y"], axis=1)
     compare(model([made], arrays, {"gg": normal(3, 5, 8)}, ["y"], opset), arrays)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 20])
+def test_operators_that_pytorch_exported_before_onnx_had_them(opset):
+    """By ``onnxruntime.tools.pytorch_export_contrib_ops``; shapes behind them are known."""
+    arrays = {"x": normal(1, 2, 3, 5, 6), "grid": 0.7 * normal(2, 2, 4, 8, 2)}
+    for mode in ("bilinear", "nearest"):
+        for corners in (0, 1):
+            made = node("GridSample", ["x", "grid"], mode=mode, align_corners=corners)
+            compare(model([made], arrays, opset=opset), arrays)
+    for upper in (0, 1, None):
+        made = model([node("Trilu", ["x", "k"], upper=upper)], {"x": arrays["x"]}, opset=opset)
+        made.graph.initializer.append(numpy_helper.from_array(np.asarray(1), "k"))
+        compare(made, {"x": arrays["x"]})
+    nodes = [
+        node("GridSample", ["x", "grid"], ["s"]),
+        node("Trilu", ["s"], ["t"]),
+        node("BiasSplitGelu", ["t", "bias"]),
+    ]
+    sampled = by_onnxruntime(model(nodes[:2], arrays, {}, ["t"], opset), arrays)[0]
+    wanted = (sampled[..., :4] * gelu(sampled[..., 4:])).astype(np.float32)
+    compare(model(nodes, arrays, {"bias": np.zeros(8, np.float32)}, opset=opset), arrays, [wanted])
 
 
 def test_a_domain_that_is_used_and_not_imported():

@@ -32,7 +32,10 @@ _ALIKE = frozenset(
     [
         ("", "GroupNormalization"),
         ("", "MeanVarianceNormalization"),
-        *((MICROSOFT, kind) for kind in ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")),
+        *(
+            (MICROSOFT, kind)
+            for kind in ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "Trilu")
+        ),
     ]
 )
 
@@ -212,6 +215,13 @@ class Writer:
         if (node.domain, node.op_type) in _ALIKE:
             alike = [name for i, name in enumerate(node.output) if name and i in (0, 3)]
             return {name: self.types[node.input[0]] for name in alike}
+        if (node.domain, node.op_type) == (MICROSOFT, "GridSample"):
+            try:
+                x, grid = (self.shape(name) for name in given)
+            except Unsuitable:
+                return {}
+            kind = helper.make_tensor_type_proto(self.dtype(given[0]), (*x[:2], *grid[1:-1]))
+            return {node.output[0]: kind}
         if node.domain not in _STANDARD:
             return {}
         known = [name for name in given if name in self.values]
