@@ -67,6 +67,7 @@ class Compilation:
         self.report = CompileReport()
         self.identity = ""  # of an ONNX file, once it is read
         self.shipped: Sequence[Record] = ()  # that come with gtco; none where nothing is measured
+        self.float16 = False  # is it a float16 file, for a CPU?
         self.backend: Backend  # of the machine
         self._table: MachineTable | None = None
         self.policy: RecordedPolicy  # these, once it is prepared
@@ -87,6 +88,7 @@ class Compilation:
             graph = self.canonical(imported, self.threads(machine))
             self.backend.check_indices(graph)
             say(f"{len(graph.operators)} operators")
+        self.float16 = imported.float16
         del imported
         self.rates(machine)
         with self.phase("fuse") as say:
@@ -218,15 +220,19 @@ class Compilation:
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         """The graph in the precision that was asked for."""
+        from gtco.graph.half_weights import half_weights
         from gtco.graph.precision import narrow_operands
         from gtco.graph.rewrites.fold_constants import fold_constants
 
-        if self.options.precision == "fp32":
+        if self.options.precision == "fp32" and not self.float16:
             return graph
-        self.report.notes += self.backend.precision_notes(self.options)
-        narrow = GPU_PRECISIONS[self.options.precision]
-        graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
-        graph = fold_constants(graph).check()
+        if self.options.precision != "fp32":
+            self.report.notes += self.backend.precision_notes(self.options)
+            narrow = GPU_PRECISIONS[self.options.precision]
+            graph = narrow_operands(graph, narrow, policy.predict, policy.floor)
+            graph = fold_constants(graph).check()
+        if self.float16:
+            graph = half_weights(graph, policy.predict, policy.floor).check()
         self.dump("4-precision.txt", graph.dump())
         return graph
 

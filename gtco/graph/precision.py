@@ -83,20 +83,43 @@ def _beyond(graph: Graph, tensor: str, dtype: str) -> bool:
     return largest > float(finfo(dtype).max)
 
 
-def _alone(graph: Graph, op: Operator, narrow: tuple[int, ...], dtype: str) -> Stage:
-    """A stage of the operator, its operands at ``narrow`` in ``dtype``."""
-    types = {x: graph.types[x] for x in op.inputs}
-    types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, dtype) for i in narrow}
-    return make_stage((op,), types, graph.constants)
+class Prices:
+    """Is an operator worth narrower operands? Answers are kept for equal operators."""
+
+    def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
+        self.graph, self.dtype, self.cost, self.floor = graph, dtype, cost, floor
+        self.found: dict[str, bool] = {}
+
+    def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
+        """Is the operator, alone in a stage, no slower with its operands at ``narrow`` in the
+        dtype? Always, where there are no prices.
+        """
+        if self.cost is None:
+            return True
+        plain = self.alone(op, ())
+        if plain.key not in self.found:
+            half = self.cost(self.alone(op, narrow))
+            # what the plain one takes at least mostly says it, and needs no search among configs
+            self.found[plain.key] = isfinite(half) and (
+                half <= SLOWER * self.floor(op, self.graph.types)
+                or half <= SLOWER * self.cost(plain)
+            )
+        return self.found[plain.key]
+
+    def alone(self, op: Operator, narrow: tuple[int, ...]) -> Stage:
+        """A stage of the operator, its operands at ``narrow`` in the dtype."""
+        types = {x: self.graph.types[x] for x in op.inputs}
+        types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, self.dtype) for i in narrow}
+        return make_stage((op,), types, self.graph.constants)
 
 
 class _Narrowing:
     """A graph under the pass; ``half`` is a tensor's rounded twin."""
 
     def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
-        self.graph, self.dtype, self.cost, self.floor = graph, dtype, cost, floor
+        self.graph, self.dtype = graph, dtype
+        self.prices = Prices(graph, dtype, cost, floor)
         self.half: dict[str, str] = {}
-        self.found: dict[str, bool] = {}
         self.positions = {o: self.narrow(op) for o, op in graph.operators.items()}
         self.alone: dict[str, bool] = {}
         for output in reversed(list(graph.operators)):
@@ -105,21 +128,7 @@ class _Narrowing:
     def narrow(self, op: Operator) -> tuple[int, ...]:
         """Positions of the operands to be rounded."""
         narrow = narrowed_operands(self.graph, op, self.dtype)
-        return narrow if narrow and self.pays(op, narrow) else ()
-
-    def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
-        """Is the operator, alone in a stage, no slower for it? Asked once for equal ones."""
-        if self.cost is None:
-            return True
-        plain = _alone(self.graph, op, (), self.dtype)
-        if plain.key not in self.found:
-            half = self.cost(_alone(self.graph, op, narrow, self.dtype))
-            # what the plain one takes at least mostly says it, and needs no search among configs
-            self.found[plain.key] = isfinite(half) and (
-                half <= SLOWER * self.floor(op, self.graph.types)
-                or half <= SLOWER * self.cost(plain)
-            )
-        return self.found[plain.key]
+        return narrow if narrow and self.prices.pays(op, narrow) else ()
 
     def run(self) -> Graph:
         for output, op in list(self.graph.operators.items()):

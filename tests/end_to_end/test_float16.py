@@ -75,6 +75,17 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert [t.dtype for t in (*compiled.model.inputs, *compiled.model.outputs)] == ["float16"] * 2
     check(model, compiled)
     check(model, compiled, scale=30.0)
+    products = [s for s in compiled.stages if {"matmul", "conv2d"} & set(s["operators"])]
+    weights = [s for s in products if any(t.startswith("float16[") for t in s["inputs"])]
+    assert len(weights) > 0.6 * len(products)
+
+
+def test_half_of_the_weights(tmp_path: Path) -> None:
+    """And the same model in float32 keeps them, though float16 would hold them."""
+    model = halved(exported("vit", tmp_path))
+    half, plain = gtco.compile_model(model.model), gtco.compile_model(model.meaning)
+    assert half.report.weights_bytes < 0.6 * plain.report.weights_bytes
+    assert not any("float16" in t for stage in plain.stages for t in stage["inputs"])
 
 
 def test_islands_of_float32_are_no_borders(tmp_path: Path) -> None:

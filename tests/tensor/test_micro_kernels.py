@@ -24,7 +24,7 @@ from gtco.tensor.intrinsics.table import (
 from gtco.tensor.stage import TensorType
 from tests.kernels import Built, assert_close, fresh_seed, runnable
 
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 DEPTH = 7  # odd: pairs end in zeros
 
 

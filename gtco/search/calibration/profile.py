@@ -26,7 +26,7 @@ from gtco.support.options import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-VERSION = 10  # of the cached file
+VERSION = 11  # of the cached file
 # Vector operations and bytes a second of one core, and seconds of a barrier, that no machine
 # reaches, or falls short of.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)

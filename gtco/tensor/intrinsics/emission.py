@@ -226,4 +226,15 @@ def _widened(s: _Step) -> None:
         s.accumulate(vectors, lambda i, half=half: s.element(i, em.index(s.k + half)), _product)  # type: ignore[misc]
 
 
-_STEPS: dict[str, Callable[[_Step], None]] = {"fma": _fma, "bf16": _bf16, "widened": _widened}
+def _half(s: _Step) -> None:
+    wide = f"float32x{s.tile.lanes}"
+    vectors = [s.em.let(tirx.Cast(wide, s.vector(j)), "b") for j in range(s.tile.vectors)]
+    s.accumulate(vectors, lambda i: s.element(i, s.k), _product)
+
+
+_STEPS: dict[str, Callable[[_Step], None]] = {
+    "fma": _fma,
+    "bf16": _bf16,
+    "widened": _widened,
+    "half": _half,
+}

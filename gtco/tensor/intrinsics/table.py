@@ -39,12 +39,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the rows around one instruction share. ``operand`` is the dtype that A and B have in the
-    graph, ``a`` and ``b`` how the row reads them; ``step`` the steps of k that an iteration takes,
-    ``products`` the multiply-adds of one lane of one instruction; ``latency`` in cycles; ``spare``
-    the registers beside sums and a step of B; ``converts`` the vector instructions that make a
-    vector of B what is multiplied, per step of k; ``features`` and ``lanes`` what a target must
-    have.
+    """What the rows around one instruction share. ``operand`` is the dtype that B has in the graph,
+    and A too, but for a float32 A beside weights in float16; ``a`` and ``b`` say how the row reads
+    them; ``step`` the steps of k that an iteration takes, ``products`` the multiply-adds of one
+    lane of one instruction; ``latency`` in cycles; ``spare`` the registers beside sums and a step
+    of B; ``converts`` the vector instructions that make a vector of B what is multiplied, per step
+    of k; ``features`` and ``lanes`` what a target must have.
     """
 
     name: str
@@ -92,6 +92,15 @@ KINDS: Mapping[str, Kind] = {
             step=2,
             spare=2,
             converts=1,
+        ),
+        # float16 in memory: VCVTPH2PS widens a vector of B as it is loaded
+        Kind(
+            "half",
+            "float16",
+            Layout("float32"),
+            Layout("float16"),
+            converts=2,
+            features=("f16c",),
         ),
     )
 }

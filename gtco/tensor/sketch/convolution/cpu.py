@@ -74,7 +74,7 @@ class Convolution(ConvolutionFacts):
     @cached_property
     def tiles(self) -> tuple[MicroKernel, ...]:
         """Those whose kind can read windows in place: see :meth:`row_options`."""
-        return tuple(tile for tile in self.line.tiles() if self.row_options[tile.kind.name])
+        return tuple(tile for tile in self.line.tiles() if self.row_options.get(tile.kind.name))
 
     @cached_property
     def row_options(self) -> Mapping[str, tuple[int, ...]]:
@@ -135,7 +135,7 @@ class Convolution(ConvolutionFacts):
         halo = self.halo(config["rows"], tile.kind)
         # bytes of an element as it is multiplied, of A, B and C, and in the tensors
         item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
-        item = float(ITEM_BYTES[self.product.operand])
+        item = float(ITEM_BYTES[self.product.operand_a])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
         tasks, groups = self.tasks(config), self.row_groups(config)
@@ -198,6 +198,7 @@ class Convolution(ConvolutionFacts):
         v, op = self.view, self.view.op
         return (
             self.name,
+            self.product.operand_a,
             self.product.operand,
             self.stage.output.type.dtype,
             v.a_shape,

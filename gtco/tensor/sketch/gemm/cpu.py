@@ -7,6 +7,7 @@ blocks (S), k (R), tile (S).
       for kb in blocks of k, of as many rows as L2 holds:    # the block of B stays in L1 or L2
         pack rows of A (prologue, im2col), columns of B      # when the config says so
         for panel of nr columns in the task's columns:
+          widen the panel of float16 weights                 # when the config says so
           for block of mr (or mr - 1) of these rows:
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
@@ -61,8 +62,8 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-OPERANDS = ("float32", "bfloat16")
-OUTPUTS = (*OPERANDS, "float16")
+OPERANDS = ("float32", "bfloat16", "float16")  # of B
+WIDENING = 3.0  # vector instructions that taking a vector of float16 to scratch takes
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
@@ -81,7 +82,7 @@ def match(stage: Stage, target: Target) -> Gemm | None:
     if not prologue_readable(stage, op.inputs, known):
         return None
     tail = epilogue(stage, op.output)
-    if tail is None or stage.output.type.dtype not in OUTPUTS:
+    if tail is None or stage.output.type.dtype not in OPERANDS:
         return None
     if isinstance(view, TransposedView):
         if op.inputs[1] not in stage.constants:
@@ -126,11 +127,13 @@ class Gemm(GemmFacts):
             return Decision("mc", "block", options)
         if "prefetch" not in chosen:
             ahead = ("next", "none", "both") if self.constant_b else ("none",)
-            return Decision("prefetch", "overlap", ahead)
+            return Decision("prefetch", "overlap", ahead[:2] if self.widens(tile) else ahead)
         return None
 
     def tiles(self) -> list[MicroKernel]:
         rows = micro_kernels(self.target, self.operand)
+        if self.operand == "float16" and self.constant_b:
+            rows += micro_kernels(self.target)  # on panels that are widened
         return tile_options(rows, self.view.m, self.view.n)
 
     @cached_property
@@ -148,9 +151,11 @@ class Gemm(GemmFacts):
 
     def reorders(self, chosen: Mapping[str, Option]) -> bool:
         """May row blocks be the outer loop, and panels the inner one? There are several of both,
-        and a block of B that is packed is packed once.
+        and a block of B that is packed or widened is so once.
         """
         tile = self.row(chosen)
+        if self.widens(tile):
+            return False
         shape = task_shape(self.view, tile, int(chosen["chunks_m"]), int(chosen["chunks_n"]))
         kept = self.constant_b or chosen.get("b") == "direct" or chosen["kc"] == self.view.k
         return shape.task_blocks > 1 and shape.task_panels > 1 and kept
@@ -186,7 +191,7 @@ class Gemm(GemmFacts):
         v, tile, shape = self.view, self.row(config), self.shape(config)
         # bytes of an element as it is multiplied, of A, B and C, and in the tensors
         item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
-        item = float(ITEM_BYTES[self.operand])
+        item, stored_b = float(ITEM_BYTES[self.operand_a]), float(ITEM_BYTES[self.operand])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks = config["kc"], ceil(v.k / config["kc"])
         held = self.blocks_at_once(config)
@@ -209,7 +214,8 @@ class Gemm(GemmFacts):
         partial = (Stream(c_tile, item_c * rows * panels * columns),) if kblocks > 1 else ()
         micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
         once = self.constant_b and passes == 1
-        weights = Stream(b_panel, item_b * v.k * v.n, "DRAM" if once else "")
+        stored_panel = stored_b * kc * columns
+        weights = Stream(stored_panel, stored_b * v.k * v.n, "DRAM" if once else "")
         panel = Layer(panels, (weights,), overlapped=config["prefetch"] != "none")
         packed = Stream(item * rows * kc, item * v.batch * v.m * v.k, handed=True)
         copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
@@ -232,12 +238,15 @@ class Gemm(GemmFacts):
         stored = v.batch * v.m * v.n / lanes
         packed, copied = config["a"] == "packed", self.packs_columns(config)
         columns = shape.task_panels * self.row(config).columns
+        passes = shape.task_blocks / self.blocks_at_once(config)
+        widened = passes if self.widens(self.row(config)) else 0
         return (
             Extra("store", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
+            Extra("fma", WIDENING * widened * shape.tasks * v.k * columns / lanes),
         )
 
     @cached_property
@@ -277,6 +286,7 @@ class Gemm(GemmFacts):
         v = self.view
         return (
             self.name,
+            self.operand_a,
             self.operand,
             self.stage.output.type.dtype,
             v.batch,

@@ -31,9 +31,12 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
-    """The dtype of both operands; nothing where they differ."""
+    """The dtype of both operands, or of weights in float16 beside a float32 A; nothing where they
+    differ otherwise.
+    """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
-    return a if a == b else ""
+    weights = a == "float32" and b == "float16" and op.inputs[1] in stage.constants
+    return b if a == b or weights else ""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,13 @@ class GemmFacts:
 
     @cached_property
     def operand(self) -> str:
-        """The dtype of A and B."""
+        """The dtype of B."""
         return operand_dtype(self.stage, self.view.op)
+
+    @property
+    def operand_a(self) -> str:
+        """The dtype of A."""
+        return self.stage.types[self.view.op.inputs[0]].dtype
 
     def row(self, chosen: Config | Mapping[str, Option]) -> MicroKernel:
         """The micro-kernel that was chosen."""
@@ -94,9 +102,15 @@ class GemmFacts:
     def reads_rows(self, tile: MicroKernel) -> bool:
         """May rows of A be read in place? They lie as the row reads them, in whole steps."""
         kind = tile.kind
-        if kind.a.dtype != self.operand or self.view.k % kind.step:
+        if kind.a.dtype != self.operand_a or self.view.k % kind.step:
             return False
         return self.direct_rows is not None
+
+    def widens(self, tile: MicroKernel) -> bool:
+        """Is a panel of the weights copied to scratch, as the row reads it? Rows that widen float16
+        themselves do so for each block of rows; a copy is made once for many.
+        """
+        return self.constant_b and tile.kind.b.dtype != self.operand
 
     def packs_columns(self, config: Config) -> bool:
         return not self.constant_b and dict(config.choices).get("b") != "direct"

@@ -18,6 +18,7 @@ from gtco.tensor.sketch.gemm.facts import GemmFacts
 from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows, packed_steps
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
+from gtco.tensor.stage import ITEM_BYTES
 
 LINE = 64  # bytes of a cache line
 
@@ -42,6 +43,8 @@ class GemmLoops:
         self.lda = self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
         self.held = sketch.blocks_at_once(config)
         self.packed_b = sketch.packs_columns(config)
+        self.widened_b = sketch.widens(self.tile)
+        self.weight_bytes = ITEM_BYTES[sketch.operand]  # of an element of B as it is stored
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
@@ -55,6 +58,8 @@ class GemmLoops:
         if self.packed_b:
             depth, dtype = packed_steps(self.kc, self.kind.b)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
+        if self.widened_b:
+            yield Piece("panel", (self.kc, columns), self.kind.b.dtype)
         tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
         yield Piece("tiles", (tiles, self.tile.rows, columns))
 
@@ -92,8 +97,22 @@ class GemmLoops:
                         pack_columns(
                             self.reader, view, into, batch, first_panel, panels, kb, self.kc
                         )
-                with em.loop(panels, "panel") as panel, em.loop(count, "block") as block:
-                    self.tile_program(batch, kb, first_panel, panel, here, block, start)
+                with em.loop(panels, "panel") as panel:
+                    if self.widened_b:
+                        self.widen_panel(batch, kb, first_panel + panel)
+                    with em.loop(count, "block") as block:
+                        self.tile_program(batch, kb, first_panel, panel, here, block, start)
+
+    def widen_panel(self, batch: Expr, kb: Expr, panel: Expr) -> None:
+        """A block of k of a panel of constant B, in the dtype that the row reads."""
+        em, into = self.em, self.arrays["panel"]
+        array = self.args.inputs[self.view.op.inputs[1]]
+        start = em.let_index(self.packed_panel(batch, kb, panel), "stored")
+        wide = f"{into.dtype}x{em.lanes}"
+        with em.loop(self.depth(kb), "k") as k:
+            for j in range(0, self.tile.columns, em.lanes):
+                at = em.ramp(start + k * self.tile.columns + j, em.lanes)
+                em.store_vector(into, [k, j], tirx.Cast(wide, array.buffer[at]))
 
     def tile_program(
         self,
@@ -190,7 +209,7 @@ class GemmLoops:
     ) -> None:
         """A share of the next panel of B, which all blocks' steps together cover."""
         em = self.em
-        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
         share = ceil(self.tile.columns / self.held)  # elements of it, for each step of k
         at = self.packed_panel(batch, kb, panel) + (block * depth + k) * share
         for n in range(0, share * self.kind.step, line):
@@ -202,7 +221,7 @@ class GemmLoops:
         task was asked for by none before it.
         """
         em, columns, step = self.em, self.tile.columns, self.kind.step
-        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.kind.b.nbytes
+        array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
         at = self.packed_panel(batch, kb, panel) + (k + AHEAD * step) * columns
         for n in range(0, columns * step, line):
             em.prefetch(array, at + n)
@@ -243,6 +262,8 @@ class GemmLoops:
     def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
         """A panel's block of k, where it is packed or lies in an input."""
         em, columns = self.em, self.tile.columns
+        if self.widened_b:
+            return Operand(self.arrays["panel"].buffer, self.arrays["panel"].flat([0, 0]), columns)
         if self.sketch.constant_b:
             array = self.args.inputs[self.view.op.inputs[1]]
             base = em.let_index(self.packed_panel(batch, kb, first_panel + panel), "b_panel")

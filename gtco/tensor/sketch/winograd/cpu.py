@@ -67,6 +67,8 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
         return None
     assert not isinstance(product.view, TransposedView)
+    if product.operand == "float16":  # what is transformed would be rounded once more
+        return None
     found = Winograd(product)
     return found if found.kinds else None
 
