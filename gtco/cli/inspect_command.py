@@ -212,16 +212,20 @@ def show(title: str, seen: Inspection, every: bool) -> None:
     )
     console.show(table)
     known = str(seen.peak) if seen.peak else seen.peak_reason
-    precision = seen.details["metadata"].get("precision", "fp32")
+    metadata = seen.details["metadata"]
+    precision = metadata.get("precision", "fp32")
+    formats = metadata.get("weights_by_dtype") or {}  # libraries of older versions have none
+    stored = ", ".join(f"{size(nbytes)} {dtype}" for dtype, nbytes in formats.items())
+    weights = f"; weights {stored}" if stored else ""
     if images:
-        target = seen.details["metadata"]["target"].get("name")
+        target = metadata["target"].get("name")
         kernels = len({stage["kernel"] for stage in seen.stages})
         code = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in images.items())
         runs_on = f"target {target}; {kernels} kernels, images: {code}"
-        runs_on += launches(seen.details["metadata"])
+        runs_on += launches(metadata)
     else:
         runs_on = f"threads {seen.threads or 'all that a process may use'}"
-    say(f"precision {precision}; {runs_on}; peak: {known}")
+    say(f"precision {precision}{weights}; {runs_on}; peak: {known}")
     for why in above_peak(seen.stages):
         say(why)
 

@@ -4,6 +4,7 @@ a stage.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
@@ -78,6 +79,7 @@ def assemble(
             **versions(target),
             "precision": precision,
             "model": identity,
+            "weights_by_dtype": dict(sorted(weights.formats.items())),
             "notes": list(notes),
             **({"predicted_launches": dict(launches)} if launches is not None else {}),
             **({"persistent_would_spill": dict(spilled)} if spilled else {}),
@@ -207,6 +209,7 @@ class _Weights:
         self.constants = constants
         self.offsets: dict[tuple[str, Packing | None], int] = {}
         self.size = 0
+        self.formats: Counter[str] = Counter()  # bytes by dtype
 
     def place(self, name: str, packing: Packing | None) -> BufferRef:
         if (name, packing) not in self.offsets:
@@ -214,6 +217,7 @@ class _Weights:
             items = int(np.prod(packing.packed_shape)) if packing else array.size
             self.offsets[name, packing] = self.size
             self.size = round_up(self.size + items * array.itemsize)
+            self.formats[str(array.dtype)] += items * array.itemsize
         return BufferRef("weight", self.offsets[name, packing])
 
     def packed(self) -> list[tuple[int, np.ndarray]]:
