@@ -15,6 +15,8 @@ from onnx import numpy_helper
 from torch import nn
 
 import gtco
+from gtco import cli
+from gtco.cli.console import size
 from models import export_onnx
 from models.weights import initialise
 from tests.end_to_end.halved import Halved, assert_rounded, halved
@@ -41,6 +43,12 @@ def exported(name: str, folder: Path) -> onnx.ModelProto:
     model = make().eval().requires_grad_(False)
     initialise(model, seed=len(name))
     return onnx.load(export_onnx(model, (torch.zeros(shape),), folder / "model.onnx"))
+
+
+def graph(text: str, **constants: np.ndarray) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    return model
 
 
 def drawn(model: onnx.ModelProto, seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -80,12 +88,36 @@ def test_models(name: str, tmp_path: Path) -> None:
     assert len(weights) > 0.6 * len(products)
 
 
-def test_half_of_the_weights(tmp_path: Path) -> None:
+def test_half_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And the same model in float32 keeps them, though float16 would hold them."""
     model = halved(exported("vit", tmp_path))
     half, plain = gtco.compile_model(model.model), gtco.compile_model(model.meaning)
     assert half.report.weights_bytes < 0.6 * plain.report.weights_bytes
+    formats = half.model.metadata["weights_by_dtype"]
+    assert 0.9 * half.report.weights_bytes < sum(formats.values()) <= half.report.weights_bytes
+    assert formats["float16"] > 4 * formats["float32"]
+    library = str(half.save(tmp_path / "half.so"))
+    assert cli.main(["inspect", library, "--no-profile"]) == 0
+    assert f"kB float16, {size(formats['float32'])} float32" in capsys.readouterr().out
     assert not any("float16" in t for stage in plain.stages for t in stage["inputs"])
+
+
+def test_verified() -> None:
+    """ONNX Runtime's rounding inside and gtco's at the end are no error of either."""
+    model = halved(
+        graph(
+            """g (float[1,19,24] x) => (float[1,19,24] y) {
+                n = LayerNormalization(x, g, b)  m = MatMul(n, w)  s = Sigmoid(m)
+                o = MatMul(s, v)  y = Add(o, x) }""",
+            g=np.linspace(0.5, 2, 24, dtype=np.float32),
+            b=np.linspace(-1, 1, 24, dtype=np.float32),
+            w=np.random.default_rng(1).standard_normal((24, 52)).astype(np.float32),
+            v=np.random.default_rng(2).standard_normal((52, 24)).astype(np.float32),
+        )
+    )
+    compiled = gtco.compile_model(model.model, verify=True)
+    assert compiled.report.verification.passed
+    check(model, compiled)
 
 
 def test_islands_of_float32_are_no_borders(tmp_path: Path) -> None:
@@ -107,12 +139,6 @@ def test_modules_in_half(tmp_path: Path) -> None:
     got = compiled(image)
     assert got.dtype == torch.float16
     assert_rounded(got.numpy(), module.double()(image.double()).numpy())
-
-
-def graph(text: str, **constants: np.ndarray) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
-    return model
 
 
 def test_infinity_arises_at_outputs_alone() -> None:

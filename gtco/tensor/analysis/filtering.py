@@ -1,5 +1,5 @@
 """Which convolutions minimal filtering computes with fewer products, and how many it saves (Lavin
-and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd`).
+and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd.cpu`).
 """
 
 from __future__ import annotations
