@@ -254,6 +254,11 @@ def half_matmul(d: Drawing) -> str:
     return d.add("matmul", d.add_cast(d.input((m, k))), d.input((k, n), True, "bfloat16"))
 
 
+def float16_weights(d: Drawing) -> str:
+    m, k, n = d.size(60), d.size(200), d.size(70)
+    return d.add("matmul", d.given((m, k)), d.input((k, n), True, "float16"))
+
+
 def half_attention(d: Drawing) -> str:
     m, n, k = d.size(50), d.size(50), d.size(40)
     given = [d.add_cast(d.input((2, rows, k))) for rows in (m, n, n)]
@@ -368,6 +373,7 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     conv_transpose2d,
     attention,
     half_matmul,
+    float16_weights,
     half_attention,
     reduction,
     softmax,

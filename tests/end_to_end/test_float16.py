@@ -67,7 +67,7 @@ def check(model: Halved, compiled: gtco.CompiledModel, scale: float = 1.0) -> No
     kernel.
     """
     feeds = drawn(model.model, scale=scale)
-    got, right, peer = compiled.model.run(feeds), model.right(feeds), model.peer(feeds)
+    got, right, peer = compiled.run(feeds), model.right(feeds), model.peer(feeds)
     for name, value in right.items():
         assert_rounded(got[name], value)
         ours, theirs = (np.abs(x[name].astype(np.float64) - value).max() for x in (got, peer))
@@ -80,7 +80,7 @@ def test_models(name: str, tmp_path: Path) -> None:
     model = halved(exported(name, tmp_path))
     compiled = gtco.compile_model(model.model)
     assert not compiled.report.notes
-    assert [t.dtype for t in (*compiled.model.inputs, *compiled.model.outputs)] == ["float16"] * 2
+    assert [t.dtype for t in (*compiled.inputs, *compiled.outputs)] == ["float16"] * 2
     check(model, compiled)
     check(model, compiled, scale=30.0)
     products = [s for s in compiled.stages if {"matmul", "conv2d"} & set(s["operators"])]
@@ -93,7 +93,7 @@ def test_half_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     model = halved(exported("vit", tmp_path))
     half, plain = gtco.compile_model(model.model), gtco.compile_model(model.meaning)
     assert half.report.weights_bytes < 0.6 * plain.report.weights_bytes
-    formats = half.model.metadata["weights_by_dtype"]
+    formats = half.metadata["weights_by_dtype"]
     assert 0.9 * half.report.weights_bytes < sum(formats.values()) <= half.report.weights_bytes
     assert formats["float16"] > 4 * formats["float32"]
     library = str(half.save(tmp_path / "half.so"))
@@ -149,7 +149,7 @@ def test_infinity_arises_at_outputs_alone() -> None:
         scale=np.array(2.0**-8, np.float16),
     )
     x = np.linspace(-1000, 1000, 64, dtype=np.float16)[None]
-    y, z = gtco.compile_model(model).model.run({"x": x}).values()
+    y, z = gtco.compile_model(model).run({"x": x}).values()
     wide = x.astype(np.float64)
     assert_rounded(y, np.abs(wide) / 16)
     with np.errstate(over="ignore"):
@@ -183,7 +183,7 @@ def test_masks(hidden: float) -> None:
     shown = np.arange(19) % 3 != 1
     scores = np.exp(q @ k[:, shown].swapaxes(1, 2) / 4)
     right = scores @ v[:, shown] / scores.sum(-1, keepdims=True)
-    assert_rounded(compiled.model.run(feeds)["y"], right)
+    assert_rounded(compiled.run(feeds)["y"], right)
 
 
 def test_operators_that_tvm_compiles_run_in_float32() -> None:
