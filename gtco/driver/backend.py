@@ -115,7 +115,8 @@ class CpuBackend(Backend):
         if options.precision not in PRECISIONS:
             raise OptionError(
                 f"precision {options.precision} is for GPUs (--target cuda:...): CPUs multiply "
-                f"float16 no faster than float32. '{name}' has {', '.join(PRECISIONS)}"
+                "float16 no faster than float32, and a float16 file keeps its weights in float16 "
+                f"at any precision. '{name}' has {', '.join(PRECISIONS)}"
             )
         for_gpus = {
             f"launches={options.launches}": options.launches != "graph",
