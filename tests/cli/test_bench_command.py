@@ -14,11 +14,7 @@ from tests.runtime.test_models import kernels, small_artifact
 
 
 def test_bench_without_the_harness_says_how_to_get_it(monkeypatch, capsys):
-<<<<<<< HEAD
     monkeypatch.setitem(sys.modules, "gtco.bench.harness", None)  # as if it were missing
-=======
-    monkeypatch.setitem(sys.modules, "bench.harness.rounds", None)  # as if it were missing
->>>>>>> 4b22188 (float16: docs, and tests of what inspect and verify say)
     assert cli.main(["bench", "m.onnx"]) == 1
     assert "pip install -e '.[bench]'" in capsys.readouterr().err
 

@@ -1,5 +1,5 @@
 """Which convolutions minimal filtering computes with fewer products, and how many it saves (Lavin
-and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd.cpu`).
+and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd`).
 """
 
 from __future__ import annotations
