@@ -122,7 +122,7 @@ def summary(output: Path, report: Any) -> None:
     if report.fusion:
         rows["partition"] = report.fusion
     if report.settled is not None:
-        rows["in the end"] = str(report.settled)
+        rows["in the model"] = str(report.settled)
     for name, value in rows.items():
         table.row(name, value)
     show(table)

@@ -19,15 +19,18 @@ import numpy as np
 
 from gtco.codegen.generate import Generated
 from gtco.codegen.workers import Workers
+from gtco.machine.target import detect
+from gtco.search.calibration.peak import Peak, known_peak, machine_peak
 from gtco.search.policy import Policy
 from gtco.search.recorded import by_stage
 from gtco.search.records.records import Outcome, Record, Records, circumstances
 from gtco.search.records.shipped import nearest
 from gtco.search.records.standing import standing
 from gtco.search.scheduler import Task, allot, gradient, prospect
-from gtco.support.options import Tune
+from gtco.support.options import PRECISIONS, Tune
 from gtco.tensor.sketch import space_of
 from gtco.tensor.space import Pick
+from gtco.tensor.stage import Stage
 from gtco.tuning.learned import LearnedProposals
 from gtco.tuning.measure import START_SECONDS, Measurer, Timed
 from gtco.tuning.proposals import AnalyticProposals, KnownFirst, Proposals
@@ -41,6 +44,7 @@ CANDIDATES, LEAST_CANDIDATES = 8, 3  # of one slot; where time is short
 SLOTS = 8  # of one round, after the first
 # Rounds of readings go on for so many times as long as the least number takes, and so many seconds.
 GENEROUS, SHORTEST = 4.0, 1.0
+READS_PEAK = 60.0  # seconds of an effort that is worth reading the machine's peak for, 1.4 s
 
 
 def tune(
@@ -93,6 +97,7 @@ class _Tuner:
         deadline = self.begin + effort.seconds
         self.measurer = Measurer(workers, policy.target, threads, deadline)
         self.trials = effort.trials
+        self.peaks: dict[str, Peak | None] = {}  # of the machine, by what products multiply
         self.records, self.circumstances = records, circumstances(policy.target)
         self.results = {r.stage.key: r for r in heaviest(models)}
         self.earlier: dict[str, list[StageResult]] = {}
@@ -181,10 +186,29 @@ class _Tuner:
             result.occurrences,
             first,
             now,
-            peak_seconds(result, self.policy) / now or None,
+            self.share(result, now),
             trials,
             "done" if stopped else "open" if trials else "waiting",
         )
+
+    def share(self, result: StageResult, seconds: float) -> float | None:
+        """Of the machine's peak, as every command shows it: None where it was not read, and where
+        the stage makes no products. Of another machine by its table.
+        """
+        operand = multiplied(result.stage)
+        if operand is None or operand not in PRECISIONS.values():
+            return None
+        if self.policy.target.name != "native":
+            return peak_seconds(result, self.policy) / seconds
+        if operand not in self.peaks:
+            machine = detect()
+            threads = self.measurer.threads or machine.cores
+            if self.effort.seconds >= READS_PEAK:
+                self.peaks[operand] = machine_peak(threads, operand, machine)
+            else:
+                self.peaks[operand] = known_peak(threads, operand, machine)
+        peak = self.peaks[operand]
+        return result.flops / seconds / peak.flops if peak else None
 
     def latency(self, number: int) -> tuple[float, float]:
         """Seconds of a run of one model with its first picks, and now."""
@@ -393,8 +417,11 @@ def heaviest(models: Sequence[Generated]) -> list[StageResult]:
 
 def peak_seconds(result: StageResult, policy: Policy) -> float:
     """Seconds that the stage's products take at the machine's peak; 0 where it makes none."""
-    stage = result.stage
+    operand = multiplied(result.stage)
+    return result.flops / policy.peak(operand) if operand else 0.0
+
+
+def multiplied(stage: Stage) -> str | None:
+    """The dtype of what the stage's products multiply; None where it makes none."""
     products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
-    if not products:
-        return 0.0
-    return result.flops / policy.peak(stage.types[products[0].inputs[0]].dtype)
+    return stage.types[products[0].inputs[0]].dtype if products else None

@@ -19,6 +19,7 @@ from gtco.codegen.build import Kernel
 from gtco.codegen.generate import Generated
 from gtco.machine.target import target
 from gtco.search.analytic import AnalyticPolicy
+from gtco.search.calibration.peak import Peak
 from gtco.search.records.records import Records
 from gtco.search.records.standing import standing
 from gtco.support.options import Tune
@@ -246,3 +247,27 @@ def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> No
     shown = "\n".join(live(replace(gaining, doing="timing 9 candidates", remaining=7.0)).lines(160))
     assert "timing 9 candidates" in shown and "about 7 s to go" in shown
     assert shown.count("matmul+add+gelu") == 2 and f"{1e3 * gaining.now:.2f}" in shown
+
+
+def test_the_share_of_the_peak_is_of_the_reading_that_all_commands_show(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this machine; read where the effort is worth it, else shown where it is known."""
+    native = AnalyticPolicy(replace(POLICY.target, name="native"))
+    peak, read = Peak(1, (2e9, 4e9), 0.0), list[str]()
+
+    def reading(threads: int, operand: str, target: object) -> Peak:
+        read.append(operand)
+        return peak
+
+    monkeypatch.setattr(tune, "machine_peak", reading)
+    monkeypatch.setattr(tune, "known_peak", lambda *_: None)
+    monkeypatch.setattr("tests.tuning.test_tuning_budget.POLICY", native)
+    _, long = run(generated(STAGES[0]), trials=4, seconds=600.0)
+    (stage,) = long.stages
+    flops = 2.0 * 64 * 192 * 384
+    assert stage.share == pytest.approx(flops / stage.seconds / 4e9) and read == ["float32"]
+    _, short = run(generated(STAGES[0]), trials=4, seconds=20.0)
+    assert short.stages[0].share is None and read == ["float32"]
+    monkeypatch.setattr(tune, "known_peak", lambda *_: peak)
+    assert run(generated(STAGES[0]), trials=4, seconds=20.0)[1].stages[0].share is not None
