@@ -15,7 +15,7 @@ from gtco.cli import arguments, console
 from gtco.cli.console import Phases, milliseconds, say, size, text
 from gtco.cli.run_command import make_inputs
 from gtco.cli.tables import Table
-from gtco.support.errors import ArtifactError, GtcoError, OptionError
+from gtco.support.errors import PACKAGES, ArtifactError, GtcoError, OptionError
 from gtco.support.options import PRECISIONS
 
 if TYPE_CHECKING:
@@ -157,8 +157,11 @@ def measured_peak(threads: int, precision: str) -> tuple[Peak | None, str | None
         from gtco.search.calibration.peak import machine_peak
 
         return machine_peak(threads, PRECISIONS[precision]), None
-    except (GtcoError, ImportError) as error:
+    except GtcoError as error:
         return None, f"not measured: {error}"
+    except ModuleNotFoundError as error:
+        package = PACKAGES.get(str(error.name), error.name)
+        return None, f"not measured: that takes {package}, which is not installed"
 
 
 def show(title: str, seen: Inspection, every: bool) -> None:

@@ -12,13 +12,15 @@ import sys
 import zipfile
 from importlib import metadata
 
+import onnx
 import pytest
 import setuptools
 
 from gtco.cli.doctor_command import NEEDED
-from gtco.runtime.artifact import write_artifact
 from gtco.support.version import __version__
-from tests.runtime.test_models import kernels, small_artifact
+from tests.cli.test_artifact import library
+from tests.driver.test_compiler import mlp
+from tests.runtime.test_models import kernels
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +136,7 @@ def test_all_that_is_installed_lies_inside_gtco(installed):
     assert (installed / "gtco/bench/kernels/streams.c").is_file()
 
 
-@pytest.fixture(scope="module")
-def library(kernels, tmp_path_factory):
-    return write_artifact(small_artifact(kernels), tmp_path_factory.mktemp("lean") / "small.so")
-
-
-def test_the_installed_benchmark_times_a_library(installed, library):
+def test_the_installed_benchmark_times_a_library_and_a_model(installed, library):
     """From a folder whose own models and bench are others."""
     for name in ("models", "bench"):
         (installed.parent / name).mkdir()
@@ -150,6 +147,12 @@ def test_the_installed_benchmark_times_a_library(installed, library):
     assert done.returncode == 0, done.stderr
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("gtco 0"))
     assert float(row.split()[2]) > 0
+    onnx.save(mlp(batch="b"), installed.parent / "mlp.onnx")
+    command = "bench mlp.onnx --shape b=3 --peers onnxruntime --rounds 1 --threads 1".split()
+    done = run(installed, "-", *command)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("gtco 0", "onnxr"))]
+    assert len(rows) == 3 and "failed" not in done.stdout and "GFLOP" in done.stdout
     listed = subprocess.run(
         [sys.executable, "-m", "gtco.models", "list"],
         cwd=installed.parent,
@@ -167,6 +170,8 @@ def test_numpy_is_enough_to_run_and_inspect(installed, library):
     assert done.returncode == 0 and "2 calls: median" in done.stdout, done.stderr
     shown = run(installed, COMPILERS, "inspect", library, "--no-profile", "--json")
     assert shown.returncode == 0 and '"inputs"' in shown.stdout, shown.stderr
+    shown = run(installed, COMPILERS, "inspect", library)
+    assert "peak: not measured: that takes apache-tvm, which is not installed" in shown.stdout
     told = run(installed, COMPILERS, "compile", "m.onnx")
     assert told.returncode == 1 and "is not installed: pip install" in told.stderr
     bench = run(installed, COMPILERS, "bench", library)
