@@ -240,11 +240,46 @@ def _constant_node(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
 
 
 def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """Where the output's padding is no less than the stride, which TVM refuses: the whole product,
+    zeros behind it, and what the padding leaves of both.
+    """
     if "output_shape" in attrs:
         raise Refused(
             "the attribute output_shape is not supported: export with pads and output_padding"
         )
-    return None
+    x, weight, bias = _padded(inputs, 3)
+    space = len(_shape(x)) - 2
+    strides = [int(s) for s in attrs.get("strides", [1] * space)]
+    more = [int(p) for p in attrs.get("output_padding", [0] * space)]
+    if all(p < s for p, s in zip(more, strides, strict=True)) or space not in (1, 2):
+        return None
+    if _text(attrs.get("auto_pad", b"NOTSET")) != "NOTSET":
+        raise Refused("auto_pad beside an output_padding of a stride or more: write out its pads")
+    convolve = relax.op.nn.conv1d_transpose if space == 1 else relax.op.nn.conv2d_transpose
+    dilation = [int(d) for d in attrs.get("dilations", [1] * space)]
+    groups = attrs.get("group", 1)
+    y = builder.emit(convolve(x, weight, strides=strides, dilation=dilation, groups=groups))
+    y = builder.emit(relax.op.nn.pad(y, [0, 0, 0, 0, *(n for p in more for n in (0, p))]))
+    pads = [int(p) for p in attrs.get("pads", [0] * (2 * space))]
+    ends = [n - p for n, p in zip(_shape(y)[2:], pads[space:], strict=True)]
+    y = builder.emit(relax.op.strided_slice(y, list(range(2, 2 + space)), pads[:space], ends))
+    if bias is None:
+        return y
+    return relax.op.add(y, builder.emit(relax.op.reshape(bias, (1, -1, *[1] * space))))
+
+
+def _celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
+    """alpha * (exp(x / alpha) - 1) below 0, as Elu is written. (ONNX's definition makes a vector
+    of a scalar, and loses the digits of an x near 0.)
+    """
+    x = inputs[0]
+    alpha, zero, one = (
+        relax.const(value, str(x.ty.dtype)) for value in (attrs.get("alpha", 1.0), 0.0, 1.0)
+    )
+    scaled = builder.emit(relax.op.divide(x, alpha))
+    rest = relax.op.subtract(one, relax.op.exp(scaled))
+    grown = relax.op.subtract(relax.op.nn.relu(scaled), relax.op.nn.relu(rest))
+    return relax.op.where(relax.op.greater(x, zero), x, relax.op.multiply(alpha, grown))
 
 
 def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
@@ -473,6 +508,7 @@ OVERRIDES: dict[str, Override] = {
     "IsInf": _is_inf,
     "Constant": _constant_node,
     "ConvTranspose": _conv_transpose,
+    "Celu": _celu,
     "Einsum": _einsum,
     "Pad": _pad,
     "Tile": _tile,

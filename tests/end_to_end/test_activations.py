@@ -157,3 +157,23 @@ def test_log_sigmoid_of_pytorch() -> None:
     model = gtco.compile_model(torch.nn.LogSigmoid(), (x,), tune="off")
     wanted = torch.nn.functional.logsigmoid(x.double())
     np.testing.assert_allclose(model(x.numpy()), wanted, rtol=TAIL, atol=1e-36)
+
+
+def test_products_with_what_elu_chooses() -> None:
+    """Behind a softmax and a product, whose epilogues bind every value: TVM asks for the interval
+    of what is bound, and made an integer constant of a float's type for that of such a product.
+    """
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+    choices (float[5,24] x, float[16,24] w, float[5,16] z) => (float[5,24] a, float[5,24] b) {
+        s = Softmax(x) t = Abs(s) u = Elu(s) a = Mul(t, u)
+        m = MatMul(z, w) p = Elu(m) r = Relu(m) q = Mul(p, r) b = Mul(q, m)
+    }"""
+    compiled = gtco.compile_model(onnx.parser.parse_model(text), tune="off", strict=True)
+    rng = np.random.default_rng(fresh_seed())
+    x, w, z = (rng.standard_normal(n).astype(np.float32) for n in ((5, 24), (16, 24), (5, 16)))
+    a, b = compiled(x, w, z)
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    s = e / e.sum(1, keepdims=True)
+    np.testing.assert_allclose(a, s * elu(s, 1.0), rtol=1e-5)
+    m = z.astype(np.float64) @ w
+    np.testing.assert_allclose(b, elu(m, 1.0) * np.maximum(m, 0) * m, rtol=1e-4, atol=1e-4)

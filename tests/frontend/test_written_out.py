@@ -21,6 +21,7 @@ from gtco.frontend.onnx import load_onnx
 from gtco.frontend.schema_functions import write_out
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import UnsupportedError
+from gtco.tensor.reference_spatial import conv_transpose2d
 
 Arrays = dict[str, np.ndarray]
 
@@ -407,4 +408,66 @@ def test_behind_what_onnx_infers_no_type_of(norm):
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.ones(6, np.float32), "ones")],
     )
-    check(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), inputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    written = write_out(model, {"Sub", "Mul", norm})
+    assert "Celu" not in {node.op_type for node in written.graph.node}
+    check(written, inputs)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.7])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4)])
+def test_celu_keeps_the_shape(shape: tuple[int, ...], alpha: float) -> None:
+    """Of a scalar too: ONNX's definition adds a vector of one element."""
+    x = np.asarray(np.random.default_rng(0).normal(size=shape), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Celu", ["x"], ["y"], alpha=alpha)],
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    (got,) = lower(load_onnx(helper.make_model(graph))).evaluate({"x": x}).values()
+    wanted = np.where(x > 0, x, alpha * np.expm1(x / np.float64(alpha)))
+    assert got.shape == shape and got.dtype == np.float32
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strides", "pads", "more", "groups"),
+    [
+        ([1, 2], [0, 1, 1, 0], [2, 3], 1),
+        ([2, 2], [0, 1, 1, 3], [2, 3], 2),
+        ([2], [1, 0], [4], 1),
+    ],
+)
+def test_an_output_padding_of_a_stride_or_more(
+    strides: list[int], pads: list[int], more: list[int], groups: int
+) -> None:
+    """Zeros and the bias behind the product. ONNX Runtime and TVM refuse it; PyTorch takes it where
+    a dilation is larger.
+    """
+    space, rng = len(strides), np.random.default_rng(0)
+    x = rng.normal(size=(2, 4, 4, 5)[: 2 + space]).astype(np.float32)
+    constants = {
+        "w": rng.normal(size=(4, 3, 2, 3)[: 2 + space]).astype(np.float32),
+        "b": rng.normal(size=3 * groups).astype(np.float32),
+    }
+    attrs = {"strides": strides, "pads": pads, "output_padding": more, "group": groups}
+    model = node_model("ConvTranspose", {"x": x}, constants, ["x", "w", "b"], 1, **attrs)
+    names = ["n", "c", "h", "w"][: 2 + space]
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y0", TensorProto.FLOAT, names))
+    (got,) = lower(load_onnx(model, simplify=False)).evaluate({"x": x}).values()
+
+    def image(a: np.ndarray) -> np.ndarray:
+        return a.astype(np.float64) if space == 2 else a.astype(np.float64)[:, :, None]
+
+    wanted = conv_transpose2d(
+        image(x),
+        image(constants["w"]),
+        strides=strides if space == 2 else [1, *strides],
+        padding=pads if space == 2 else [0, pads[0], 0, pads[1]],
+        output_padding=more if space == 2 else [0, *more],
+        groups=groups,
+        layout="NCHW",
+    )
+    wanted = wanted.reshape(got.shape) + constants["b"].reshape(1, -1, *[1] * space)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)

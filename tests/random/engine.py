@@ -7,7 +7,8 @@ The tolerance of an output is a share of its largest magnitude plus some times w
 make of it, as ONNX Runtime (without its own fusions) sees it: of the inputs, of what products
 multiply by, and of every tensor between, about as large as the precision's roundings
 (:data:`BOUNDS`). So an output that cancels, or stands behind a rounding or a comparison that may
-fall either way, is held to no more than it is good for.
+fall either way, is held to no more than it is good for. Operators that cancel inside are written
+out before (:mod:`tests.random.definitions`), so that the changes reach what they subtract.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gtco.runtime.module import load
 from gtco.support.errors import GtcoError, UnsupportedError
 from tests.end_to_end.node_runner import InProcess, simplify
 from tests.random.builder import Drawn, model_of
+from tests.random.definitions import written_out
 from tests.random.draw import SPECIAL
 
 
@@ -113,7 +115,7 @@ class Wanted:
 
 
 def wanted(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[str, Wanted]:
-    bound = BOUNDS[precision]
+    bound, model = BOUNDS[precision], written_out(model)
     runner = session(model)
     names = [o.name for o in runner.get_outputs()]
     values = runner.run(names, dict(feeds))
@@ -141,7 +143,7 @@ def with_changes(
     """The model with every float tensor t between its nodes, and every constant that a product
     multiplies by, as t + clip(t u), and the shapes of the inputs u.
     """
-    made = onnx.shape_inference.infer_shapes(model)
+    made = onnx.shape_inference.infer_shapes(model, data_prop=True)  # Shape and Reshape
     graph = made.graph
     types = {v.name: v.type.tensor_type for v in graph.value_info}
     shapes: dict[str, tuple[int, ...]] = {}

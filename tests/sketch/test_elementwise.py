@@ -175,6 +175,32 @@ def test_padding_is_computed_with_as_ieee_says(kind: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", targets())
+def test_a_gather_behind_a_padding_reads_inside_too(name: str) -> None:
+    """What a row is gathered from is known at run time alone: the analysis took row 0, which is
+    padding, for every row, and saw rows of a constant.
+    """
+    machine = runnable(name)
+    padding = {"before": (1, 3, 0), "after": (1, 3, 3), "value": 0.0}
+    for axis, shape in ((0, (6, 7, 6)), (1, (5, 6, 6)), (2, (5, 7, 6))):
+        built = make_stage(
+            [
+                op("pad", "x", "p", (5, 7, 6), **padding),
+                op("gather", "p at", "y", shape, axis=axis),
+            ],
+            {"x": TensorType((3, 1, 3)), "at": TensorType((6,), "int64")},
+            [],
+        )
+        sketch = elementwise.match(built, machine)
+        assert sketch is not None
+        x = np.arange(1, 10, dtype=np.float32).reshape(3, 1, 3)
+        inputs = [x, np.array([3, -1, 4, -5, 4, -2])]
+        if axis == 2:
+            inputs[1][3] = 0
+        for kernel in some_kernels(sketch, machine):
+            np.testing.assert_array_equal(kernel(*inputs), reference(built, inputs, precise=False))
+
+
 def pad_gelu() -> Stage:
     """A condition inside a row and bound values behind it."""
     return stage(

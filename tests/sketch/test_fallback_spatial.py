@@ -69,6 +69,31 @@ def test_conv2d(
     )
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "more"),
+    [
+        ((3, 2), (2, 1), (1, 0, 0, 1), (1, 0)),
+        ((3, 4), (2, 3), (1, 0, 0, 1), (0, 3)),  # as much as a stride: gtco adds to whole strides
+        ((1, 2), (1, 1), (0, 1, 0, 2), (2, 5)),  # more than what is cut off
+        ((2, 2), (3, 2), (3, 2, 2, 4), (0, 0)),  # what is cut off is more than a kernel
+    ],
+)
+def test_conv_transpose2d(
+    kernel: tuple, strides: tuple, padding: tuple, more: tuple, layout: str
+) -> None:
+    size = (4, 5)
+    ends = [padding[a] + padding[a + 2] for a in (0, 1)]
+    oh, ow = (
+        (n - 1) * s + k - p + m
+        for n, s, k, p, m in zip(size, strides, kernel, ends, more, strict=True)
+    )
+    x, y = ((2, 6, *size), (2, 4, oh, ow)) if layout == "NCHW" else ((2, *size, 6), (2, oh, ow, 4))
+    attrs = {"strides": strides, "padding": padding, "output_padding": more, "groups": 2}
+    types = [T(x), T((6, 2, *kernel))]
+    check(single("conv_transpose2d", types, T(y), layout=layout, **attrs))
+
+
 @pytest.mark.parametrize("bias", [None, (1, 2, 7, 5), (5,), (7, 1)])
 def test_attention(bias: tuple[int, ...] | None) -> None:
     types = [T((3, 2, 7, 6)), T((3, 2, 5, 6)), T((3, 2, 5, 4))] + ([T(bias)] if bias else [])

@@ -14,7 +14,7 @@ from math import prod
 from gtco.tensor.analysis.chains import shape_of
 from gtco.tensor.analysis.indices import split_flat
 from gtco.tensor.analysis.probe import Probe
-from gtco.tensor.analysis.scope import Expr
+from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Stage
 
 MOST_SEGMENTS = 16  # more are not worth their code
@@ -132,14 +132,18 @@ def _jumps(stage: Stage, row: Sequence[int], length: int) -> set[int]:
     cuts: set[int] = set()
     before: list[tuple[str, Expr]] = []
     parts: list[int] = []
-    steps: list[int] | None = None
+    steps: list[Expr] | None = None
+    scope = Scope()
+    gathered: dict[str, Expr] = {}
     for j in range(length):
-        probe = Probe(stage)
+        probe = Probe(stage, scope, rows=gathered)
         probe.follow(stage.output.output, [*row, j])
         now = probe.loads
         if j:
             same = [t for t, _ in now] == [t for t, _ in before] and parts == probe.parts
-            delta = [b - a for (_, a), (_, b) in zip(before, now, strict=False)] if same else None
+            delta = None
+            if same:
+                delta = [scope.index(b - a) for (_, a), (_, b) in zip(before, now, strict=True)]
             if delta is None or (steps is not None and delta != steps):
                 cuts.add(j)
                 delta = None

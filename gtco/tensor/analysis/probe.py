@@ -45,6 +45,9 @@ class Probe:
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
+    # Where gathers read along their axis, by their outputs: known at run time alone, so a variable,
+    # the same one for all places of the output. Probes of one stage may share them.
+    rows: dict[str, Expr] = field(default_factory=dict)
     # by the ids of an index's expressions; holds these, so that none gets another's id
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
@@ -124,9 +127,15 @@ class Probe:
             case "gather":
                 axis, rank = op["axis"], len(shape_of(self.stage, op.inputs[1]))
                 self.follow(op.inputs[1], index[axis : axis + rank])
-                self.follow(source, [*index[:axis], 0, *index[axis + rank :]])
+                self.follow(source, [*index[:axis], self._row(op), *index[axis + rank :]])
             case _:
                 self.follow(source, source_index(op, index, shape_of(self.stage, source)))
+
+    def _row(self, op: Operator) -> Expr:
+        if op.output not in self.rows:
+            extent = shape_of(self.stage, op.inputs[0])[op["axis"]]
+            (self.rows[op.output],) = self.scope.variables((extent,), "row")
+        return self.rows[op.output]
 
     def _concatenated(self, op: Operator, index: list[Expr]) -> None:
         known = self.scope.known

@@ -42,6 +42,9 @@ class TextEmitter(Emitter):
     def _reread(self, value: Expr) -> Expr:
         return value
 
+    def _unread(self, value: Expr) -> Expr:
+        return value
+
 
 @dataclass(frozen=True)
 class Body:

@@ -55,6 +55,11 @@ def operands(x: Expr) -> Sequence[Expr]:
     return (x.a, x.b) if hasattr(x, "b") else ()
 
 
+def _chooses(x: Expr) -> bool:
+    """Is a choice part of the value, bound variables not written out?"""
+    return isinstance(x, tirx.Select) or any(map(_chooses, operands(x)))
+
+
 @dataclass
 class Array:
     """A row-major view of memory: flat TIR buffer, shape, and an offset in elements."""
@@ -182,12 +187,24 @@ class Emitter(Scope):
                 for c in (tirx.const(1, "int8"), tirx.const(0, "int8"))
             )
             return tirx.NE(self._bound(tirx.Select(value, one, zero), name), zero)
-        var = T.Bind(value)
+        var = T.Bind(self._unread(value))
         IRBuilder.name(name, var)
         self._nodes[var] = self._count(value)
         if self.varies(value):
             self._varying.add(var)
         return var
+
+    def _unread(self, value: Expr) -> Expr:
+        """``value``; behind two reinterpretations where it is a float that a choice is part of.
+        TVM's passes ask for the interval of every bound value, and asking for that of a product
+        with a choice between floats makes an integer constant of a float's type, which is an error.
+        They do not look into a reinterpretation, and LLVM removes both.
+        """
+        dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
+        if not dtype.startswith("float") or not _chooses(value):
+            return value
+        integer, vector = dtype.replace("float", "uint"), f"x{lanes}" if lanes > 1 else ""
+        return tirx.reinterpret(dtype + vector, tirx.reinterpret(integer + vector, value))
 
     def let_index(self, value: Expr, name: str = "n") -> Expr:
         """Like :meth:`let` for an integer, keeping what is known about its range."""

@@ -212,21 +212,27 @@ def _conv2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType])
 
 
 def _conv_transpose2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
-    """TVM has kernels for NCHW alone."""
+    """The whole product, then what ``output_padding`` adds and ``padding`` cuts off: TVM takes no
+    more of either than a stride or a kernel. TVM has kernels for NCHW alone.
+    """
     last = op["layout"] == "NHWC"
     data = b.emit(R.permute_dims(x[0], [0, 3, 1, 2])) if last else x[0]
-    y = b.emit(
+    whole = b.emit(
         R.nn.conv2d_transpose(
             data,
             x[1],
             strides=list(op["strides"]),
-            padding=list(op["padding"]),
-            output_padding=list(op["output_padding"]),
             groups=op["groups"],
             data_layout="NCHW",
             kernel_layout="IOHW",
         )
     )
+    below, right = op["output_padding"]
+    if below or right:
+        whole = b.emit(R.nn.pad(whole, [0, 0, 0, 0, 0, below, 0, right]))
+    top, left = op["padding"][:2]
+    height, width = (int(d) for d in (op.type.shape[1:3] if last else op.type.shape[2:]))
+    y = b.emit(R.strided_slice(whole, [2, 3], [top, left], [top + height, left + width]))
     return b.emit(R.permute_dims(y, [0, 2, 3, 1])) if last else y
 
 

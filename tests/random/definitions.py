@@ -1,0 +1,98 @@
+"""Operators that cancel inside, written out by their definitions.
+
+An engine's rounding of what cancels is no small change of the operator's input or output: GELU's
+tail is x (1 - 0.999999), good to 4e-7 of x and no better, and an InstanceNormalization of one
+element, which is its bias, is in ONNX Runtime a difference of two products with 1 / sqrt(epsilon).
+Written out, they give the differences as tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import pi
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without Gelu and InstanceNormalization."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        define = DEFINITIONS.get(node.op_type)
+        if define is None:
+            nodes.append(node)
+            continue
+        writer = _Writer(node.output[0], model.opset_import[0].version)
+        result = define(writer, node)
+        writer.nodes.append(helper.make_node("Identity", [result], [node.output[0]]))
+        nodes += writer.nodes
+        made.graph.initializer.extend(writer.constants)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    return made
+
+
+@dataclass
+class _Writer:
+    """Nodes in a row; what they make has names that begin with ``prefix``."""
+
+    prefix: str
+    opset: int
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def add(self, kind: str, *inputs: str, **attrs: Any) -> str:
+        name = f"{self.prefix}_{kind}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], **attrs))
+        return name
+
+    def constant(self, value: float | Sequence[int]) -> str:
+        """A float, or int64s."""
+        name = f"{self.prefix}_constant{len(self.constants)}"
+        array = np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def mean(self, x: str, axis: int) -> str:
+        if self.opset >= 18:
+            return self.add("ReduceMean", x, self.constant([axis]))
+        return self.add("ReduceMean", x, axes=[axis])
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _gelu(w: _Writer, node: onnx.NodeProto) -> str:
+    (x,) = node.input
+    if _attributes(node).get("approximate", b"none") == b"tanh":
+        cube = w.add("Mul", w.add("Mul", w.add("Mul", x, x), x), w.constant(0.044715))
+        gate = w.add("Tanh", w.add("Mul", w.add("Add", x, cube), w.constant((2 / pi) ** 0.5)))
+    else:
+        gate = w.add("Erf", w.add("Mul", x, w.constant(0.5**0.5)))
+    both = w.add("Add", gate, w.constant(1.0))
+    return w.add("Mul", w.add("Mul", x, w.constant(0.5)), both)
+
+
+def _instance_normalization(w: _Writer, node: onnx.NodeProto) -> str:
+    x, *affine = node.input
+    rows = w.add("Reshape", x, w.constant([0, 0, -1]))
+    centred = w.add("Sub", rows, w.mean(rows, 2))
+    variance = w.mean(w.add("Mul", centred, centred), 2)
+    epsilon = w.constant(float(_attributes(node).get("epsilon", 1e-5)))
+    deviation = w.add("Sqrt", w.add("Add", variance, epsilon))
+    scale, bias = (w.add("Reshape", v, w.constant([1, -1, 1])) for v in affine)
+    scaled = w.add("Mul", w.add("Div", centred, deviation), scale)
+    return w.add("Reshape", w.add("Add", scaled, bias), w.add("Shape", x))
+
+
+DEFINITIONS: dict[str, Callable[[_Writer, onnx.NodeProto], str]] = {
+    "Gelu": _gelu,
+    "InstanceNormalization": _instance_normalization,
+}
