@@ -19,6 +19,7 @@ from gtco.graph.lower.context import result_type as _type
 from gtco.graph.lower.einsum import einsum
 from gtco.graph.lower.layers import LAYER_RULES
 from gtco.graph.lower.movement import MOVEMENT_RULES
+from gtco.graph.lower.quantization import QUANTIZATION_RULES, integer_product
 from gtco.tensor.elementwise import ELEMENTWISE_OPERATORS
 
 __all__ = ["RULES", "Lowering", "NoRule", "Rule"]
@@ -89,7 +90,8 @@ def _matmul(lowering: Lowering, call: relax.Call) -> str:
         a = lowering.reshape(a, (1, *shape_a))
     if len(shape_b) == 1:
         b = lowering.reshape(b, (*shape_b, 1))
-    return lowering.reshape(lowering.emit("matmul", (a, b)), _type(call).shape)
+    product = integer_product(lowering, a, b) or lowering.emit("matmul", (a, b))
+    return lowering.reshape(product, _type(call).shape)
 
 
 # -- data movement ---------------------------------------------------------------------------------
@@ -311,5 +313,6 @@ RULES: dict[str, Rule] = {
     "nn.softmax": _softmax("softmax"),
     "nn.log_softmax": _softmax("log_softmax"),
     **MOVEMENT_RULES,
+    **QUANTIZATION_RULES,
     **LAYER_RULES,
 }

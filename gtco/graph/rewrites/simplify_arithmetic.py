@@ -2,6 +2,7 @@
 
 before: power(x, 2); power(x, 0.5)              after: multiply(x, x); sqrt(x)
 before: divide(x, c); subtract(x, c)            after: multiply(x, 1/c); add(x, -c), floats alone
+                                                (no divide that is rounded to an integer)
 before: multiply(x, 1); add(x, 0); where(true)  after: x
 before: add(add(x, a), b)                       after: add(x, a + b), likewise multiply
 """
@@ -15,6 +16,8 @@ import numpy
 from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar, with_constant
 from gtco.tensor.stage import Operator
+
+_ROUNDING = frozenset(["round", "floor", "ceil", "trunc"])  # which show the last bit
 
 
 def simplify_arithmetic(graph: Graph) -> Graph:
@@ -58,6 +61,8 @@ def _divide(graph: Graph, op: Operator) -> str | None:
         return graph.add("rsqrt", root.inputs, op.type, name=op.name)
     value = graph.constants.get(b)
     if value is None or graph.is_constant(a) or bool((value == 0).any()):
+        return None
+    if any(user.kind in _ROUNDING for user in graph.consumers(op.output)):
         return None
     with numpy.errstate(all="ignore"):
         inverse = (1.0 / value.astype(numpy.float64)).astype(value.dtype)
