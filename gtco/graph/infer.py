@@ -60,6 +60,10 @@ def infer_type(
     elif kind == "gather":
         axis, data = attrs["axis"], inputs[0].shape
         return TensorType((*data[:axis], *inputs[1].shape, *data[axis + 1 :]), inputs[0].dtype)
+    elif kind == "scatter":
+        return inputs[0]
+    elif kind == "topk":
+        return TensorType((*inputs[0].shape[:-1], attrs["k"]), "int64")
     elif kind in ("sum", "mean", "max", "min", "prod"):
         axes, keep = attrs["axes"], attrs["keepdims"]
         shape = tuple(

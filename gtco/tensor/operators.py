@@ -157,6 +157,20 @@ OPERATORS: dict[str, OperatorInfo] = {
         "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
         "pytorch_half_pixel; the output's shape says how large",
     ),
+    "scatter": OperatorInfo(
+        OPAQUE,
+        (3, 3),
+        ("rows", "reduction"),
+        "data, of ``rows`` rows in memory's order, with rows of updates put where the indices of "
+        "rows say, in order; those outside nowhere. reduction: update, add, mul, max or min",
+    ),
+    "topk": OperatorInfo(
+        OPAQUE,
+        (1, 1),
+        ("k", "largest"),
+        "int64: where the k largest or least of each row of the last axis lie, the best first; "
+        "equal ones by the lower index, NaN is the largest",
+    ),
     "relax": OperatorInfo(
         OPAQUE,
         (0, 1 << 30),

@@ -234,6 +234,25 @@ def _machine(text: str) -> tuple[Any, tuple[str, ...]]:
     return relax.VirtualMachine(executable, tvm.cpu()), tuple(str(p.ty.dtype) for p in parameters)
 
 
+def _scatter(op: Operator, a: dict[str, Any], x: Sequence[Array]) -> Array:
+    data, index, updates = x
+    rows = data.reshape(a["rows"], -1).copy()
+    places, values = index.reshape(-1), updates.reshape(index.size, -1)
+    inside = (places >= 0) & (places < len(rows))
+    combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    for row, value in zip(places[inside], values[inside], strict=True):
+        known = a["reduction"] != "update"
+        rows[row] = combine[a["reduction"]](rows[row], value) if known else value
+    return rows.reshape(data.shape)
+
+
+def _topk(op: Operator, a: dict[str, Any], x: Sequence[Array]) -> Array:
+    _, ranks = np.unique(x[0], return_inverse=True)  # NaN is the largest; 0 and -0 are equal
+    ranks = ranks.reshape(x[0].shape)
+    order = np.argsort(-ranks if a["largest"] else ranks, axis=-1, kind="stable")
+    return order[..., : a["k"]]
+
+
 _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] = {
     "identity": lambda op, a, x: x[0],
     "matmul": _product(np.matmul),
@@ -245,6 +264,8 @@ _OTHER: dict[str, Callable[[Operator, dict[str, Any], Sequence[Array]], Array]] 
     "pad": _pad,
     "roll": lambda op, a, x: np.roll(x[0], a["shifts"], tuple(range(x[0].ndim))),
     "gather": lambda op, a, x: np.take(x[0], x[1], axis=a["axis"]),
+    "scatter": _scatter,
+    "topk": _topk,
     "sum": _reduce(np.sum),
     "mean": _reduce(np.mean),
     "max": _extreme(np.max, True),

@@ -50,7 +50,8 @@ def test_quantize_and_dequantize() -> None:
     """By tensor and by channel, of a scale that is known and of one that is not; ties included."""
     rng = np.random.default_rng(fresh_seed())
     x = rng.standard_normal((3, 5, 67)).astype(np.float32)
-    x[0] = np.float32(0.01) * rng.integers(-300, 300, (5, 67)).astype(np.float32)  # halves of a step
+    halves = rng.integers(-300, 300, (5, 67)).astype(np.float32)
+    x[0] = np.float32(0.01) * halves  # of a step
     x[1, 0, :4] = 1e9, -1e9, np.inf, -np.inf
     model = onnx.parser.parse_model(STATIC.replace("z0", "zeros0"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(-3), "zeros0"))

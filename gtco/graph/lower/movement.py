@@ -12,6 +12,7 @@ from tvm import relax
 
 from gtco.graph.lower.context import Lowering, Rule, integer, integers, tensor_type
 from gtco.graph.lower.context import result_type as _type
+from gtco.graph.lower.indexing import gather_elements
 from gtco.tensor.stage import TensorType
 
 
@@ -198,7 +199,9 @@ MOVEMENT_RULES: dict[str, Rule] = {
     "split": _split,
     "strided_slice": _strided_slice,
     "flip": _flip,
-    "gather_elements": _gather_elements,
+    "gather_elements": lambda lowering, call: (
+        _gather_elements(lowering, call) or gather_elements(lowering, call)
+    ),
     "tile": _tile,
     "repeat": _repeat,
     "nn.pad": _pad,

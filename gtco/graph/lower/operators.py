@@ -17,6 +17,7 @@ from tvm import relax
 from gtco.graph.lower.context import Lowering, NoRule, Rule, integer, integers
 from gtco.graph.lower.context import result_type as _type
 from gtco.graph.lower.einsum import einsum
+from gtco.graph.lower.indexing import INDEXING_RULES
 from gtco.graph.lower.layers import LAYER_RULES
 from gtco.graph.lower.movement import MOVEMENT_RULES
 from gtco.graph.lower.quantization import QUANTIZATION_RULES, integer_product
@@ -314,5 +315,6 @@ RULES: dict[str, Rule] = {
     "nn.log_softmax": _softmax("log_softmax"),
     **MOVEMENT_RULES,
     **QUANTIZATION_RULES,
+    **INDEXING_RULES,
     **LAYER_RULES,
 }

@@ -86,6 +86,14 @@ def gathers(stage: Stage, cut: int) -> int:
     return probe.apart(j)
 
 
+def picks(stage: Stage, cut: int) -> bool:
+    """Does a gather read elsewhere for each position of a row?"""
+    if not any(op.kind == "gather" for op in stage.operators):
+        return False
+    probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
+    return probe.picked_by(j)
+
+
 def segments(stage: Stage, cut: int) -> tuple[Segment, ...]:
     """A row cut where the source of some load jumps, as seen in the first, middle and last row. It
     takes a probe a position: for a kernel alone, since a price does not need it.

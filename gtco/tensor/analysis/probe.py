@@ -45,6 +45,7 @@ class Probe:
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
+    indices: list[Expr] = field(default_factory=list)  # where the indices of gathers lie, flat
     # Where gathers read along their axis, by their outputs: known at run time alone, so a variable,
     # the same one for all places of the output. Probes of one stage may share them.
     rows: dict[str, Expr] = field(default_factory=dict)
@@ -126,7 +127,9 @@ class Probe:
                 self._padded(op, index)
             case "gather":
                 axis, rank = op["axis"], len(shape_of(self.stage, op.inputs[1]))
-                self.follow(op.inputs[1], index[axis : axis + rank])
+                picked = index[axis : axis + rank]
+                self.indices.append(flatten(picked, shape_of(self.stage, op.inputs[1])))
+                self.follow(op.inputs[1], picked)
                 self.follow(source, [*index[:axis], self._row(op), *index[axis + rank :]])
             case _:
                 self.follow(source, source_index(op, index, shape_of(self.stage, source)))
@@ -186,6 +189,10 @@ class Probe:
     def apart(self, var: Expr) -> int:
         """How many loads are no vectors along ``var``."""
         return sum(s not in (0, 1) for s in self.strides(var))
+
+    def picked_by(self, var: Expr) -> bool:
+        """Does a gather read elsewhere for the next value of ``var``?"""
+        return any(depends_on(index, var) for index in self.indices)
 
     def decided_by(self, var: Expr) -> int:
         """How many conditions depend on ``var``."""

@@ -254,6 +254,21 @@ def _attention(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorTyp
     return b.emit(R.matmul(weights, x[2]))
 
 
+def _scatter(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    count = types[1].size
+    rows = (op["rows"], op.type.size // op["rows"])
+    data = b.emit(R.reshape(x[0], rows))
+    index = b.emit(R.astype(b.emit(R.reshape(x[1], (count, 1))), "int64"))
+    updates = b.emit(R.reshape(x[2], (count, rows[1])))
+    return b.emit(R.scatter_nd(data, index, updates, op["reduction"]))
+
+
+def _topk(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    return b.emit(
+        R.topk(x[0], op["k"], -1, ret_type="indices", largest=bool(op["largest"]), dtype="int64")
+    )
+
+
 SPELLINGS: dict[str, Spelling] = {
     "sum": _reduce(R.sum, wide=True),
     "mean": _reduce(R.mean, wide=True),
@@ -273,4 +288,6 @@ SPELLINGS: dict[str, Spelling] = {
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
     "attention": _attention,
+    "scatter": _scatter,
+    "topk": _topk,
 }

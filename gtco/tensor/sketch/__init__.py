@@ -25,6 +25,8 @@ from gtco.tensor.sketch.moments import cpu as moments
 from gtco.tensor.sketch.pool import cpu as pool
 from gtco.tensor.sketch.resize import cpu as resize
 from gtco.tensor.sketch.rows import cpu as rows
+from gtco.tensor.sketch.scatter import cpu as scatter
+from gtco.tensor.sketch.topk import cpu as topk
 from gtco.tensor.sketch.winograd import cpu as winograd
 from gtco.tensor.space import Sketch, Space
 from gtco.tensor.stage import Stage
@@ -45,6 +47,8 @@ RULES: tuple[Rule, ...] = (
     pool.match,
     resize.match,
     grid_sample.match,
+    scatter.match,
+    topk.match,
     elementwise.match,
     fallback.match,
 )

@@ -29,6 +29,7 @@ from gtco.tensor.analysis.axes import (
     longest_piece,
     longest_row,
     output_shape,
+    picks,
     segments,
 )
 from gtco.tensor.analysis.chains import is_static, readable, shape_of
@@ -172,7 +173,7 @@ class Elementwise:
             return streaming_workload(self.stage, self.target, tasks, 1.0, others=exchanged)
         tasks = ceil(self.grid.units / config["rows"])
         short = lanes / min(lanes, self.grid.length)  # vectors in the place of a whole one
-        passes = short + self.gathers * GATHER * lanes
+        passes = short + (self.gathers + self.picks) * GATHER * lanes
         return streaming_workload(self.stage, self.target, tasks, passes)
 
     @cached_property
@@ -181,6 +182,11 @@ class Elementwise:
         (a concat) is not counted.
         """
         return 0 if self.grid.regular else gathers(self.stage, len(self.grid.outer))
+
+    @cached_property
+    def picks(self) -> bool:
+        """Does a gather read each position of a row from elsewhere?"""
+        return self.grid.regular and picks(self.stage, len(self.grid.outer))
 
     # the program ----------------------------------------------------------------------------------
     def build(self, config: Config, symbol: str) -> Program | Rejection:
@@ -203,7 +209,7 @@ class ElementwiseLoops:
 
     def __init__(self, sketch: Elementwise, rows: int) -> None:
         self.stage, self.grid, self.rows = sketch.stage, sketch.grid, rows
-        self.segments = sketch.segments
+        self.segments, self.picks = sketch.segments, sketch.picks
         self.tasks = ceil(self.grid.units / rows)
         dtypes = self.stage.types
         self.vectors = all(
@@ -250,7 +256,10 @@ class ElementwiseLoops:
                 em.bind(reader.at, grid.length)
                 position, ahead = split_flat(ahead + reader.at, grid.inner), 0
             side = vectors_at_once(self.stage, em.lanes)
-            for begin, count, lanes in wide_runs(grid.length, em.lanes, side):
+            runs = wide_runs(grid.length, em.lanes, side)
+            if self.picks:  # the lanes of a vector would be taken apart for their loads
+                runs = [(0, grid.length, 1)]
+            for begin, count, lanes in runs:
                 with em.loop(count, "block") as block:
                     within = begin + block * lanes
                     reader.first = ahead + within

@@ -1,0 +1,225 @@
+"""What operators become that read or write where indices say: gathers and scatters of flat rows,
+and the places of a row's best elements.
+
+before: gather_nd(x, i)              after: gather(rows of x, i0 * n1 + i1)
+before: gather_elements(x, i, 1)     after: gather(elements of x, i * stride + where the others lie)
+before: scatter_nd, scatter_elements after: scatter(x, the same numbers of rows, updates)
+before: topk, sort, argsort          after: topk, and what lies there
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy
+from tvm import relax
+
+from gtco.graph.lower.context import Lowering, Rule, integer
+from gtco.graph.lower.context import result_type as _type
+from gtco.tensor.stage import TensorType
+
+INDEXED = 2**31  # elements that int32 counts
+ORDERED = ("float32", "int32", "int16", "uint16", "int8", "uint8")
+
+
+# where elements lie -------------------------------------------------------------------------------
+def _counting(lowering: Lowering, tensor: str) -> str:
+    """The dtype that counts the tensor's elements."""
+    return "int32" if lowering.type(tensor).size < INDEXED else "int64"
+
+
+def _shape(lowering: Lowering, tensor: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in lowering.type(tensor).shape)
+
+
+def _as(lowering: Lowering, tensor: str, dtype: str) -> str:
+    known, value = lowering.type(tensor), lowering.array(tensor)
+    if known.dtype == dtype:
+        return tensor
+    if value is not None:
+        return lowering.constant(value, dtype)
+    return lowering.emit("cast", (tensor,), TensorType(known.shape, dtype))
+
+
+def _times(lowering: Lowering, tensor: str, factor: int) -> str:
+    dtype = lowering.type(tensor).dtype
+    if factor == 1:
+        return tensor
+    return lowering.emit("multiply", (tensor, lowering.constant(factor, dtype)))
+
+
+def _elements(lowering: Lowering, shape: Sequence[int], indices: str, axis: int, dtype: str) -> str:
+    """The flat positions in a tensor of ``shape`` of what ``indices`` name along ``axis``, each at
+    its own place of the other axes.
+    """
+    taken = _shape(lowering, indices)
+    strides = [prod(shape[a + 1 :]) for a in range(len(shape))]
+    flat = _times(lowering, _as(lowering, indices, dtype), strides[axis])
+    for axes in (range(axis), range(axis + 1, len(shape))):
+        base = numpy.zeros((1,) * len(shape), dtype)
+        for a in axes:
+            along = numpy.arange(taken[a], dtype=dtype) * strides[a]
+            base = base + along.reshape([-1 if b == a else 1 for b in range(len(shape))])
+        if base.any():
+            flat = lowering.emit("add", (flat, lowering.constant(base, dtype)))
+    return flat
+
+
+def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dtype: str) -> str:
+    """The numbers of the rows that the last axis of ``indices`` names, in a tensor of ``shape``
+    whose first ``batch`` axes are those of the indices too.
+    """
+    *places, count = _shape(lowering, indices)
+    sizes = shape[batch : batch + count]
+    total: str | None = None
+    for n in range(count):
+        made = TensorType((*places, 1), lowering.type(indices).dtype)
+        begin = [0] * len(places) + [n]
+        one = lowering.emit("slice", (indices,), made, begin=begin, strides=[1] * len(begin))
+        one = _as(lowering, lowering.reshape(one, tuple(places)), dtype)
+        one = _times(lowering, one, prod(sizes[n + 1 :]))
+        total = one if total is None else lowering.emit("add", (total, one))
+    if total is None:  # the whole of each place of the batch
+        total = lowering.constant(numpy.zeros(places), dtype)
+    if batch:
+        first = numpy.arange(prod(shape[:batch]), dtype=dtype) * prod(sizes)
+        first = first.reshape((*shape[:batch], *[1] * (len(places) - batch)))
+        total = lowering.emit("add", (total, lowering.constant(first, dtype)))
+    return total
+
+
+def _not_negative(lowering: Lowering, indices: str, extent: int) -> str:
+    """Indices that count back from the end made positive."""
+    dtype = lowering.type(indices).dtype
+    value = lowering.array(indices)
+    if value is not None:
+        return lowering.constant(numpy.where(value < 0, value + extent, value), dtype)
+    test = lowering.emit("less", (indices, lowering.constant(0, dtype)))
+    wrapped = lowering.emit("add", (indices, lowering.constant(extent, dtype)))
+    return lowering.emit("where", (test, wrapped, indices))
+
+
+# reading ------------------------------------------------------------------------------------------
+def _taken(lowering: Lowering, x: str, positions: str) -> str:
+    """The elements of ``x`` at flat positions."""
+    return lowering.emit(
+        "gather", (lowering.reshape(x, (lowering.type(x).size,)), positions), axis=0
+    )
+
+
+def gather_elements(lowering: Lowering, call: relax.Call) -> Any:
+    x, indices = (lowering.value(argument) for argument in call.args[:2])
+    shape = _shape(lowering, x)
+    if 0 in (*shape, *_shape(lowering, indices)):
+        return None
+    axis = integer(call.attrs.axis) % len(shape)
+    return _taken(lowering, x, _elements(lowering, shape, indices, axis, _counting(lowering, x)))
+
+
+def _gather_nd(lowering: Lowering, call: relax.Call) -> Any:
+    x, indices = (lowering.value(argument) for argument in call.args[:2])
+    batch = integer(call.attrs.batch_dims)
+    shape, made = _shape(lowering, x), _type(call)
+    if 0 in (*shape, *_shape(lowering, indices)):
+        return None
+    named = batch + _shape(lowering, indices)[-1]
+    rows = _rows(lowering, shape, indices, batch, _counting(lowering, x))
+    table = lowering.reshape(x, (prod(shape[:named]), *shape[named:]))
+    return lowering.reshape(lowering.emit("gather", (table, rows), axis=0), made.shape)
+
+
+# writing ------------------------------------------------------------------------------------------
+def _scatter(
+    lowering: Lowering, data: str, rows: int, index: str, updates: str, reduction: str
+) -> str:
+    index = lowering.reshape(index, (lowering.type(index).size,))
+    return lowering.emit("scatter", (data, index, updates), rows=rows, reduction=reduction)
+
+
+def _scatter_elements(lowering: Lowering, call: relax.Call) -> Any:
+    data, indices, updates = (lowering.value(argument) for argument in call.args[:3])
+    shape = _shape(lowering, data)
+    reduction = str(call.attrs.reduction)
+    if 0 in (*shape, *_shape(lowering, indices)) or reduction not in REDUCTIONS:
+        return None
+    axis = integer(call.attrs.axis) % len(shape)
+    indices = _not_negative(lowering, indices, shape[axis])
+    flat = _elements(lowering, shape, indices, axis, _counting(lowering, data))
+    return _scatter(lowering, data, prod(shape), flat, updates, reduction)
+
+
+def _scatter_nd(lowering: Lowering, call: relax.Call) -> Any:
+    data, indices, updates = (lowering.value(argument) for argument in call.args[:3])
+    shape = _shape(lowering, data)
+    reduction = str(call.attrs.reduction)
+    if 0 in (*shape, *_shape(lowering, indices)) or reduction not in REDUCTIONS:
+        return None
+    named = _shape(lowering, indices)[-1]
+    rows = _rows(lowering, shape, indices, 0, _counting(lowering, data))
+    return _scatter(lowering, data, prod(shape[:named]), rows, updates, reduction)
+
+
+REDUCTIONS = ("update", "add", "mul", "max", "min")
+
+
+# ordering -----------------------------------------------------------------------------------------
+def _best(
+    lowering: Lowering, x: str, axis: int, k: int, largest: bool
+) -> tuple[str, str, tuple[int, ...]] | None:
+    """Values and indices of the best ``k`` along the axis, made last, and the way back."""
+    shape = _shape(lowering, x)
+    if lowering.type(x).dtype not in ORDERED or 0 in shape or not shape:
+        return None
+    axis %= len(shape)
+    there = (*(a for a in range(len(shape)) if a != axis), axis)
+    back = tuple(sorted(range(len(shape)), key=there.__getitem__))
+    last = lowering.permute(x, there)
+    k = min(k, shape[axis]) if k > 0 else shape[axis]
+    indices = lowering.emit("topk", (last,), k=k, largest=int(largest))
+    flat = _elements(
+        lowering, _shape(lowering, last), indices, len(shape) - 1, _counting(lowering, x)
+    )
+    return _taken(lowering, last, flat), indices, back
+
+
+def _topk(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    found = _best(
+        lowering, lowering.value(call.args[0]), integer(a.axis), integer(a.k), bool(a.largest)
+    )
+    if found is None:
+        return None
+    values, indices, back = found
+    results = {
+        "values": lambda: lowering.permute(values, back),
+        "indices": lambda: _as(lowering, lowering.permute(indices, back), str(a.dtype)),
+    }
+    if str(a.ret_type) != "both":
+        return results[str(a.ret_type)]()
+    return tuple(make() for make in results.values())
+
+
+def _sort(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    found = _best(lowering, lowering.value(call.args[0]), integer(a.axis), 0, bool(a.descending))
+    return None if found is None else lowering.permute(found[0], found[2])
+
+
+def _argsort(lowering: Lowering, call: relax.Call) -> Any:
+    a = call.attrs
+    found = _best(lowering, lowering.value(call.args[0]), integer(a.axis), 0, bool(a.descending))
+    if found is None:
+        return None
+    return _as(lowering, lowering.permute(found[1], found[2]), str(a.dtype))
+
+
+INDEXING_RULES: dict[str, Rule] = {
+    "gather_nd": _gather_nd,
+    "scatter_elements": _scatter_elements,
+    "scatter_nd": _scatter_nd,
+    "topk": _topk,
+    "sort": _sort,
+    "argsort": _argsort,
+}

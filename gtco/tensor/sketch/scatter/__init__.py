@@ -1,0 +1,1 @@
+"""Writing rows into a tensor where indices say."""

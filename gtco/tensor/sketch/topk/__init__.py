@@ -1,0 +1,1 @@
+"""Where the largest or least of each row lie."""
