@@ -148,7 +148,7 @@ class _Row:
         self.n, self.k = sketch.n, sketch.k
         held = sketch.scratch.arrays(args)
         self.keys, self.counts = held["keys"], held["counts"]
-        self.wanted, self.sorted, self.pool = held["wanted"], held["sorted"], held.get("pool")
+        self.wanted, self.sorted, self.pool = held["wanted"], held["sorted"], held.get("pool", held["wanted"])
         name = sketch.op.inputs[0]
         source = args.inputs[name]
         self.source = Array(source.buffer, (sketch.stage.types[name].size,), source.dtype)
