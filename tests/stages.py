@@ -365,6 +365,23 @@ def elementwise(d: Drawing) -> str:
     return d.add(d.pick(*UNARY), d.given(shape))
 
 
+def scatter(d: Drawing) -> str:
+    """Alone in its stage. Integers are drawn below 9, and all are rows'."""
+    d.depth = 0
+    rows, length, count = 8 + d.size(12), d.size(40), d.pick(1, 5, 30)
+    x, u = d.input((rows, length)), d.input((count, length))
+    kind = d.pick("update", "add", "max")
+    return d.add("scatter", x, d.input((count,), dtype="uint8"), u, rows=rows, reduction=kind)
+
+
+def topk(d: Drawing) -> str:
+    """Alone in its stage."""
+    d.depth = 0
+    n = d.size(200)
+    k = d.pick(1, n, (n + 1) // 2)
+    return d.add("topk", d.input((d.size(5), n)), k=k, largest=d.pick(0, 1))
+
+
 CORES: tuple[Callable[[Drawing], str], ...] = (
     matmul,
     norm_matmul,
@@ -387,6 +404,8 @@ CORES: tuple[Callable[[Drawing], str], ...] = (
     grid_sample,
     elementwise,
     conv3x3,
+    scatter,
+    topk,
 )
 CONTRACTIONS = (matmul, norm_matmul, conv2d, conv3x3, conv_transpose2d, attention, half_matmul)
 

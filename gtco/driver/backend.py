@@ -17,6 +17,7 @@ from gtco.runtime.driver import gpu_name
 from gtco.runtime.gpu_table import GPU_SOURCES
 from gtco.support.errors import ArtifactError, GtcoError, OptionError, ShapeError
 from gtco.support.options import EFFORTS, GPU_PRECISIONS, PRECISIONS, CompileOptions, Tune
+from gtco.tensor.stage import NARROW_INDICES
 
 if TYPE_CHECKING:
     from gtco.codegen.generate import Generated
@@ -141,7 +142,16 @@ class CpuBackend(Backend):
             )
 
     def check_indices(self, graph: Graph) -> None:
-        """Kernels for CPUs index as wide as their tensors need."""
+        """Kernels for CPUs index as wide as their tensors need, but for those that TVM writes."""
+        for op in graph.operators.values():
+            large = [x for x in (*op.inputs, op.output) if graph.types[x].size > NARROW_INDICES]
+            if op.kind == "relax" and large:
+                kind = graph.types[large[0]]
+                raise ShapeError(
+                    f"node '{op.name or op.output}' ({op['op']}): the tensor '{large[0]}' ({kind}) "
+                    f"has {kind.size / 1e9:.1f} billion elements, and this operator is compiled "
+                    "for at most 2^30: compile for a smaller batch or image"
+                )
 
 
 class GpuBackend(Backend):

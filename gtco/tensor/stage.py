@@ -17,6 +17,10 @@ from typing import Any, NoReturn
 Dim = int | str  # a number, or the name of a symbolic size
 Attrs = tuple[tuple[str, Any], ...]
 
+# Elements that indices of int32 count, with room for what is rounded up to whole blocks and read
+# ahead. Kernels of larger tensors have indices of int64.
+NARROW_INDICES = 2**30
+
 ITEM_BYTES = {
     "float32": 4,
     "float64": 8,
@@ -148,6 +152,11 @@ class Stage:
     @property
     def output(self) -> Operator:
         return self.operators[-1]
+
+    @cached_property
+    def wide(self) -> bool:
+        """Has some tensor more elements than kernels count in int32?"""
+        return any(t.static and t.size > NARROW_INDICES for t in self.types.values())
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:

@@ -141,7 +141,7 @@ def _jumps(stage: Stage, row: Sequence[int], length: int) -> set[int]:
     before: list[tuple[str, Expr]] = []
     parts: list[int] = []
     steps: list[Expr] | None = None
-    scope = Scope()
+    scope = Scope(wide=stage.wide)
     gathered: dict[str, Expr] = {}
     for j in range(length):
         probe = Probe(stage, scope, rows=gathered)

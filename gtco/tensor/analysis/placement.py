@@ -19,14 +19,14 @@ from gtco.tensor.stage import Stage
 
 def row_stride(stage: Stage, view: Contraction) -> int | None:
     """How far rows of A lie apart in an input, where A lies there as it is; else None."""
-    scope = Scope()
+    scope = Scope(wide=stage.wide)
     b, m, k = scope.variables((view.batch, view.m, view.k))
     return _stride(stage, scope, view.op.inputs[0], view.a_index(b, m, k), m, k)
 
 
 def column_stride(stage: Stage, view: Contraction) -> int | None:
     """How far rows of B lie apart in an input, where B lies there as it is; else None."""
-    scope = Scope()
+    scope = Scope(wide=stage.wide)
     b, k, n = scope.variables((view.batch, view.k, view.n))
     return _stride(stage, scope, view.op.inputs[1], view.b_index(b, k, n), k, n)
 
@@ -49,7 +49,7 @@ def _stride(
 
 def stores_columns(view: Contraction, tail: Epilogue) -> bool:
     """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
-    scope = Scope()
+    scope = Scope(wide=tail.stage.wide)
     b, m, n = scope.variables((view.batch, view.m, view.n))
     shape = shape_of(tail.stage, tail.stage.output.output)
 
@@ -65,7 +65,7 @@ def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
 
     Of several tensors that the input is computed from, as before a gate, the largest decides.
     """
-    scope = Scope()
+    scope = Scope(wide=stage.wide)
     names = ("image", "row", "kw", "c")
     extents = (view.result[0], *view.image, view.groups * view.channels)
     index = dict(zip(names, scope.variables(extents), strict=True))

@@ -41,7 +41,7 @@ class Probe:
     """
 
     stage: Stage
-    scope: Scope = field(default_factory=Scope)
+    scope: Scope = None  # type: ignore[assignment]  # of the stage's indices where none is given
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
@@ -53,6 +53,10 @@ class Probe:
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
     _asked: tuple[Expr, int] | None = None  # the variable that loads run evenly along, and its most
+
+    def __post_init__(self) -> None:
+        if self.scope is None:
+            self.scope = Scope(wide=self.stage.wide)
 
     def even(self, tensor: str, index: Sequence[Expr], var: Expr, most: int) -> bool:
         """Does all that ``tensor`` reads at an index lie 0 to ``most`` apart for neighbours along

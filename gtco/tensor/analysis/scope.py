@@ -21,15 +21,29 @@ class Scope:
     """
 
     analyzer: Any = field(default_factory=Analyzer, kw_only=True)
+    wide: bool = field(default=False, kw_only=True)  # are indices int64, for tensors beyond int32?
+
+    @property
+    def index_dtype(self) -> str:
+        return "int64" if self.wide else "int32"
+
+    def variable(self, name: str) -> Expr:
+        return tirx.Var(name, self.index_dtype)
+
+    def number(self, value: Expr) -> Expr:
+        """A number as a constant of the indices' dtype; an expression as it is."""
+        return tirx.const(value, self.index_dtype) if isinstance(value, int) else value
 
     def bind(self, var: Expr, extent: int, low: int = 0) -> None:
         """Let the simplifier know that low <= var < low + extent; a number is known already."""
         if isinstance(var, tirx.Var):
-            self.analyzer.bind(var, tvm.ir.Range(low, low + extent))
+            dtype = str(var.ty)
+            ends = (tirx.const(end, dtype) for end in (low, low + extent))
+            self.analyzer.bind(var, tvm.ir.Range(*ends))
 
     def variables(self, extents: Sequence[int], name: str = "i") -> list[Expr]:
         """A new variable for each extent."""
-        made = [tirx.Var(name, "int32") for _ in extents]
+        made = [self.variable(name) for _ in extents]
         for var, extent in zip(made, extents, strict=True):
             self.bind(var, extent)
         return made

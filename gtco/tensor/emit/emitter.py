@@ -99,7 +99,7 @@ class Emitter(Scope):
         if isinstance(extent, int) and extent == 1:
             yield 0
             return
-        with kind(0, extent) as var:
+        with kind(self.number(0), self.number(extent)) as var:
             IRBuilder.name(name, var)
             if isinstance(extent, int):
                 self.bind(var, extent)
@@ -125,7 +125,7 @@ class Emitter(Scope):
 
     @contextmanager
     def range(self, begin: Expr, end: Expr, name: str = "i") -> Iterator[Expr]:
-        with T.serial(begin, end) as var:
+        with T.serial(self.number(begin), self.number(end)) as var:
             IRBuilder.name(name, var)
             yield var
 
@@ -214,7 +214,8 @@ class Emitter(Scope):
         bound = self.analyzer.const_int_bound(value)
         var = self._bound(value, name)
         extent = bound.max_value + 1 - bound.min_value
-        if bound.min_value > -INDEX_LIMIT and extent < INDEX_LIMIT:
+        limit = INDEX_LIMIT**2 if self.wide else INDEX_LIMIT
+        if bound.min_value > -limit and extent < limit:
             self.bind(var, extent, bound.min_value)
         return var
 
@@ -314,12 +315,13 @@ def kernel(
     workspace: int,
     lanes: int,
     body: Callable[[Emitter, KernelArguments], None],
+    wide: bool = False,
 ) -> Any:
     """The TIR function ``symbol(inputs..., output, workspace, begin, end)`` whose body ``body``
     emits.
 
     ``workspace`` is in bytes; ``inputs`` gives the types as the kernel sees them, packed constants
-    in their packed shape.
+    in their packed shape. ``wide``: are indices int64?
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=False):
@@ -332,12 +334,14 @@ def kernel(
             scratch = T.arg("workspace", T.handle("float32"))
             begin, end = T.arg("begin", T.int64()), T.arg("end", T.int64())
             T.func_attr({"tirx.noalias": True, "global_symbol": symbol})
-            emitter = Emitter(lanes)
+            emitter = Emitter(lanes, wide=wide)
             arrays = {name: view(pointers[name], t, name) for name, t in inputs.items()}
             work = TensorType((max(workspace // 4, 1),))
             # No task is negative, which TVM must know: it would divide by adding first what makes
             # the least int32 positive, and multiply that beyond int32 when it simplifies.
-            first = tirx.Max(tirx.Cast("int32", begin), tirx.IntImm("int32", 0))
+            dtype = emitter.index_dtype
+            first, last = (x if wide else tirx.Cast(dtype, x) for x in (begin, end))
+            first = tirx.Max(first, tirx.IntImm(dtype, 0))
             body(
                 emitter,
                 KernelArguments(
@@ -345,7 +349,7 @@ def kernel(
                     view(out, output, "out"),
                     view(scratch, work, "workspace"),
                     first,
-                    tirx.Cast("int32", end),
+                    last,
                 ),
             )
     return builder.get()

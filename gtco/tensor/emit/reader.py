@@ -146,7 +146,7 @@ class Reader:
     def gathered(self, op: Operator, index: list[Expr], shape: tuple[int, ...]) -> Expr:
         axis, rank = op["axis"], len(self.shape(op.inputs[1]))
         where = self.value(op.inputs[1], index[axis : axis + rank])
-        where = self.emitter.let(tirx.Cast("int32", where), "row")
+        where = self.emitter.let(tirx.Cast(self.emitter.index_dtype, where), "row")
         where = self.emitter.let(tirx.Select(where < 0, where + shape[axis], where), "row")
         return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
 

@@ -158,7 +158,7 @@ class _Loops:
 
     def __init__(self, sketch: Across, em: Emitter, args: KernelArguments) -> None:
         self.sketch, self.op, self.em, self.args = sketch, sketch.op, em, args
-        self.at = tirx.Var("at", "int32")
+        self.at = em.variable("at")
         em.bind(self.at, sketch.shape[-2])
         self.reader = SteppedReader(sketch.stage, em, args.inputs, at=self.at)
         self.kept = sketch.scratch.arrays(args)["kept"]

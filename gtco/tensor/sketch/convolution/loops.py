@@ -184,7 +184,7 @@ class ConvolutionLoops:
         heights = shape.heights
         height: Expr = heights[0]
         if len(heights) > 1:
-            tall, low = (tirx.const(h, "int32") for h in heights)
+            tall, low = map(em.number, heights)
             height = tirx.Select(block < shape.taller, tall, low)
         store = TileStore(
             em,

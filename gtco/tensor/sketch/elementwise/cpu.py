@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, prod
 
-from tvm import tirx
-
 from gtco.machine.target import Target
 from gtco.tensor.analysis.axes import (
     Segment,
@@ -248,7 +246,7 @@ class ElementwiseLoops:
         with tasks_of_rows(em, args, grid.units, self.rows) as unit:
             *group, piece = unflatten(em, unit, (*grid.rows.counted, grid.pieces))
             rows = [*grid.rows.rows(em, group)]
-            reader.at, ahead = tirx.Var("at", "int32"), piece * grid.length
+            reader.at, ahead = em.variable("at"), piece * grid.length
             if grid.unbroken:  # followed along the whole row, as it was probed
                 em.bind(reader.at, prod(grid.inner))
                 position = split_flat(reader.at, grid.inner)

@@ -26,7 +26,7 @@ from gtco.tensor.relax.bridge import lower_module
 from gtco.tensor.relax.calls import BridgeError
 from gtco.tensor.relax.spellings import module_of
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import Operator, Stage, TensorType
+from gtco.tensor.stage import NARROW_INDICES, Operator, Stage, TensorType
 from gtco.tensor.workload import Layer, Stream, Workload
 
 SLOWNESS = (
@@ -104,7 +104,12 @@ class Fallback:
         if not empty and stage.output.kind in IMAGE and 0 in types[stage.output.inputs[0]].shape:
             return Rejection("no program", f"{stage.output.kind} of an image without pixels")
         if empty or plain or of_nothing(stage) is not None:
-            return Program(kernel(symbol, types, stage.output.type, 0, 1, self.elements), 1, 0, {})
+            function = kernel(symbol, types, stage.output.type, 0, 1, self.elements, stage.wide)
+            return Program(function, 1, 0, {})
+        if stage.wide:
+            op = stage.output
+            text = f"{op.get('op', op.kind)}: TVM's loops count at most {NARROW_INDICES} elements"
+            return Rejection("no program", text)
         names = list(types)
         op = stage.output
         order = [names.index(x) for x in op.inputs]

@@ -140,8 +140,7 @@ class GemmLoops:
             if len(shape.heights) == 1
             else tirx.Select(
                 this_block < shape.taller,
-                tirx.const(shape.heights[0], "int32"),
-                tirx.const(shape.heights[1], "int32"),
+                *map(em.number, shape.heights),
             )
         )
         view = self.view

@@ -108,7 +108,7 @@ class Moments:
         def body(em: Emitter, args: KernelArguments) -> None:
             reader = Reader(self.stage, em, args.inputs)
             if self.even:
-                reader = SteppedReader(self.stage, em, args.inputs, at=tirx.Var("at", "int32"))
+                reader = SteppedReader(self.stage, em, args.inputs, at=em.variable("at"))
                 em.bind(reader.at, self.shape[-1])
             with tasks_of_rows(em, args, self.units, config["rows"]) as unit:
                 *outer, chunk = unflatten(em, unit, (*self.shape[:-2], self.chunks))

@@ -130,7 +130,7 @@ class Scatter:
             self._copied(em, data, output, begin, together)
         rest = self.rows % self.block * self.length
         if rest:
-            with em.when(tirx.EQ(stop, self.rows)):
+            with em.when(stop >= self.rows):
                 self._copied(em, data, output, self.rows * self.length - rest, rest)
 
     def _copied(self, em: Emitter, data: Array, output: Array, begin: Expr, count: int) -> None:
@@ -143,7 +143,7 @@ class Scatter:
     def write(self, em: Emitter, args: KernelArguments, first: Expr, stop: Expr) -> None:
         _, index, updates, output = self.flat(args)
         with em.loop(self.updates, "u") as u:
-            row = em.let(tirx.Cast("int32", em.load(index, [u])), "row")
+            row = em.let(tirx.Cast(em.index_dtype, em.load(index, [u])), "row")
             with em.when(tirx.all(row >= first, row < stop)):
                 em.bind(row, self.rows)
 

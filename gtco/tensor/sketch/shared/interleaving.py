@@ -22,7 +22,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from tvm import tirx
 from tvm.sym import detect_linear_equation
 
 from gtco.tensor.analysis.axes import output_shape, phase_steps
@@ -179,7 +178,7 @@ def _block(
 ) -> None:
     """``lanes`` positions of every phase, from ``i`` on."""
     output = reader.stage.output
-    reader.at, reader.first = tirx.Var("at", "int32"), i
+    reader.at, reader.first = em.variable("at"), i
     em.bind(reader.at, grid.extent)
     vectors = []
     for phase in range(grid.phases):

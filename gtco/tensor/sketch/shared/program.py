@@ -26,5 +26,5 @@ def program(
     """
     packed, workspace = packings or {}, scratch.nbytes if scratch else 0
     types = packed_types(stage, packed)
-    function = kernel(symbol, types, stage.output.type, workspace, target.lanes, emit)
+    function = kernel(symbol, types, stage.output.type, workspace, target.lanes, emit, stage.wide)
     return Program(function, tasks, workspace, packed)

@@ -37,7 +37,7 @@ from gtco.tensor.sketch.shared.streaming import (
     tasks_of_rows,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import Operator, Stage
+from gtco.tensor.stage import NARROW_INDICES, Operator, Stage
 from gtco.tensor.workload import Workload
 
 SORTED = ("float32", "int32", "int16", "uint16", "int8", "uint8")  # their keys have 32 bits
@@ -54,6 +54,8 @@ def match(stage: Stage, target: Target) -> TopK | None:
     if len(stage.operators) != 1 or op.kind != "topk" or not is_static(stage):
         return None
     if stage.types[op.inputs[0]].dtype not in SORTED or op.type.size == 0:
+        return None
+    if shape_of(stage, op.inputs[0])[-1] > NARROW_INDICES:
         return None
     return TopK(stage, target)
 
@@ -148,7 +150,8 @@ class _Row:
         self.n, self.k = sketch.n, sketch.k
         held = sketch.scratch.arrays(args)
         self.keys, self.counts = held["keys"], held["counts"]
-        self.wanted, self.sorted, self.pool = held["wanted"], held["sorted"], held.get("pool", held["wanted"])
+        self.wanted, self.sorted = held["wanted"], held["sorted"]
+        self.pool = held.get("pool", self.wanted)
         name = sketch.op.inputs[0]
         source = args.inputs[name]
         self.source = Array(source.buffer, (sketch.stage.types[name].size,), source.dtype)
@@ -224,10 +227,10 @@ class _Row:
 
     def place(self, key: Expr, shift: int) -> Expr:
         """8 bits of a key, from 0: the highest have the sign."""
-        digit = tirx.bitwise_and(tirx.shift_right(key, shift), (1 << DIGIT) - 1)
+        digit = tirx.shift_right(key, shift)
         if shift + DIGIT == 32:
-            digit = tirx.bitwise_xor(digit, 1 << (DIGIT - 1))
-        bound = self.em.let(digit, "digit")
+            digit = digit + (1 << (DIGIT - 1))
+        bound = self.em.let(tirx.bitwise_and(digit, (1 << DIGIT) - 1), "digit")
         self.em.bind(bound, 1 << DIGIT)
         return bound
 
@@ -243,7 +246,7 @@ class _Row:
             rank, known = em.let(em.load(found, [1]), "rank"), em.let(em.load(found, [0]), "known")
             lies = tirx.all(known < 0, rank <= here)
             passed = tirx.all(known < 0, rank > here)
-            em.store(found, [0], tirx.Select(lies, place, known))
+            em.store(found, [0], tirx.Select(lies, tirx.Cast("int32", place), known))
             em.store(found, [1], tirx.Select(passed, rank - here, rank))
         digit = em.load(found, [0])
         if shift + DIGIT == 32:
@@ -328,8 +331,8 @@ class _Row:
             low = em.let_index(runs * (2 * width), "low")
             middle = em.let_index(tirx.min(low + width, k), "middle")
             high = em.let_index(tirx.min(low + 2 * width, k), "high")
-            em.store(heads, [0], low)
-            em.store(heads, [1], middle)
+            em.store(heads, [0], tirx.Cast("int32", low) if em.wide else low)
+            em.store(heads, [1], tirx.Cast("int32", middle) if em.wide else middle)
             with em.range(low, high, "at") as at:
                 i, j = em.let(em.load(heads, [0]), "i"), em.let(em.load(heads, [1]), "j")
                 a = em.let(source.buffer[source.offset + tirx.min(i, k)], "a")
