@@ -232,7 +232,6 @@ class _Merger(PlainFunction):
             bound += declared(parameter, self.address(tensor))
         return [*bound, self.placed(function.body)]
 
-
 def declared(parameter: Any, data: Any) -> list[Any]:
     """A lowered function's parameter as a buffer that lies at ``data``."""
     if not tirx.is_buffer_var(parameter):

@@ -46,7 +46,9 @@ SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maxim
 LANES = 16  # that element-wise operators are counted for; an operation of a lane is one
 BIAS = 6.0  # of its bias: an address, a load, an addition
 KEYS = (8, 16, 32, 64, 128)  # of a step and a warp
-_LEAST: Mapping[str, Option] = dict(query="shared", tiles=1, warps=1, split=1, heads=1, stages=1)
+_LEAST: Mapping[str, Option] = dict(
+    query="shared", tiles=1, warps=1, split=1, heads=1, stages=1
+)
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaAttention | None:

@@ -111,7 +111,9 @@ class Dot:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = DotLoops(self, config)
         tasks, scratch = loops.shape.tasks, loops.scratch
-        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, self.packings)
+        return program(
+            symbol, self.stage, self.target, tasks, loops.emit, scratch, self.packings
+        )
 
 
 class DotLoops:

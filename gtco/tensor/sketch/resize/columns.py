@@ -51,7 +51,9 @@ def fits(size: int, out: int, lanes: int) -> bool:
 
 def permuted(em: Emitter, vector: Expr, order: Expr) -> Expr:
     """The lanes of ``vector`` that ``order`` names."""
-    return tirx.call_llvm_pure_intrin(f"float32x{em.lanes}", PERMUTE[em.lanes], vector, order)
+    return tirx.call_llvm_pure_intrin(
+        f"float32x{em.lanes}", PERMUTE[em.lanes], vector, order
+    )
 
 
 def blended(em: Emitter, terms: Sequence[tuple[Expr, Expr | None]]) -> Expr:

@@ -74,7 +74,8 @@ class Windows:
         return floordiv(channel, outputs) * inputs + i
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """vector: channels of a thread; strip: its outputs below one another; threads: of a block."""
+        """vector: channels of a thread; strip: its outputs below one another; threads: of a block.
+        """
         if "vector" not in chosen:
             return Decision("vector", "registers", self.vectors)
         if "strip" not in chosen:

@@ -65,7 +65,9 @@ def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
     return tuple(sorted({min(o, most) for o in options}))
 
 
-def grain(chosen: Mapping[str, Option], units: int, work: int, target: Target) -> Decision | None:
+def grain(
+    chosen: Mapping[str, Option], units: int, work: int, target: Target
+) -> Decision | None:
     """How many units, pieces of the output of ``work`` elements each, a task makes; None where that
     is decided.
     """
@@ -223,7 +225,9 @@ def blocks_of(span: tuple[Expr, Expr], lanes: int) -> Expr:
     return (span[1] + (lanes - 1)) // lanes
 
 
-def whole_block(em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int) -> Expr:
+def whole_block(
+    em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int
+) -> Expr:
     """Where a block of a span begins: early enough to be whole."""
     begin, length = span
     start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")

@@ -127,7 +127,8 @@ class Transform:
 
 
 def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Expr:
-    """The sum of products, those with a factor of 1 first: a multiply-add for each of the others."""
+    """The sum of products, those with a factor of 1 first: a multiply-add for each of the others.
+    """
     parts = [(f, x) for f, x in zip(factors, values, strict=True) if f]
     parts.sort(key=lambda part: part[0] != 1)
     (first, value), *rest = parts
