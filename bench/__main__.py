@@ -45,6 +45,7 @@ BENCHMARKS = {
         "models",
         "seconds to the first output beside the peers, and by phase (GTCO's Table VI)",
     ),
+    "disturbed": ("models", "latency beside another process that spins on one core"),
     "gpu": ("gpu", "models for GPUs beside torch, torch.compile and ONNX Runtime, on a GPU"),
     "runtime_overhead": (
         "models",

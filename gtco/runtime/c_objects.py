@@ -11,7 +11,9 @@ from gtco.runtime.table import CSRC
 from gtco.support.errors import BuildError
 from gtco.support.toolchain import Compiling
 
-CPU_SOURCES = "api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c weights.c".split()
+CPU_SOURCES = (
+    "api.c cpu_count.c cpu_features.c error.c tensors.c thread_pool.c turns.c weights.c"
+).split()
 # Baseline x86-64 whatever the kernels use: this code runs before the CPU is checked.
 COMPILE_FLAGS = (
     "-std=gnu11 -O2 -march=x86-64 -mtune=generic -fPIC -fvisibility=hidden -pthread"

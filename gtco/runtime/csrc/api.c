@@ -184,6 +184,7 @@ static void release(gtco_model* m) {
   free(m->pool.args);
   free(m->patches);
   free(m->pool.workers);
+  free((void*)m->pool.task_ns);
   free(m);
 }
 

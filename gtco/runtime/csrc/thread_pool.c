@@ -21,14 +21,17 @@
 #define WAKE_CALLER 2u
 #define POLLS_BETWEEN_CLOCKS 32
 #define NS_BEFORE_YIELD 50000 /* then a spinning thread offers its CPU at every look at the clock */
+#define WATCHING_NS 20000000  /* for how long a thread that is held up looks for ticks, once in a process */
+#define HELD_UP_NS 100000     /* a wait for others' tasks that makes everybody look whether their CPU was taken away */
 /* The mode of every thread while it computes, so that results depend on neither the caller's mode nor the thread: round
  * to nearest, no traps, denormals read as zero and flushed to zero (an operation on one can cost 150 cycles). */
 #define RUN_MXCSR 0x9fc0u
 
 struct gtco_worker {
-  pthread_t thread;
+  pthread_t thread; /* not of the first, who is the caller */
   gtco_pool* pool;
   int index;
+  gtco_turns turns;
 };
 
 static inline uint32_t step_of(uint64_t word) { return (uint32_t)(word >> 32) & 0xffffu; }
@@ -69,14 +72,23 @@ static inline int available(const gtco_pool* pool, uint64_t word) {
   return step < STEP_SERIAL && (uint32_t)word < pool->steps[step].tasks;
 }
 
+/* Where the CPU is shared: how many of n tasks of a step may be begun. */
+static uint32_t fitting(gtco_pool* pool, gtco_turns* turns, uint32_t step, uint32_t n) {
+  return gtco_turns_fit(turns, now_ns(), atomic_load_explicit(&pool->task_ns[step], memory_order_relaxed), n);
+}
+
 /* Takes a range of tasks. Guided self-scheduling (Polychronopoulos and Kuck, 1987) at half the fair share: the first
  * ranges are long, for locality, the last are single tasks, so that threads end within one task of each other. */
-static int take(gtco_pool* pool, uint32_t* step, int64_t* begin, int64_t* end) {
+static int take(gtco_pool* pool, gtco_turns* turns, uint32_t* step, int64_t* begin, int64_t* end) {
   uint64_t word = atomic_load_explicit(&pool->word, memory_order_acquire);
   while (available(pool, word)) {
     uint32_t first = (uint32_t)word;
     uint32_t n = (pool->steps[step_of(word)].tasks - first) / (2u * (uint32_t)pool->threads);
     if (n == 0) n = 1;
+    if (turns->until_ns && (n = fitting(pool, turns, step_of(word), n)) == 0) {
+      _mm_pause();
+      return 0; /* not waited for here: finished tasks are to be reported */
+    }
     /* Success means that this very step is current and these tasks are free, whatever happened since the load. */
     if (atomic_compare_exchange_weak_explicit(&pool->word, &word, word + n, memory_order_acq_rel,
                                               memory_order_acquire)) {
@@ -94,6 +106,21 @@ static void run_tasks(gtco_pool* pool, int thread, uint32_t step, int64_t begin,
   s->kernel(pool->args + s->first_ref, pool->workspaces + thread * pool->workspace_stride, begin, end);
 }
 
+/* run_tasks, timed where the CPU is shared. A reading that is too long, since the CPU was taken away meanwhile, goes with
+ * the next one. */
+static void run_in_turn(gtco_pool* pool, int thread, uint32_t step, int64_t begin, int64_t end) {
+  if (!pool->workers[thread].turns.until_ns) {
+    run_tasks(pool, thread, step, begin, end);
+    return;
+  }
+  const int64_t began = now_ns();
+  run_tasks(pool, thread, step, begin, end);
+  const int64_t each = (now_ns() - began) / (end - begin);
+  const int64_t before = atomic_load_explicit(&pool->task_ns[step], memory_order_relaxed);
+  const int64_t now = !before || each < before ? each : before + (each < 2 * before ? each - before : before) / 8;
+  atomic_store_explicit(&pool->task_ns[step], now, memory_order_relaxed);
+}
+
 static void record(gtco_pool* pool, uint32_t step) {
   if (!pool->step_seconds) return;
   int64_t now = now_ns();
@@ -101,10 +128,13 @@ static void record(gtco_pool* pool, uint32_t step) {
   pool->step_began_ns = now;
 }
 
-/* From `step` on: runs steps of one task here, where the data is warm, and publishes the first one that has more. */
+/* From `step` on: runs steps of one task here, where the data is warm, and publishes the first one that has more, or
+ * that this thread should not begin. */
 static void advance(gtco_pool* pool, int thread, uint32_t step) {
+  gtco_turns* turns = &pool->workers[thread].turns;
   for (; (int)step < pool->num_steps && pool->steps[step].tasks == 1; ++step) {
-    run_tasks(pool, thread, step, 0, 1);
+    if (turns->until_ns && !fitting(pool, turns, step, 1)) break;
+    run_in_turn(pool, thread, step, 0, 1);
     record(pool, step);
   }
   uint32_t generation = generation_of(atomic_load_explicit(&pool->word, memory_order_relaxed));
@@ -118,11 +148,18 @@ static void advance(gtco_pool* pool, int thread, uint32_t step) {
 /* Works until there is nothing to take. Finished tasks are reported once a step, not once a range: a step is over only
  * when all are reported, so ranges taken before the report belong to one step. */
 static void participate(gtco_pool* pool, int thread) {
+  gtco_turns* turns = &pool->workers[thread].turns;
+  const uint32_t held_up = atomic_load_explicit(&pool->held_up, memory_order_relaxed);
   uint32_t step = 0;
   int64_t begin, end;
+  if (held_up != turns->held_up) {
+    turns->held_up = held_up;
+    gtco_turns_look(turns, now_ns());
+  }
   for (;;) {
     int64_t finished = 0;
-    for (; take(pool, &step, &begin, &end); finished += end - begin) run_tasks(pool, thread, step, begin, end);
+    for (; take(pool, turns, &step, &begin, &end); finished += end - begin)
+      run_in_turn(pool, thread, step, begin, end);
     if (!finished) return;
     if (atomic_fetch_add_explicit(&pool->done, finished, memory_order_acq_rel) + finished ==
         (int64_t)pool->steps[step].tasks) {
@@ -140,6 +177,9 @@ static int awaited(const gtco_pool* pool, uint64_t word, int caller) {
 /* Until there is something to take, or the run (for the caller) or the pool (for a worker) is over. */
 static void await(gtco_pool* pool, int caller) {
   int64_t began = 0;
+  int told = pool->crowded; /* then threads take the CPU from each other, at any time */
+  int watching = 0;
+  gtco_watch watch = {0, 0};
   for (;;) {
     for (int i = 0; i < POLLS_BETWEEN_CLOCKS; ++i) {
       if (awaited(pool, atomic_load_explicit(&pool->word, memory_order_acquire), caller)) return;
@@ -147,7 +187,16 @@ static void await(gtco_pool* pool, int caller) {
     }
     int64_t now = now_ns();
     if (!began) began = now;
-    if (now - began < pool->spin_ns) {
+    if (!told && now - began > HELD_UP_NS && step_of(atomic_load(&pool->word)) != STEP_IDLE) {
+      told = 1;
+      watching = pool->spin_ns && !gtco_tick_ns();
+      atomic_fetch_add_explicit(&pool->held_up, 1, memory_order_relaxed);
+    }
+    if (watching) {
+      gtco_watch_ticks(&watch, now);
+      watching = !gtco_tick_ns() && now - began < WATCHING_NS;
+    }
+    if (now - began < pool->spin_ns || watching) {
       if (pool->crowded || now - began > NS_BEFORE_YIELD) sched_yield();
       continue;
     }
@@ -174,15 +223,16 @@ static void* worker_main(void* argument) {
 int gtco_pool_start(gtco_pool* pool) {
   atomic_store(&pool->word, make_word(0, STEP_IDLE));
   if (pool->threads == 1 || !pool->has_parallel_step) return 0;
-  if (!pool->workers) pool->workers = calloc((size_t)pool->threads - 1, sizeof *pool->workers);
-  if (!pool->workers) return ENOMEM;
+  if (!pool->workers) pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);
+  if (!pool->task_ns) pool->task_ns = calloc((size_t)pool->num_steps, sizeof *pool->task_ns);
+  if (!pool->workers || !pool->task_ns) return ENOMEM;
   /* The program's signals are for its own threads. */
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = 0;
   for (pool->started = 0; pool->started < pool->threads - 1; ++pool->started) {
-    struct gtco_worker* w = &pool->workers[pool->started];
+    struct gtco_worker* w = &pool->workers[pool->started + 1];
     w->pool = pool;
     w->index = pool->started + 1;
     error = pthread_create(&w->thread, NULL, worker_main, w);
@@ -197,9 +247,11 @@ int gtco_pool_start(gtco_pool* pool) {
 void gtco_pool_stop(gtco_pool* pool) {
   atomic_store(&pool->stop, 1);
   publish(pool, make_word(generation_of(atomic_load(&pool->word)) + 1, STEP_IDLE), WAKE_WORKERS);
-  for (int i = 0; i < pool->started; ++i) pthread_join(pool->workers[i].thread, NULL);
+  for (int i = 0; i < pool->started; ++i) pthread_join(pool->workers[i + 1].thread, NULL);
   free(pool->workers);
+  free((void*)pool->task_ns);
   pool->workers = NULL;
+  pool->task_ns = NULL;
   pool->started = 0;
   atomic_store(&pool->stop, 0);
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "plan.h"
+#include "turns.h"
 
 /* The fields before `word` are constant while a run is under way. */
 typedef struct gtco_pool {
@@ -21,13 +22,15 @@ typedef struct gtco_pool {
   void** args;           /* every step's buffers, in the order of the plan's refs */
   double* step_seconds;  /* NULL: not profiling */
   int64_t step_began_ns; /* written by whoever finished the step before */
-  struct gtco_worker* workers;
+  struct gtco_worker* workers; /* one a thread, the caller's first */
+  _Atomic int64_t* task_ns;    /* of each step, what a task was last seen to take; 0: not timed yet */
   int started;           /* workers that exist in this process */
 
   /* (generation : 16, step : 16, next task : 32). One word says everything about what there is to do, so a thread needs
    * no memory of its own: it may come late, or miss whole runs, and still only ever take a task that is free. */
   _Alignas(64) _Atomic uint64_t word;
   _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */
+  _Alignas(64) _Atomic uint32_t held_up; /* counts long waits for tasks that others hold */
   _Alignas(64) _Atomic int32_t sleeping_workers;
   _Atomic int32_t sleeping_caller;
   _Atomic int32_t stop;
@@ -35,7 +38,7 @@ typedef struct gtco_pool {
 
 /* pool must be zeroed but for the constant fields. Starts the workers; returns 0, or errno of pthread_create. */
 int gtco_pool_start(gtco_pool* pool);
-/* Ends the workers. */
+/* Ends the workers, and frees what gtco_pool_start took. */
 void gtco_pool_stop(gtco_pool* pool);
 /* Runs all steps; returns 0, or errno where workers had to be started and could not be. */
 int gtco_pool_run(gtco_pool* pool, double* step_seconds);

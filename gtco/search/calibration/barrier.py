@@ -23,7 +23,7 @@ from gtco.support.errors import BuildError
 from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
-SOURCES = ("barrier.c", "thread_pool.c")
+SOURCES = ("barrier.c", "thread_pool.c", "turns.c")
 TASK_NS = 2000  # of one task: longer than the pool takes to hand it out
 ROUNDS = 300  # runs of 64 steps
 MOST_STEPS = 64  # of a run, as barrier.c has them
