@@ -1,10 +1,10 @@
-"""Proposals of a learned cost model: rounds of propose, measure, learn (GTCO Section IV-E).
+"""Proposals of a learned cost model, in rounds of propose, measure and learn (GTCO Section IV-E).
 
-The model learns from every stage that is tuned, and from records of the same circumstances; an
-evolutionary search over a stage's space asks it for what is worth measuring. The search begins with
-what the analytic policy ranks first, what was measured to be fast, and what was best for stages
-that do the same on other sizes, on other machines too. Until the model knows enough, the analytic
-proposals stand.
+The model learns from every stage that is tuned and from records of the same circumstances. An
+evolutionary search over a stage's space asks the model what is worth measuring. The search starts
+from the configs that the analytic policy ranks first, those that were measured to be fast, and
+those that were best for stages with the same operators and other sizes, also on other machines.
+Until the model knows enough, the analytic proposals are used.
 """
 
 from __future__ import annotations
@@ -42,9 +42,13 @@ ABSENT = (
 
 
 class LearnedProposals:
-    """``results`` are all that is tuned together, by stage key; ``known`` what records have of
-    these very circumstances, of the ``stages`` by key that are not tuned now too, ``others`` all
-    other records, which give no times and no pick, but configs to begin with.
+    """Proposals for all stages that are tuned together.
+
+    - ``results``: their results, by stage key;
+    - ``known``: records of the same circumstances, also of other ``stages`` (by key) that are not
+      tuned now;
+    - ``others``: all other records; the search starts from their configs, and their times are not
+      used.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class LearnedProposals:
         return [self._pick(space, config) for config in chosen]
 
     def _unlearned(self, space: Space, result: StageResult, n: int) -> list[Pick]:
-        """The analytic proposals, and in the first round some of what stood elsewhere."""
+        """The analytic proposals; in the first round with some configs that stood elsewhere."""
         if result.rounds:
             return self.analytic.propose(result, n)
         elsewhere = [c for c in self._elsewhere(space, result) if c not in result.tested]
@@ -120,7 +124,8 @@ class LearnedProposals:
         ]
 
     def _elsewhere(self, space: Space, result: StageResult) -> list[Config]:
-        """What stood for stages with the same operators, here and in records, as this space has it.
+        """Configs that stood for stages with the same operators, here or in records, if this space
+        contains them.
         """
         same = [
             r.last.config
@@ -133,7 +138,7 @@ class LearnedProposals:
 
     # what is learned ------------------------------------------------------------------------------
     def _learn(self) -> None:
-        """Train anew where something was measured since."""
+        """Trains the model again if something was measured since the last training."""
         count = sum(len(result.readings) for result in self.results.values())
         if count == self._learned or ABSENT in self.failures:
             return
@@ -145,7 +150,7 @@ class LearnedProposals:
             self.model.train(examples)
 
     def examples(self) -> list[Example]:
-        """Every program that was measured here, and the latest according to the records."""
+        """Every program that was measured here, and the latest ones from the records."""
         found = []
         for key, result in self.results.items():
             space = space_of(result.stage, self.policy.target)
@@ -164,13 +169,15 @@ class LearnedProposals:
         return found
 
     def _recorded(self, key: str) -> dict[Config, float]:
-        """The latest configs of a stage in records, with their times over the first one's."""
+        """The latest configs of a stage in the records, with their times relative to the first one.
+        """
         return dict(list(relative(self.known.get(key, ())).items())[-RECORDED:])
 
     def _measured(
         self, group: str, space: Space, first: np.ndarray, times: Mapping[Config, float]
     ) -> list[Example]:
-        """An example for each config that has a program; ``times`` are comparable."""
+        """An example for each config that has a program; ``times`` can be compared with each other.
+        """
         legal = [config for config in times if space.check(config) is None]
         rows = ((config, self._of(space.stage, space, config)) for config in legal)
         return [Example(group, row, first, times[c]) for c, row in rows if row is not None]
@@ -178,8 +185,8 @@ class LearnedProposals:
     def _of(
         self, stage: Stage, space: Space, config: Config, price: float | None = None
     ) -> np.ndarray | None:
-        """The features of the config's program, ``price`` where it is known; None where it has no
-        program.
+        """The features of the config's program, with ``price`` if it is known. None if the config
+        has no program.
         """
         key = (stage.key, config)
         if key not in self._features:

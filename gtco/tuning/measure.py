@@ -1,4 +1,4 @@
-"""Candidates of stages, built by the workers and timed together in a process of their own."""
+"""Builds candidates of stages in the workers and times them together in a process of their own."""
 
 from __future__ import annotations
 
@@ -34,10 +34,13 @@ SLOWER = 1.5  # how much longer than its stage's pick a candidate is reckoned to
 
 @dataclass(frozen=True)
 class Timed:
-    """A trial's readings: seconds [rounds, candidates + 1], the last column the first candidate
-    again; ``wrong`` has the candidates that compute something else. ``failed`` says in words how
-    timing ended instead: because of the trial's one rival or, where it has none, of the first one,
-    or for a reason that is of none of them.
+    """The readings of a trial.
+
+    - ``readings``: seconds [rounds, candidates + 1]; the last column is the first candidate again;
+    - ``wrong``: the candidates that compute something else;
+    - ``failed``: says how timing ended, if it failed. It is about the trial's rival if there is
+      only one, about the first candidate if there is no rival, and else about no particular
+      candidate.
     """
 
     trial: Trial
@@ -47,7 +50,7 @@ class Timed:
 
 
 class Measurer:
-    """Builds and times; reckons beforehand how long that will take. Readings stop at the
+    """Builds and times candidates, and predicts how long that takes. Readings stop at the
     ``deadline`` (of ``time.monotonic()``), however few there are.
     """
 
@@ -59,17 +62,18 @@ class Measurer:
         self._built, self._building = 0, 0.0
 
     def build_cost(self, candidates: int) -> float:
-        """Seconds that building so many takes, by those that were built so far."""
+        """Seconds that building so many candidates takes, judged by those that were built so far.
+        """
         each = self._building / self._built if self._built else BUILD_SECONDS
         return candidates * each
 
     def proposed(self, seconds: float) -> None:
-        """So long it took to find what is built next, which counts as building."""
+        """Adds the seconds that it took to find candidates; they count as building."""
         self._building += seconds
 
     def timing_cost(self, stage: Stage, seconds: float, candidates: int) -> float:
-        """Seconds that timing so many candidates of a stage takes at the least, where its pick
-        takes ``seconds``: its rounds, and its tensors, which are made, written and compared.
+        """The least number of seconds that timing so many candidates of a stage takes, if a run of
+        its pick takes ``seconds``: the rounds, and making, writing and comparing the tensors.
         """
         rounds = LEAST_ROUNDS * seconds * (1 + REPEATS + SLOWER * candidates)
         return rounds + buffers(stage, 1 + candidates) / BYTES_A_SECOND
@@ -77,8 +81,8 @@ class Measurer:
     def build(
         self, stage: Stage, first: Pick, kernel: Kernel, picks: Sequence[Pick]
     ) -> tuple[Trial | None, list[tuple[Pick, Failure]]]:
-        """The trial of ``first``, which ``kernel`` is of, and of those ``picks`` that could be
-        built, None where none could; and those that could not.
+        """Builds the ``picks`` and makes a trial of ``first``, whose kernel is ``kernel``, and
+        those that could be built. The trial is None if none could. Gives the failures too.
         """
         begin = time.monotonic()
         # named after what they are: the pick may be what another tuning of this stage has built
@@ -95,8 +99,8 @@ class Measurer:
         return Trial(stage, kept, (kernel, *kernels)), failed
 
     def time(self, trials: Sequence[Trial], seconds: float) -> Iterator[Timed]:
-        """The readings of each trial, as they come; ``seconds`` for all of them, or as long as the
-        least number of rounds takes.
+        """Yields the readings of each trial. Timing all of them takes ``seconds``, or as long as
+        the least number of rounds takes.
         """
         total = sum(map(_weight, trials)) or 1.0
         for batch in batches(trials):
@@ -125,9 +129,9 @@ class Measurer:
             return run(library, seconds, max(self.deadline - time.monotonic(), 0.0))
 
     def _apart(self, trial: Trial, seconds: float, said: str) -> Iterator[Timed]:
-        """A trial whose timing failed as ``said``: the candidates that fail, each beside the first
-        one alone, and the readings of the others. Where it is the first one, or none by itself, or
-        there is no time to find out, nothing is said of any rival.
+        """Finds out which candidates made the timing of a trial fail (``said``): yields these, each
+        with the first candidate alone, and then the readings of the others. If the first candidate
+        is at fault, or no single one, or the time is too short to find out, no rival is blamed.
         """
         first = trial.only([])
         rivals = list(range(1, len(trial.picks)))
@@ -144,7 +148,7 @@ class Measurer:
             yield Timed(first, failed=said)
 
     def _guilty(self, trial: Trial, rivals: Sequence[int]) -> dict[int, str]:
-        """Those of the ``rivals`` with which timing fails, and how, found by halves."""
+        """The ``rivals`` whose timing fails, and how, found by halving."""
         if not rivals or time.monotonic() >= self.deadline:
             return {}
         said = self._run([trial.only(rivals)], 0.0)
@@ -161,15 +165,16 @@ def _weight(trial: Trial) -> float:
 
 
 def run(library: Path, seconds: float, most: float = inf) -> dict[str, Any] | str:
-    """What :mod:`gtco.tuning.timing` prints of the library, or in words how it failed."""
+    """The output of :mod:`gtco.tuning.timing` for a library, or a sentence on how it failed."""
     times = [str(seconds), str(most)]
     said: dict[str, Any] | str = printed("timing", [str(library), *times], seconds + GRACE)
     return said
 
 
 def printed(module: str, arguments: Sequence[str], timeout: float) -> Any:
-    """What a module of this package prints as JSON in a process of its own, which may take
-    ``timeout`` seconds; or in words how that failed, where it prints no text itself.
+    """Runs a module of this package in a process of its own for at most ``timeout`` seconds and
+    gives the JSON that it prints, or a sentence on how it failed. The module itself never prints a
+    text.
     """
     command = [sys.executable, "-m", f"gtco.tuning.{module}", *arguments]
     try:

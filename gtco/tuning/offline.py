@@ -1,7 +1,7 @@
-"""Times the candidates that ``gtco candidates`` put into one library, on a GPU that need not know
-anything else of gtco: no compiler, no TVM, a driver alone. What came of them are records.
+"""Times the candidates that ``gtco candidates`` put into one library. The machine with the GPU
+needs only a driver: no compiler and no TVM. The results are records.
 
-A round runs every candidate once; rivals are compared within it, as on a CPU
+A round runs every candidate once. Candidates are compared within a round, as on a CPU
 (:mod:`gtco.tuning.verdict`).
 """
 
@@ -32,8 +32,8 @@ OTHER = "its result is not that of most candidates of the stage"
 
 
 def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Record]:
-    """A record for each candidate, timed in so many rounds on the GPU of this number. Raises
-    :class:`ArtifactError` where the file holds no candidates, or cannot be run here.
+    """A record for each candidate, timed in so many rounds on the GPU with this number. Raises
+    :class:`ArtifactError` if the file holds no candidates or cannot be run here.
     """
     path = Path(path)
     metadata = read_metadata(path, BUNDLE)
@@ -53,8 +53,9 @@ def measure(path: str | PathLike[str], rounds: int, device: int = 0) -> list[Rec
 def disagreeing(
     compared: Sequence[Mapping[str, Any]], results: Sequence[np.ndarray]
 ) -> dict[str, frozenset[int]]:
-    """By stage, the candidates whose results are not those of more than half of its candidates: of
-    two that differ nobody knows which is right, so both.
+    """For each stage, the candidates whose results differ from those of more than half of its
+    candidates. If there are two candidates and they differ, both are given, because nobody knows
+    which one is right.
     """
     found = {}
     for stage in compared:
@@ -70,7 +71,7 @@ def disagreeing(
 
 
 def _numbers(result: np.ndarray) -> np.ndarray:
-    """bfloat16 comes as its bits."""
+    """The numbers of a result; bfloat16 arrives as its bits."""
     if result.dtype != np.uint16:
         return result
     return (result.astype(np.uint32) << 16).view(np.float32)
@@ -82,8 +83,8 @@ def records(
     circumstances: str,
     wrong: Mapping[str, frozenset[int]] = MappingProxyType({}),
 ) -> list[Record]:
-    """What came of each candidate; ``readings`` are seconds [rounds, steps], ``wrong`` by stage the
-    numbers of those that computed something else than most.
+    """A record for each candidate. ``readings`` are seconds [rounds, steps]; ``wrong`` has, by
+    stage, the numbers of the candidates that computed something else than most.
     """
     columns: dict[str, list[int]] = {}
     for number, step in enumerate(steps):

@@ -1,4 +1,4 @@
-"""What is worth measuring next for one stage. It neither builds kernels nor measures."""
+"""Proposes what to measure next for one stage. It neither builds kernels nor measures."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ HOPELESS = 3.0  # times the pick's predicted time: nothing that is worth buildin
 
 
 class Proposals(Protocol):
-    """Where candidates come from."""
+    """A source of candidates."""
 
     @property
     def failures(self) -> Sequence[str]:
-        """What went wrong inside sketches so far, in words."""
+        """The failures inside sketches so far, as sentences."""
         ...
 
     def propose(self, result: StageResult, n: int) -> list[Pick]:
-        """Up to ``n`` picks, the most promising first; none of them ``result.tested``, none twice.
-        """
+        """Up to ``n`` different picks, the most promising first, without ``result.tested``."""
         ...
 
 
 class AnalyticProposals:
-    """The policy's alternatives to the pick that stands (coordinate descent over the decisions of
-    the space); from the second round on mutations of that pick go along, which the policy's own
+    """Proposes the policy's alternatives to the current pick (coordinate descent over the decisions
+    of the space). From the second round on it adds mutations of the pick, which the policy's own
     model would never propose.
     """
 
@@ -49,7 +48,9 @@ class AnalyticProposals:
         return [pick for pick in picks.values() if pick.seconds <= least]
 
     def _mutations(self, result: StageResult, n: int) -> list[Pick]:
-        """The pick with a decision changed at random, for every draw that was not tested yet."""
+        """The pick with one decision changed at random, once for every draw that was not tested
+        yet.
+        """
         space = space_of(result.stage, self.policy.target)
         found: dict[Config, Pick] = {}
         for _ in range(DRAWS * n):
@@ -63,8 +64,9 @@ class AnalyticProposals:
 
 
 class KnownFirst:
-    """``proposals``, and before them, in a stage's first round, what stood for this very stage
-    elsewhere: ``known`` by stage, the likeliest first. What its space has no more is passed over.
+    """Wraps ``proposals``. In the first round of a stage it proposes first the configs that stood
+    elsewhere for this very stage: ``known``, by stage, the most promising first. A config that the
+    stage's space no longer contains is ignored.
     """
 
     def __init__(
@@ -91,6 +93,6 @@ class KnownFirst:
 
 
 def before(first: Sequence[Pick], others: Sequence[Pick], n: int) -> list[Pick]:
-    """``n`` at most, those of ``others`` behind that ``first`` has not."""
+    """At most ``n`` picks: ``first``, and then those of ``others`` that are not in it."""
     configs = {pick.config for pick in first}
     return [*first, *(pick for pick in others if pick.config not in configs)][:n]

@@ -1,4 +1,4 @@
-"""What tuning knows of one stage: its first pick, its last one, and what was measured."""
+"""What tuning knows of one stage: its first pick, its current pick, and what was measured."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gtco.tuning.verdict import Verdict, first_seconds
 
 
 class Prediction(NamedTuple):
-    """Scores of a config before it was measured, higher is faster: the learned model's, and the
-    analytic price's.
+    """Scores of a config before it was measured (higher is faster), by the learned model and by the
+    analytic price.
     """
 
     learned: float
@@ -28,13 +28,15 @@ class Prediction(NamedTuple):
 
 @dataclass
 class StageResult:
-    """A stage that occurs ``weights[j]`` times in model j, its first pick and the last one.
+    """A stage that occurs ``weights[j]`` times in model j, with its first and its current pick.
 
-    ``history``: seconds of the best before any slot (predicted, until it is measured) and after
-    each; ``readings``: seconds of every config that was timed, made comparable over rounds by the
-    pick that all rivals of a round are timed against; ``tested``: all that were tried or are known
-    from records, whatever came of them; ``predicted``: what a learned model said of those that it
-    proposed; ``noise``: of the last round, as a share.
+    - ``history``: seconds of the best pick before any slot (predicted until it is measured) and
+      after each slot;
+    - ``readings``: seconds of every config that was timed. The pick, which is timed in every round,
+      makes them comparable over rounds;
+    - ``tested``: all configs that were tried or are in records, whatever the outcome;
+    - ``predicted``: the scores of the configs that a learned model proposed;
+    - ``noise`` of the last round, as a share.
     """
 
     stage: Stage
@@ -57,12 +59,12 @@ class StageResult:
 
     @property
     def occurrences(self) -> int:
-        """In all models."""
+        """How often the stage occurs in all models."""
         return sum(self.weights)
 
     @property
     def first_seconds(self) -> float:
-        """Of the first pick; predicted, until it is measured."""
+        """Seconds of the first pick; predicted until it is measured."""
         return self.history[0]
 
     @property
@@ -71,7 +73,7 @@ class StageResult:
 
     @property
     def flops(self) -> float:
-        """What one run is counted for."""
+        """Floating-point operations of one run."""
         return self.first.sketch.workload(self.first.config).flops
 
     @property
@@ -79,8 +81,8 @@ class StageResult:
         return len(self.history) - 1
 
     def add(self, timed: Timed, verdict: Verdict) -> None:
-        """One slot's readings. The gains of rounds multiply: their seconds were read at different
-        moments.
+        """Adds the readings of one slot. The gains of rounds are multiplied, because their seconds
+        were read at different times.
         """
         if not self.measured:
             self.history[0] = verdict.first_seconds
@@ -95,8 +97,8 @@ class StageResult:
 
     @property
     def rankings(self) -> tuple[Quality, Quality] | None:
-        """How the learned model and the analytic price ranked what was measured only afterwards;
-        None of fewer than two programs.
+        """How well the learned model and the analytic price ranked the programs that were measured
+        after they had scored them. None for fewer than two programs.
         """
         both = [(p, self.readings[c]) for c, p in self.predicted.items() if c in self.readings]
         if len(both) < 2:
@@ -108,7 +110,7 @@ class StageResult:
         )
 
     def to_json(self, model: int = 0) -> dict[str, Any]:
-        """What the report of a model says of the stage."""
+        """The stage in the report of a model."""
         return {
             "stage": self.stage.label,
             "key": self.stage.key,
@@ -124,8 +126,8 @@ class StageResult:
 
 
 def together(results: Sequence[StageResult], model: Generated) -> list[dict[str, Any]]:
-    """What several rounds of tuning, one after the other, did to a model's stages, heaviest first:
-    the first pick of the first, and the one that stands.
+    """The result of several tunings of a model's stages, one after the other, heaviest first: the
+    first pick of the first tuning, and the pick now.
     """
     counts = Counter(stage.key for stage in model.stages)
     found: dict[str, dict[str, Any]] = {}

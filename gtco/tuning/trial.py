@@ -1,12 +1,12 @@
-"""Candidates of stages as one artifact: each of its steps is a candidate, timed as the runtime
-times a model's stages, by the same threads.
+"""Makes one artifact of the candidates of stages. Each of its steps is a candidate, timed as the
+runtime times the stages of a model, by the same threads.
 
-Rivals for one stage are steps one behind the other, so that in every round they run within
-milliseconds of each other, whatever the machine is at by then. The first comes three times: once to
-bring in the activations that all of them read, which in a model are warm from the stage before;
-then at the beginning and at the end, and how far these two are apart says what the machine's noise
-makes of equals. Each step has a copy of the weights, which a round of all candidates pushes out of
-the caches as a run of the model does.
+Candidates of one stage are consecutive steps, so that in every round they run within milliseconds
+of each other, at whatever speed the machine then has. The first candidate runs three times. Its
+first run brings the activations into the caches, which in a model are warm from the stage before.
+It runs again at the beginning and at the end, and the difference of these two readings is the
+machine's noise. Each step has its own copy of the weights, so that a round of all candidates evicts
+them from the caches, as a run of the model does.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BATCH_BYTES = 1 << 30  # of activations, results and weights of one artifact
 
 @dataclass(frozen=True)
 class Trial:
-    """A stage in its canonical form, its candidates, and their kernels; the first is what the
-    others have to beat.
+    """A stage in its canonical form, its candidates and their kernels. The first candidate is the
+    one that the others have to beat.
     """
 
     stage: Stage
@@ -40,7 +40,7 @@ class Trial:
     kernels: tuple[Kernel, ...]
 
     def only(self, rivals: Sequence[int]) -> Trial:
-        """The first candidate and these rivals, by their numbers."""
+        """The trial with the first candidate and these rivals alone, given by number."""
         kept = (0, *rivals)
         return replace(
             self,
@@ -50,24 +50,24 @@ class Trial:
 
     @property
     def rounded(self) -> bool:
-        """Does anything in it have bfloat16's eight bits?"""
+        """True if a tensor of the stage has bfloat16's eight bits of precision."""
         return any(type_.dtype == "bfloat16" for type_ in self.stage.types.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers that timing it takes."""
+        """Bytes of the buffers that timing the trial takes."""
         return buffers(self.stage, len(self.kernels))
 
 
 def buffers(stage: Stage, kernels: int) -> int:
-    """Bytes of the inputs, and of the constants and results of each of so many kernels."""
+    """Bytes of the inputs, and of the constants and results of so many kernels."""
     constants = sum(i.type.nbytes for i in stage.inputs if i.constant)
     each = constants + stage.output.type.nbytes
     return stage.input_bytes + each * (kernels + REPEATS)
 
 
 def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[Trial]]:
-    """The trials in order, cut where their buffers pass ``most`` bytes."""
+    """The trials in order, cut into batches whose buffers take at most ``most`` bytes."""
     batch: list[Trial] = []
     for trial in trials:
         if batch and sum(t.nbytes for t in batch) + trial.nbytes > most:
@@ -79,9 +79,9 @@ def batches(trials: Iterable[Trial], most: int = BATCH_BYTES) -> Iterator[list[T
 
 
 def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
-    """The steps of each trial: the first candidate, all of them, the first again. Their numbers are
-    ``metadata["trials"]``, trial by trial; ``"rounded"`` says which round to bfloat16. Every step's
-    result is an output.
+    """An artifact with the steps of each trial: the first candidate, all candidates, the first
+    again. ``metadata["trials"]`` has the numbers of the steps, trial by trial, and ``"rounded"``
+    the trials that round to bfloat16. The result of every step is an output.
     """
     random = np.random.default_rng(0)
     inputs: dict[TensorType, int] = {}

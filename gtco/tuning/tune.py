@@ -1,10 +1,11 @@
-"""Rounds of propose, measure, decide: the stages' picks, held against others on this very machine.
+"""Tunes the stages of models in rounds: propose candidates, measure them on this machine, decide.
 
-The scheduler (:mod:`gtco.search.scheduler`) says which stages a round goes to, and
-:mod:`gtco.tuning.proposals` what is tried of each. All of it is built by the workers, and timed
-when it is built, so that nothing disturbs the readings. A pick that is clearly beaten gives way,
-and the next round starts from what beat it. A stage is done when as many slots on end have gained
-nothing as the effort has patience for, or nothing is left to try.
+The scheduler (:mod:`gtco.search.scheduler`) says which stages a round tunes, and
+:mod:`gtco.tuning.proposals` says which candidates of each are tried. The workers build all
+candidates of a round first and time them afterwards, so that building does not disturb the
+readings. A candidate that clearly beats the pick becomes the pick, and the next round starts from
+it. A stage is done when several slots in a row gained nothing (the patience of the effort) or when
+no candidate is left.
 """
 
 from __future__ import annotations
@@ -59,17 +60,21 @@ def tune(
     progress: Callable[[View], None] = lambda view: None,
     earlier: Sequence[StageResult] = (),
 ) -> list[StageResult]:
-    """Improve ``models`` in place, as far as ``effort`` goes. A stage that several of them have is
-    tuned once, and counts for all of them.
+    """Improves ``models`` in place, within the limits of ``effort``. A stage that several models
+    have is tuned once and counts for all of them.
 
-    ``records`` gets a row for each candidate as soon as its stage's round is decided, and what it
-    has of this machine is not measured again. What stood for a stage elsewhere, by ``records`` or
-    by the ``shipped`` ones that come with gtco, is measured first of it; shipped ones of these very
-    circumstances count as if they were in ``records``. ``progress`` is told how it goes, and at the
-    end how it went; ``earlier`` is what the same compile tuned before, which it goes on from and
-    which counts in what is told. Returns what became of each stage that was measured, heaviest
-    first. Failures of candidates (builds, crashes, time-outs, wrong results), a budget that is too
-    small and a machine that is too noisy are notes of the models; the picks stand then.
+    - ``records`` gets a row for each candidate as soon as the round of its stage is decided.
+      Candidates that it has from this machine are not measured again.
+    - ``shipped`` are the records that come with gtco. If their circumstances are those of this
+      machine they count like ``records``. A config that stood elsewhere, by either, is measured
+      first.
+    - ``progress`` is told the state of the tuning, and the result at the end.
+    - ``earlier`` is what the same compile tuned before; tuning continues from it, and the totals
+      include it.
+
+    Returns the result of each stage that was measured, the heaviest first. If candidates fail
+    (builds, crashes, time-outs, wrong results), the budget is too small or the machine is too
+    noisy, the picks stay and the models get a note.
     """
     tuner = _Tuner(models, policy, workers, threads, effort, records, shipped, progress, earlier)
     while tuner.round():
@@ -131,14 +136,15 @@ class _Tuner:
 
     @property
     def done(self) -> int:
-        """Stages with nothing left to try."""
+        """The number of stages that have nothing left to try."""
         return sum(result.exhausted for result in self.results.values())
 
     def say(self, doing: str) -> None:
         self.progress(self.view(doing))
 
     def view(self, doing: str = "") -> View:
-        """How it stands, while ``doing`` something; at the end, doing nothing."""
+        """The state of the tuning while it is ``doing`` something; at the end ``doing`` is empty.
+        """
         results = list(self.results.values())
         tasks = [self.task(result, CANDIDATES) for result in results]
         open_ = [task for task in tasks if not task.stopped]
@@ -164,15 +170,15 @@ class _Tuner:
         )
 
     def since(self, result: StageResult) -> list[StageResult]:
-        """The stage's results of this compile that say something, the oldest first; this one, where
-        it was not measured yet.
+        """The results of this compile for the stage, the oldest first. If the stage was not
+        measured yet, this is its current result.
         """
         told = [r for r in (*self.earlier.get(result.stage.key, ()), result) if r.measured]
         return told or [result]
 
     def seconds(self, result: StageResult) -> tuple[float, float]:
-        """Of a run of the stage with its first pick of this compile, and now. Gains of rounds
-        multiply, since their seconds were read at different moments.
+        """Seconds of a run of the stage, with its first pick in this compile and with its pick now.
+        The gains of rounds are multiplied, because their seconds were read at different times.
         """
         told = self.since(result)
         now = told[-1].seconds
@@ -192,8 +198,8 @@ class _Tuner:
         )
 
     def share(self, result: StageResult, seconds: float) -> float | None:
-        """Of the machine's peak, as every command shows it: None where it was not read, and where
-        the stage makes no products. Of another machine by its table.
+        """The share of the machine's peak, which every command shows. None if the peak was not read
+        or the stage has no products. For another machine the peak comes from its table.
         """
         operand = multiplied(result.stage)
         if operand is None or operand not in PRECISIONS.values():
@@ -211,7 +217,7 @@ class _Tuner:
         return result.flops / seconds / peak.flops if peak else None
 
     def latency(self, number: int) -> tuple[float, float]:
-        """Seconds of a run of one model with its first picks, and now."""
+        """Seconds of a run of one model, with its first picks and with its picks now."""
         rest = self.rest(number)
         tuned = [(r.weights[number], self.seconds(r)) for r in self.results.values()]
         return (
@@ -220,13 +226,13 @@ class _Tuner:
         )
 
     def rest(self, number: int) -> float:
-        """Predicted seconds of the stages of a model that are left as they are."""
+        """Predicted seconds of those stages of a model that are not tuned."""
         model = self.models[number]
         left = (stage.key for stage in model.stages if stage.key not in self.results)
         return sum(model.choices[key].seconds for key in left)
 
     def end(self) -> None:
-        """What is to be said of the whole."""
+        """Adds the notes about the whole tuning."""
         view = self.view()
         wanting = any(now > self.effort.latency for _, now in view.models)
         exhausted = any(result.exhausted for result in self.results.values())
@@ -254,8 +260,8 @@ class _Tuner:
             model.notes.append(what)
 
     def round(self) -> bool:
-        """One round, of the stages that the scheduler gives slots to; False where none is left or
-        the budget is spent.
+        """Runs one round for the stages that the scheduler gives slots to. Gives False if none is
+        left or the budget is spent.
         """
         results = list(self.results.values())
         candidates = self.candidates(results)
@@ -281,15 +287,15 @@ class _Tuner:
         return bool(trials) or self.done > before
 
     def candidates(self, results: Sequence[StageResult]) -> int:
-        """How many a slot tries: fewer where the time left would not do for a slot of each stage of
-        the next round.
+        """The number of candidates of a slot. It is smaller if the time left is too short for a
+        full slot of each stage in the next round.
         """
         stages = sum(not r.slots for r in results) or min(SLOTS, len(results))
         affordable = int(self.left / 2 / max(self.measurer.build_cost(stages), 1e-9))
         return max(min(affordable, CANDIDATES), LEAST_CANDIDATES)
 
     def task(self, result: StageResult, candidates: int) -> Task:
-        """The stage as the scheduler sees it."""
+        """The stage in the form that the scheduler takes."""
         return Task(
             result.weights,
             tuple(result.history),
@@ -305,8 +311,8 @@ class _Tuner:
         return self.measurer.build_cost(candidates) + timing
 
     def built(self, chosen: Sequence[tuple[StageResult, int]]) -> tuple[list[Trial], float]:
-        """A trial for each stage, of so many candidates, of as many stages as can be built and
-        timed in what is left; and the seconds that timing them takes at the least.
+        """Builds a trial for each stage, as many as can be built and timed in the time left. Gives
+        the trials and the least number of seconds that timing them takes.
         """
         trials, timing = [], 0.0
         for number, (result, wanted) in enumerate(chosen):
@@ -329,7 +335,7 @@ class _Tuner:
         return trials, timing
 
     def trial(self, result: StageResult, picks: Sequence[Pick]) -> Trial | None:
-        """What is picked now and those of the ``picks`` that could be built."""
+        """A trial of the current pick and those of ``picks`` that could be built."""
         self.trials -= len(picks)
         result.rounds += 1
         result.tested.update(pick.config for pick in picks)
@@ -345,7 +351,7 @@ class _Tuner:
         return trial
 
     def decide(self, timed: Timed) -> None:
-        """Take a candidate that beats the pick; keep what was measured."""
+        """Takes a candidate if it beats the pick, and records what was measured."""
         trial = timed.trial
         result = self.results[trial.stage.key]
         if timed.failed:
@@ -370,7 +376,7 @@ class _Tuner:
                     model.kernels[trial.stage.key] = trial.kernels[verdict.best]
 
     def outcomes(self, timed: Timed, verdict: Verdict) -> Iterator[Record]:
-        """What came of each candidate of a trial."""
+        """A record for each candidate of a trial."""
         result = self.results[timed.trial.stage.key]
         readings = timed.readings
         first = first_seconds(readings)
@@ -385,7 +391,7 @@ class _Tuner:
             self.records.add(records)
 
     def note(self, result: StageResult, pick: Pick, what: str) -> None:
-        """To every model that has the stage."""
+        """Adds a note to every model that has the stage."""
         stage = f"{result.stage.label} ({result.stage.key}, {pick.config.to_json()})"
         for model, weight in zip(self.models, result.weights, strict=True):
             if weight:
@@ -393,8 +399,8 @@ class _Tuner:
 
 
 def heaviest(models: Sequence[Generated]) -> list[StageResult]:
-    """The different stages by their share of the predicted time, without those that are small in
-    every model.
+    """The different stages by their share of the predicted time. Stages that are small in every
+    model are left out.
     """
     counts = [Counter(stage.key for stage in model.stages) for model in models]
     canonical = {stage.key: stage.canonical for model in models for stage in model.stages}
@@ -416,12 +422,12 @@ def heaviest(models: Sequence[Generated]) -> list[StageResult]:
 
 
 def peak_seconds(result: StageResult, policy: Policy) -> float:
-    """Seconds that the stage's products take at the machine's peak; 0 where it makes none."""
+    """Seconds that the stage's products take at the machine's peak; 0 if it has no products."""
     operand = multiplied(result.stage)
     return result.flops / policy.peak(operand) if operand else 0.0
 
 
 def multiplied(stage: Stage) -> str | None:
-    """The dtype of what the stage's products multiply; None where it makes none."""
+    """The dtype that the stage's products multiply; None if it has no products."""
     products = [op for op in stage.operators if op.kind in ("matmul", "conv2d", "attention")]
     return stage.types[products[0].inputs[0]].dtype if products else None

@@ -1,5 +1,5 @@
-"""What a run of tuning looks like from outside: each stage, the models' times so far, when it ends,
-what was gained and what more of it would be expected to gain. A value; it prints nothing.
+"""The state of a tuning as a value, for whoever shows it: each stage, the times of the models so
+far, when it ends, what was gained, and what more tuning is expected to gain. It prints nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 def became(before: float, now: float) -> str:
-    """Seconds before and after in three digits or more; one number where these are the same."""
+    """Seconds before and after, with three digits or more; one number if both are the same."""
     digits = 2 if now >= 1e-3 else 3 if now >= 1e-4 else 4
     first, last = f"{1e3 * before:.{digits}f}", f"{1e3 * now:.{digits}f}"
     return f"{last} ms, as before" if first == last else f"{first} -> {last} ms"
@@ -22,8 +22,11 @@ def became(before: float, now: float) -> str:
 
 @dataclass(frozen=True)
 class StageView:
-    """A stage that runs ``runs`` times in all models; ``seconds`` of a run, measured or, while it
-    is waiting, predicted; ``share``, of the machine's peak, where it makes products.
+    """A stage.
+
+    - ``runs``: how often it runs in all models;
+    - ``seconds`` of one run, measured, or predicted while it waits;
+    - ``share`` of the machine's peak, if it has products.
     """
 
     label: str
@@ -41,13 +44,18 @@ class StageView:
 
 @dataclass(frozen=True)
 class View:
-    """``stages``, heaviest first; ``models``: seconds of a run of each model, with its first picks
-    and now, as the stages' times add up (predicted where they were not measured); ``elapsed``
-    seconds, and how many more are expected; ``changed`` picks; ``unranked``: stages whose last
-    readings were too noisy to rank rivals, the worst of them ``noise`` apart; ``hour``: seconds of
-    all models together that another hour would be expected to gain, by what the latest slots
-    gained; ``others``: candidates of stages that these models do not have, measured for partitions
-    that gave way.
+    """A tuning.
+
+    - ``stages``: the heaviest first;
+    - ``models``: seconds of a run of each model, with its first picks and now. They are the sum of
+      the stages' times, which are predicted where they were not measured;
+    - ``elapsed``: seconds so far, and how many more are expected;
+    - ``changed``: how many picks were changed;
+    - ``unranked``: how many stages had last readings that were too noisy to compare candidates;
+      ``noise`` is the largest difference between two readings of one kernel among them;
+    - ``hour``: seconds of all models together that another hour is expected to gain, by what the
+      latest slots gained;
+    - ``others``: candidates that were measured of stages that only rejected partitions have.
     """
 
     doing: str
@@ -78,7 +86,7 @@ class View:
         return sum(stage.trials > 0 for stage in self.stages)
 
     def __str__(self) -> str:
-        """On one line."""
+        """The state in one line."""
         others = f" and {self.others} of other partitions" if self.others else ""
         done = (
             f"{self.trials} candidates of {self.measured} stages{others} measured, {self.changed} "
@@ -90,7 +98,9 @@ class View:
 
     @property
     def outlook(self) -> list[str]:
-        """What was gained, where the rest of the time goes, and what more of it would give."""
+        """Sentences on what was gained, where the rest of the time goes, and what more tuning would
+        gain.
+        """
         if not self.measured:
             return []
         by = f"by {self.trials + self.others} candidates in {self.elapsed:.0f} s"
