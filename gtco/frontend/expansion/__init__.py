@@ -1,10 +1,11 @@
-"""What ONNX Runtime's optimizer writes, loops, and a few standard operators, in standard operators.
+"""Operators of ONNX Runtime, control flow and a few standard operators, written out in simpler
+standard operators.
 
     FusedMatMul(a, b) {transB, alpha}  ->  MatMul(a, Transpose(b)) * alpha
     Loop(3, true, x) {body}            ->  body(body(body(x)))
 
-Everything behind this sees the spelling of a plain export, so it becomes the same stages. A rule
-knows the shapes of its inputs, so it writes constants where a general definition would compute with
+The rest of the compiler sees the spelling of a plain export, so the same stages come out. A rule
+knows the shapes of its inputs. It writes constants where a general definition would compute with
 shapes.
 """
 

@@ -1,8 +1,9 @@
-"""If, Loop and Scan written out, where what they ask is known now.
+"""If, Loop and Scan written out. Their conditions and counts have to follow from shapes and
+constants.
 
-An If becomes its branch. A Loop becomes its body as often as it runs: a body's condition is
-evaluated with it, so a loop whose end depends on shapes and counts alone ends here too. A Scan runs
-once for each slice of what it scans.
+An If becomes the branch that it takes. A Loop becomes as many copies of its body as it has runs.
+The walk evaluates the condition that each copy gives, so a loop may end by its condition too. A
+Scan becomes one copy for each slice of its inputs.
 """
 
 from __future__ import annotations

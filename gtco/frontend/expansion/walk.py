@@ -1,7 +1,8 @@
-"""The walk over a model's nodes: what has a rule is written out by it, the rest is copied.
+"""The walk over a model's nodes. A rule writes out each operator that has one; the walk copies the
+rest.
 
-Names: in the main graph every tensor keeps its name, so that types and errors speak of it. A body
-that is written out several times gets new names each time.
+In the main graph every tensor keeps its name, so that errors use the model's own names. A body that
+is written out several times gets new names each time.
 """
 
 from __future__ import annotations

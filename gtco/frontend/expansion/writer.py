@@ -1,5 +1,5 @@
-"""What operators are written out with: nodes of standard operators, whose types and, where they are
-shapes, flags or counts, values are known as soon as they are written.
+"""The writer of nodes. It infers the types of a node's results when it writes the node, and
+computes the results that are shapes, flags or counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gtco.frontend.messages import nodes
 
 MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime's optimizer writes
 _STANDARD = ("", "ai.onnx")
-# A value of more elements is data, and nothing that sizes, conditions or counts are made from.
+# Shapes, conditions and counts have few elements; larger values are data and are not evaluated.
 _SMALL = 1 << 12
 # What shapes, conditions and counts are computed with.
 _ARITHMETIC = frozenset(
