@@ -54,6 +54,8 @@ def _group_norm(w: Writer, node: onnx.NodeProto, x: str) -> str:
     y = _wide(w, channels_first(w, x) if last else x)
     shape = w.shape(y)
     groups, dtype_inside = int(attrs["groups"]), w.dtype(y)
+    if groups < 1 or shape[1] % groups:
+        raise Unsuitable(f"{shape[1]} channels cannot be split into {groups} groups")
     apart = w.reshape(y, (shape[0], groups, prod(shape[1:]) // groups))
     ones, zeros = (w.constant([value] * groups, dtype_inside) for value in (1, 0))
     epsilon = attrs.get("epsilon", _GROUP_EPSILON)
