@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from gtco.support.errors import ArtifactError
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy's type of that name; bfloat16 comes from ml_dtypes."""
     if name == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError:
+            raise ArtifactError(
+                "tensors of bfloat16 need the package ml_dtypes: pip install ml_dtypes"
+            ) from None
         name = ml_dtypes.bfloat16
     result: np.dtype[Any] = np.dtype(name)
     return result

@@ -254,3 +254,48 @@ def test_bfloat16_tensors_need_nothing_imported_before() -> None:
         "assert str(x.dtype) == 'bfloat16' and x.shape == (2, 3)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+WITH_NUMPY_ALONE = """
+import importlib.machinery, sys
+
+class NothingElse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in ("numpy", "gtco"):
+            return None
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NothingElse())
+import numpy as np
+import gtco
+
+model = gtco.load(PATH, 2)
+x, mask = np.ones((96, 40), np.float32), np.zeros(96, np.int8)
+y, total = model(x, mask)
+assert model.run(None, {"x": x, "mask": mask})[0].shape == y.shape
+assert len(model.profile(x, mask)) == 3 and "small" in repr(model)
+try:
+    model(x)
+except gtco.GtcoError as error:
+    assert "missing input 'mask'" in str(error)
+model.save(PATH.replace(".so", "-copy.so"))
+model.close()
+try:
+    from gtco.support.dtypes import numpy_dtype
+    numpy_dtype("bfloat16")
+except gtco.GtcoError as error:
+    assert "pip install ml_dtypes" in str(error)
+else:
+    raise AssertionError("bfloat16 needs ml_dtypes")
+print("done")
+"""
+
+
+def test_the_run_time_half_needs_numpy_alone(small: Path) -> None:
+    """As after ``pip install --no-deps gtco numpy``."""
+    script = WITH_NUMPY_ALONE.replace("PATH", repr(str(small)))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
