@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from gtco.machine.memory import memory_left
 from gtco.verification.judge import Unjudged
 
 Array = NDArray[Any]
@@ -44,19 +44,11 @@ class OnnxJudge:
             raise self._evaluator
         try:
             if self._evaluator is None:
-                limits = Limits(SECONDS, min(BYTES, free_memory() // 2))
+                room = memory_left()
+                limits = Limits(SECONDS, BYTES if room is None else min(BYTES, room // 2))
                 self._evaluator = Evaluator(self._read(), limits)
             found: Sequence[Array] = self._evaluator.run(inputs, Arithmetic(dtype, operands))
             return found
         except Unjudged as why:
             self._evaluator = why  # the next case would end in the same way
             raise
-
-
-def free_memory() -> int:
-    """Bytes that Linux can give without swapping; :data:`BYTES` where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(s.split()[1]) * 1024 for s in lines if s.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return BYTES
