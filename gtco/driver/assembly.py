@@ -1,5 +1,5 @@
-"""Graph, stages and kernels -> the artifact: weights packed, tensors placed in the arena, one step
-a stage.
+"""Graph, stages and kernels -> the artifact: weights are packed, tensors get a place in the arena,
+and each stage becomes a step.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ def assemble(
     spilled: Mapping[str, int] = MappingProxyType({}),
     identity: str = "",
 ) -> Artifact | GpuArtifact:
-    """The artifact of a model. Takes the graph's constants: packed, they move to the artifact.
-    ``identity``: which ONNX file it was, for who would write over the library.
-    Of GPUs: ``persistent``, the kernel of all steps, where the library is to have one; and for who
-    reads the library ``launches``, the predicted seconds of a run by how it is launched, and
-    ``spilled``, by architecture the bytes that kernel would spill where it was left out.
+    """The artifact of a model. It takes the constants out of the graph: packed, they move to the
+    artifact.
+
+    - ``identity``: which ONNX file the model came from, to protect other models' libraries;
+    - ``persistent`` (GPUs): the kernel of all steps, if the library is to have one;
+    - ``launches`` (GPUs): the predicted seconds of a run by the way it is launched, for readers of
+      the library;
+    - ``spilled`` (GPUs): by architecture, the bytes that the persistent kernel would spill, if it
+      was left out for that.
     """
     gpu = isinstance(target, GpuTarget)
     places = _places(graph, generated.stages, generated.kernels if gpu else {})
@@ -117,7 +121,7 @@ def step_of(
 
 
 def images_of(kernels: Iterable[Kernel], target: GpuTarget) -> dict[str, dict[str, bytes]]:
-    """The kernels' machine code by architecture and symbol, and behind it what PTX they have."""
+    """The machine code of the kernels by architecture and symbol, followed by their PTX."""
     found: dict[str, dict[str, bytes]] = {arch: {} for arch in target.images}
     ptx: dict[str, dict[str, bytes]] = {}
     for kernel in kernels:
@@ -156,9 +160,12 @@ def node_name(stage: Stage) -> str:
 
 
 class _Places(dict[str, BufferRef]):
-    """Where each tensor that is no constant lies; ``arena_bytes`` is the arena's size. ``between``:
-    scratch and counters of the steps whose blocks work together; ``counter_bytes``, the arena's
-    last, are all of these steps' counters, which each leaves as it found them.
+    """Where each tensor that is no constant lies.
+
+    - ``arena_bytes``: the size of the arena;
+    - ``between``: scratch and counters of the steps whose blocks work together;
+    - ``counter_bytes``: the counters of all these steps, at the end of the arena. Each step leaves
+      its counters as it found them.
     """
 
     arena_bytes = 0
@@ -198,12 +205,12 @@ def _places(graph: Graph, stages: Sequence[Stage], kernels: Mapping[str, Kernel]
 
 
 def counter_bytes(kernels: Iterable[GpuKernel]) -> int:
-    """Room for the counters of any of these kernels."""
+    """Bytes for the counters of any of these kernels."""
     return round_up(4 * max((kernel.counters for kernel in kernels), default=0))
 
 
 class _Weights:
-    """Constants in the layouts that kernels ask for, each (constant, layout) once."""
+    """The constants in the layouts that kernels read, each pair of constant and layout once."""
 
     def __init__(self, constants: dict[str, np.ndarray]) -> None:
         self.constants = constants
@@ -221,7 +228,7 @@ class _Weights:
         return BufferRef("weight", self.offsets[name, packing])
 
     def packed(self) -> list[tuple[int, np.ndarray]]:
-        """Pack everything, letting go of each constant once its last layout is made."""
+        """Packs all constants, and releases each one when its last layout is made."""
         left: dict[str, int] = {}
         for name, _ in self.offsets:
             left[name] = left.get(name, 0) + 1
@@ -245,7 +252,7 @@ def _specs(graph: Graph, names: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 
 def versions(target: Machine) -> dict[str, Any]:
-    """What code is made for, and by what."""
+    """The target and the versions of what made the code."""
     found = {"gtco": __version__, "tvm": _version("apache-tvm"), "target": target.to_json()}
     if isinstance(target, GpuTarget):
         found["nvrtc"] = _version("nvidia-cuda-nvrtc")

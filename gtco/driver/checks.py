@@ -1,4 +1,4 @@
-"""What is asked of a compile's arguments, so that what is wrong is said before the work is done."""
+"""Checks a compile's arguments, so that mistakes are reported before the work is done."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source_of(model: Any) -> Any:
 
 
 def check_source(model: Any) -> None:
-    """Can a model that is a file be opened?"""
+    """Raises :class:`ModelError` if a model that is a file cannot be opened."""
     if isinstance(model, Path):
         try:
             model.open("rb").close()
@@ -60,7 +60,8 @@ def check_output(path: Path) -> None:
 
 
 def check_bundle(path: Path, model: Any) -> None:
-    """The file that candidates go to; a slip of the hand is no reason to lose the model."""
+    """Checks the file that candidates are written to, so that a slip does not overwrite the model.
+    """
     if path.suffix != ".bundle":
         raise OptionError(
             f"the output '{path}' must end in .bundle, as what gtco measure takes is called"
@@ -81,7 +82,7 @@ def check_sizes(graph: Graph) -> None:
 
 
 def check_dump(folder: Path | None) -> None:
-    """The folder is made, and can be written."""
+    """Makes the folder and raises :class:`OptionError` if it cannot be written."""
     if folder is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""One model's way through the steps, from what it was read from to its library."""
+"""Takes one model through the steps, from its source to its library."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ Progress = Callable[[str, float | None, Any], None]
 
 
 def silent(phase: str, seconds: float | None, detail: object) -> None:
-    """A progress that nobody watches."""
+    """A progress callback that shows nothing."""
 
 
 class Compilation:
-    """A model, the options, and what the steps so far have made."""
+    """A model, the options, and the results of the steps so far."""
 
     def __init__(
         self,
@@ -147,7 +147,9 @@ class Compilation:
                 raise write_error(self.options.dump / name, error) from error
 
     def worked_around(self, error: InternalError) -> None:
-        """A failure that the compile goes on without: a note, or the end of it where strict."""
+        """Handles a failure that the compile can go on without: adds a note, or raises if
+        ``strict``.
+        """
         if self.options.strict:
             raise error
         note = f"{error}; the model was compiled without it"
@@ -156,7 +158,7 @@ class Compilation:
 
     # the steps ------------------------------------------------------------------------------------
     def read(self) -> Any:
-        """Model -> Relax, by the importer that its kind needs; for CPUs float16 becomes float32."""
+        """Model -> Relax, by the importer for its kind. For CPUs float16 becomes float32."""
         options, float16 = self.options, self.backend.computes_float16
         if is_onnx(self.model):
             from gtco.frontend.onnx import load_onnx
@@ -193,7 +195,7 @@ class Compilation:
         return imported
 
     def threads(self, machine: Machine) -> int:
-        """How many threads the model is compiled for."""
+        """The number of threads that the model is compiled for."""
         return self.options.threads or machine.cores
 
     def canonical(self, imported: Any, threads: int) -> Graph:
@@ -237,8 +239,8 @@ class Compilation:
         return graph
 
     def rates(self, machine: Machine) -> RateTable | None:
-        """This machine's table of rates, which is measured in a phase of its own where that was not
-        done yet; None for other machines, and where it could not be measured.
+        """This machine's table of rates. If it was not measured yet, that is a phase of its own.
+        None for other machines, and if it could not be measured.
         """
         from gtco.search.calibration.profile import known, machine_table
 
@@ -257,8 +259,8 @@ class Compilation:
         return self._table.rates
 
     def predicting(self, machine: Machine) -> Policy:
-        """The policy that predicts. Its target has as many cores as the model is to have threads,
-        since the space and the price of a stage depend on that one number.
+        """The policy that predicts. Its target has as many cores as the model has threads, since
+        the space and the price of a stage depend on that one number.
         """
         from gtco.search.analytic import AnalyticPolicy
         from gtco.search.gpu.policy import GpuPolicy
@@ -270,7 +272,7 @@ class Compilation:
         return AnalyticPolicy(replace(known, cores=self.threads(machine)), rates)
 
     def policy_for(self, machine: Machine, records: Records | None) -> RecordedPolicy:
-        """The policy that predicts, overruled by ``records`` where there are some."""
+        """The policy that predicts, overruled by ``records`` if there are some."""
         from gtco.search.recorded import RecordedPolicy, measured_elsewhere
 
         policy = self.predicting(machine)
@@ -283,8 +285,9 @@ class Compilation:
         return RecordedPolicy(policy, records, shipped=self.shipped)
 
     def fuse(self, whole: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
-        """Graph -> stages at the least predicted cost or, where records know them, those that its
-        last finished tuning ended with; the graph with movement copied where it pays.
+        """Graph -> stages at the least predicted cost, or the stages that the last finished tuning
+        ended with, if records know them. Gives also the graph, in which movement is copied where
+        that pays.
         """
         from gtco.graph.fusion.stages import CLOSE, fuse
 
@@ -334,7 +337,7 @@ class Compilation:
         return result
 
     def artifact(self, name: str, graph: Graph, generated: Generated) -> Artifact | GpuArtifact:
-        """Takes the graph's constants."""
+        """The artifact of the model. It takes the constants out of the graph."""
         found = self.launching
         return assemble(
             name,
@@ -363,7 +366,9 @@ class Compilation:
         return build_artifact(artifact, folder, self.output)
 
     def verify(self, library: Path) -> None:
-        """Raises :class:`VerificationError` with the report where the library is wrong."""
+        """Compares the library with the reference; raises :class:`VerificationError` with the
+        report if it is wrong.
+        """
         from gtco.verification import verify
 
         with load(library, threads=self.options.threads) as compiled:

@@ -1,4 +1,4 @@
-"""What a compile gives: the model, ready to be called, and the report of what was done."""
+"""The result of a compile: the model, ready to be called, and a report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class CompileReport:
-    """What a compile did: seconds of each phase, the stages, memory, what ``tuning`` made of each
-    stage that it measured and in sum (``tuned``, None where nothing was to be measured), what
-    measuring made of the partition, in words (``fusion``), and the whole model of all of it
-    (``settled``, None where it was not run); notes for the user; ``launches``: how a model for GPUs
-    is launched, and ``predicted_seconds`` are of that; ``rejections`` are the configs that no
-    program was made of, by reason.
+    """What a compile did.
+
+    - ``phases``: seconds of each phase;
+    - ``stages``: what ``gtco inspect`` shows of each stage;
+    - ``tuning``: the result of each stage that was measured;
+    - ``tuned``: the tuning as a whole; None if nothing was to be measured;
+    - ``fusion``: a sentence on how measuring changed the partition;
+    - ``settled``: the verdict of running the whole model; None if it was not run;
+    - ``notes``: sentences for the user;
+    - ``launches``: how a model for GPUs is launched; ``predicted_seconds`` are for that;
+    - ``rejections``: how many configs gave no program, by reason.
     """
 
     phases: list[tuple[str, float]] = field(default_factory=list)
@@ -44,8 +49,8 @@ class CompileReport:
 
 
 class CompiledModel(Model):
-    """A compiled model, loaded and ready: :meth:`~gtco.Model.save` keeps it, else its files go
-    when it is closed. ``report``: what the compile did.
+    """A compiled model, loaded and ready. :meth:`~gtco.Model.save` keeps its files; otherwise they
+    are deleted when it is closed. ``report`` says what the compile did.
     """
 
     def __init__(self, path: Path, report: CompileReport) -> None:

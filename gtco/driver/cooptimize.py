@@ -1,16 +1,16 @@
-"""Fusion and tuning by turns, until neither gains: the co-optimization of GTCO's title.
+"""Fusion and tuning alternate until neither gains: the co-optimization of GTCO's title.
 
 ::
 
     partitions = the best one by prediction, and its rivals
-    again:
-      tune the stages of all of them; read what stands side by side, into the records
-      search again with what was measured; a partition not seen yet joins, and it goes on
-    the best one by measurement is tuned to the end
+    repeat:
+      tune the stages of all partitions; time all stages side by side, into the records
+      search again with what was measured; a new partition joins the others
+    tune the partition that is best by measurement to the end
 
-A measured time and a prediction are of different scales: :mod:`gtco.search.recorded` has the rule
-by which they are added up. It ends when the search finds none that promises more than the best one
-measured, and after ``TURNS`` in any case.
+Measured times and predictions have different scales; :mod:`gtco.search.recorded` has the rule by
+which they are added up. The loop ends when the search finds no partition that promises more than
+the best measured one, and after ``TURNS`` repetitions at the latest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ RACE_SECONDS = 3.0  # of readings side by side
 
 @dataclass(frozen=True)
 class CutModel:
-    """A partition of ``graph`` with its kernels. ``key``: how often it has each different stage."""
+    """A partition of ``graph`` with its kernels. ``key`` says how often it has each different
+    stage.
+    """
 
     graph: Graph
     partition: Partition
@@ -51,7 +53,7 @@ class CutModel:
 
     @property
     def weights(self) -> dict[str, int]:
-        """How often its kernels' stages occur: those that could not be built are cut."""
+        """How often each stage of its kernels occurs; stages that could not be built are cut."""
         return dict(Counter(stage.key for stage in self.generated.stages))
 
 
@@ -60,18 +62,18 @@ def key_of(partition: Partition) -> frozenset[tuple[str, int]]:
 
 
 class Steps(Protocol):
-    """What goes on between the turns."""
+    """What happens between two searches."""
 
     def search(self) -> tuple[Graph, Partition]:
-        """The best partition by what is known."""
+        """The best partition by all that is known."""
         ...
 
     def rivals(self, graph: Graph, best: Partition) -> list[tuple[Graph, Partition]]:
-        """Others that are worth measuring."""
+        """Other partitions that are worth measuring."""
         ...
 
     def seconds(self, partition: Partition) -> float:
-        """What its stages add up to by what is known."""
+        """The sum of the known or predicted times of its stages."""
         ...
 
     def generate(self, partition: Partition) -> Generated: ...
@@ -79,13 +81,13 @@ class Steps(Protocol):
     def tune(self, models: Sequence[Generated], effort: Tune) -> None: ...
 
     def race(self, models: Sequence[Generated]) -> RaceReadings:
-        """All stages, side by side; they are known from then on."""
+        """Times all stages side by side and records the times."""
         ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps of a compile of ``graph``, on this machine."""
+    """The steps for a compile of ``graph`` on this machine."""
 
     graph: Graph
     policy: RecordedPolicy
@@ -122,7 +124,7 @@ class Measured:
 def cooptimize(
     first: CutModel, steps: Steps, effort: Tune, clock: Callable[[], float] = time.monotonic
 ) -> tuple[CutModel, str]:
-    """The partition that stands, and in words how it came to."""
+    """The partition that is kept, and a sentence on how it was found."""
     end = clock() + effort.seconds
     seen = {first.key: first}
     chosen, before, gain = first, nan, 0.0
@@ -170,7 +172,7 @@ def cooptimize(
 
 
 def part(effort: Tune, share: float) -> Tune:
-    """A share of an effort, in which every stage is tried once or so."""
+    """A share of an effort, in which every stage is tried about once."""
     trials = max(int(share * effort.trials), 1)
     return replace(
         effort, trials=trials, seconds=share * effort.seconds, patience=1, fusion=False
@@ -178,13 +180,13 @@ def part(effort: Tune, share: float) -> Tune:
 
 
 def rest(effort: Tune, seconds: float, trials: int) -> Tune:
-    """What is left of it; enough to be told that it was spent."""
+    """The effort that is left, at least enough to report that it was spent."""
     left = max(effort.seconds - seconds, 1.0)
     return replace(effort, trials=max(effort.trials - trials, 1), seconds=left)
 
 
 def _differences(first: CutModel, chosen: CutModel) -> str:
-    """The stages that went, and those that came."""
+    """The stages that only the first partition has, and those that only the chosen one has."""
     labels = {s.key: s.label for c in (first, chosen) for s in c.partition.stages}
 
     def named(key: frozenset[tuple[str, int]]) -> str:

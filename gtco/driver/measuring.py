@@ -1,9 +1,9 @@
-"""Measuring, for the models of one call: rivals of their picks and of their partitions, then what
-came of it in the whole models, then the records of what stands.
+"""Measures for the models of one call: first rivals of their picks and of their partitions, then
+the whole models. At the end it records what stands.
 
-How stages are tuned is :mod:`gtco.tuning`, how partitions are :mod:`gtco.driver.cooptimize`; here
-is what they are given of each :class:`~gtco.driver.compilation.Compilation`, and what they change
-in it.
+:mod:`gtco.tuning` tunes stages and :mod:`gtco.driver.cooptimize` compares partitions. This module
+hands them what they need of each :class:`~gtco.driver.compilation.Compilation` and puts their
+results there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gtco.tuning.view import View
 def measure(
     compilations: Sequence[Compilation], workers: Workers, records: Records, effort: Tune
 ) -> None:
-    """Measured candidates in the place of picks that they beat, in all models. A stage that several
-    have is tuned once.
+    """Replaces picks by candidates that were measured to be faster, in all models. A stage that
+    several models have is tuned once.
     """
     first = compilations[0]
     views: list[View] = []
@@ -94,8 +94,7 @@ def partitioned(
     effort: Tune,
     say: Callable[[str], None],
 ) -> None:
-    """Gives the model the partition that stands when rivals were measured beside the predicted one.
-    """
+    """Measures rivals of the predicted partition and gives the model the one that wins."""
     policy = run.policy
     steps = Measured(
         run.whole,
@@ -113,19 +112,19 @@ def partitioned(
 
 
 def as_it_was(run: Compilation) -> bool:
-    """Are stages and picks those from before anything was measured?"""
+    """True if the stages and picks are still those from before anything was measured."""
     return run.first[2].same(run.generated)
 
 
 def whole_cost(run: Compilation) -> float:
-    """Seconds that :func:`settle` takes at the least, by prediction."""
+    """The least number of seconds that :func:`settle` is predicted to take."""
     weights = sum(array.nbytes for array in run.graph.constants.values())
     return whole.cost(sum(run.policy.predict(stage) for stage in run.found.stages), weights)
 
 
 def settle(run: Compilation, records: Records) -> None:
-    """What tuning changed has to prove itself in the model, run by turns as it was before and as it
-    is.
+    """Runs the untuned and the tuned model alternately, and keeps only the changes that make the
+    model faster.
     """
     graph, found, first = run.first
     if as_it_was(run):
@@ -152,8 +151,9 @@ def settle(run: Compilation, records: Records) -> None:
 
 
 def conclude(run: Compilation, records: Records) -> None:
-    """Records of what the model is cut into and has in the end, for whoever compiles it by them:
-    all of one moment, with the model's key, since models share stages and not their partitions.
+    """Records the final stages of the model and their configs, for later compiles by records. All
+    these rows have one time and the key of the model, because models share stages but not
+    partitions.
     """
     here = circumstances(run.policy.target)
     known = by_stage(records.under(here))

@@ -46,17 +46,17 @@ class Task:
 
     @property
     def slots(self) -> int:
-        """t_i."""
+        """t_i, the number of slots so far."""
         return len(self.history) - 1
 
     @property
     def seconds(self) -> float:
-        """g_i, or where the stage has stopped its ES, which is as much."""
+        """g_i; once the stage has stopped this is its ES."""
         return self.history[-1]
 
     @property
     def unchanged(self) -> int:
-        """The latest slots that together gained nothing."""
+        """The number of latest slots that together gained nothing."""
         return next(
             (n for n in range(self.slots) if not self._same(self.history[-2 - n])), self.slots
         )
@@ -66,7 +66,9 @@ class Task:
 
     @property
     def stopped(self) -> bool:
-        """Is it at its ES: nothing left, or no gain in as many slots as it has patience for?"""
+        """True if the stage is at its ES: nothing is left, or as many slots as its patience gained
+        nothing.
+        """
         return self.exhausted or self.unchanged >= self.patience
 
 
@@ -81,7 +83,7 @@ def latency(tasks: Sequence[Task], model: int) -> float:
 
 
 def gained(task: Task) -> float:
-    """Seconds a slot that the latest slots gained."""
+    """Seconds that each of the latest slots gained, on average."""
     window = min(WINDOW, task.slots)
     return (task.history[-1 - window] - task.seconds) / window if window else 0.0
 
@@ -102,7 +104,7 @@ def gradient(tasks: Sequence[Task], requirements: Sequence[float] = (0.0,)) -> l
 
 
 def _open_weights(tasks: Sequence[Task], requirements: Sequence[float]) -> list[int]:
-    """How often each task occurs in the models that take longer than they need."""
+    """How often each task occurs in the models that still take longer than they need."""
     above = [latency(tasks, j) > least for j, least in enumerate(requirements)]
     return [
         sum(w for w, open_ in zip(task.weights, above, strict=True) if open_) for task in tasks
@@ -141,8 +143,8 @@ def allot(
 
 
 def prospect(task: Task, slots: int) -> float:
-    """Seconds that so many more slots would gain by the history alone: what the latest slots
-    gained, falling off as one over the slots so far, and no further than the floor.
+    """Seconds that so many more slots would gain, judged by the history alone: the gain of the
+    latest slots, which falls off as one over the number of slots, down to the floor.
     """
     if task.stopped:
         return 0.0

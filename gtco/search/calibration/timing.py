@@ -1,7 +1,7 @@
-"""Timing kernels of this process: calls of them, on one thread or several at once.
+"""Times kernels of this process, called on one thread or on several at once.
 
-Other tenants of a machine can only slow a round down, so whoever times takes the best of several.
-Threads are there, and have made a first call each, before a round begins.
+Other tenants of a machine can only make a round slower, so callers take the best of several rounds.
+All threads exist and have made a first call before a round begins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Call = Callable[[], None]
 def call(
     function: Any, *buffers: np.ndarray, tasks: int = 1, workspace: np.ndarray | None = None
 ) -> Call:
-    """A call of a kernel over all its tasks; the arrays live as long as it does."""
+    """A call of a kernel over all its tasks. The arrays live as long as the call does."""
     held = buffers if workspace is None else (*buffers, workspace)
     arguments = (
         *(ctypes.c_void_p(b.ctypes.data) for b in held),
@@ -37,16 +37,17 @@ def call(
 
 
 def together(calls: Sequence[Call], seconds: float) -> float:
-    """Calls a second that threads, one for each of ``calls``, make together for ``seconds`` or
-    longer, by the clock. They start at once: a thread that comes late counts as idle.
+    """Calls a second that all threads make together (one thread for each of ``calls``), during
+    ``seconds`` or longer by the clock. The threads start at once; a thread that comes late counts
+    as idle.
     """
     starts, ends, done = _windows(calls, seconds, time.perf_counter)
     return sum(n / (end - min(starts)) for n, end in zip(done, ends, strict=True))
 
 
 def of_each(calls: Sequence[Call], seconds: float) -> float:
-    """Calls a second of one thread where each of ``calls`` has one and all are at work at once, in
-    the mean over them. By each thread's own time, which does not run while other processes have the
+    """Calls a second of one thread while every one of ``calls`` runs on a thread of its own; the
+    mean over them. It counts each thread's own time, which stops while other processes have the
     core.
     """
     starts, ends, done = _windows(calls, seconds, time.thread_time)
@@ -56,7 +57,7 @@ def of_each(calls: Sequence[Call], seconds: float) -> float:
 def _windows(
     calls: Sequence[Call], seconds: float, now: Callable[[], float]
 ) -> tuple[list[float], list[float], list[int]]:
-    """When each thread began and ended, and how many calls it made between."""
+    """When each thread began and ended, and how many calls it made in between."""
     barrier = threading.Barrier(len(calls))
     starts, ends = [0.0] * len(calls), [0.0] * len(calls)
     done = [0] * len(calls)
@@ -80,7 +81,7 @@ def _windows(
 
 
 def operands(count: int, size: int) -> list[np.ndarray]:
-    """So many arrays of ones, on cache lines of their own."""
+    """So many arrays of ones, each beginning at a cache line."""
     arrays = [aligned(size) for _ in range(count)]
     for x in arrays:
         x[...] = 1.0
