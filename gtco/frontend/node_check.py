@@ -17,6 +17,7 @@ import onnx.defs
 import onnx.shape_inference
 from onnx import TypeProto, helper, numpy_helper
 
+from gtco.frontend.messages import nodes
 from gtco.support.errors import GtcoError, ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES
 
@@ -97,6 +98,15 @@ class Node:
             f"({self.described() or 'no inputs'}). Write it with other operators, types or "
             "attributes, or cut the graph before it (onnx.utils.extract_model)"
         )
+
+
+def check_splits(model: onnx.ModelProto) -> None:
+    """Raise :class:`ModelError` for a Split whose ``num_outputs`` is not the number of its outputs:
+    ONNX's shape inference ends the process where they are more."""
+    for node in nodes(model.graph):
+        for attribute in node.attribute if node.op_type == "Split" else ():
+            if attribute.name == "num_outputs" and attribute.i != len(node.output):
+                raise Node(node)._broken(f"it has {len(node.output)} outputs")
 
 
 def _left_out(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> str:

@@ -30,7 +30,7 @@ from gtco.frontend.float16 import widen
 from gtco.frontend.identity import identity
 from gtco.frontend.imported import ImportedModel
 from gtco.frontend.messages import check_functions, check_text, nodes
-from gtco.frontend.node_check import DTYPES, NUMBERS, Node
+from gtco.frontend.node_check import DTYPES, NUMBERS, Node, check_splits
 from gtco.frontend.schema_functions import write_out
 from gtco.frontend.simplify import simplify as run_onnxsim
 from gtco.frontend.weights import strip
@@ -95,6 +95,7 @@ def import_skeleton(
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:
         del skeleton.graph.value_info[:]  # of other sizes, if any
+    check_splits(skeleton)
     infer_outputs(skeleton, sizes)
     _check(skeleton)
     notes: list[str] = []

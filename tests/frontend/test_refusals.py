@@ -122,6 +122,13 @@ def test_groups_beyond_the_channels_are_refused_before_anything_is_made_of_them(
         load_onnx(spoilt, simplify=False)
 
 
+def test_a_split_with_more_outputs_than_it_says() -> None:
+    """ONNX's own shape inference ended the process."""
+    node = helper.make_node("Split", ["x"], ["a", "b", "c"], name="s", num_outputs=2)
+    with pytest.raises(ModelError, match=r"node 's' \(Split\) breaks .* it has 3 outputs .*=2"):
+        load_onnx(model(node, x=(FLOAT, (4, 3))))
+
+
 def test_weights_of_a_type_that_gtco_has_not() -> None:
     node = helper.make_node("DequantizeLinear", ["w", "s"], ["f"], name="d", axis=0)
     add = helper.make_node("Add", ["f", "x"], ["y"])
