@@ -20,6 +20,11 @@ def bind(
         args, kwargs = [], _merged(args[0], kwargs)
     if not kwargs and len(args) == len(specs):
         return args
+    if not args and len(kwargs) == len(specs):
+        try:
+            return [kwargs[spec.name] for spec in specs]
+        except KeyError:
+            pass  # what follows says which
     names = [spec.name for spec in specs]
     if len(args) > len(names):
         raise InputError(f"got {len(args)} inputs, expected {len(names)}: {', '.join(names)}")

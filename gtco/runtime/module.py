@@ -241,7 +241,10 @@ class Model:
             )
         names = args[0] if len(args) == 2 else None
         wanted = self._output_names if names is None else output_names(self.outputs, names)
-        results = self._results(bind(self.inputs, (), feeds_of(args[-1])))
+        values = bind(self.inputs, (), feeds_of(args[-1]))
+        results = self._execute(values) if self._fit(values) else self._results(values)
+        if len(args) == 2 and names is None:
+            return list(results)
         by_name = dict(zip(self._output_names, results, strict=True))
         return [by_name[name] for name in wanted] if len(args) == 2 else by_name
 
