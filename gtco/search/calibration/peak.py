@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gtco.codegen.load import load
+from gtco.machine.cores import allowed_cores
 from gtco.machine.target import Target, detect
 from gtco.search.calibration.level0 import DEPTH, REPEATS, peak_kernel, tile_kernel
 from gtco.search.calibration.measure import WARM_SECONDS, tile_calls
@@ -24,17 +25,20 @@ from gtco.tensor.intrinsics.table import micro_kernels
 
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5
 VALID_SECONDS = 3600.0
+LEAST_HELD = 0.7  # of the cores' time: with less the reading is of the other processes
 
 
 @dataclass(frozen=True)
 class Peak:
     """FLOP/s of ``threads`` threads together, in ``readings`` windows one after the other; ``time``
-    of the last one, in seconds since 1970.
+    of the last one, in seconds since 1970; ``held``, the share of that time that the threads had a
+    core each: other processes had the rest.
     """
 
     threads: int
     readings: tuple[float, ...]
     time: float
+    held: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -48,6 +52,7 @@ class Peak:
             f"{most:.0f} GFLOP/s ({len(self.readings)} windows of {PEAK_SECONDS:g} s on "
             f"{self.threads} threads at {time.strftime('%H:%M', time.localtime(self.time))}: "
             f"{least:.0f} to {most:.0f})"
+            + ("" if self.held >= LEAST_HELD else "; not kept, other processes held the cores")
         )
 
 
@@ -58,12 +63,14 @@ def machine_peak(threads: int, operand: str = "float32", target: Target | None =
     target = target or detect()
     peak = known_peak(threads, operand, target)
     if peak is None:
-        peak = Peak(threads, tuple(measure_peak(threads, target, operand)), time.time())
-        # where it cannot be kept each command reads it: a compile says so, with what to do
-        save(
-            _path(threads, operand, target),
-            {"threads": threads, "readings": peak.readings, "time": peak.time},
-        )
+        readings, held = measure_peak(threads, target, operand)
+        peak = Peak(threads, tuple(readings), time.time(), held)
+        if held >= LEAST_HELD:
+            # where it cannot be kept each command reads it: a compile says so, with what to do
+            save(
+                _path(threads, operand, target),
+                {"threads": threads, "readings": peak.readings, "time": peak.time},
+            )
     return peak
 
 
@@ -79,8 +86,11 @@ def known_peak(threads: int, operand: str, target: Target) -> Peak | None:
     return peak if sound and 0 <= time.time() - peak.time < VALID_SECONDS else None
 
 
-def measure_peak(threads: int, target: Target, operand: str = "float32") -> Sequence[float]:
-    """FLOP/s that ``threads`` threads sustain together, for PEAK_SECONDS each of PEAK_ROUNDS times.
+def measure_peak(
+    threads: int, target: Target, operand: str = "float32"
+) -> tuple[Sequence[float], float]:
+    """FLOP/s that ``threads`` threads sustain together, for PEAK_SECONDS each of PEAK_ROUNDS times;
+    and the share of that time that each of them had a core.
     In float32, independent FMA chains in registers; else the micro-kernel of the most sums, on
     operands in L1.
     """
@@ -96,7 +106,11 @@ def measure_peak(threads: int, target: Target, operand: str = "float32") -> Sequ
         library = load([peak_kernel(chains, steps, target.lanes)], target)
         calls = [call(library.peak, x, x) for x in operands(threads, chains * target.lanes)]
     together(calls, WARM_SECONDS)
-    return [flops * together(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS)]
+    begin, worked = time.perf_counter(), time.process_time()
+    readings = [flops * together(calls, PEAK_SECONDS) for _ in range(PEAK_ROUNDS)]
+    passed = max(time.perf_counter() - begin, 1e-9)
+    most = min(threads, allowed_cores())
+    return readings, (time.process_time() - worked) / passed / most
 
 
 def _path(threads: int, operand: str, target: Target) -> Path:
