@@ -21,8 +21,8 @@ from gtco.tensor.stage import Stage
 
 @dataclass(frozen=True)
 class Job:
-    """A kernel to build. ``text``: give the lowered TIR or the CUDA C++ too, for a dump. ``ptx``:
-    of a kernel for GPUs, PTX beside its machine code.
+    """A kernel to build. ``text``: give also the lowered TIR or the CUDA C++, for a dump. ``ptx``:
+    for a kernel for GPUs, give PTX beside its machine code.
     """
 
     symbol: str
@@ -35,8 +35,8 @@ class Job:
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """A kernel for GPUs to compile whose program is there: that of a whole model, which has no PTX:
-    a driver would take as long to compile it as we do.
+    """A kernel for GPUs whose program exists already: that of a whole model. It gets no PTX,
+    because a driver would take as long to compile it as gtco does.
     """
 
     symbol: str
@@ -47,8 +47,8 @@ class ProgramJob:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A built kernel: its object file, what the runtime must know, how its constant inputs are laid
-    out.
+    """A built kernel: its object file, what the runtime must know, and the layouts of its constant
+    inputs.
     """
 
     symbol: str
@@ -65,9 +65,10 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuKernel(Kernel):
-    """A kernel for GPUs: its machine code by architecture, in the place of an object file, and how
-    it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`). ``source``: its CUDA C++,
-    which a model's persistent kernel is made of. ``scratch`` and ``counters`` as the program's.
+    """A kernel for GPUs: instead of an object file it has machine code by architecture, and it says
+    how it is launched (:class:`gtco.tensor.cuda.program.CudaProgram`). ``source`` is its CUDA C++,
+    from which a model's persistent kernel is made. ``scratch`` and ``counters`` are those of the
+    program.
     """
 
     images: Mapping[str, Image]
@@ -89,7 +90,7 @@ class GpuKernel(Kernel):
 @dataclass(frozen=True)
 class Failure:
     """Why a job gave no kernel: a rejection, an exception, or the crash of its process.
-    ``rejected``: the reason by which a rejection is counted.
+    ``rejected`` is the reason under which a rejection is counted.
     """
 
     symbol: str
@@ -98,7 +99,7 @@ class Failure:
 
 
 def build(job: Job | ProgramJob) -> Kernel | Failure:
-    """Derive the stage's space again, build the config's program and compile it."""
+    """Derives the space of the stage again, builds the program of the config and compiles it."""
     if isinstance(job, ProgramJob):
         return gpu_kernel(job, job.program, job.target)
     errors: list[Exception] = []
@@ -113,7 +114,9 @@ def build(job: Job | ProgramJob) -> Kernel | Failure:
 
 
 def program_of(job: Job, space: Space) -> Program | CudaProgram | Rejection:
-    """The program of the job's config; one for GPUs with the registers that its price has."""
+    """The program of the job's config. A program for GPUs gets the registers that its price
+    assumes.
+    """
     sketch = space.sketch(job.config)
     if isinstance(sketch, Rejection):
         return sketch
@@ -142,7 +145,7 @@ def gpu_kernel(
     target: GpuTarget,
     compiler: Compiler = compile_cuda,
 ) -> GpuKernel | Failure:
-    """The job's program compiled for every architecture of the target."""
+    """The job's program, compiled for every architecture of the target."""
     images = gpu_code(program, target, isinstance(job, Job) and job.ptx, compiler)
     if isinstance(images, Rejection):
         return Failure(job.symbol, images.detail, images.reason)

@@ -1,6 +1,6 @@
-"""Every stage of a model -> kernels. What fails is given to the stage's other sketches, then cut
-into single operators; the last sketch of those is the fallback. What spills on a GPU gives way to
-the stage's next-best configs.
+"""Every stage of a model -> kernels. If the kernel of a stage cannot be built, the other sketches
+of the stage are tried, and then the stage is cut into single operators; the last sketch of those is
+the fallback. On a GPU, a kernel that spills gives way to the stage's next-best configs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Choose = Callable[[Stage, Collection[str]], Pick | None]
 
 @dataclass
 class Generated:
-    """The stages as they were built in the end, with kernels and choices by stage key;
-    ``rejections`` counts by reason the configs that were no points of their stage's space.
+    """The stages as they were built in the end, with kernels and choices by stage key.
+    ``rejections`` counts, by reason, the configs that were not in the space of their stage.
     """
 
     stages: list[Stage]
@@ -35,11 +35,11 @@ class Generated:
     rejections: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> Generated:
-        """One whose choices can be changed without changing this one's."""
+        """A copy whose choices can be changed without changing this one's."""
         return replace(self, kernels=dict(self.kernels), choices=dict(self.choices))
 
     def same(self, other: Generated) -> bool:
-        """Are it the same stages with the same configs?"""
+        """True if both have the same stages with the same configs."""
         mine, its = (
             {key: pick.config for key, pick in made.choices.items()} for made in (self, other)
         )
@@ -58,13 +58,13 @@ def generate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     stand_ins: StandIns = lambda stage, pick: (),
 ) -> Generated:
-    """Build each different stage once, in ``workers``.
+    """Builds each different stage once, in ``workers``.
 
-    A stage that cannot be built as ``choose`` would have it is chosen for anew without that sketch;
-    where none is left it is cut into single operators. Every failure becomes a note, or where
-    ``strict`` an :class:`InternalError`. Raises :class:`BuildError` where an operator alone has no
-    sketch left. ``stand_ins`` are what :func:`gtco.codegen.spilling.without_spills` tries; what
-    spills all the same is a note.
+    If a stage cannot be built with the config that ``choose`` picks, ``choose`` is asked again
+    without that sketch. If no sketch is left, the stage is cut into single operators. Every failure
+    becomes a note or, if ``strict``, an :class:`InternalError`. Raises :class:`BuildError` if a
+    single operator has no sketch left. :func:`gtco.codegen.spilling.without_spills` tries the
+    ``stand_ins``; a kernel that spills nevertheless becomes a note.
     """
     result = Generated(list(stages))
     tried: dict[str, set[str]] = {}
@@ -95,7 +95,7 @@ def generate(
 
 
 def split(stage: Stage) -> list[Stage]:
-    """The stage's operators, each a stage of its own."""
+    """The operators of the stage, each as a stage of its own."""
     return [make_stage([op], stage.types, stage.constants) for op in stage.operators]
 
 
@@ -110,8 +110,9 @@ def _attempt(
     progress: Callable[[int, int], None],
     result: Generated,
 ) -> dict[str, str]:
-    """Build ``todo`` into ``result``; gives the keys that no sketch is left for, with all that went
-    wrong."""
+    """Builds ``todo`` into ``result``. Gives the keys of the stages that have no sketch left, with
+    all their failures.
+    """
     hopeless: dict[str, str] = {}
     jobs = []
     for key, stage in todo.items():

@@ -1,5 +1,6 @@
-"""The processes that kernels are built in, as :class:`gtco.codegen.workers.Workers` sees them:
-started, and ended with an exit code. Imports no TVM, so that one may start before it is imported.
+"""The processes that kernels are built in, as :class:`gtco.codegen.workers.Workers` sees them: they
+are started, and ended with an exit code. This module imports no TVM, so that processes can start
+before TVM is imported.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ _early: list[Forks] = []  # of this process, until Workers take it
 
 
 def environment() -> dict[str, str]:
-    """Of a Python process that is to find this package, which may be run from its source folder."""
+    """The environment of a Python process that must find this package, which may be run from its
+    source folder.
+    """
     root = str(Path(__file__).resolve().parents[2])
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, however that ends."""
+    """Asks Linux to kill this process when its parent ends, for whatever reason."""
     with suppress(OSError, AttributeError):  # elsewhere the parent has to end in order
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Spawned:
-    """A process of its own: ``command`` with the number of its socket behind it."""
+    """A process of its own: ``command``, followed by the number of its socket."""
 
     def __init__(self, command: Sequence[str], theirs: socket.socket) -> None:
         self.process = _popen(command, theirs, environment())
@@ -85,7 +88,7 @@ class Forks:
         return self.process.wait()
 
     def close(self) -> None:
-        """No process is left."""
+        """Ends the server and all its processes."""
         self.socket.close()
         self.process.terminate()  # while it imports; later it ends its processes, then itself
         try:
@@ -96,7 +99,7 @@ class Forks:
 
 
 class Forked:
-    """One of :class:`Forks`."""
+    """One of the processes of :class:`Forks`."""
 
     def __init__(self, forks: Forks, number: int) -> None:
         self.forks, self.number = forks, number
@@ -108,8 +111,9 @@ class Forked:
 
 @contextmanager
 def early() -> Iterator[None]:
-    """The first :class:`Workers` made in this context find their processes' server started, and on
-    its way through its imports while this process goes through its own."""
+    """Starts the processes' server before the first :class:`Workers` of this context asks for it,
+    so that it imports while this process imports.
+    """
     forks = Forks()
     _early.append(forks)
     try:

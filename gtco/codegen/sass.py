@@ -1,8 +1,7 @@
-"""What a kernel's machine code says of itself, read with no GPU: the registers and memory that it
-takes, and its instructions.
+"""Reads the machine code of kernels without a GPU: registers, memory and instructions.
 
-Read with cuobjdump and nvdisasm, which pip has (``nvidia-cuda-cuobjdump``,
-``nvidia-cuda-nvdisasm``); a CUDA toolkit's do as well.
+It uses cuobjdump and nvdisasm, which pip has (``nvidia-cuda-cuobjdump``, ``nvidia-cuda-nvdisasm``);
+those of a CUDA toolkit work too.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def serve(connection: Connection) -> None:
 
 
 def answer(job: Job | ProgramJob) -> Kernel | Failure:
-    """The job's kernel or, whatever exception came instead, a failure that says which and where."""
+    """The job's kernel or, after any exception, a failure that says which exception and where."""
     try:
         return build(job)
     except Exception as error:

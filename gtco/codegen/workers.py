@@ -1,10 +1,11 @@
-"""Building kernels in worker processes: all cores busy, and a crash of the compiler is an answer,
-not the end.
+"""Builds kernels in worker processes, on all cores. A crash of the compiler becomes an answer and
+does not end the compile.
 
 Workers are forks of one fresh interpreter that has imported TVM (:mod:`gtco.codegen.fork_server`).
-Not of the caller's process: a fork where there are threads may hang, and multiprocessing's own
-servers would run the user's script again. A job whose worker dies or overruns its time becomes a
-:class:`Failure`; the worker is replaced and the other jobs go on.
+They are not forks of the caller's process: a fork of a process with threads may hang, and
+multiprocessing's own servers would run the user's script again. If the worker of a job dies or
+takes too long, the job becomes a :class:`Failure`, the worker is replaced, and the other jobs go
+on.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Workers:
         self.workers, self.forks = [], None
 
     def build(self, jobs: Iterable[Job | ProgramJob]) -> Iterator[Kernel | Failure]:
-        """Every job's answer, as it comes."""
+        """Yields the answer of every job, as it comes."""
         waiting = deque(jobs)
         while waiting or any(w.job for w in self.workers):
             busy = sum(w.job is not None for w in self.workers)
@@ -156,7 +157,7 @@ class Workers:
         return self.timeout * (WHOLE if isinstance(job, ProgramJob) else 1)
 
     def _answer(self, worker: _Worker, job: Job | ProgramJob) -> Kernel | Failure | None:
-        """None as long as it is not there as a whole."""
+        """The answer, or None as long as it has not arrived as a whole."""
         try:
             answer = worker.receive()
             assert answer is None or isinstance(answer, Kernel | Failure)
@@ -166,7 +167,7 @@ class Workers:
             return Failure(job.symbol, f"the compiler's process died ({_death(code)})")
 
     def _drop(self, worker: _Worker, patience: float = 0.0) -> int:
-        """The exit code of a process that is of no more use, and is ended."""
+        """Ends a process that is of no more use, and gives its exit code."""
         worker.connection.close()
         code = worker.process.end(patience)
         self.workers.remove(worker)

@@ -37,9 +37,12 @@ HIDDEN = 0.85  # share of a transfer that overlaps with computing; the rest dela
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of all sketches of one signature, with what these share of the price, an array
-    over the candidates each: seconds of the ``loops``, ``counts`` of every kind of extra work, and
-    in ``shares`` the seconds that a second of extra work adds.
+    """The candidates of all sketches of one signature, with the parts of the price that these
+    sketches share. Each array runs over the candidates.
+
+    - ``loops``: seconds of the loops;
+    - ``counts``: the amount of each kind of extra work;
+    - ``shares``: seconds that each second of extra work adds.
     """
 
     configs: tuple[Config, ...]
@@ -49,8 +52,8 @@ class Candidates:
 
 
 class AnalyticPolicy(PricingPolicy):
-    """Picks the config of least predicted time for a stage on all ``target.cores``; ``rates`` are
-    those of the formula where none are given.
+    """Picks the config of least predicted time for a stage on all ``target.cores``. Without
+    ``rates`` the rates of the formula are used.
     """
 
     def __init__(self, target: Target, rates: RateTable | None = None) -> None:
@@ -82,18 +85,20 @@ class AnalyticPolicy(PricingPolicy):
 
     @cached_property
     def _private(self) -> tuple[MemoryLevel, float]:
-        """The outermost cache that each core has for itself, and the bytes of all of them."""
+        """The outermost cache that each core has for itself, and the bytes of these caches on all
+        cores.
+        """
         own = [level for level in self.target.memory if not level.shared][-1]
         return own, float(own.capacity * self.target.cores)
 
     @cached_property
     def _usable(self) -> tuple[tuple[float, MemoryLevel], ...]:
-        """Each level of memory with the bytes that a working set may count on there."""
+        """Each level of memory with the bytes that a working set may use there."""
         return tuple((USABLE * level.capacity, level) for level in self.target.memory)
 
     def _fastest(self, operand: str) -> float:
         """Multiply-adds a second of one core on operands of this dtype, by the fastest micro-kernel
-        of any shape or without.
+        of any shape.
         """
         if operand not in self._peaks:
             tiles = micro_kernels(self.target, operand)
@@ -112,9 +117,9 @@ class AnalyticPolicy(PricingPolicy):
         return self.seconds(sketch.workload(config))
 
     def compared(self, sketch: Sketch) -> tuple[tuple[Config, ...], np.ndarray]:
-        """Every candidate, and their predicted seconds without what is the same for all. The fusion
-        search asks for hundreds of stages around one contraction: what these share is worked out
-        once a signature.
+        """Every candidate with its predicted seconds, without the part that is the same for all.
+        The fusion search asks for hundreds of stages around one contraction, so what these share is
+        computed once for each signature.
         """
         signature = getattr(sketch, "signature", None)
         shared = self._shared.get(signature)
@@ -137,13 +142,13 @@ class AnalyticPolicy(PricingPolicy):
         )
 
     def candidates(self, sketch: Sketch) -> Iterator[Config]:
-        """Algorithm 2: of the micro-kernels, the lowest level, the best few go on, each with its
-        multiples above.
+        """Algorithm 2: of the micro-kernels, which are the lowest level, the best few go on, each
+        with its multiples at the levels above.
         """
         yield from self._extend(sketch, {}, 16 * self.target.cores)
 
     def _extend(self, sketch: Sketch, chosen: dict[str, Option], tasks: int) -> Iterator[Config]:
-        """The candidates that begin with ``chosen`` and have ``tasks`` tasks at most."""
+        """The candidates that begin with ``chosen`` and have at most ``tasks`` tasks."""
         decision = sketch.next_decision(chosen)
         if decision is None:
             yield Config(sketch.name, tuple(chosen.items()))
@@ -174,8 +179,7 @@ class AnalyticPolicy(PricingPolicy):
         return self._whole(*self._loops(work), extra)
 
     def _whole(self, loops: T, share: T, extra: Iterable[tuple[str, T, float]]) -> T:
-        """Seconds of the loops and of what is done beside them; of one workload, or of arrays of
-        them.
+        """Seconds of the loops and of the extra work, for one workload or for arrays of workloads.
         """
         beside = 0.0 * share
         for kernel, count, units in extra:
@@ -183,8 +187,8 @@ class AnalyticPolicy(PricingPolicy):
         return self.rates.launch + loops + beside * share
 
     def _loops(self, work: Workload) -> tuple[float, float]:
-        """Seconds of the loops, and those that each second of extra work adds: all tasks share it,
-        and the core with most of them is waited for.
+        """Seconds of the loops, and seconds that each second of extra work adds. All tasks share
+        the extra work, and the core with the most tasks ends last.
         """
         time = work.work / self.rates.rate(work.kernel)  # eq. 3, from the table
         for piece in work.beside:
@@ -227,8 +231,9 @@ class AnalyticPolicy(PricingPolicy):
         return max(sequential, stream.nbytes / LINE * level.latency / stream.chains)
 
     def _handed(self, resident: float, level: MemoryLevel, share: int) -> float:
-        """Seconds a byte of what passes between cores: out of their own caches, which still hold
-        some of a working set that lies in a level that they share.
+        """Seconds for each byte that passes from one core to another. Part of it comes out of the
+        other cores' own caches, which still hold some of a working set that lies in a level that
+        they share.
         """
         own, capacity = self._private
         held = min(1.0, capacity / resident) if level.shared and resident else 1.0

@@ -1,5 +1,5 @@
-"""What policies share that price every config by a model of the machine: the best configs of each
-sketch, what is worth a look beside them, and what went wrong inside sketches.
+"""The common part of policies that price every config by a model of the machine: they find the best
+configs of each sketch and alternatives to a pick, and they note failures inside sketches.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ P = TypeVar("P", bound=_Priced)
 
 
 def products(op: Operator, types: Mapping[str, TensorType]) -> float:
-    """Multiply-adds of a contraction, done as it is written; 0 of other operators, of convolutions
-    in groups and where a size is symbolic.
+    """Multiply-adds of a contraction as it is written. 0 for other operators, for convolutions in
+    groups, and if a size is symbolic.
     """
     if op.kind not in ("matmul", "attention") and not (op.kind == "conv2d" and op["groups"] == 1):
         return 0.0
@@ -50,8 +50,8 @@ def products(op: Operator, types: Mapping[str, TensorType]) -> float:
 
 
 class PricingPolicy(ABC):
-    """Picks the config of least predicted time of a stage for ``target``. What a config costs is
-    its subclass's to say.
+    """Picks the config of a stage with the least predicted time on ``target``. Subclasses say what
+    a config costs.
     """
 
     def __init__(self, target: Machine) -> None:
@@ -65,11 +65,11 @@ class PricingPolicy(ABC):
 
     @abstractmethod
     def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
-        """The candidates, and seconds by which they are compared with each other."""
+        """The candidates, and the seconds by which they are compared with each other."""
 
     def choose(self, stage: Stage, without: Collection[str] = ()) -> Pick | None:
-        """The best sketch and config, or None where no rule matches the stage; ``without`` names
-        sketches that are out of the question.
+        """The best sketch and config, or None if no rule matches the stage. ``without`` names
+        sketches that are not allowed.
         """
         key = stage.key
         if key not in self._stages:
@@ -77,17 +77,17 @@ class PricingPolicy(ABC):
         return next((c for c in self._stages[key] if c.sketch.name not in without), None)
 
     def best(self, stage: Stage, n: int, without: Collection[str] = ()) -> list[Pick]:
-        """The ``n`` picks of least predicted time, best first, whichever sketch they are of."""
+        """The ``n`` picks of least predicted time over all sketches, best first."""
         found = self._of_sketches(stage, lambda sketch: self.picks(sketch, n))
         return [pick for pick in found if pick.sketch.name not in without][:n]
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
-        """The ``n`` configs of least predicted time, best first, whichever sketch they are of."""
+        """The ``n`` configs of least predicted time over all sketches, best first."""
         return [pick.config for pick in self.best(stage, n)]
 
     def _of_sketches(self, stage: Stage, priced: Callable[[Sketch], Sequence[P]]) -> list[P]:
-        """What ``priced`` gives of each sketch, of least predicted time first. A sketch that raises
-        is passed over, and noted.
+        """The results of ``priced`` for each sketch, by predicted time. A sketch that raises is
+        skipped and noted.
         """
         found: list[P] = []
 
@@ -109,7 +109,7 @@ class PricingPolicy(ABC):
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong inside sketches so far, in words: the stages it befell and the cause."""
+        """The failures inside sketches so far, as sentences with the stages and the cause."""
         return [
             f"{what}, at stage {stages[0]}"
             + (f" and {len(stages) - 1} more that were considered" if len(stages) > 1 else "")
@@ -125,7 +125,7 @@ class PricingPolicy(ABC):
         return chosen.seconds if chosen else inf
 
     def possible(self, anchors: tuple[str, ...]) -> bool:
-        """May a stage with these anchors, or one that grows from it, have a kernel?"""
+        """True if a stage with these anchors, or a stage that grows from it, may have a kernel."""
         return possible(anchors)
 
     def picks(self, sketch: Sketch, n: int = 1) -> list[Pick]:
@@ -139,8 +139,8 @@ class PricingPolicy(ABC):
 
     def alternatives(self, stage: Stage, pick: Pick, tested: Collection[Config]) -> list[Pick]:
         """What is worth measuring beside ``pick``: the best config of each other sketch and, for
-        each decision of ``pick``, the best config that decides it otherwise; none that was
-        ``tested``, of least predicted time first.
+        each decision of ``pick``, the best config that decides it differently. Configs in
+        ``tested`` are left out. The least predicted time comes first.
         """
         found: dict[Config, Pick] = {}
         for sketch in space_of(stage, self.target).sketches:

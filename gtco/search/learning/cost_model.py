@@ -1,13 +1,13 @@
-"""The learned cost model: gradient-boosted trees over the features of programs, trained on measured
+"""The learned cost model: gradient-boosted trees over features of programs, trained on measured
 trials (GTCO Section IV-E, equation 4).
 
-What is predicted is a program's throughput over the best one's of its stage, y in (0, 1]; the loss
-of a program is w (f - y)^2 with w = y, so that fast programs are told apart best. Trees see a
-program's features twice: as they are, and less those of the stage's first pick, which is what
-carries over from stage to stage. They add to the analytic ranking, and until there are
-:data:`LEAST` measured programs they add nothing: that ranking stands.
+The model predicts the throughput of a program over the best one of its stage, y in (0, 1]. The loss
+of a program is w (f - y)^2 with w = y, so that the model is most exact for fast programs. The trees
+see the features of a program twice: as they are, and minus those of the stage's first pick, which
+is the part that carries over from stage to stage. The trees add to the analytic ranking. With fewer
+than :data:`LEAST` measured programs they add nothing.
 
-XGBoost is imported when a model is trained, and never before.
+XGBoost is imported when a model is trained, and not before.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PREDICTED = NAMES.index("predicted")
 
 
 def available() -> bool:
-    """Is XGBoost there?"""
+    """True if XGBoost is installed."""
     return find_spec("xgboost") is not None
 
 
 @dataclass(frozen=True)
 class Example:
-    """A measured program of the stage with this key: its features, those of the stage's first pick,
-    and its time, in any unit that is the stage's own.
+    """A measured program: the key of its stage, its features, the features of the stage's first
+    pick, and its time in any unit, the same for the whole stage.
     """
 
     stage: str
@@ -56,7 +56,8 @@ class Example:
 
 
 class CostModel:
-    """Scores of programs, higher is faster; the same for the same examples and seed."""
+    """Scores programs; a higher score is faster. The same examples and seed give the same scores.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -64,11 +65,11 @@ class CostModel:
 
     @property
     def trained(self) -> bool:
-        """Does it know more than the analytic ranking?"""
+        """True if the model knows more than the analytic ranking."""
         return self._booster is not None
 
     def train(self, examples: Sequence[Example]) -> None:
-        """Learn these from scratch; too few of them leave the model untrained."""
+        """Trains on these examples from scratch. Too few examples leave the model untrained."""
         self._booster = None
         if len(examples) < LEAST:
             return
@@ -80,11 +81,11 @@ class CostModel:
         self._booster = xgboost.train({**PARAMETERS, "seed": self.seed}, data, TREES)
 
     def scores(self, features: Sequence[np.ndarray], first: np.ndarray) -> np.ndarray:
-        """A score for each program of one stage, whose first pick's features are ``first``."""
+        """A score for each program of one stage, whose first pick has the features ``first``."""
         return self.rated([Example("", x, first, 0.0) for x in features])
 
     def rated(self, examples: Sequence[Example]) -> np.ndarray:
-        """A score for each of these programs; their times are not looked at."""
+        """A score for each of these programs; their times are not used."""
         if not examples:
             return np.zeros(0)
         inputs, analytic = self._inputs(examples)
@@ -96,7 +97,7 @@ class CostModel:
 
     @staticmethod
     def _inputs(examples: Sequence[Example]) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that trees see, and the analytic throughput over the first pick's."""
+        """The rows that the trees see, and the analytic throughput over that of the first pick."""
         own = np.stack([e.features for e in examples])
         first = np.stack([e.first for e in examples])
         analytic = 2.0 ** (first[:, PREDICTED] - own[:, PREDICTED])
@@ -104,7 +105,7 @@ class CostModel:
 
 
 def throughputs(examples: Sequence[Example]) -> np.ndarray:
-    """Each program's throughput over the best of its stage."""
+    """The throughput of each program over the best one of its stage."""
     best: dict[str, float] = {}
     for e in examples:
         best[e.stage] = min(best.get(e.stage, e.seconds), e.seconds)
@@ -113,8 +114,8 @@ def throughputs(examples: Sequence[Example]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well scores rank programs of a stage: the share of pairs that are in the right order (1/2
-    is chance), and Spearman's correlation.
+    """How well scores rank the programs of a stage: the share of pairs in the right order (1/2 is
+    chance), and Spearman's correlation.
     """
 
     pairs: float
@@ -125,8 +126,8 @@ class Quality:
 def quality(
     scores: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray
 ) -> Quality:
-    """Of programs of one stage, of which higher scores should take fewer ``seconds``; equal scores
-    are half right. NaN where there are not two different times.
+    """The quality of scores for programs of one stage; higher scores should take fewer ``seconds``.
+    A pair of equal scores counts as half right. NaN if there are not two different times.
     """
     s, t = np.asarray(scores, float), np.asarray(seconds, float)
     n = len(t)
@@ -140,8 +141,8 @@ def quality(
 def held_out(
     examples: Sequence[Example], *, folds: int = 4, whole_stages: bool = False, seed: int = 0
 ) -> dict[str, tuple[Quality, Quality]]:
-    """By stage, how the analytic price and a model rank programs that the model was not shown: a
-    share ``1 / folds`` of all, or where ``whole_stages`` none of the stage's.
+    """For each stage, how the analytic price and a model rank programs that the model has not seen:
+    a share ``1 / folds`` of all programs or, if ``whole_stages``, all programs of the stage.
     """
     random = np.random.default_rng(seed)
     if whole_stages:
@@ -165,7 +166,8 @@ def held_out(
 
 
 def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    """The correlation of ranks; equal values share theirs. NaN where one of the two is constant."""
+    """The correlation of ranks; equal values have the same rank. NaN if one of the two is constant.
+    """
     ranks = []
     for values in (np.asarray(one, float), np.asarray(other, float)):
         _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -1,8 +1,6 @@
-"""Evolutionary search in a stage's space (GTCO Section IV-E, as in Ansor): generations of configs,
-each made from the one before by mutation and crossover of decisions, better ones by preference, as
-a cost model scores them. Nothing is measured here.
-
-A seed says all that comes out.
+"""Evolutionary search in a stage's space (GTCO Section IV-E, as in Ansor). Each generation of
+configs is made from the one before by mutation and crossover of decisions, and configs that a cost
+model scores higher are preferred. Nothing is measured here. The seed determines the result.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ def evolve(
     generations: int = GENERATIONS,
     epsilon: float = EPSILON,
 ) -> list[Config]:
-    """Up to ``count`` different configs that are worth measuring, none of them to ``avoid`` and
-    none scored -inf: the best of all generations, best first, and behind them a share ``epsilon``
-    drawn blindly.
+    """Up to ``count`` different configs that are worth measuring, without those to ``avoid`` and
+    those that score -inf: the best of all generations, best first, followed by a share ``epsilon``
+    of random ones.
 
-    ``seeds`` are the first generation, filled up with random configs; those that are no points of
-    the space are passed over.
+    The first generation is ``seeds``, filled up with random configs. Seeds that are not in the
+    space are ignored.
     """
     scored: dict[Config, float] = {}
 
@@ -65,8 +63,8 @@ def evolve(
 
 
 def adapted(space: Space, config: Config) -> Config | None:
-    """A config of another stage as one of this space: every decision as there where it is an
-    option, a number as near to it as there is; None where something else is no option here.
+    """A config of another stage as a config of this space. Every decision is copied if its value is
+    an option here; a number becomes the nearest option. None if another value is no option here.
     """
     wanted = config.to_json()
     chosen: dict[str, Option] = {}
@@ -91,8 +89,8 @@ def _children(
     count: int,
     rng: Random,
 ) -> list[Config]:
-    """The next generation. Parents are drawn by their rank, those in front more often; what has no
-    program is none.
+    """The next generation. Parents are drawn by rank, the better ones more often. A child without a
+    program is dropped.
     """
     ranked = sorted(generation, key=lambda config: -scored[config])
     ranked = [config for config in ranked if scored[config] > -inf] or ranked
@@ -112,7 +110,7 @@ def _children(
 def _fill(
     found: list[Config], count: int, draw: Callable[[], Config], known: Collection[Config] = ()
 ) -> None:
-    """Draw until there are ``count`` different ones, or nothing new comes any more."""
+    """Draws until there are ``count`` different configs, or until nothing new comes."""
     for _ in range(DRAWS * max(count - len(found), 0)):
         if len(found) >= count:
             return

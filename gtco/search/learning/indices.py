@@ -21,7 +21,7 @@ CONDITIONS = (
 @dataclass(frozen=True)
 class Affine:
     """An integer at the middle of all loops, and what one step of each loop adds to it, by the
-    loop's number.
+    number of the loop.
     """
 
     value: float = 0.0
@@ -40,8 +40,8 @@ class Affine:
 
 
 class Indices:
-    """The integers of a program as it is read: what is known of its variables, by their hash.
-    ``loaded`` is told of integers that are read from memory, of which nothing is known.
+    """The integers of a program while it is read: what is known of its variables, by their hash.
+    ``loaded`` is told of integers that are read from memory, whose values are not known.
     """
 
     def __init__(self, loaded: Callable[[Any], None]) -> None:
@@ -58,7 +58,9 @@ class Indices:
         return number
 
     def affine(self, node: Any) -> Affine:
-        """The integer as affine in the loops around; of what is none, its value in the middle."""
+        """The integer as an affine function of the loops around it. For an integer that is not
+        affine, its value at the middle.
+        """
         match node:
             case int() | float():
                 return Affine(float(node))

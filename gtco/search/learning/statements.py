@@ -56,7 +56,9 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop that is no vector's: its number, iterations (an average), and what kind it is."""
+    """A loop that is not the loop of a vector: its number, its average number of iterations, and
+    its kind.
+    """
 
     number: int
     extent: float
@@ -65,9 +67,13 @@ class Loop:
 
 @dataclass(frozen=True)
 class Access:
-    """One load or store: elements of ``item`` bytes, ``lanes`` at once, ``lane`` elements from one
-    to the next, at ``base`` in the middle of all loops; ``steps`` is how many elements each loop
-    moves it on. ``size``: elements of all of the buffer.
+    """One load or store.
+
+    - ``item``: bytes of an element; ``lanes``: elements at once; ``lane``: elements from one lane
+      to the next;
+    - ``base``: the position at the middle of all loops; ``steps``: how many elements each loop
+      moves it;
+    - ``size``: elements of the whole buffer.
     """
 
     place: Place
@@ -200,7 +206,9 @@ class _Reading:
         self.buffers[hash(buffer)] = (item, strides, prod(shape))
 
     def place(self, data: Any) -> Place:
-        """Whose memory a pointer into it is of; scratch where it is computed otherwise."""
+        """The memory that a pointer points into. A pointer that is computed in another way points
+        into scratch.
+        """
         left = [data]
         while left:
             node = left.pop()
@@ -215,7 +223,7 @@ class _Reading:
 
     # values ---------------------------------------------------------------------------------------
     def compute(self, root: Any) -> None:
-        """Count what the value takes."""
+        """Counts the operations of the value."""
         left = [root]
         while left:
             node = left.pop()
@@ -257,7 +265,7 @@ class _Reading:
             self.elements += lanes * (2 if name == "fma" else 1)
 
     def call(self, node: Any, parts: list[Any]) -> tuple[str, list[Any]]:
-        """The kind of what is called, and its arguments that are values."""
+        """The kind of the called function, and its arguments that are values."""
         name = getattr(getattr(node, "op", None), "name", "")
         if name in _CALLS:
             return _CALLS[name], parts
