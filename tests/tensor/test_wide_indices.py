@@ -150,6 +150,9 @@ def stages() -> dict[str, Stage]:
         "topk": make_stage(
             [op("topk", "x", "y", n, 3, dtype="int64", k=3, largest=1)], {"x": rows}, []
         ),
+        "topk of many": make_stage(
+            [op("topk", "x", "y", n, 100, dtype="int64", k=100, largest=0)], {"x": rows}, []
+        ),
         "softmax": make_stage([op("softmax", "x", "y", n, long, dtype=f, axis=1)], {"x": rows}, []),
         "sum over columns": make_stage(
             [op("sum", "x", "y", long, dtype=f, axes=(0,), keepdims=False)], {"x": rows}, []

@@ -4,7 +4,9 @@
 
     for task in rows:                                # parallel
       keys[i] = the element as an integer that orders as it does     # vectors
-      if not all are wanted:
+      if few are wanted:
+        for i: if keys[i] is better than the k-th so far: put (key, index) in its place  # vectors
+      else if not all are:
         count the keys by their first 8 bits; take those down to where the k-th best lies
         for 8 bits more, three times:                # radix selection among what was taken
           count the keys that agree so far, take the 8 bits in which the k-th best lies
@@ -13,14 +15,15 @@
       output = indices
 
 Key and index lie in one int64, so equal elements come by the lower index; NaN is the largest, as in
-PyTorch and numpy. The time depends on no value.
+PyTorch and numpy. Where few are wanted the time depends on how they lie: k (1 + ln(n / k)) of n
+elements in any order are put in their place, of rising ones all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, log, log2
 
 from tvm import tirx
 
@@ -43,9 +46,11 @@ from gtco.tensor.workload import Workload
 SORTED = ("float32", "int32", "int16", "uint16", "int8", "uint8")  # their keys have 32 bits
 DIGIT = 8  # bits
 LAST = 2**31 - 1
+INSERTED = 64  # pairs that are kept in order while the row is read, at most
 MERGED = 64  # pairs that are sorted by merging, at most
 # instructions of an element that is selected, of a pair that is merged or moved, of a count
 SELECTING, MERGING, MOVING, SCANNING = 6.0, 12.0, 6.0, 2.0
+INSERTING = 6.0  # of 8 pairs that one more may move
 
 
 def match(stage: Stage, target: Target) -> TopK | None:
@@ -92,6 +97,10 @@ class TopK:
         return self.k < self.n
 
     @property
+    def inserts(self) -> bool:
+        return self.selects and self.k <= INSERTED
+
+    @property
     def merges(self) -> bool:
         """Is what is wanted sorted by merging?"""
         return self.k <= MERGED
@@ -106,7 +115,8 @@ class TopK:
     @property
     def scratch(self) -> Scratch:
         # what is not taken is stored behind what is, and overwritten
-        pool = (Piece("pool", (self.n + 1,), "int64"),) if self.selects else ()
+        chooses = self.selects and not self.inserts
+        pool = (Piece("pool", (self.n + 1,), "int64"),) if chooses else ()
         wanted = self.k + 1
         return Scratch(
             (
@@ -123,6 +133,11 @@ class TopK:
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
+        if self.inserts:
+            often = self.k * (1 + log(self.n / self.k))
+            steps = SCANNING * self.n + often * INSERTING * ceil(self.k / 8)
+            passes = steps * self.target.lanes / self.n
+            return streaming_workload(self.stage, self.target, tasks, passes)
         counts = SCANNING * (1 << DIGIT)
         steps = MERGING * self.k * self.levels
         if not self.merges:
@@ -159,12 +174,19 @@ class _Row:
 
     def emit(self, row: Expr) -> None:
         each_vector(self.em, self.n, lambda begin, lanes: self.ordered(row, begin, lanes))
+        if self.sketch.inserts:
+            self.inserted()
+            self.give(row, Array(self.wanted.buffer, (self.k,), "int64", self.wanted.offset + 1))
+            return
         if self.sketch.selects:
             self.chosen(*self.selected())
         else:
             with self.em.loop(self.n, "i") as i:
                 self.em.store(self.wanted, [i], self.pair(self.em.load(self.keys, [i]), i))
-        found = self.sort()
+        self.give(row, self.sort())
+
+    def give(self, row: Expr, found: Array) -> None:
+        """The indices of the pairs that were found."""
         with self.em.loop(self.k, "i") as i:
             low = tirx.bitwise_and(self.em.load(found, [i]), tirx.const(LAST, "int64"))
             self.em.store(self.output, [row * self.k + i], tirx.const(LAST, "int64") - low)
@@ -192,6 +214,31 @@ class _Row:
         """Key and index in one number: the larger comes first."""
         high = tirx.shift_left(tirx.Cast("int64", key), tirx.const(32, "int64"))
         return tirx.bitwise_or(high, tirx.Cast("int64", LAST - index))
+
+    # insertion ------------------------------------------------------------------------------------
+    def inserted(self) -> None:
+        """The best pairs so far, in order, behind one that is better than any."""
+        em, k = self.em, self.k
+        em.store(self.wanted, [0], tirx.max_value("int64"))
+        with em.loop(k, "i") as i:
+            em.store(self.wanted, [i + 1], tirx.min_value("int64"))
+        last = em.registers(1, "int32")  # the key of the last of them
+        em.store(last, [0], 0)
+        with em.loop(self.n, "i") as i:
+            key = em.let(em.load(self.keys, [i]), "key")
+            with em.when(tirx.any(i < k, key > em.load(last, [0]))):
+                pair = em.let(self.pair(key, i), "pair")
+                for begin, lanes in reversed(self.vectors()):
+                    with em.vector(lanes) as lane:
+                        at = begin + lane
+                        before, here = (em.load(self.wanted, [at + n]) for n in (0, 1))
+                        em.store(self.wanted, [at + 1], tirx.max(here, tirx.min(before, pair)))
+                em.store(last, [0], self.key(em.load(self.wanted, [k])))
+
+    def vectors(self) -> list[tuple[int, int]]:
+        """Where the vectors begin that cover the pairs, and how many lie in each."""
+        lanes = max(self.em.lanes // 2, 1)
+        return [(b, min(lanes, self.k - b)) for b in range(0, self.k, lanes)]
 
     # selection ------------------------------------------------------------------------------------
     def selected(self) -> tuple[Expr, Expr, Expr]:
