@@ -1,7 +1,7 @@
 """What is said of a model that is quantized: gtco has no kernels for int8.
 
 QuantizeLinear and DequantizeLinear are compiled as element-wise operators around products in
-float32. The operators that ONNX Runtime fuses them into are not supported.
+float32, MatMulInteger as exact products of it. The operators that ONNX Runtime fuses them into are not supported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def note(model: onnx.ModelProto) -> str:
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return (
         f"the model is quantized ({listed}), and gtco has no int8 kernels: the library gives the "
-        "quantized model's results, and takes longer than the float32 model that it was made from"
+        "quantized model's results, in about the time of the float32 model that it was made from"
     )
 
 
@@ -45,5 +45,5 @@ def advice(operators: Collection[str]) -> str:
         f"{', '.join(found)} {'are' if len(found) > 1 else 'is'} of a quantized model, and gtco "
         "has no int8 kernels: compile the float32 model that it was made from (--precision bf16 is "
         "faster where the CPU multiplies bfloat16), or quantize it in the QDQ format, which is "
-        "compiled, and slower than float32"
+        "compiled, and about as fast as float32"
     )
