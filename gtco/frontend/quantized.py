@@ -1,7 +1,8 @@
 """What is said of a model that is quantized: gtco has no kernels for int8.
 
 QuantizeLinear and DequantizeLinear are compiled as element-wise operators around products in
-float32, MatMulInteger as exact products of it. The operators that ONNX Runtime fuses them into are not supported.
+float32, MatMulInteger as exact products of it. The operators that ONNX Runtime fuses them into are
+not supported.
 """
 
 from __future__ import annotations
