@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gtco.cli import console, inspect_command
 from gtco.cli.live import live
 from gtco.cli.tables import DOTS, RULE, Table, fold, shortened
+from gtco.search.calibration.peak import Peak
 from gtco.tuning.view import StageView, View
 
 WORDS = st.text("abcdefgh/._-+ ", max_size=60)
@@ -115,7 +116,8 @@ STAGES = tuple(
 
 def inspected(width, monkeypatch, capsys) -> str:
     monkeypatch.setattr(console, "width", lambda stream=None: width)
-    seen = inspect_command.Inspection(STAGES, 2, 234e9, None, {"metadata": {}})
+    peak = Peak(2, (234e9,), 0.0)
+    seen = inspect_command.Inspection(STAGES, 2, peak, None, {"metadata": {}})
     inspect_command.show("vit.so", seen, True)
     return capsys.readouterr().out
 

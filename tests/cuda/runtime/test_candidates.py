@@ -293,8 +293,11 @@ def test_what_is_wrong_is_said(
         measure(made[0], 2)
 
 
-def test_a_user_makes_candidates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_makes_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With NVRTC, through the command."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "block.onnx").write_bytes(model())
     command = f"candidates {tmp_path}/block.onnx --target cuda:sm_80 --per-stage 2 --workers 1"
     assert main(command.split()) == 0

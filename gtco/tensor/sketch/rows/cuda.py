@@ -250,7 +250,7 @@ class CudaRows:
 
         held = "true" if self._held(team, vector) else "false"
         shape = (self.rows, self.length, team, config["rows"], vector)
-        kind = f"gtco::CudaRows<{', '.join(map(str, shape))}, {held}>"
+        kind = f"gtco::Rows<{', '.join(map(str, shape))}, {held}>"
         text = [reading(args, stage, op.inputs[0], "value", params, index, vector)]
         if not self.wide:
             text.append(
