@@ -6,11 +6,11 @@
     bias   = mask + causal + window + padding        each 0 where a key may be seen, else -inf
     y      = softmax(scores + bias) @ v;  rows of y whose bias is -inf throughout are 0
 
-What is known now of the bias (causal, windows, constant masks) is one constant, so that the rewrite
-that finds attention sees one addition. The rows of zeros are put into the result and not into the
-softmax, for the same reason.
+The known parts of the bias (causal, windows, constant masks) are one constant, so that the rewrite
+that finds attention sees one addition. For the same reason the rows of zeros are put into the
+result and not into the softmax.
 
-Types of 16 bits are multiplied and normalised in float32 and rounded where the operator's
+16-bit types are multiplied and normalised in float32. They are rounded where the operator's
 definition has a value of that type.
 """
 
@@ -31,9 +31,11 @@ _WIDE = ("float32", "float64")
 
 @dataclass
 class Bias:
-    """The sum of what is added to the scores: a part that is known now, and one that is not.
+    """The sum of all that is added to the scores: a known part and one that is computed at run
+    time.
 
-    Parts known are numpy arrays in float64 and broadcast together; ``later`` is a Relax tensor.
+    The known parts are numpy arrays in float64 that broadcast together; ``later`` is a Relax
+    tensor.
     """
 
     builder: Any
@@ -42,7 +44,7 @@ class Bias:
     later: Any = None
 
     def add(self, part: Any) -> None:
-        """A numpy array or a Relax tensor of ``dtype``."""
+        """Adds a part: a numpy array or a Relax tensor of ``dtype``."""
         if isinstance(part, numpy.ndarray):
             self.known = part if self.known is None else self.known + part
         else:
@@ -51,7 +53,7 @@ class Bias:
             )
 
     def forbid(self, allowed: Any) -> None:
-        """-inf where ``allowed`` (booleans, numpy or Relax) is false."""
+        """Adds -inf where ``allowed`` (booleans, numpy or Relax) is false."""
         if isinstance(allowed, numpy.ndarray):
             self.add(numpy.where(allowed, 0.0, -numpy.inf))
         else:
@@ -60,7 +62,7 @@ class Bias:
 
     @property
     def tensor(self) -> Any:
-        """The whole as a Relax tensor; None where there is nothing to add."""
+        """The whole bias as a Relax tensor; None if nothing is added."""
         if self.known is None:
             return self.later
         known = relax.const(self.known, self.dtype)
@@ -68,7 +70,7 @@ class Bias:
 
     @property
     def hidden_rows(self) -> Any:
-        """[..., rows, 1], true where no key may be seen; None where there is no such row."""
+        """Booleans [..., rows, 1]: true where no key may be seen; None if there is no such row."""
         if self.later is None:
             if self.known is None:
                 return None
@@ -80,7 +82,9 @@ class Bias:
 
 
 def attention(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """(y, present key, present value, scores as ``qk_matmul_output_mode`` asks), Relax tensors."""
+    """Relax tensors: y, present key, present value, and the scores that ``qk_matmul_output_mode``
+    asks for.
+    """
     q, k, v, mask, past_key, past_value, lengths = inputs
     flat = len(q.ty.shape) == 3
     if flat:
@@ -135,7 +139,7 @@ def _split(builder: Any, x: Any, heads: int) -> Any:
 
 
 def _mask(bias: Bias, mask: Any, keys: int) -> None:
-    """The mask input: booleans or an addend, padded to all keys by ones that hide."""
+    """Adds the mask input: booleans or an addend. A mask that is too short hides the last keys."""
     if mask is None:
         return
     builder, shape = bias.builder, _shape(mask)
@@ -160,10 +164,10 @@ def _mask(bias: Bias, mask: Any, keys: int) -> None:
 def _places(
     bias: Bias, attrs: Mapping[str, Any], rows: int, keys: int, past_key: Any, lengths: Any
 ) -> None:
-    """Causality, windows and padding: who sees whom by place alone.
+    """Adds causality, windows and padding, which depend only on places.
 
-    A query's place is its row behind what the cache holds: known now, or for a cache outside of the
-    operator only with ``lengths`` [batch].
+    The place of a query is its row plus the length of the cache. It is known now, unless the cache
+    is outside the operator: then ``lengths`` [batch] gives it.
     """
     builder = bias.builder
     left, right = (int(attrs.get(f"{side}_window_size", -1)) for side in ("left", "right"))

@@ -25,7 +25,9 @@ def col2im(
     pads: Sequence[int],
     dilations: Sequence[int],
 ) -> Any:
-    """``pads`` as ONNX writes them: all beginnings, then all ends. Any number of image axes."""
+    """Col2Im for any number of image axes. ``pads`` are in ONNX's order: all beginnings, then all
+    ends.
+    """
     n, rows, _ = (int(d) for d in x.ty.shape)
     rank, channels = len(image), rows // prod(block)
     before, after = pads[:rank], pads[rank:]
@@ -104,7 +106,7 @@ def _added(
 
 
 def _pad(builder: Any, x: Any, before: Sequence[int], after: Sequence[int]) -> Any:
-    """Zeros around the axes behind the first two."""
+    """Pads the axes after the first two with zeros."""
     if not any(before) and not any(after):
         return x
     widths = [0, 0, 0, 0, *(w for pair in zip(before, after, strict=True) for w in pair)]

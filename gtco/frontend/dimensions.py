@@ -1,11 +1,11 @@
-"""The sizes that a model's inputs leave open, what they are called, and what the user gives.
+"""The sizes that a model's inputs leave open: their names, and the sizes that the user gives.
 
 An axis without a size has one of two names:
 
-- the name that the file writes, where axes of different inputs share it (``batch``);
-- ``input.axis``, counted from 0, where the file writes none. A negative size, ``?``, an empty name,
-  and a name that one input writes on two of its axes all mean "unknown": exporters that know no
-  sizes write the same word everywhere, so that nothing says that the sizes are equal.
+- the name in the file, if axes of different inputs share it (``batch``);
+- ``input.axis``, with axes counted from 0, if the file has no name. A negative size, ``?``, an
+  empty name, and a name that one input has on two of its axes all mean "unknown". Exporters that
+  know no sizes write the same word everywhere, so equal names do not mean equal sizes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class OpenAxis:
 def set_sizes(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes, *, symbols: bool = False
 ) -> dict[str, int] | None:
-    """Write a size into every open axis of the inputs. ``symbols``: axes of one name have one size,
-    also within an input, since names are symbols of torch's.
+    """Writes a size into every open axis of the inputs. With ``symbols`` the names are symbols of
+    torch's, so axes of one name have one size, also within an input.
 
-    The most exact wins: ``input.axis``, then the input's whole shape, then the dimension's name,
-    then what was given for another axis of that name. Returns the sizes by the name that the file
-    writes; None where no axis was open. Raises :class:`ShapeError` for sizes that are missing, that
+    The most exact size wins: that of ``input.axis``, then the input's whole shape, then that of the
+    dimension's name, then the size of another axis of that name. Returns the sizes by the names in
+    the file; None if no axis was open. Raises :class:`ShapeError` for sizes that are missing, that
     belong to nothing, or that differ from those in the file.
     """
     shapes = {name: _whole_numbers(given) for name, given in shapes.items()}
@@ -117,11 +117,11 @@ def open_axes(inputs: Sequence[onnx.ValueInfoProto], symbols: bool) -> list[Open
 
 
 def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> None:
-    """Give each output the type and the shape that ONNX's checker and onnxsim want to see.
+    """Gives each output the type and the shape that ONNX's checker and onnxsim need.
 
-    ``sizes`` are the inputs' by name, None where all sizes were in the file. What an output leaves
-    out is inferred; what ONNX cannot infer, behind an operator that it does not know, is made up:
-    nothing is read of an output but its name.
+    ``sizes`` are the inputs' sizes by name; None if the file has all sizes. Types and shapes that
+    an output lacks are inferred. ONNX infers nothing after an operator that it does not know; there
+    they are made up, because only the name of an output is read later.
     """
     bare = False
     for value in model.graph.output:
@@ -155,7 +155,7 @@ def _set_output(dim: Any, sizes: Mapping[str, int]) -> None:
 
 
 def _written(dim: Any) -> str:
-    """The name in the file."""
+    """The dimension's name in the file."""
     return str(dim.dim_param).strip() if not dim.HasField("dim_value") else ""
 
 
@@ -178,8 +178,9 @@ def _size(shapes: Shapes, name: str) -> int:
 def _whole_shapes(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
-    """What is given for inputs. One number is the shape of an input of one axis; a dimension of
-    that name comes first."""
+    """The shapes that are given for whole inputs. A single number is the shape of an input of one
+    axis. If a dimension has the same name, the number is for the dimension.
+    """
     names = {value.name for value in inputs}
     dims = {_written(dim) for value in inputs for dim in value.type.tensor_type.shape.dim}
     found: dict[str, tuple[int, ...]] = {}
@@ -195,7 +196,9 @@ def _whole_shapes(
 def _require_shapes(
     inputs: Sequence[onnx.ValueInfoProto], whole: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Inputs without a shape, not even a rank, get the axes of the whole shape that is given."""
+    """Gives each input without a shape, even without a rank, the axes of the whole shape that the
+    user gave for it.
+    """
     bare = [value for value in inputs if not value.type.tensor_type.HasField("shape")]
     missing = [value.name for value in bare if value.name not in whole]
     if missing:
@@ -232,7 +235,7 @@ def _require_known(
     shapes: Shapes,
     whole: Mapping[str, object],
 ) -> None:
-    """Raise :class:`ShapeError` for a name that is no dimension and no input."""
+    """Raises :class:`ShapeError` for a name that is neither a dimension nor an input."""
     fixed = {
         f"{value.name}.{axis}": size for value in inputs for axis, size in enumerate(_sizes(value))
     }

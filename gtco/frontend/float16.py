@@ -1,11 +1,11 @@
-"""float16 files as float32 ones: CPUs compute in float32, and float16 is for storage.
+"""Turns float16 files into float32 ones: CPUs compute in float32, and float16 is for storage.
 
     before: x {float16}    y = MatMul(x, W)    z = Relu(y)
     after:  x {float16}    a = Cast(x)    b = MatMul(a, W')    c = Relu(b)    z = Cast(c) {float16}
 
 The model's inputs and outputs keep their types. Everything between them is float32. Constants keep
 their values, which float32 holds exactly. A Cast to float16 inside the model becomes a Cast to
-float32, which does nothing: values are rounded at the model's outputs alone. So no intermediate
+float32, which does nothing: values are rounded only at the model's outputs. So no intermediate
 value overflows, and each is at least as exact as the file asks for.
 
 The ONNX message is changed before its operators are read, so this holds for every operator, also
@@ -31,7 +31,8 @@ _TYPES = frozenset("to dtype output_datatype output_dtype softmax_precision".spl
 def widen(
     model: onnx.ModelProto, weights: Mapping[str, numpy.ndarray]
 ) -> tuple[onnx.ModelProto, Mapping[str, numpy.ndarray], bool]:
-    """The model and its weights with float32 in place of float16, and whether there was any.
+    """The model and its weights with float32 in place of float16, and whether there was any
+    float16.
 
     ``weights`` are values of inputs of the graph, by name. The model has no functions of its own.
     """
@@ -86,7 +87,7 @@ def _widened(array: numpy.ndarray) -> numpy.ndarray:
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:
-    """float32 for float16 in every tensor, type and attribute, those of nested graphs too."""
+    """Puts float32 for float16 in every tensor, type and attribute, also in nested graphs."""
     for tensor in chain(graph.initializer, inner_tensors(graph)):
         if tensor.data_type == TensorProto.FLOAT16:
             array = _widened(numpy_helper.to_array(tensor))
@@ -132,7 +133,7 @@ def _names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """A name for the float32 value of a tensor; it is taken from then on."""
+    """A new name for the float32 value of a tensor. It is added to ``taken``."""
     made = f"{name}_float32"
     while made in taken:
         made += "_"

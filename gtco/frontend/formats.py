@@ -1,4 +1,4 @@
-"""Other formats of models, by the ends of their files' names, and what to do about each."""
+"""Other formats of models, by the endings of their file names, and advice for each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _ADVICE = {
 
 
 def advice(path: Path | None) -> str:
-    """What a file that is not ONNX looks like by its name, and what to do; "" where it tells
-    nothing."""
+    """What a file that is not ONNX seems to be by its name, and what to do; "" if the name tells
+    nothing.
+    """
     suffix = "" if path is None else path.suffix.lower()
     for suffixes, said in _ADVICE.items():
         if suffix in suffixes.split():

@@ -1,4 +1,4 @@
-"""Which model a file holds: what a library remembers of it."""
+"""The identity of the model in a file. A library remembers it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import onnx
 
 
 def identity(model: onnx.ModelProto) -> str:
-    """16 hex digits of the model's operators, inputs and outputs: a model keeps them when it is
-    trained further, or exported for another batch or image size. Weights are not looked at.
+    """16 hex digits of the model's operators, inputs and outputs. Weights do not count, so a model
+    keeps its identity if it is trained further or exported for another batch or image size.
     """
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}

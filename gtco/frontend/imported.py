@@ -1,5 +1,4 @@
-"""What an importer hands over: a Relax module, its weights and what is known of where it came
-from."""
+"""The result of an importer: a Relax module, its weights, and notes on its origin."""
 
 from __future__ import annotations
 
@@ -19,13 +18,16 @@ if TYPE_CHECKING:
 class ImportedModel:
     """A model as Relax, in the form that ``gtco.graph.lower.walk.lower`` takes.
 
-    ``module``'s function ``main`` takes ``inputs`` and ``weights``, by the parameter names in
-    ``parameters`` (parameter -> name of the input or weight), and returns one tensor or a tuple of
-    ``outputs``. Weights stay outside the module, so that no pass copies them. ``names`` maps a
-    Relax variable to the name its node had in the model, ``operators`` that name to the node's
-    operator; ``notes`` are for the user. ``float16``: the file has float16 in it, which was widened
-    to float32. ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`), empty for a
-    PyTorch module.
+    - ``module``: its function ``main`` takes ``inputs`` and ``weights`` and returns one tensor or a
+      tuple of ``outputs``;
+    - ``parameters``: the name of the input or weight, by the parameter of ``main``;
+    - ``weights``: they stay outside the module, so that no pass copies them;
+    - ``names``: the name of the node in the model, by Relax variable;
+    - ``operators``: the operator, by the name of the node;
+    - ``notes``: for the user;
+    - ``float16``: the file has float16 in it, which was widened to float32;
+    - ``identity``: which ONNX file it is (:mod:`gtco.frontend.identity`); empty for a PyTorch
+      module.
     """
 
     module: tvm.IRModule

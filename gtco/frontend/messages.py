@@ -1,5 +1,5 @@
-"""Walks over an ONNX message that are done before anything else looks at it: a stranger's file may
-hold text that is none, sizes that cannot be, and tensors that lie elsewhere at any depth.
+"""Walks over an ONNX message before anything else reads it. An unknown file may hold text that is
+not UTF-8, sizes that are impossible, and tensors at any depth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ELEMENTS = 1 << 40  # of one tensor: beyond it sizes were damaged, and produ
 
 @cache
 def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
-    """Name, is text (else a message), is repeated."""
+    """For each field: its name, whether it is text (else a message), whether it is repeated."""
     return tuple(
         (field.name, field.type == FieldDescriptor.TYPE_STRING, is_repeated(field))
         for field in kind.fields
@@ -28,13 +28,13 @@ def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
 
 
 def is_repeated(field: Any) -> bool:
-    """Protobuf's versions spell it differently."""
+    """True if the field is repeated. Versions of protobuf spell this differently."""
     known = getattr(field, "is_repeated", None)
     return field.label == field.LABEL_REPEATED if known is None else bool(known)
 
 
 def check_text(message: Any, where: str = "") -> None:
-    """Raise ModelError where a name or another text is not UTF-8, which protobuf lets through."""
+    """Raises ModelError if a name or another text is not UTF-8. Protobuf does not check this."""
     for name, is_text, repeated in _fields(message.DESCRIPTOR):
         place = f"{where}.{name}" if where else name
         try:
@@ -52,7 +52,7 @@ def check_text(message: Any, where: str = "") -> None:
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node, those of nested graphs too."""
+    """Every node, also those of nested graphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -65,8 +65,9 @@ def subgraphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 
 def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that is no initializer of ``graph`` itself: in attributes, nested graphs, and
-    sparse ones."""
+    """Every tensor except the initializers of ``graph`` itself: those in attributes, in nested
+    graphs, and sparse ones.
+    """
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
@@ -85,7 +86,9 @@ def inner_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def check_sizes(tensor: onnx.TensorProto) -> None:
-    """Raise ModelError for a negative size, or so many elements that products would wrap."""
+    """Raises ModelError for a negative size, or for so many elements that products of sizes
+    overflow.
+    """
     dims = list(tensor.dims)
     if any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
         raise ModelError(
@@ -95,8 +98,9 @@ def check_sizes(tensor: onnx.TensorProto) -> None:
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Raise ModelError where a local function calls itself, directly or not: ONNX forbids it, and
-    what writes the calls out would not end."""
+    """Raises ModelError if a local function calls itself, directly or not. ONNX forbids it, and
+    writing out the calls would not end.
+    """
     functions = {(f.domain, f.name): f for f in model.functions}
     done: set[tuple[str, str]] = set()
 

@@ -1,7 +1,8 @@
-"""One node, held against ONNX's own rules before TVM's importer sees it, and described in errors.
+"""Checks one node against ONNX's own rules before TVM's importer sees it, and describes it in
+errors.
 
-TVM takes a node's types, ranks and attributes on trust: on a wrong one it fails with words of its
-own, gives a wrong shape, or ends the process.
+TVM trusts a node's types, ranks and attributes. If one is wrong, TVM fails with words of its own,
+gives a wrong shape, or ends the process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SHOWN = 8  # elements of an attribute
 
 @dataclass(frozen=True)
 class Node:
-    """A node and what is known of its inputs: their types, and the values of small constants."""
+    """A node, with the types of its inputs and the values of small constants."""
 
     proto: onnx.NodeProto
     types: Mapping[str, TypeProto] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Node:
         return f"node '{name}' ({domain}{self.proto.op_type})"
 
     def described(self) -> str:
-        """Its inputs with their types and shapes, and its attributes."""
+        """The node's inputs with their types and shapes, and its attributes."""
         inputs = [
             f"{name} {spell(self.types[name]) if name in self.types else '(type unknown)'}"
             if name
@@ -58,8 +59,10 @@ class Node:
         return "; ".join(f"{kind}: {', '.join(parts)}" for kind, parts in given.items() if parts)
 
     def infer(self, opsets: Sequence[onnx.OperatorSetIdProto]) -> dict[str, TypeProto]:
-        """The types of its outputs by ONNX's rules; {} where ONNX has none for it, or does not know
-        the types of all inputs. Raises :class:`ModelError` where it breaks them."""
+        """The types of the outputs by ONNX's rules; {} if ONNX has no rules for the operator, or
+        does not know the types of all inputs. Raises :class:`ModelError` if the node breaks the
+        rules.
+        """
         domain = "" if self.proto.domain in _STANDARD else self.proto.domain
         opset = next((o.version for o in opsets if _same(o.domain, domain)), 1)
         if not onnx.defs.has(self.proto.op_type, opset, domain):
@@ -101,8 +104,9 @@ class Node:
 
 
 def check_splits(model: onnx.ModelProto) -> None:
-    """Raise :class:`ModelError` for a Split whose ``num_outputs`` is not the number of its outputs:
-    ONNX's shape inference ends the process where they are more."""
+    """Raises :class:`ModelError` for a Split whose ``num_outputs`` is not the number of its
+    outputs. If it has more outputs than that, ONNX's shape inference ends the process.
+    """
     for node in nodes(model.graph):
         for attribute in node.attribute if node.op_type == "Split" else ():
             if attribute.name == "num_outputs" and attribute.i != len(node.output):
@@ -110,8 +114,7 @@ def check_splits(model: onnx.ModelProto) -> None:
 
 
 def _left_out(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> str:
-    """The name in ONNX of the first input that is left out and must not be; "" where there is
-    none."""
+    """ONNX's name of the first required input that is left out; "" if there is none."""
     for place, name in enumerate(node.input):
         parameter = schema.inputs[min(place, len(schema.inputs) - 1)] if schema.inputs else None
         if not name and parameter is not None:
@@ -121,7 +124,7 @@ def _left_out(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> str:
 
 
 def spell(kind: TypeProto) -> str:
-    """``float32[1, 3, ?]``."""
+    """The type as text: ``float32[1, 3, ?]``."""
     if not kind.HasField("tensor_type"):
         return str(kind.WhichOneof("value") or "(type unknown)").removesuffix("_type")
     tensor = kind.tensor_type
@@ -139,7 +142,7 @@ def _elements(kind: TypeProto) -> int | None:
 
 
 def differ(made: TypeProto, wanted: TypeProto) -> bool:
-    """Can one tensor not be of both types? Unknown sizes fit any."""
+    """True if no tensor can have both types. Unknown sizes fit any."""
     a, b = made.tensor_type, wanted.tensor_type
     if not wanted.HasField("tensor_type") or not b.elem_type:
         return False

@@ -1,5 +1,5 @@
-"""ONNX's LayerNormalization and ONNX Runtime's SkipLayerNormalization in Relax, with every output
-that they may give and every scale and bias that broadcasts.
+"""ONNX's LayerNormalization and ONNX Runtime's SkipLayerNormalization in Relax, with all their
+outputs and with any scale and bias that broadcast.
 
 ::
 
@@ -18,15 +18,16 @@ _SKIP_EPSILON = 1e-12
 
 
 def layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """(y, mean, inverse deviation), the latter two where the node gives them out."""
+    """(y, mean, inverse deviation); the last two only if the node returns them."""
     x, scale, bias = (*inputs, None)[:3]
     axis, epsilon = attrs.get("axis", -1), attrs.get("epsilon", 1e-5)
     return _normalized(builder, x, scale, bias, axis, epsilon, attrs["tvm_custom"]["num_outputs"])
 
 
 def skip_layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-    """The layer norm of s = x + skip + bias over the last axis, its mean and inverse deviation, and
-    s; each where the node gives it out."""
+    """The layer norm of s = x + skip + bias over the last axis, its mean, its inverse deviation,
+    and s; each only if the node returns it.
+    """
     x, skip, scale, beta, bias = (*inputs, None, None)[:5]
     outputs = attrs["tvm_custom"]["num_outputs"]
     total = builder.emit(relax.op.add(x, skip))
@@ -40,7 +41,7 @@ def skip_layer_normalization(builder: Any, inputs: Sequence[Any], attrs: Mapping
 def _normalized(
     builder: Any, x: Any, scale: Any, bias: Any, axis: int, epsilon: float, outputs: int
 ) -> Any:
-    """The first ``outputs`` results; a tuple where they are more than one."""
+    """The first ``outputs`` results; a tuple if there is more than one."""
     shape = [int(dim) for dim in x.ty.shape]
     dtype = str(x.ty.dtype)
     first = axis % len(shape)
@@ -66,8 +67,9 @@ def _normalized(
 
 
 def _plain(builder: Any, tensor: Any, inner: Sequence[int]) -> Any:
-    """The tensor in the shape of the axes that are normalized, where it differs from it by leading
-    ones at most; None for a tensor that broadcasts otherwise."""
+    """The tensor in the shape of the normalized axes, if only leading ones differ; None if it
+    broadcasts otherwise.
+    """
     if tensor is None:
         return None
     shape = [int(dim) for dim in tensor.ty.shape]

@@ -1,10 +1,14 @@
-"""ONNX -> Relax: read, check, simplify, translate, with an error that says what to do at every
-step.
+"""ONNX -> Relax: read, check, simplify, translate. The error of every step says what to do.
 
-The order: read without the weights' data, take the large initializers out (``weights.strip``), give
-symbolic dimensions their sizes, run onnx's checker on the skeleton, write out loops and the
-operators of ONNX Runtime (``expansion``), simplify in a child process, list every unsupported
-operator, and only then let TVM's importer translate.
+The order:
+
+- read the model without the weights' data, and take the large initializers out (``weights.strip``);
+- give symbolic dimensions their sizes;
+- run onnx's checker on the skeleton;
+- write out loops and the operators of ONNX Runtime (``expansion``);
+- simplify in a child process;
+- list every unsupported operator;
+- let TVM's importer translate.
 """
 
 from __future__ import annotations
@@ -52,12 +56,15 @@ def load_onnx(
 ) -> ImportedModel:
     """The model as Relax, with every dimension a number.
 
-    ``shapes`` gives symbolic dimensions their sizes, by name (``{"batch": 1}``) or, for one without
-    a name, by input and axis (``{"image.0": 1}``), or an input its whole shape (``{"image": (1, 3,
-    96, 96)}``); :mod:`gtco.frontend.dimensions` has the rules. Without ``float16``, what is float16
-    in the file is computed in float32 (:mod:`gtco.frontend.float16`). Raises ModelError
-    (unreadable, invalid, data missing, TVM cannot translate it), ShapeError (sizes that are missing
-    or do not fit) and UnsupportedError (every unsupported operator).
+    ``shapes`` gives sizes (:mod:`gtco.frontend.dimensions` has the rules) to:
+
+    - a symbolic dimension, by name (``{"batch": 1}``);
+    - a dimension without a name, by input and axis (``{"image.0": 1}``);
+    - an input, as its whole shape (``{"image": (1, 3, 96, 96)}``).
+
+    Without ``float16``, float16 in the file is computed in float32 (:mod:`gtco.frontend.float16`).
+    Raises ModelError (unreadable, invalid, data missing, TVM cannot translate it), ShapeError
+    (sizes that are missing or do not fit) and UnsupportedError (every unsupported operator).
     """
     model, path = _read(source)
     known = identity(model)
@@ -88,8 +95,9 @@ def import_skeleton(
     float16: bool = True,
     symbols: bool = False,
 ) -> ImportedModel:
-    """The rest of ``load_onnx``, from a model whose large weights are graph inputs (``weights`` by
-    name). Changes it. ``symbols``: see :func:`gtco.frontend.dimensions.set_sizes`."""
+    """The rest of ``load_onnx``, for a model whose large weights are graph inputs (``weights`` by
+    name). Changes the model. ``symbols``: see :func:`gtco.frontend.dimensions.set_sizes`.
+    """
     adopt(skeleton)
     _check_outputs(skeleton)
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
@@ -139,8 +147,10 @@ def import_skeleton(
 
 
 def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in operators that the importer reads, as far as there are rules. A definition of
-    ONNX may hold loops and conditions (LinearAttention, AffineGrid), so it goes round again."""
+    """The model in operators that the importer reads, as far as there are rules. ONNX's own
+    definitions may hold loops and conditions (LinearAttention, AffineGrid), so the rules are
+    applied again.
+    """
     while True:
         try:
             model = expand(model)
@@ -161,7 +171,9 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _read(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
-    """The message, without external data, and the model's file, which that data lies beside."""
+    """The message without its external data, and the model's file. The external data is beside that
+    file.
+    """
     if isinstance(source, onnx.ModelProto):
         return source, None
     path: Path | None = None
@@ -217,8 +229,9 @@ def _check(model: onnx.ModelProto) -> None:
 
 
 def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.ValueInfoProto]:
-    """What the model is given at run time. Raises UnsupportedError for anything but a tensor of a
-    type that gtco supports."""
+    """The inputs at run time. Raises UnsupportedError unless each is a tensor of a type that gtco
+    supports.
+    """
     inside = _initializers(model)
     inputs = [v for v in model.graph.input if v.name not in weights and v.name not in inside]
     for value in inputs:
@@ -232,8 +245,9 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
 
 
 def _check_initializers(model: onnx.ModelProto) -> None:
-    """Raise UnsupportedError for a weight of a type that gtco does not support, naming the node
-    that reads it."""
+    """Raises UnsupportedError for a weight of a type that gtco does not support; the message names
+    the node that reads it.
+    """
     for tensor in model.graph.initializer:
         if tensor.data_type not in NUMBERS.values():
             readers = [str(Node(n)) for n in model.graph.node if tensor.name in n.input]
@@ -257,7 +271,7 @@ def _type(value: onnx.ValueInfoProto) -> TensorType:
 
 
 def _supported() -> set[str]:
-    """The standard operators that TVM's importer or ours reads."""
+    """The standard operators that TVM's importer or gtco's reads."""
     from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map
 
     from gtco.frontend.onnx_importer import OVERRIDES
@@ -270,8 +284,9 @@ _DATA_DEPENDENT = {"NonZero", "Unique"}
 
 
 def _refuse_unsupported(model: onnx.ModelProto) -> None:
-    """One UnsupportedError that lists each operator gtco cannot compile, its count and its
-    nodes."""
+    """Raises one UnsupportedError that lists each operator that gtco cannot compile, its count and
+    its nodes.
+    """
     supported = _supported()
     found: dict[str, list[str]] = {}
     for node in nodes(model.graph):
@@ -313,8 +328,9 @@ def _refuse_unsupported(model: onnx.ModelProto) -> None:
 
 
 def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
-    """The Relax module, and the node's name by Relax variable. Parameters are the graph's inputs in
-    order."""
+    """The Relax module, and the nodes' names by Relax variable. The parameters are the graph's
+    inputs in order.
+    """
     from tvm import relax
 
     from gtco.frontend.onnx_importer import Importer

@@ -1,6 +1,7 @@
-"""TVM's ONNX importer, with errors in our words, and right where TVM 0.27 is silently wrong.
+"""TVM's ONNX importer, with errors in gtco's words, and with corrections where TVM 0.27 gives wrong
+results without an error.
 
-ONNX's own backend tests showed what has to be put right or refused:
+ONNX's own backend tests showed what to correct or refuse:
 
 - LayerNormalization's second and third output, Pow of two types
 - Dropout's mask and training mode, IsInf's two flags, Constant's scalar forms
@@ -8,7 +9,7 @@ ONNX's own backend tests showed what has to be put right or refused:
 - ConvTranspose's ``output_shape``, SpaceToDepth's ``mode``, most of Resize
 - tensors without elements
 
-Attention and Col2Im are not TVM's at all.
+Attention and Col2Im are gtco's own.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Refused(Exception):
 
 
 class Importer(ONNXGraphImporter):
-    """``labels`` are the nodes' names by Relax variable."""
+    """The importer. ``labels`` are the nodes' names by Relax variable."""
 
     def __init__(self, opsets: Sequence[onnx.OperatorSetIdProto]) -> None:
         super().__init__({}, {}, sanitize=True)
@@ -59,11 +60,14 @@ class Importer(ONNXGraphImporter):
             raise
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """``frontend.onnx`` has refused them before, all at once and with their nodes."""
+        """Does nothing: ``frontend.onnx`` has refused them already, all at once and with their
+        nodes.
+        """
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
-        """Node by node, each held against ONNX's rules first. Whatever TVM raises comes out as a
-        :class:`GtcoError` about the node, in words of ours."""
+        """Translates node by node, after a check of each against ONNX's rules. Every error of TVM
+        becomes a :class:`GtcoError` about the node, in gtco's words.
+        """
         self._begun = True
         for proto in graph.node:
             node = self._known(proto)
@@ -130,7 +134,7 @@ _CONSTANT_INPUTS: Mapping[str, tuple[int, ...]] = {
 
 
 def _reason(node: Node, error: Exception) -> str:
-    """Why TVM fails at a node, where that can be told; "" elsewhere."""
+    """Why TVM fails at a node, if that is known; else ""."""
     for place in _CONSTANT_INPUTS.get(node.proto.op_type, ()):
         name = node.proto.input[place] if place < len(node.proto.input) else ""
         if name and name not in node.values:
@@ -141,7 +145,7 @@ def _reason(node: Node, error: Exception) -> str:
 
 
 def _type_proto(value: Any) -> onnx.TypeProto | None:
-    """ONNX's type of a Relax value; None where ONNX has none for it."""
+    """The ONNX type of a Relax value; None if ONNX has none for it."""
     kind = value.ty
     if isinstance(kind, relax.ShapeType):  # a vector of integers to ONNX
         rank = kind.ndim if kind.ndim >= 0 else None
@@ -158,7 +162,7 @@ def _size(dim: Any) -> int | None:
 
 
 def _small_value(value: Any) -> numpy.ndarray | None:
-    """A constant that ONNX's rules may look into, as a shape or a list of axes."""
+    """The value of a small constant that ONNX's rules need, such as a shape or a list of axes."""
     if isinstance(value, relax.ShapeExpr):
         sizes = [_size(dim) for dim in value.values]
         return None if None in sizes else numpy.array(sizes, numpy.int64)
@@ -180,7 +184,7 @@ def _shape(tensor: Any) -> list[int]:
 
 
 def _padded(inputs: Sequence[Any], count: int) -> list[Any]:
-    """``count`` inputs; None for those left out."""
+    """The inputs, ``count`` of them; None for each that is left out."""
     return [inputs[i] if i < len(inputs) else None for i in range(count)]
 
 
@@ -189,7 +193,7 @@ def _constant(tensor: Any) -> numpy.ndarray | None:
 
 
 def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """At inference the input, and a mask that keeps everything."""
+    """The input itself, as at inference, and a mask that keeps everything."""
     if len(inputs) > 2 and inputs[2] is not None:
         training = _constant(inputs[2])
         ratio = _constant(inputs[1]) if inputs[1] is not None else numpy.asarray(0.5)
@@ -204,7 +208,9 @@ def _dropout(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _batch_normalization(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """In training mode the share of the new statistics is 1 - momentum: TVM takes momentum."""
+    """BatchNormalization in training mode too: the share of the new statistics is 1 - momentum, and
+    TVM takes momentum.
+    """
     if not attrs.get("training_mode", 0) or any(x.ty.dtype != "float32" for x in inputs):
         return None
     made = relax.op.nn.batch_norm(
@@ -240,8 +246,8 @@ def _constant_node(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
 
 
 def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Where the output's padding is no less than the stride, which TVM refuses: the whole product,
-    zeros behind it, and what the padding leaves of both.
+    """ConvTranspose, also with an output padding of the stride or more, which TVM refuses. Then
+    zeros are added after the whole product, and the padding cuts both.
     """
     if "output_shape" in attrs:
         raise Refused(
@@ -269,8 +275,8 @@ def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
 
 
 def _celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """alpha * (exp(x / alpha) - 1) below 0, as Elu is written. (ONNX's definition makes a vector
-    of a scalar, and loses the digits of an x near 0.)
+    """alpha * (exp(x / alpha) - 1) below 0, as Elu is written. (ONNX's definition turns a scalar
+    into a vector, and loses the digits of an x near 0.)
     """
     x = inputs[0]
     alpha, zero, one = (
@@ -283,13 +289,16 @@ def _celu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TVM's importer writes loops at once, in which nobody sees the contraction any more."""
+    """Einsum as an operator. TVM's importer writes loops at once, and later passes cannot see the
+    contraction in them.
+    """
     equation = _text(attrs["equation"])
     return builder.emit(relax.op.einsum(relax.Tuple(list(inputs)), equation.replace(" ", "")))
 
 
 def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """As an operator: TVM's importer writes loops at once, which only the fallback can compile."""
+    """Pad as an operator. TVM's importer writes loops at once, which only the fallback can compile.
+    """
     x, pads, value, axes = _padded(inputs, 4)
     mode = _text(attrs.get("mode", b"constant"))
     widths = numpy.asarray(attrs["pads"]) if pads is None else _constant(pads)
@@ -309,13 +318,15 @@ def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _tile(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """As an operator, as ``_pad``."""
+    """Tile as an operator, for the same reason as ``_pad``."""
     repeats = _constant(inputs[1]) if len(inputs) == 2 else None
     return None if repeats is None else builder.emit(relax.op.tile(inputs[0], repeats.tolist()))
 
 
 def _clip(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """As an operator, as ``_pad``. A bound that is left out or NaN bounds nothing."""
+    """Clip as an operator, for the same reason as ``_pad``. A bound that is left out or NaN has no
+    effect.
+    """
     x, low, high = _padded(inputs, 3)
     if low is None and high is None:
         low, high = (attrs.get(name) for name in ("min", "max"))
@@ -335,7 +346,9 @@ def _clip(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _expand(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """A result without elements, which TVM refuses: an exporter writes slices of no rows so."""
+    """Expand, also with a result without elements, which TVM refuses. An exporter writes a slice of
+    no rows in this way.
+    """
     wanted = _constant(inputs[1])
     if wanted is None or wanted.all():
         return None
@@ -344,7 +357,7 @@ def _expand(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _scatter(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Where nothing is written, what it is written into."""
+    """A scatter. If it writes nothing, the result is the tensor that it would write into."""
     return None if all(_shape(inputs[2])) else inputs[0]
 
 
@@ -359,7 +372,7 @@ def _space_to_depth(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> A
 
 
 def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TVM's resize2d where it says the same, and :mod:`gtco.frontend.resize` otherwise."""
+    """TVM's resize2d if it means the same, and :mod:`gtco.frontend.resize` otherwise."""
     x, *rest = _padded(inputs, 4)
     roi, scales, sizes = (None if t is None else _constant(t) for t in rest)
     if scales is not None and not scales.size:
@@ -378,7 +391,8 @@ def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """What Resize was before opset 10: positions scaled from the first one, rounded down."""
+    """Resize as it was before opset 10: positions are scaled from the first one and rounded down.
+    """
     x, given = _padded(inputs, 2)
     scales = numpy.asarray(attrs["scales"]) if given is None else _constant(given)
     if scales is None:
@@ -389,7 +403,9 @@ def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _is_resize2d(axes: Mapping[int, Axis], method: Method) -> bool:
-    """Does TVM's operator, and our kernel for it, say this? Height and width, by whole scales."""
+    """True if TVM's operator, and gtco's kernel for it, mean the same: height and width, by whole
+    scales.
+    """
     whole = all(abs(a.size * a.scale - a.out) <= 1e-3 for a in axes.values())
     kept = all(axes[i].size == axes[i].out for i in (0, 1) if i in axes)
     return (
@@ -443,7 +459,7 @@ def _refuse_blocks(inputs: Sequence[Any], attrs: Attributes) -> None:
 
 
 def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Base and exponent of different types; the result has the base's."""
+    """Pow with base and exponent of different types; the result has the base's type."""
     base, exponent = inputs
     if not isinstance(base.ty, relax.TensorType) or base.ty.dtype == exponent.ty.dtype:
         return None
@@ -461,7 +477,7 @@ def _pow(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _eye_like(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """TVM takes ``dtype`` for a name; it is a number of ONNX's."""
+    """EyeLike. Its ``dtype`` is a number of ONNX's; TVM reads it as a name."""
     dtype = inputs[0].ty.dtype
     if "dtype" in attrs:
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(attrs["dtype"]))
@@ -470,7 +486,7 @@ def _eye_like(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """``values[int(indices[..., None] == range(depth))]``; TVM takes no floats and no negative
+    """``values[int(indices[..., None] == range(depth))]``. TVM accepts neither floats nor negative
     indices.
     """
     indices, depth, values = inputs[0], _constant(inputs[1]), inputs[2]
@@ -489,8 +505,9 @@ def _one_hot(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Element-wise also where the slope varies along one axis: TVM's operator for that is opaque to
-    everything behind the importer, and was compiled alone, by the fallback."""
+    """PRelu, element-wise also if the slope varies along one axis. Later passes cannot look into
+    TVM's operator for that, and only the fallback compiled it.
+    """
     x, slope = inputs
     if len(_shape(slope)) > len(_shape(x)):
         return None  # no PRelu; TVM's says so

@@ -4,9 +4,9 @@ standard operators.
     FusedMatMul(a, b) {transB, alpha}  ->  MatMul(a, Transpose(b)) * alpha
     Loop(3, true, x) {body}            ->  body(body(body(x)))
 
-The rest of the compiler sees the spelling of a plain export, so the same stages come out. A rule
-knows the shapes of its inputs. It writes constants where a general definition would compute with
-shapes.
+The rest of the compiler sees the same operators as in a plain export, so it makes the same stages.
+A rule knows the shapes of its inputs. It writes constants where a general definition would compute
+with shapes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _STANDARD = ("", "ai.onnx")
 
 
 def adopt(model: onnx.ModelProto) -> None:
-    """Move to ONNX Runtime's domain what it writes into the standard one, which has not got it:
-    SimplifiedLayerNormalization, and LayerNormalization before opset 17. Import that domain where
-    its operators are used, which ``onnxruntime.transformers`` leaves to ONNX Runtime. Changes
-    ``model``."""
+    """Moves nodes to ONNX Runtime's domain that it writes into the standard domain, which lacks
+    them: SimplifiedLayerNormalization, and LayerNormalization before opset 17. Imports that domain
+    if its operators are used; ``onnxruntime.transformers`` leaves out the import. Changes
+    ``model``.
+    """
     opset = next((entry.version for entry in model.opset_import if entry.domain in _STANDARD), 1)
     foreign = {"SimplifiedLayerNormalization"} | ({"LayerNormalization"} if opset < 17 else set())
     used = False
@@ -45,10 +46,10 @@ def needs_expansion(model: onnx.ModelProto) -> bool:
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the operators in ``EXPANDED``; ``model`` itself where it has none.
+    """The model without the operators in ``EXPANDED``; ``model`` itself if it has none.
 
-    Every input has to have its shape. Raises :class:`UnsupportedError` for a use of an operator
-    that has no such form, naming the node.
+    Every input must have its shape. Raises :class:`UnsupportedError`, which names the node, if an
+    operator is used in a way that has no such form.
     """
     if not needs_expansion(model):
         return model

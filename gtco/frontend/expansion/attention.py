@@ -1,12 +1,12 @@
-"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, as exports spell
-attention.
+"""Attention, MultiHeadAttention and RotaryEmbedding of ONNX Runtime's domain, written out as
+exporters write attention.
 
 ::
 
     scores = q @ k^T * scale + mask + bias;    y = softmax(scores) @ v
 
-Masks hide by a finite number, ``mask_filter_value``, so a row whose keys are all hidden is the mean
-of all values. Causality hides by the least number of the type.
+A mask hides a key by adding a finite number, ``mask_filter_value``, so a row whose keys are all
+hidden is the mean of all values. A causal mask adds the least number of the type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _HIDDEN = -10000.0  # mask_filter_value where the node gives none
 
 
 def attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """Q, K and V projected from one input; with a state of [2, B, H, past, d] before K and V."""
+    """Attention with Q, K and V projected from one input. If there is a state [2, B, H, past, d],
+    it comes before K and V.
+    """
     w, attrs = walk.writer, attributes(node)
     x, weight, bias, mask, past, added, _ = (*node.input, *[""] * 7)[:7]
     if attrs.get("do_rotary", 0) or attrs.get("past_present_share_buffer", 0):
@@ -59,7 +61,9 @@ def projected(w: Writer, x: str, weight: str, bias: str, attrs: dict[str, Any]) 
 
 
 def multi_head_attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """Q, K and V given, apart or packed; with states [B, H, past, d] of keys and values."""
+    """Attention with Q, K and V given, apart or packed; states [B, H, past, d] of keys and values
+    are possible.
+    """
     w, attrs = walk.writer, attributes(node)
     given = (*node.input, *[""] * 10)[:10]
     query, key, value, bias, mask, added, past_key, past_value, length, cache = given
@@ -77,8 +81,9 @@ def multi_head_attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 def heads_of(
     w: Writer, heads: int, query: str, key: str, value: str, bias: str
 ) -> tuple[str, str, str]:
-    """Q, K and V as [B, H, N, d], however they are given: Q, K and V in one, K and V in one, or
-    three tensors of which K and V may have their heads apart already."""
+    """Q, K and V as [B, H, N, d]. They may be given all in one tensor, as Q and one tensor of K and
+    V, or as three tensors; then K and V may have their heads apart already.
+    """
     if len(w.shape(query)) == 5:  # [B, N, H, 3, d]
         q, k, v = _unpacked(w, query)
     elif key and len(w.shape(key)) == 5:  # [B, N, H, 2, d]
@@ -136,7 +141,7 @@ def attend(w: Writer, q: str, k: str, v: str, scale: float, terms: Sequence[str]
 
 
 def _terms(w: Writer, attrs: dict[str, Any], q: str, k: str, mask: str, added: str) -> list[str]:
-    """What is added to the scores [B, H, rows, keys]."""
+    """The terms that are added to the scores [B, H, rows, keys]."""
     dtype = w.dtype(q)
     batch, _, rows, _ = w.shape(q)
     keys = w.shape(k)[2]
@@ -156,9 +161,13 @@ def _terms(w: Writer, attrs: dict[str, Any], q: str, k: str, mask: str, added: s
 
 
 def _visible(w: Writer, mask: str, batch: int, rows: int, keys: int) -> str:
-    """The mask as booleans that broadcast to [B, H, rows, keys], from any of its forms: flags
-    [B, keys] or [B, rows, keys]; ends [B]; ends, then starts [2 * B]; a longer list
-    [3 * B + 2] begins with the lengths [B]."""
+    """The mask as booleans that broadcast to [B, H, rows, keys], from any of its forms:
+
+    - flags [B, keys] or [B, rows, keys];
+    - ends [B];
+    - ends, then starts [2 * B];
+    - a longer list [3 * B + 2] that begins with the lengths [B].
+    """
     shape = w.shape(mask)
     dtype = w.dtype(mask)
     if shape == (batch, keys) or shape == (batch, rows, keys):
@@ -182,10 +191,10 @@ def _visible(w: Writer, mask: str, batch: int, rows: int, keys: int) -> str:
 
 
 def rotary_embedding(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """Pairs of channels turned by the angle of their place (Su et al. 2021, eq. 34).
+    """Turns pairs of channels by the angle of their place (Su et al. 2021, eq. 34).
 
-    x is [B, N, H * d] or [B, H, N, d]; pairs are the two halves of the channels that turn, or with
-    ``interleaved`` neighbours; the channels behind them stay.
+    x is [B, N, H * d] or [B, H, N, d]. The two halves of the turned channels form the pairs; with
+    ``interleaved`` neighbours do. The channels after them do not change.
     """
     w, attrs = walk.writer, attributes(node)
     x, places, cosines, sines = node.input[:4]
@@ -231,5 +240,5 @@ def rotary_embedding(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def least(dtype: int) -> float:
-    """The least number of a float type, which is given in ONNX's numbers."""
+    """The least number of a float type. The type is given in ONNX's numbers."""
     return float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min)

@@ -134,7 +134,7 @@ def _bound(walk: Walk, often: str) -> None:
 def _stacked(
     walk: Walk, node: onnx.NodeProto, scanned: Sequence[Sequence[str]], axes: Sequence[int]
 ) -> list[str]:
-    """What the runs gave, one behind the other along a new axis each."""
+    """The results of the runs, stacked along a new axis each."""
     writer = walk.writer
     wanted = node.output[len(node.output) - len(axes) :] if axes else []
     if not scanned and any(wanted):

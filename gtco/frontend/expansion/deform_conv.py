@@ -56,8 +56,10 @@ def _grid(
     size: tuple[int, int],
     parts: int,
 ) -> str:
-    """[N * parts, taps * oH, oW, 2]: where each tap reads, x before y, over -1..1 as GridSample has
-    it without ``align_corners``: place p of n is at (2 p + 1) / n - 1."""
+    """The grid [N * parts, taps * oH, oW, 2] of the points that the taps read, x before y. The
+    range is -1..1, as GridSample has it without ``align_corners``: place p of n is at (2 p + 1) / n
+    - 1.
+    """
     batch, _, high, wide = w.shape(offset)
     taps = kernel[0] * kernel[1]
     strides, dilations = (attrs.get(name, [1, 1]) for name in ("strides", "dilations"))

@@ -20,11 +20,11 @@ from gtco.frontend.expansion.writer import Writer
 
 
 def matrix(rows: int, length: int, parts: int, inverse: bool, onesided: bool) -> numpy.ndarray:
-    """[rows * parts, columns * 2 (1 for a real result)], float64.
+    """The transform's matrix [rows * parts, columns * 2 (1 for a real result)], float64.
 
-    ``rows`` values are given, of which a transform of ``length`` reads the first, zeros behind
-    them. ``parts`` is 1 for real values. Onesided and forward, the columns are the first
-    length // 2 + 1 frequencies; onesided and inverse, the rows are those and the result is real.
+    ``rows`` values are given. A transform of ``length`` reads the first of them, and zeros after
+    them. ``parts`` is 1 for real values. If onesided and forward, the columns are the first length
+    // 2 + 1 frequencies. If onesided and inverse, the rows are those, and the result is real.
     """
     count = length // 2 + 1 if onesided and not inverse else length
     given = numpy.arange(rows)
@@ -47,7 +47,7 @@ def matrix(rows: int, length: int, parts: int, inverse: bool, onesided: bool) ->
 
 
 def dft(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """DFT since opset 17; its axis became an input in opset 20."""
+    """DFT since opset 17. Its axis became an input in opset 20."""
     w, attrs = walk.writer, attributes(node)
     x, length, axis_input = (*node.input, "", "")[:3]
     shape = w.shape(x)
@@ -70,8 +70,9 @@ def dft(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def stft(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """[B, length, 1 or 2] -> [B, frames, frequencies, 2]: frames are gathered, and the window is a
-    factor of the matrix where it is known."""
+    """[B, length, 1 or 2] -> [B, frames, frequencies, 2]. The frames are gathered. The window, if
+    it is known, is a factor of the matrix.
+    """
     w = walk.writer
     x, step_input, window, length_input = (*node.input, "", "")[:4]
     length, parts = w.shape(x)[1:]
@@ -94,7 +95,9 @@ def stft(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def _transformed(w: Writer, x: str, axis: int, transform: numpy.ndarray, parts: int) -> str:
-    """The transform along ``axis``: moved beside the parts, times the matrix, and back."""
+    """The transform along ``axis``: the axis is moved beside the parts, multiplied by the matrix,
+    and moved back.
+    """
     rank = len(w.shape(x))
     order = [*(i for i in range(rank - 1) if i != axis), axis, rank - 1]
     moved = w.transpose(x, order)

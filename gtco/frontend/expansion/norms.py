@@ -1,6 +1,6 @@
 """Normalizations of ONNX Runtime's domain.
 
-Types of 16 bits are normalized in float32, as its kernels do.
+16-bit types are normalized in float32, as ONNX Runtime's kernels do.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ def skip_simplified_layer_norm(walk: Walk, node: onnx.NodeProto) -> Sequence[str
 
 
 def embed_layer_norm(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """The layer norm of the sum of a word's, its place's and its segment's rows; the words of each
-    sentence by the mask; the sum."""
+    """The results: the layer norm of the sum of the embeddings of word, place and segment; the
+    number of words in each sentence, by the mask; the sum.
+    """
     w, attrs = walk.writer, attributes(node)
     ids, segments, words, places, kinds, gamma, beta, mask, where = (*node.input, "", "")[:9]
     batch, tokens = w.shape(ids)

@@ -1,8 +1,8 @@
-"""Attention over packed sequences: the tokens of all sequences of a batch, one behind the other and
+"""Attention over packed sequences: the tokens of all sequences of a batch, one after the other and
 without padding, [tokens, width].
 
-The number of tokens is a size of the model, so it is known; where each sequence begins is not. So
-every token attends over all of them, and a mask hides the tokens of other sequences::
+The number of tokens is a size of the model, so it is known. The beginnings of the sequences are
+not. So every token attends over all tokens, and a mask hides the tokens of other sequences::
 
     sequence[t] = how many of cumulative_sequence_length[1:] are <= t
     scores[i, j] is kept where sequence[i] = sequence[j]
@@ -68,7 +68,9 @@ def _places(w: Writer, ends: str, tokens: int) -> tuple[str, str]:
 
 
 def _bias(w: Writer, added: str, sequence: str, place: str, tokens: int) -> str:
-    """[B or 1, H or 1, N, N] by sequence and places -> [1, H or 1, tokens, tokens]."""
+    """Takes the bias of each pair of tokens by their sequence and places: [B or 1, H or 1, N, N] ->
+    [1, H or 1, tokens, tokens].
+    """
     batch, heads, length, _ = w.shape(added)
     rows = w.reshape(place, (tokens, 1))
     # one index into [B * N * N], so that a gather takes it; of tokens of different sequences the

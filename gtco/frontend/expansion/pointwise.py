@@ -29,7 +29,9 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def activation(w: Writer, x: str, kind: str, parameters: Sequence[float]) -> str:
-    """A fused activation by its name and its parameters, which default as the operator's do."""
+    """A fused activation, by its name and its parameters. Missing parameters have the operator's
+    defaults.
+    """
     if not kind:
         return x
     if kind == "Clip":
@@ -59,7 +61,7 @@ def quick_gelu(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def bias_split_gelu(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """left * gelu(right), the halves of x + bias."""
+    """left * gelu(right); left and right are the halves of x + bias."""
     w = walk.writer
     x = w.add("Add", *node.input[:2])
     shape = w.shape(x)
@@ -75,8 +77,9 @@ def bias_add(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def bias_softmax(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """Softmax over all axes from ``axis`` on. The bias lacks axes of the data, or has size 1 there:
-    the leading ones, or with ``is_inner_broadcast`` those before ``axis``."""
+    """Softmax over all axes from ``axis`` on. The bias lacks the leading axes of the data or has
+    size 1 there; with ``is_inner_broadcast`` this holds for the axes before ``axis``.
+    """
     w, attrs = walk.writer, attributes(node)
     x, bias = node.input[:2]
     shape, given = w.shape(x), w.shape(bias)

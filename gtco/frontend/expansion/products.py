@@ -1,5 +1,5 @@
-"""Products and convolutions of ONNX Runtime's domain: with a transposition, a factor, an addend or
-an activation fused into them, or channels last.
+"""Products and convolutions of ONNX Runtime's domain, with a fused transposition, factor, addend or
+activation, or with channels last.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _GEMM = ("alpha", "beta", "transA", "transB")
 
 
 def fused_matmul(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """alpha * (a @ b), each transposed as its two flags say: ``trans`` swaps the last two axes,
-    ``transBatch`` puts the first axis behind the batch axes before that."""
+    """alpha * (a @ b). Two flags transpose each operand: ``trans`` swaps the last two axes,
+    ``transBatch`` moves the first axis after the other batch axes.
+    """
     w, attrs = walk.writer, attributes(node)
     a, b = (_turned(w, x, attrs, side) for x, side in zip(node.input, "AB", strict=True))
     y = w.scaled(w.add("MatMul", a, b), attrs.get("alpha", 1.0))
@@ -39,7 +40,7 @@ def _turned(w: Writer, x: str, attrs: dict[str, Any], side: str) -> str:
 
 
 def _parameters(attrs: dict[str, Any]) -> list[float]:
-    """Of an activation, where each is an attribute of its own."""
+    """The parameters of an activation that has an attribute for each."""
     names = [f"activation_{name}" for name in ("alpha", "beta", "gamma")]
     given = [attrs[name] for name in names if name in attrs]
     if text(attrs.get("activation", "")) == "Selu":  # its second parameter is gamma
@@ -65,7 +66,7 @@ def fused_conv(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def nhwc_fused_conv(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """As ``fused_conv``, x, z and the result with channels last."""
+    """The same as ``fused_conv``, with channels last in x, z and the result."""
     w = walk.writer
     x, weight, bias, z = _padded(node, 4)
     x, z = (channels_first(w, t) if t else "" for t in (x, z))
@@ -73,8 +74,10 @@ def nhwc_fused_conv(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
 
 def nhwc_conv(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """x [N, H, W, C], weights [M, kH, kW, C / group] as ONNX Runtime's kernel and its optimizer
-    have them; its documentation says [M, C / group, kH, kW], which is taken where it alone fits."""
+    """A convolution of x [N, H, W, C] with weights [M, kH, kW, C / group], as ONNX Runtime's kernel
+    and its optimizer have them. Its documentation says [M, C / group, kH, kW]; this is used if only
+    it fits.
+    """
     w, attrs = walk.writer, attributes(node)
     x, weight, bias = _padded(node, 3)
     channels = w.shape(x)[-1] // attrs.get("group", 1)
@@ -101,7 +104,7 @@ def _convolution(w: Writer, node: onnx.NodeProto, x: str, weight: str, bias: str
 
 
 def _padded(node: onnx.NodeProto, count: int) -> list[str]:
-    """``count`` inputs, "" for those left out."""
+    """The node's inputs, ``count`` of them; "" for each that is left out."""
     if len(node.input) > count:
         raise Unsuitable(f"it has {len(node.input)} inputs, and its definition has {count}")
     return [*node.input, *[""] * (count - len(node.input))]

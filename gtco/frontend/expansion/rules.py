@@ -1,4 +1,4 @@
-"""Which rule writes out which operator, by domain and name."""
+"""The table of rules: which one writes out which operator, by domain and name."""
 
 from __future__ import annotations
 

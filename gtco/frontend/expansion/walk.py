@@ -20,7 +20,9 @@ Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 
 
 class Walk:
-    """``node`` is the label of the node being written out and ``proto`` the node, for messages."""
+    """The state of a walk. ``proto`` is the node that is being written out, and ``node`` is its
+    label in messages.
+    """
 
     def __init__(self, model: onnx.ModelProto, rules: Mapping[Key, Rule]) -> None:
         self.writer = Writer(model)
@@ -29,8 +31,8 @@ class Walk:
         self._rules = rules
 
     def all(self, graph_nodes: Sequence[onnx.NodeProto], names: dict[str, str], keep: bool) -> None:
-        """Write nodes behind those that are there. ``names`` are what their inputs are called by
-        now; their outputs are added to it. ``keep``: outputs keep their names.
+        """Appends the nodes to those that are already written. ``names`` gives the new names of
+        their inputs; their outputs are added to it. With ``keep`` the outputs keep their names.
         """
         for given in graph_nodes:
             node = renamed(given, names)
@@ -55,7 +57,7 @@ class Walk:
             self.writer.append(node)
 
     def inside(self, graph: onnx.GraphProto) -> dict[str, str]:
-        """The new names of a nested graph's own initializers, which now are the model's."""
+        """The new names of a nested graph's own initializers, which now belong to the model."""
         names: dict[str, str] = {}
         for tensor in graph.initializer:
             moved = onnx.TensorProto()
@@ -71,7 +73,9 @@ def _domain(name: str) -> str:
 
 
 def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy whose inputs, and what its nested graphs read from outside, have their new names."""
+    """A copy of the node in which its inputs, and outer tensors that its nested graphs read, have
+    their new names.
+    """
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     for place, name in enumerate(node.input):

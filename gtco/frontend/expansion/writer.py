@@ -47,8 +47,8 @@ class Unsuitable(Exception):
 class Writer:
     """The nodes written so far, in order, and the tensors that they were written with.
 
-    ``types`` and ``values`` are what is known of tensors by name; a tensor is in neither where its
-    type is not known before the model runs.
+    ``types`` and ``values`` hold the known types and values of tensors, by name. A tensor whose
+    type is not known before the model runs is in neither.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -70,7 +70,7 @@ class Writer:
     # -- what is known ---------------------------------------------------------------------------
 
     def know(self, tensor: onnx.TensorProto) -> None:
-        """An initializer's type and, where it is small, its value."""
+        """Records an initializer's type and, if it is small, its value."""
         self.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
         if prod(tensor.dims) <= _SMALL and tensor.data_type != onnx.TensorProto.STRING:
             self.values[tensor.name] = numpy_helper.to_array(tensor)
@@ -93,7 +93,7 @@ class Writer:
     # -- writing ---------------------------------------------------------------------------------
 
     def label(self, name: str) -> None:
-        """Nodes written from now on come from the model's node of this name."""
+        """Sets the name of the model's node that the next written nodes come from."""
         self._label = name
 
     def fresh(self, hint: str) -> str:
@@ -105,7 +105,7 @@ class Writer:
         return name
 
     def constant(self, value: Any, dtype: int, hint: str = "constant") -> str:
-        """A new initializer; ``dtype`` in ONNX's numbers."""
+        """Adds an initializer; ``dtype`` is in ONNX's numbers."""
         with numpy.errstate(invalid="ignore"):  # NaN as an integer
             array = numpy.asarray(value).astype(helper.tensor_dtype_to_np_dtype(dtype))
         tensor = numpy_helper.from_array(array, self.fresh(f"{self._label}/{hint}"))
@@ -117,7 +117,7 @@ class Writer:
         return self.constant(value, onnx.TensorProto.INT64)
 
     def add(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """The first output of a new node."""
+        """Adds a node. Returns its first output."""
         name = f"{self._label}/{kind}"
         output = self.fresh(f"{name}_output")
         node = helper.make_node(kind, inputs, [output], name=name, domain=domain, **attributes)
@@ -125,8 +125,9 @@ class Writer:
         return output
 
     def append(self, node: onnx.NodeProto) -> None:
-        """A finished node. Where its results are small and known, they become initializers, unless
-        the model gives them out."""
+        """Adds a finished node. If its results are small and known, they become initializers,
+        unless the model returns them.
+        """
         results = self._results(node)
         if results is None or self._given_out.intersection(node.output):
             self.nodes.append(node)
@@ -158,7 +159,7 @@ class Writer:
         return parts
 
     def mean(self, x: str, axes: Sequence[int]) -> str:
-        """Over ``axes``, which stay with size 1."""
+        """The mean over ``axes``, which stay with size 1."""
         if self.opset < 18:
             return self.add("ReduceMean", x, axes=list(axes), keepdims=1)
         return self.add("ReduceMean", x, self.integers(list(axes)), keepdims=1)
@@ -172,7 +173,7 @@ class Writer:
     # -- inference -------------------------------------------------------------------------------
 
     def _results(self, node: onnx.NodeProto) -> list[numpy.ndarray] | None:
-        """The values of all outputs where they follow from what is known; else None."""
+        """The values of all outputs if they follow from known values; else None."""
         if node.domain not in _STANDARD:
             return None
         if node.op_type == "Constant":
@@ -208,7 +209,7 @@ class Writer:
         return [numpy.asarray(shape[ends.get("start") : ends.get("end")], numpy.int64)]
 
     def _inferred(self, node: onnx.NodeProto) -> dict[str, TypeProto]:
-        """The types of the node's outputs; without those that do not follow."""
+        """The types of the node's outputs, as far as they can be inferred."""
         given = [name for name in node.input if name]
         if any(name not in self.types for name in given):
             return {}
@@ -248,7 +249,7 @@ class Writer:
 
 
 def _constant(node: onnx.NodeProto) -> numpy.ndarray | None:
-    """What a Constant node gives; None for strings and sparse tensors."""
+    """The value of a Constant node; None for strings and sparse tensors."""
     attribute = node.attribute[0]
     value = helper.get_attribute_value(attribute)
     if attribute.name == "value" and value.data_type != onnx.TensorProto.STRING:
