@@ -1,5 +1,5 @@
-"""The sketch rules, in the order they are asked; each answers None or a sketch for a stage. Those
-for GPUs are in :mod:`gtco.tensor.sketch.cuda_rules`.
+"""The sketch rules for CPUs, in the order in which they are asked. Each rule answers with a sketch
+for a stage, or with None. The rules for GPUs are in :mod:`gtco.tensor.sketch.cuda_rules`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ RULES: tuple[Rule, ...] = (
     fallback.match,
 )
 
-# The anchors, in topological order, of all stages that some rule takes: one, none, or a layer_norm
-# before a product. No rule is asked for a stage with others.
+# The anchors, in topological order, that some rule takes: none, one, or a layer_norm before a
+# product. No rule is asked for a stage with other anchors.
 ANCHORS: frozenset[tuple[str, ...]] = frozenset(
     [(), ("layer_norm", "matmul"), *((kind,) for kind in OPERATORS if is_anchor(kind))]
 )
@@ -64,7 +64,8 @@ _BEGUN = frozenset(
 
 
 def possible(anchors: tuple[str, ...]) -> bool:
-    """May a stage with these anchors, or one that more operators make of it, have a sketch?"""
+    """True if a stage with these anchors, or a stage that adds operators to it, may have a sketch.
+    """
     return anchors in _BEGUN
 
 
@@ -74,22 +75,22 @@ def family(rule: Callable[..., Any]) -> str:
 
 
 def _nobody(rule: str, error: Exception) -> None:
-    """Takes note of nothing."""
+    """Ignores the report."""
 
 
 def _of_nothing(stage: Stage) -> bool:
-    """Is the output empty, or a tensor that more is done with than to read it element by element?
-    Then there is nothing to block: no sketch need think of it but the fallback.
+    """True if the output is empty, or if an operator that does not read element by element has an
+    empty input. Then there is nothing to block, and only the fallback is asked.
     """
     taken = (x for op in stage.operators if not readable(op) for x in op.inputs)
     return 0 in stage.output.type.shape or any(0 in stage.types[x].shape for x in taken)
 
 
 def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sketch]:
-    """Every structure that some rule derives for the stage; empty where none does.
+    """Every structure that some rule derives for the stage; empty if no rule does.
 
-    A rule that raises is a bug, and no reason to give up the stage: ``failed(rule, error)`` is
-    told, and the other rules are asked.
+    A rule that raises has a bug, but the stage is not given up: ``failed(rule, error)`` is called,
+    and the other rules are asked.
     """
     found: list[Sketch] = []
     if tuple(op.kind for op in stage.operators if is_anchor(op.kind)) not in ANCHORS:
@@ -97,7 +98,7 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
     rules: Sequence[Callable[[Stage, Any], Any]] = RULES
     if isinstance(target, GpuTarget):
         from gtco.tensor.sketch.cuda_rules import (
-            RULES as rules,  # a compile for a CPU needs none of them
+            RULES as rules,  # imported here: a compile for a CPU does not need them
         )
     elif _of_nothing(stage):
         rules = (fallback.match,)
@@ -113,5 +114,5 @@ def sketches(stage: Stage, target: Machine, failed: Failed = _nobody) -> list[Sk
 
 
 def space_of(stage: Stage, target: Machine, failed: Failed = _nobody) -> Space:
-    """All programs of the stage: those of every sketch."""
+    """All programs of the stage: the union of what its sketches can make."""
     return Space(stage, target, tuple(sketches(stage, target, failed)))

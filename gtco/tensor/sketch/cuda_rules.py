@@ -1,4 +1,6 @@
-"""The sketch rules for GPUs, in the order they are asked; as those for CPUs one package up."""
+"""The sketch rules for GPUs, in the order in which they are asked. :mod:`gtco.tensor.sketch` has
+those for CPUs.
+"""
 
 from __future__ import annotations
 

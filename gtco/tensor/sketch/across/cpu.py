@@ -1,14 +1,15 @@
 """Sketch rule for normalisation of rows whose elements lie apart: vectors run across the rows.
 
-Channels-first LayerNorm is one: its row is a pixel, whose channels lie an image apart::
+Channels-first LayerNorm is an example: its row is a pixel, whose channels lie an image apart::
 
     for task in outer index x chunks of columns:   # parallel; a column is a row of the operator
       for r in the row: kept[r, column] = x[r, column]; that added to the column's moments
       for r in the row: output[epilogue's index] = epilogue(f(kept[r, column]))
 
-The image is read once. What is kept of it lies side by side: in the image itself, elements of a
-column are a power of two apart, often, and would share a few sets of every cache. Where registers
-hold no moments of columns enough, the mean is taken first, and distances from it in another pass.
+The image is read once, and the part that a task needs is kept side by side in scratch. In the image
+itself the elements of a column are often a power of two apart, so they would share a few sets of
+every cache. If the registers cannot hold the moments of enough columns, one pass takes the mean and
+another pass takes the distances from it.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Workload
 
-PASSES = 7.0  # vector instructions of a vector of the tensor, where it takes no exp
+PASSES = 7.0  # vector instructions for a vector of the tensor, if it takes no exp
 LINE = 16  # floats of a cache line
-# Cache lines of a row's piece: so many where what is kept of them stays in L1, else so many, for in
-# L2 the passes over them cost more, and longer runs of the image are worth more. Measured on Zen 5,
-# 2 threads: 96 channels of 56x56 pixels 33 us by 2 or 4 lines, 49 by 8 and 16; 256 channels of
-# 64x64 pixels, 16 KB apart, 401 us by 2 lines, 293 by 4, 191 by 8, 178 by 16, 210 by 32. With
-# moments in one pass, whose registers hold no more than 8 lines: see docs/memory-bound.md.
+# Cache lines of a row's piece. The first number is for pieces that stay in L1. The second is for
+# the others: in L2 the passes cost more, and longer runs of the image are worth more. Measured on
+# Zen 5, 2 threads: 96 channels of 56x56 pixels 33 us by 2 or 4 lines, 49 by 8 and 16; 256 channels
+# of 64x64 pixels, 16 KB apart, 401 us by 2 lines, 293 by 4, 191 by 8, 178 by 16, 210 by 32. For
+# moments in one pass, whose registers hold at most 8 lines, see docs/memory-bound.md.
 NARROW, WIDE = 4, 16
-MOMENTS = 4  # registers of a vector of columns: distance's origin, sum, squares, and some room
+MOMENTS = 4  # registers of a vector of columns: the origin of distances, sum, squares, one spare
 
 
 def match(stage: Stage, target: Target) -> Across | None:
@@ -86,12 +87,12 @@ class Across:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Outer axes, columns, positions of a row."""
+        """The outer axes, the columns, and the positions of a row."""
         return shape_of(self.stage, self.op.inputs[0])
 
     @cached_property
     def even(self) -> bool:
-        """Do neighbouring columns lie side by side in everything that is read and written?"""
+        """True if neighbouring columns lie side by side in everything that is read and written."""
         probe = Probe(self.stage)
         column, r, *outer = probe.scope.variables((*self.shape[:-3:-1][::-1], *self.shape[:-2]))
         index = [*outer, column, r]
@@ -101,7 +102,7 @@ class Across:
 
     @property
     def width(self) -> int:
-        """Columns of a task."""
+        """The columns of a task."""
         kept = 4 * NARROW * LINE * self.shape[-1]  # bytes
         fits = 4 * kept <= 3 * self.target.memory[0].capacity
         lines = NARROW if fits else WIDE
@@ -112,7 +113,7 @@ class Across:
 
     @property
     def in_one_pass(self) -> bool:
-        """Do registers hold the moments of a task's columns?"""
+        """True if the registers hold the moments of a task's columns."""
         return self.width <= self.target.registers // MOMENTS * self.target.lanes
 
     @property
@@ -154,7 +155,7 @@ class Across:
 
 
 class _Loops:
-    """One config, being emitted."""
+    """The emitter of one config."""
 
     def __init__(self, sketch: Across, em: Emitter, args: KernelArguments) -> None:
         self.sketch, self.op, self.em, self.args = sketch, sketch.op, em, args
@@ -164,7 +165,7 @@ class _Loops:
         self.kept = sketch.scratch.arrays(args)["kept"]
 
     def columns(self, outer: list[Expr], first: Expr, width: int) -> None:
-        """``width`` neighbouring columns from ``first``."""
+        """Emits ``width`` neighbouring columns from ``first`` on."""
         em, op, length = self.em, self.op, self.sketch.shape[-1]
         shape = (*self.sketch.shape[:-2], length, self.sketch.shape[-2])
         chunk = ColumnChunk(em, shape, [len(shape) - 2], [*outer, 0, 0], first, width)
@@ -229,6 +230,8 @@ class _Loops:
         chunk.across(write)
 
     def index(self, index: list[Expr], first: Expr, begin: int, lane: Expr) -> list[Expr]:
-        """The operator's index of a chunk's, its column by the name that the reader follows."""
+        """The operator's index for an index of the chunk. Its column is expressed by the name that
+        the reader follows.
+        """
         self.reader.first, self.reader.lane = first + begin, lane
         return [*index[:-2], self.at, index[-2]]

@@ -10,11 +10,11 @@ cache.
         scores = exp(scores + bias - rowmax); sum                 # softmax of whole rows, as 2^x
         tile[mr, e] = scores[mr, n] x V[n, e]; epilogue(tile / sum) -> output
 
-Whole score rows are kept (mr x n floats). Blocks of keys with an online softmax would save nothing
-while rows fit the L2 cache: as many products with 224, 464, 688 and 1370 keys of width 64 take as
-long, within 3 %, on a Zen 4, though only the first two leave scores in L1. A row that a mask hides
-throughout comes out as the operators say one by one: the mean of V where the mask is finite, NaN
-where it is -inf, 0 where a guard stands behind the softmax.
+Whole rows of scores are kept (mr x n floats). Blocks of keys with an online softmax would save
+nothing while the rows fit the L2 cache. On a Zen 4, equally many products with 224, 464, 688 and
+1370 keys of width 64 take the same time within 3 %, though only the first two leave the scores in
+L1. A row that a mask hides completely gets the value that the single operators give: the mean of V
+if the mask is finite, NaN if it is -inf, and 0 if a guard follows the softmax.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-# Vector instructions of a vector of weights: maximum, difference, power of 2 and sum, by what they
-# are multiplied as, and of those fewer where AVX-512 has instructions for it; of rounding it to
-# that; and of adding a bias to the scores.
+# Vector instructions for a vector of weights: maximum, difference, power of 2 and sum, by the dtype
+# in which the weights are multiplied (fewer if AVX-512 has instructions for it); for rounding it to
+# that dtype; and for adding a bias to the scores.
 WEIGHTS = {"float32": 15.0, "bfloat16": 13.0}
 FEWER = 4.0
 ROUNDING = {"float32": 0.0, "bfloat16": 3.0}
@@ -47,7 +47,7 @@ BIAS = 4.0
 
 
 def match(stage: Stage, target: Target) -> Attention | None:
-    """One ``attention`` with readable operands and a one-to-one epilogue, or None."""
+    """The stage as one ``attention`` with readable operands and a one-to-one epilogue, or None."""
     op = anchor(stage, "attention")
     if op is None:
         return None
@@ -91,7 +91,7 @@ class Attention(AttentionFacts):
         tile = MicroKernel.parse(config["tile"], self.target.lanes)
         lanes, chunks = tile.lanes, config["chunks_m"]
         blocks = ceil(m / tile.rows)
-        height = m / blocks  # of the blocks' two heights, on average
+        height = m / blocks  # the average of the blocks' two heights
         keys, values = ceil(n / lanes), ceil(e / lanes)
         item = float(ITEM_BYTES[self.operand])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
@@ -120,23 +120,25 @@ class Attention(AttentionFacts):
 
     @cached_property
     def heads(self) -> tuple[list[Operator], ...]:
-        """What the stage computes q, k and v by."""
+        """The operators that compute q, k and v in the stage."""
         return tuple(ancestors(self.stage, x) for x in self.op.inputs[:3])
 
     @cached_property
     def head_vectors(self) -> tuple[float, ...]:
-        """Vector instructions that come before a vector of q, k and v."""
+        """Vector instructions that the stage spends on computing a vector of q, k and v."""
         return tuple(vectors(self.stage, head, self.target.lanes).total for head in self.heads)
 
     @cached_property
     def read_bytes(self) -> float:
-        """Bytes that K and V of one head are read as, in front of what is computed of them."""
+        """Bytes that are read for K and V of one head, before the stage computes anything from
+        them.
+        """
         _, _, n, d, e = self.extents
         return n * (self._item(1) * d + self._item(2) * e)
 
     def _item(self, operand: int) -> float:
-        """Bytes that are read for one element: a tensor as large as the operand counts, a bias does
-        not.
+        """Bytes that are read for one element. Only tensors as large as the operand count, so a
+        bias does not.
         """
         types, producers, name = self.stage.types, self.stage.producers, self.op.inputs[operand]
         read = {x for op in self.heads[operand] for x in op.inputs if x not in producers} or {name}
@@ -144,7 +146,8 @@ class Attention(AttentionFacts):
         return float(sum(ITEM_BYTES[t.dtype] for t in whole))
 
     def extra(self, chunks: int) -> tuple[Extra, ...]:
-        """Packing of K and V, what is computed of q, k and v as they are read, softmax."""
+        """The work beside the products: packing K and V, the operators on q, k and v, and softmax.
+        """
         b, m, n, d, e = self.extents
         lanes, head = self.target.lanes, self.head_vectors
         keys = ceil(n / lanes)
@@ -162,7 +165,7 @@ class Attention(AttentionFacts):
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the loops' price depend on."""
+        """All values that the space and the loops' price depend on."""
         dtype = self.stage.output.type.dtype
         return (self.name, self.operand, dtype, self.read_bytes, *self.extents)
 

@@ -1,11 +1,11 @@
-"""Sketch rule for fused attention on GPUs, structure SSSR-RSRS (GTCO, Algorithm 3): scores go from
+"""Sketch rule for fused attention on GPUs, structure SSSR-RSRS (GTCO, Algorithm 3). Scores go from
 the first product to the second in registers, in blocks of keys (online softmax), for any number of
 tokens and any widths of the heads.
 
 The loops are those of ``device/gtco/attention.cuh`` (Tensor Cores: float16, and bfloat16 from sm_80
-on) and ``attention_cores.cuh`` (CUDA cores: the others); what is decided here is their template
-arguments, what is printed is how this stage's operands are read, its scores are biased and its
-result is stored. What masks mean is as in :mod:`gtco.tensor.sketch.attention.cpu`.
+on) and ``attention_cores.cuh`` (CUDA cores: the other dtypes). The space decides their template
+arguments. The printed lambdas say how this stage reads its operands, adds a bias to its scores and
+stores its result. Masks mean the same as in :mod:`gtco.tensor.sketch.attention.cpu`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
 WARPS = 8  # of a block at most
-REGISTERS = 240  # of a thread, reckoned: it can name 255, and NVRTC takes a few more or less
+REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
-LANES = 16  # that element-wise operators are counted for; an operation of a lane is one
-BIAS = 6.0  # of its bias: an address, a load, an addition
+LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
+BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
 KEYS = (8, 16, 32, 64, 128)  # of a step and a warp
 _LEAST: Mapping[str, Option] = dict(
     query="shared", tiles=1, warps=1, split=1, heads=1, stages=1
@@ -52,8 +52,8 @@ _LEAST: Mapping[str, Option] = dict(
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaAttention | None:
-    """One ``attention`` with readable operands and a one-to-one epilogue, of which a block fits the
-    target, or None.
+    """The stage as one ``attention`` with readable operands and a one-to-one epilogue, if one of
+    its blocks fits the target; else None.
     """
     op = anchor(stage, "attention")
     if op is None:
@@ -96,7 +96,7 @@ class CudaAttention:
 
     @property
     def unit(self) -> str:
-        """What multiplies: Tensor Cores where there are some for the operands."""
+        """The unit that multiplies: Tensor Cores if the target has them for the operands' dtype."""
         mma = f"mma:{self.operand}"
         old = self.operand == "bfloat16" and self.target.generation < 80
         return mma if self.target.rate(mma) and not old else "fma"
@@ -113,7 +113,7 @@ class CudaAttention:
 
     @cached_property
     def computed_bias(self) -> bool:
-        """Is the bias computed from several tensors, as decomposed positions are?"""
+        """True if the bias is computed from several tensors, as decomposed positions are."""
         made = ancestors(self.stage, self.op.inputs[3]) if len(self.op.inputs) > 3 else ()
         return any(len(op.inputs) > 1 for op in made)
 
@@ -140,7 +140,7 @@ class CudaAttention:
         return None
 
     def _options(self, name: str, chosen: Mapping[str, Option]) -> tuple[Option, ...]:
-        """What fits the target with the least of all that is not chosen yet."""
+        """The options that fit the target if every decision not yet made takes its least option."""
         own: dict[str, Option] = {"columns": self._columns()[-1], "keys": self._keys[0]}
         least = {**_LEAST, **own, **chosen}
         found = [o for o in self._candidates(name, least) if self._fits({**least, name: o})]
@@ -162,7 +162,7 @@ class CudaAttention:
                 return _up_to(ceil(m / (16 * tiles)), (1, 2, 4, 8))
             case "split":
                 return [s for s in (1, 2, 4, 8) if s <= ceil(n / keys)]
-            case "heads":  # several in a block where one has few rows
+            case "heads":  # several in a block if one head has few rows
                 return [h for h in (1, 2, 4, 8) if h <= b and (h == 1 or m <= 16 * tiles * warps)]
         return [s for s in (2, 3, 1) if s == 1 or s <= ceil(n / (keys * split))]
 
@@ -171,8 +171,9 @@ class CudaAttention:
         return KEYS[1:] if self.mma else KEYS[:-1]
 
     def _columns(self) -> tuple[int, ...]:
-        """Columns of v that a block may have: all, where their sums leave registers for the rest.
-        Blocks that have a part of them compute the scores again.
+        """The numbers of columns of v that a block may have. All columns are one option if their
+        sums leave enough registers for the rest. Blocks with a part of the columns compute the
+        scores again.
         """
         *_, e = self.extents
         unit = 8 if self.mma else 4
@@ -205,7 +206,7 @@ class CudaAttention:
 
     # its price ------------------------------------------------------------------------------------
     def blocks(self, block: Blocking) -> tuple[int, int, int]:
-        """Of rows, of columns, of heads."""
+        """The number of blocks along the rows, the columns and the heads."""
         b, m, _, _, e = self.extents
         return ceil(m / block.rows), ceil(e / block.columns), ceil(b / block.heads)
 
@@ -243,7 +244,7 @@ class CudaAttention:
         )
 
     def _prologue(self, rows: int, columns: int) -> float:
-        """Operations of what q, k and v are computed from, by every block that reads them."""
+        """Operations that compute q, k and v; every block that reads an operand repeats them."""
         b, m, n, d, e = self.extents
         read = (columns * m * d, columns * rows * n * d, rows * n * e)
         return sum(b * count * each for count, each in zip(read, self._head_vectors, strict=True))
@@ -255,13 +256,13 @@ class CudaAttention:
 
     @cached_property
     def _head_vectors(self) -> tuple[float, ...]:
-        """Operations that an element of q, of k and of v is computed with."""
+        """Operations that compute an element of q, of k and of v."""
         before = (ancestors(self.stage, tensor) for tensor in self.op.inputs[:3])
         return tuple(vectors(self.stage, each, LANES).total for each in before)
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the loops' price depend on."""
+        """All values that the space and the loops' price depend on."""
         biased = len(self.op.inputs) > 3, self.computed_bias
         return (self.name, self.operand, self.stage.output.type.dtype, *self.extents, *biased)
 
@@ -300,7 +301,7 @@ class CudaAttention:
             call,
             32 * block.count,
             about,
-            side_by_side=1,  # with its own idea of a good number NVRTC spills a few registers
+            side_by_side=1,  # if NVRTC chooses the number itself, it spills a few registers
         )
         return CudaProgram(text, (prod(self.blocks(block)), 1, 1), 32 * block.count, block.shared)
 
@@ -317,8 +318,9 @@ class CudaAttention:
     def _reads(
         self, args: Arguments, which: int, name: str, params: tuple[tuple[str, int], ...]
     ) -> tuple[str, str]:
-        """The lambda that reads q, k or v, and its way: addresses where pieces of 16 bytes lie as
-        they are wanted; values elsewhere, a piece at once where rows are whole pieces.
+        """The lambda that reads q, k or v, and the way it is called. It gives addresses if pieces
+        of 16 bytes lie in memory as the kernel needs them. Else it gives values, a piece at once if
+        rows are whole pieces.
         """
         tensor, extents = self.op.inputs[which], [extent for _, extent in params]
         piece = 8 if self.mma else 4
@@ -327,7 +329,7 @@ class CudaAttention:
                 args, self.stage, tensor, name, params, lambda at: self._of_operand(which, at)
             )
             return text, "valued"
-        stored = self.mma or self.operand == "float32"  # as tiles have it
+        stored = self.mma or self.operand == "float32"  # the dtype that tiles hold
         index = partial(self._of_operand, which)
         if stored and in_pieces(self.stage, tensor, extents, index, piece):
             return address(args, self.stage, tensor, name, params, index), "addressed"
@@ -344,7 +346,9 @@ class CudaAttention:
         return text, "pieced"
 
     def _stores(self, args: Arguments) -> tuple[str, str]:
-        """The lambda that stores the result, and its way: neighbours that a lane has at once."""
+        """The lambda that stores the result, and the way it is called: with the neighbours that a
+        lane holds at once.
+        """
         b, m, _, _, e = self.extents
         run = 2 if self.mma else 4
         if e % run:
@@ -363,7 +367,7 @@ class CudaAttention:
         return text, f"gtco::stored_runs<{run}>"
 
     def _scores(self, args: Arguments) -> str:
-        """``score``: a positive scale alone, or what the bias makes of a product too."""
+        """``score``: a positive scale alone, or a function that also adds the bias to a product."""
         scale = float(np.float32(self.op["scale"]))
         if len(self.op.inputs) == 3:
             if scale > 0.0 and not isinf(scale):
@@ -391,13 +395,13 @@ class CudaAttention:
 
 
 def _up_to(size: int, options: Sequence[int]) -> Sequence[int]:
-    """The options up to the first that takes all of ``size``."""
+    """The options up to and including the first that covers all of ``size``."""
     last = next((i for i, o in enumerate(options) if o >= size), len(options) - 1)
     return options[: last + 1]
 
 
 def _literal(x: float) -> str:
-    """A float32 as C++ has it."""
+    """A float32 as a C++ literal."""
     if isinf(x):
         return "gtco::no_key()" if x < 0 else "-gtco::no_key()"
     return number(x)

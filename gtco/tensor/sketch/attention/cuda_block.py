@@ -1,22 +1,24 @@
-"""What a block of fused attention holds: the template arguments of ``device/gtco/attention.cuh``,
-and the memory and registers that they take.
+"""The block of a fused attention: the template arguments of ``device/gtco/attention.cuh``, and the
+memory and registers that they take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Registers of a lane beside what it computes with, fitted to what ptxas takes of 140 drawn ones:
+# Further registers of a lane, fitted to what ptxas takes for 140 random blockings:
 OTHERS = 38  # places, counters, addresses of fragments
-CORES_OTHERS = 24  # of the same on CUDA cores
-# A piece of k or v that a lane copies: where it comes from and goes to is known from the step
-# before, unless there are more than UNROLLED of them, which a loop copies that keeps LOOPED.
+CORES_OTHERS = 24  # the same on CUDA cores
+# Registers of a piece of k or v that a lane copies: its source and destination are known from the
+# step before. More than UNROLLED pieces are copied by a loop, which keeps LOOPED registers.
 PIECE, UNROLLED, LOOPED = 6, 4, 2
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """The template arguments of a block, and what they take; widths as they are multiplied."""
+    """The template arguments of a block, and the resources that they take. Widths are those that
+    are multiplied, padding included.
+    """
 
     mma: bool
     item: int  # bytes of an element in shared memory
@@ -30,7 +32,7 @@ class Blocking:
     stages: int
     held: bool
     once: bool = False  # are all keys in one step?
-    computed: bool = False  # is the bias? What it is made of waits beside each score
+    computed: bool = False  # is the bias computed? Its inputs wait beside each score
 
     @property
     def rows(self) -> int:
@@ -51,8 +53,8 @@ class Blocking:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: tiles of q, k and v, of weights on CUDA cores; where the keys are
-        split, what the warps make of them lies there at the end.
+        """Bytes of shared memory: tiles of q, k and v, and on CUDA cores of the weights. If the
+        keys are split, the warps put their results there at the end.
         """
         elements = self.heads * self.rows * self.depth
         elements += self.stages * self.heads * self.step * (self.depth + self.width)
@@ -64,27 +66,28 @@ class Blocking:
 
     @property
     def staged(self) -> float:
-        """Bytes that a warp reads of shared memory in a step."""
+        """Bytes that a warp reads from shared memory in a step."""
         if self.mma:
             query = 0 if self.held else 16 * self.tiles * self.depth
             return self.item * (self.keys * (self.depth + self.width) + query)
-        rows = 4 * self.tiles  # of a lane; an access of 16 bytes by each of 32 lanes is one of 512
+        rows = 4 * self.tiles  # of a lane; 32 accesses of 16 bytes are one of 512
         scores = self.depth / 4 * (self.keys / 8 + rows)
         sums = self.keys / 4 * (rows + self.width / 8)
         return 512.0 * (scores + sums)
 
     @property
     def _sums(self) -> tuple[int, int]:
-        """Of a lane: sums of the result, and rows they lie in."""
+        """The sums of the result that a lane holds, and the number of rows they lie in."""
         if self.mma:
             return self.tiles * self.columns // 2, 2 * self.tiles
         return self.tiles * self.width // 2, 4 * self.tiles
 
     @property
     def registers(self) -> int:
-        """About what a thread has: the result's sums, scores, each row's maximum and sum, q's
-        fragments where they stay. With several steps also a quarter of the sums a second time, as
-        they are scaled and added to, and the copies under way.
+        """An estimate of a thread's registers: the sums of the result, scores, each row's maximum
+        and sum, and q's fragments if they stay. If there are several steps, the sums also take a
+        quarter of their number a second time, while they are scaled and added to, and the copies
+        under way take some.
         """
         sums, rows = self._sums
         data = sums + self.tiles * self.keys // 2 * (1 + self.computed) + 2 * rows
@@ -105,6 +108,6 @@ class Blocking:
 
     @property
     def arguments(self) -> str:
-        """As ``AttentionBlock`` takes them."""
+        """The arguments in the order of ``AttentionBlock``."""
         given = (self.tiles, self.warps, self.split, self.heads, self.keys, self.columns)
         return ", ".join(map(str, (*given, self.stages, str(self.held).lower())))

@@ -1,4 +1,4 @@
-"""What a fused attention is: its operands and extents."""
+"""The facts of a fused attention: its operands and extents."""
 
 from __future__ import annotations
 

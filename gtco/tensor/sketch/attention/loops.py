@@ -26,9 +26,9 @@ from gtco.tensor.sketch.shared.pack import packed_steps
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
 
-# Products of a score that are summed in one accumulator: where all of them have one sign, as in an
-# image of one colour, each addition may be off the same way, and exp makes an absolute error of a
-# large score a relative one of its weight.
+# Products of a score that are summed in one accumulator. If all of them have one sign, as in an
+# image of one colour, every addition may round the same way, and exp turns the absolute error of a
+# large score into a relative error of its weight.
 CHAIN = 256
 # Iterations of a product in the innermost of its loops, which are as deep as softmax's with it: at
 # most so many, for each end of it is a jump that is foretold wrong now and then.
@@ -36,7 +36,8 @@ BLOCK = 64
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
-    """Cut ``vectors`` into groups of at most ``most``, as even as can be: (first, size) of each."""
+    """Cuts ``vectors`` into groups of at most ``most``, as even as possible: (first, size) of each.
+    """
     count = ceil(vectors / most)
     size, larger = divmod(vectors, count)
     sizes = [size + 1] * larger + [size] * (count - larger)
@@ -44,7 +45,7 @@ def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
 
 
 class AttentionLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: AttentionFacts, config: Config) -> None:
         self.sketch, self.stage, self.op = sketch, sketch.stage, sketch.op
@@ -78,7 +79,7 @@ class AttentionLoops:
             Piece("top", (16 * ceil(rows / 16),)),
             Piece("inverse", (16 * ceil(rows / 16),)),
         ]
-        if kind.a.dtype != "float32":  # the scores' weights, as they are multiplied
+        if kind.a.dtype != "float32":  # the weights of the scores, in the dtype that is multiplied
             width = -(-self.key_vectors * lanes // line) * line
             width += line if width * kind.a.nbytes % 1024 == 0 else 0
             pieces.append(Piece("weights", (rows, width), kind.a.dtype))
@@ -133,7 +134,8 @@ class AttentionLoops:
         return self.reader.value(name, broadcast_index([*batch, row, column], shape))
 
     def pack_keys(self, batch: list[Expr]) -> None:
-        """keys[p, d, l] = K[p * lanes + l, d], by blocks transposed in registers; zero beyond n."""
+        """keys[p, d, l] = K[p * lanes + l, d], zero beyond n. Blocks are transposed in registers.
+        """
         em, lanes = self.em, self.lanes
         rest = self.n % lanes
 
@@ -187,7 +189,7 @@ class AttentionLoops:
             def scaled(j: Expr, width: int) -> None:
                 with em.vector(width) as v:
                     query = self.operand(0, batch, start + i, j + v)
-                    if self.rounds:  # as it is: a product with the scale would be rounded again
+                    if self.rounds:  # unscaled: a product with the scale would be rounded again
                         query = convert(em, query, "bfloat16", self.kind.a.dtype)
                     else:
                         query = query * scale
@@ -208,7 +210,7 @@ class AttentionLoops:
             scale if self.rounds else None,
             chain=CHAIN,
         )
-        with em.loop(rows, "i") as i:  # a loop of their own: what needs a maximum waits for it
+        with em.loop(rows, "i") as i:  # a loop of its own: the weights wait for the maximum
             self.top_row(i, batch, start)
         with em.loop(rows, "i") as i:
             self.weights_row(i)
@@ -242,10 +244,11 @@ class AttentionLoops:
         scale: Expr | None = None,
         chain: int = 0,
     ) -> None:
-        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` where it is given, in
-        groups of vectors that fit the registers; ``b(first, k)`` is the operand from that vector
-        and that step of the sum on. Of sums longer than ``chain``, if it is given, parts of so many
-        products are added up.
+        """c[rows, vectors * lanes] = a[rows, depth] x b, times ``scale`` if it is given.
+
+        The vectors are taken in groups that fit the registers. ``b(first, k)`` is the operand from
+        vector ``first`` and step ``k`` of the sum on. If ``chain`` is given, a longer sum is cut
+        into parts of so many products, and the parts are added up.
         """
         em, lanes = self.em, self.lanes
         parts = ceil(depth / chain) if chain else 1
@@ -274,12 +277,12 @@ class AttentionLoops:
                     lambda i, j, vector, first=first: store(  # type: ignore[misc]
                         i, first * lanes + j, vector
                     ),
-                    block=min(BLOCK, ceil(chained / 2)),  # two loops, whatever the depth
+                    block=min(BLOCK, ceil(chained / 2)),  # two loops for every depth
                 )
 
     def top_row(self, i: Expr, batch: list[Expr], start: Expr) -> None:
-        """top[i] = max(scores[i] + bias), which the scores become: whole vectors, padding columns
-        masked.
+        """scores[i] += bias; top[i] = max(scores[i]). Whole vectors are processed, and padding
+        columns are masked.
         """
         em, lanes, n = self.em, self.lanes, self.n
         if self.biased:
@@ -290,18 +293,18 @@ class AttentionLoops:
             if n % lanes:
                 with em.vector(n % lanes) as v:
                     self.add_bias(batch, start, i, whole * lanes + v)
-        if n % lanes:  # less than any score, so that padding is 0 where a single score is not
+        if n % lanes:  # so that the weights of padding are 0 if any score is finite
             with em.vector(lanes - n % lanes) as v:
                 em.store(self.scores, [i, n + v], tirx.const(-inf, "float32"))
 
-        # A maximum may lose a NaN: its weight is NaN all the same, and so is the sum.
+        # A maximum may drop a NaN. The weight of that score is NaN all the same, and so is the sum.
         length = self.key_vectors * lanes
         top = fold(em, length, lambda j: em.load(self.scores, [i, j]), T.max, -inf)
         em.store(self.top, [i], top)
 
     def weights_row(self, i: Expr) -> None:
-        """weights[i] = exp(scores[i] - top[i]), inverse[i] = 1 / sum; with ``guarded``, both are 0
-        where they would be NaN. Weights that are bfloat16 are rounded, their sum is not.
+        """weights[i] = exp(scores[i] - top[i]), inverse[i] = 1 / sum. With ``guarded``, both are 0
+        where they would be NaN. bfloat16 weights are rounded; their sum is not.
         """
         em, lanes = self.em, self.lanes
         top = em.let(em.load(self.top, [i]), "top")
@@ -325,7 +328,7 @@ class AttentionLoops:
         em.store(self.inverse, [i], inverse)
 
     def rounded(self, weight: Expr) -> Expr:
-        """A weight as it is multiplied with v."""
+        """A weight in the precision in which it is multiplied with v."""
         if not self.rounds:
             return weight
         return convert(self.em, rounded_weight(weight), "bfloat16", self.weights.dtype)
@@ -334,6 +337,6 @@ class AttentionLoops:
         em, hidden = self.em, self.op.get("hidden")
         bias = em.let(self.operand(3, batch, start + i, column), "bias")
         score = em.load(self.scores, [i, column]) + bias
-        if hidden is not None:  # whatever the score was, NaN and infinities included
+        if hidden is not None:  # for every score, NaN and infinities included
             score = tirx.Select(tirx.EQ(bias, tirx.const(hidden, "float32")), bias, score)
         em.store(self.scores, [i, column], score)

@@ -1,5 +1,5 @@
-"""Keys and values of attention in pairs, as rows of bfloat16 read them: an int32 holds two
-neighbours along the sum, zero behind the last.
+"""Keys and values of attention in pairs, the layout that rows of bfloat16 need: an int32 holds two
+neighbours along the sum, and a zero follows the last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Element = Callable[[Expr, Expr], Expr]  # of (row, column), the bits of a bfloat
 def pack_key_pairs(em: Emitter, keys: Array, key: Element, n: int, d: int) -> None:
     """keys[p, c, l] = the pair K[p * lanes + l, 2 c] and K[p * lanes + l, 2 c + 1]; zero beyond n.
 
-    A pair lies in a row as it is wanted, so blocks of them are transposed in registers.
+    The pairs of a row lie in the order needed, so blocks of pairs are transposed in registers.
     """
     lanes = em.lanes
     wide = 2 * lanes

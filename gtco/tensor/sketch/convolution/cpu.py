@@ -12,8 +12,8 @@ rows that it needs once, zeros around them, and the micro-kernel reads every win
               tile[mr, nr] (+)= scratch[pixels, run] x B[run, nr]          # micro-kernel
             on the last block of taps: epilogue(tile) -> output
 
-Beside the ``gemm`` sketch, which copies each input element for every tap that it is under, packing
-is cheaper by the kernel's size and the rows stay in L2. Tiles end where an output row ends.
+The ``gemm`` sketch copies an input element once for every tap over it. Here packing is cheaper by
+the size of the kernel, and the rows stay in L2. Tiles end at the end of an output row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
 DEPTHS = (128, 1024)  # of a block of taps: at least, at most
-CALL_COST = 32.0  # vector instructions in the time that a mispredicted branch, a loop's last, takes
+CALL_COST = 32.0  # vector instructions in the time of a mispredicted branch (at the end of a loop)
 LEAST_STEPS = 2  # of a run: shorter ones would be mostly overhead
 
 
@@ -73,14 +73,16 @@ class Convolution(ConvolutionFacts):
 
     @cached_property
     def tiles(self) -> tuple[MicroKernel, ...]:
-        """Those whose kind can read windows in place: see :meth:`row_options`."""
+        """The micro-kernels whose kind can read windows in place; see :meth:`row_options`."""
         return tuple(tile for tile in self.line.tiles() if self.row_options.get(tile.kind.name))
 
     @cached_property
     def row_options(self) -> Mapping[str, tuple[int, ...]]:
-        """By the kind of micro-kernel, output rows of a task whose input rows fit half of L2, which
-        panels and results share, or three quarters where that is one row; none where not even that
-        does, or where a run of taps ends within what a step of k reads at once.
+        """The numbers of output rows of a task, by the kind of micro-kernel.
+
+        The input rows of a task fit half of L2 (panels and results share the other half), or three
+        quarters if the task has one row. There is no option if one row does not fit either, or if a
+        run of taps ends within a step of k.
         """
         return {kind.name: self._row_options(kind) for kind in self.kinds}
 
@@ -112,14 +114,16 @@ class Convolution(ConvolutionFacts):
             return Decision("kc", "block", self.depth_options[tile.kind.name])
         if "prefetch" not in chosen:
             panels = ceil(ceil(v.n / tile.columns) / int(chosen["chunks_n"]))
-            follows = panels * v.k > int(chosen["kc"])  # is there anything behind the first block?
+            follows = panels * v.k > int(chosen["kc"])  # is there a second block?
             ahead = ("next", "none") if follows else ("none",)
             return Decision("prefetch", "overlap", ahead)
         return None
 
     @cached_property
     def depth_options(self) -> Mapping[str, tuple[int, ...]]:
-        """By the kind of micro-kernel, steps of k in a block of taps: whole runs, and all of k."""
+        """The numbers of steps of k in a block of taps, by the kind of micro-kernel: whole runs,
+        and all of k.
+        """
         return {kind.name: self._depth_options(kind) for kind in self.kinds}
 
     def _depth_options(self, kind: Kind) -> tuple[int, ...]:
@@ -133,7 +137,7 @@ class Convolution(ConvolutionFacts):
     def workload(self, config: Config) -> Workload:
         v, shape, tile = self.view, self.shape(config), self.product.row(config)
         halo = self.halo(config["rows"], tile.kind)
-        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        # bytes of an element of A, B and C when it is multiplied, and in the tensors
         item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
         item = float(ITEM_BYTES[self.product.operand_a])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
@@ -184,17 +188,17 @@ class Convolution(ConvolutionFacts):
         )
 
     def lines(self, halo: Halo) -> int:
-        """Runs of neighbours that filling the scratch copies."""
+        """Runs of neighbours that are copied to fill the scratch."""
         return halo.rows * (halo.channels if self.view.channels_first else halo.width)
 
     def copied(self, halo: Halo) -> int:
-        """Vectors that filling the scratch copies."""
+        """Vectors that are copied to fill the scratch."""
         length = halo.width if self.view.channels_first else halo.channels
         return self.lines(halo) * ceil(length / self.target.lanes)
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the price without the epilogue depend on."""
+        """All values that the space and the price without the epilogue depend on."""
         v, op = self.view, self.view.op
         return (
             self.name,

@@ -1,5 +1,5 @@
-"""What a convolution is: the line of products that its tiles are cut from, and the scratch
-of a task.
+"""The facts of a convolution: the product of one output row, from which tiles are cut, and the
+scratch of a task.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from gtco.tensor.sketch.shared.image_product import ImageProduct
 from gtco.tensor.sketch.shared.tiling import TaskShape, task_shape
 from gtco.tensor.space import Config
 
-CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line is put between
+CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line separates them
 
 
 @dataclass(frozen=True)
 class Halo:
-    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included, elements as
-    a kind of micro-kernel reads A.
+    """The scratch of a task: ``rows`` input rows of ``width`` pixels, borders included. A kind of
+    micro-kernel decides the layout of the elements.
 
-    Channels last it is [row, pixel, channel], ``pixel`` elements a pixel; channels first [channel,
-    row, pixel]. k is cut into ``runs`` of ``depth`` steps, along each of which a window is one
-    stretch of it, elements ``step`` apart.
+    Channels last, it is [row, pixel, channel] with ``pixel`` elements a pixel; channels first, it
+    is [channel, row, pixel]. k is cut into ``runs`` of ``depth`` steps. Along a run, a window is
+    one stretch of the scratch, with elements ``step`` apart.
     """
 
     rows: int
@@ -48,7 +48,7 @@ class ConvolutionFacts(ImageProduct):
 
     @cached_property
     def line(self) -> Gemm:
-        """The product of one output row: what tiles are cut from."""
+        """The product of one output row, from which tiles are cut."""
         return replace(self.product, view=replace(self.view, m=self.view.result[2], batch=1))
 
     def halo(self, rows: int, kind: Kind) -> Halo:

@@ -24,7 +24,7 @@ from gtco.tensor.space import Config
 
 
 class ConvolutionLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: ConvolutionFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
@@ -116,12 +116,12 @@ class ConvolutionLoops:
             )
 
     def read(self, value: Expr) -> Expr:
-        """A value of the input in the dtype that it is multiplied in."""
+        """A value of the input, converted to the dtype in which it is multiplied."""
         dtype = self.stage.types[self.view.op.inputs[0]].dtype
         return convert(self.em, value, dtype, self.image.dtype)
 
     def clear(self, r: Expr, begin: int, end: int) -> None:
-        """Zeros in pixels [begin, end) of a row of the scratch."""
+        """Writes zeros to pixels [begin, end) of a row of the scratch."""
         em, halo = self.em, self.halo
         zero = literal(0.0, self.image.dtype)
         if end <= begin:
@@ -146,14 +146,14 @@ class ConvolutionLoops:
         self.em.store(self.image, [self.place(r, x, c)], value)
 
     def place(self, r: Expr, x: Expr, c: Expr) -> Expr:
-        """Where the scratch holds channel ``c`` of pixel ``x`` of its row ``r``."""
+        """The position of channel ``c`` of pixel ``x`` of row ``r`` in the scratch."""
         halo = self.halo
         if self.view.channels_first:
             return (c * halo.rows + r) * halo.width + x
         return (r * halo.width + x) * halo.pixel + c
 
     def window(self, y: Expr, x: Expr, kb: Expr) -> Operand:
-        """A's rows: from pixel ``x`` on of the task's output row ``y``, a block of k."""
+        """The rows of A for a block of k, from pixel ``x`` of the task's output row ``y`` on."""
         em, view, halo = self.em, self.view, self.halo
         (sh, sw), (dh, dw), (kh, kw) = view.op["strides"], view.op["dilation"], view.kernel
         base = em.let_index(self.image.flat([self.place(y * sh, x * sw, 0)]), "a_row")
@@ -227,7 +227,7 @@ class ConvolutionLoops:
         share = ceil(columns / (self.rows * self.shape.blocks))
 
         def step(k: Expr) -> None:
-            if self.config["prefetch"] == "next":  # what follows in the panel, or the next one
+            if self.config["prefetch"] == "next":  # the next part of the panel, or the next panel
                 done = (y * self.shape.blocks + block) * self.kc + k
                 em.prefetch(array, base + self.kc * columns + done * share)
 

@@ -1,9 +1,9 @@
 """Sketch rule for depthwise convolution (one filter a channel, or several) and for convolution in
 groups narrower than a vector, with a readable prologue and a one-to-one epilogue.
 
-The loops are those of :mod:`gtco.tensor.sketch.shared.window`; constant weights [C, G, KH, KW] are
-packed as [KH, KW, G, C]. Groups whose outputs fill vectors are a batched product, as ``gemm`` has
-it.
+The loops are those of :mod:`gtco.tensor.sketch.shared.window`. Constant weights [C, G, KH, KW] are
+packed as [KH, KW, G, C]. If the outputs of a group fill vectors, the convolution is a batched
+product, and the ``gemm`` sketch takes it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gtco.tensor.workload import Workload
 
 
 def match(stage: Stage, target: Target) -> Depthwise | None:
-    """The stage around one float32 convolution in channels of its own, or in groups (NHWC alone)
-    several of which fill a vector; else None.
+    """The stage as one float32 convolution, depthwise or in groups of which several fill a vector
+    (groups only for NHWC); else None.
     """
     op = anchor(stage, "conv2d")
     if op is None or not is_static(stage):

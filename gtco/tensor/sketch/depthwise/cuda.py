@@ -1,9 +1,10 @@
 """Sketch rule for depthwise convolution on a GPU (one filter a channel, or several) and for
-convolution in narrow groups, structure SSRS: the strips of windows of
-:mod:`gtco.tensor.sketch.shared.cuda_window`. Weights of a column of taps wait in registers for the
-strip's inputs; constant ones [C, G, KH, KW] are packed as [KH, KW, G, C], so that neighbouring
-threads read them side by side. It runs on CUDA cores: nothing is shared between channels that an
-mma could multiply, and memory is what limits it.
+convolution in narrow groups, structure SSRS.
+
+It computes the strips of windows of :mod:`gtco.tensor.sketch.shared.cuda_window`. Weights of a
+column of taps wait in registers for the strip's inputs. Constant weights [C, G, KH, KW] are packed
+as [KH, KW, G, C], so that neighbouring threads read them side by side. It runs on CUDA cores:
+channels share nothing that an mma could multiply, and memory is the limit.
 """
 
 from __future__ import annotations
@@ -29,13 +30,11 @@ from gtco.tensor.sketch.shared.cuda_window import Windows
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-MOST_INPUTS = 8  # of a group: wider ones are products
+MOST_INPUTS = 8  # of a group: wider groups are products
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaDepthwise | None:
-    """The stage around one convolution of floats in channels of its own, or in narrow groups, else
-    None.
-    """
+    """The stage as one depthwise convolution of floats, or one in narrow groups; else None."""
     op = anchor(stage, "conv2d")
     if op is None or not is_static(stage) or op["groups"] == 1:
         return None

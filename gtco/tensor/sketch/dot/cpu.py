@@ -1,5 +1,5 @@
 """Sketch rule for contractions of few columns (a head of one channel, a product with a vector),
-structure SSR: vectors run along k, since n would leave most of their lanes empty.
+structure SSR. Vectors run along k, because n would leave most of their lanes empty.
 
 ::
 
@@ -36,13 +36,14 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-COLUMNS = 4  # more fill a vector of 8 lanes better than its sums are added up
-ALIGN = 16  # floats: rows and columns in scratch begin on a cache line each
+COLUMNS = 4  # with more, vectors along n cost less than adding up the lanes of sums
+ALIGN = 16  # floats: every row and column in scratch begins on a cache line
 SUMS = 8  # independent sums that hide the latency of FMA on two ports
 
 
 def match(stage: Stage, target: Target) -> Dot | None:
-    """What the rule ``gemm`` matches, with few columns and vectors of k; else None."""
+    """A stage that the rule ``gemm`` matches, if it has few columns and k fills vectors; else None.
+    """
     op = anchor(stage, *CONTRACTIONS)
     view = contraction(stage, op) if op else None
     if view is None or view.n > COLUMNS or view.k < target.lanes:
@@ -61,14 +62,14 @@ class Dot:
     target: Target
     view: Contraction
     tail: Epilogue
-    direct_rows: int | None  # the row stride where A's rows lie in an input
+    direct_rows: int | None  # the row stride if A's rows lie in an input
 
     name = "dot"
     structure = "SSR"
 
     @cached_property
     def tile(self) -> MicroKernel:
-        """Rows at once; its columns are one panel."""
+        """The rows that are computed at once; all columns are one panel."""
         return MicroKernel(min(ceil(SUMS / self.view.n), self.view.m), 1, self.target.lanes)
 
     @cached_property
@@ -117,7 +118,7 @@ class Dot:
 
 
 class DotLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: Dot, config: Config) -> None:
         self.sketch, self.view, self.shape = sketch, sketch.view, sketch.shape(config)
@@ -158,7 +159,7 @@ class DotLoops:
                     em.branch(this < shape.taller, body(tall), body(low))
 
     def copy_columns(self, batch: Expr) -> None:
-        """B's columns as rows."""
+        """Copies the columns of B as rows."""
         em, view = self.em, self.view
         into = self.arrays["columns"]
         for j in range(view.n):
@@ -186,7 +187,7 @@ class DotLoops:
         return Array(origin.source, (view.k,), "float32", at)
 
     def block(self, batch: Expr, start: Expr, rows: int) -> None:
-        """``rows`` rows of the product from ``start`` on."""
+        """Emits ``rows`` rows of the product from ``start`` on."""
         em, view, n = self.em, self.view, self.view.n
         if self.sketch.direct_rows is None:
             packed = self.arrays["rows"]
@@ -206,7 +207,7 @@ class DotLoops:
                 self.reader.finish(self.sketch.tail, index, value, self.args.output)
 
     def products(self, a: Sequence[Array], b: Sequence[Array]) -> Array:
-        """Vectors whose lanes add up to each row of A times each column of B."""
+        """Vectors whose lanes, added up, are each row of A times each column of B."""
         em, view, lanes, rows, n = self.em, self.view, self.lanes, len(a), len(b)
         acc = em.registers(rows * n * lanes)
         for cell in range(rows * n):
