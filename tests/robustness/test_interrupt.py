@@ -97,7 +97,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     if kept:
         (out / "mlp.so").write_bytes(b"older")
     marker = tmp_path / "marker"
-    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--verify"]
+    command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--force", "--verify"]
     command += ["--tune", "quick" if phase == "tune" else "off"]
     child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
     while not marker.exists():
