@@ -1,10 +1,10 @@
-"""Writes a compiled model as ``NAME.so`` and ``NAME.h``: kernels, weights, the plan's table and the
-C runtime, linked.
+"""Writes a compiled model as ``NAME.so`` and ``NAME.h``: links the kernels, the weights, the plan's
+table and the C runtime.
 
-Everything is made in a staging folder and published when it is whole (``publish.py``), so that an
-error, a full disk or Ctrl-C leaves nothing under the final name. Weights stream to a file once and
-reach the library through ``.incbin``; above a limit they stay in a file of their own, since code
-reaches data in its library only within 2 GB.
+All files are made in a staging folder and published when they are complete (``publish.py``), so
+that an error, a full disk or Ctrl-C leaves nothing under the final name. Weights are streamed to a
+file once and get into the library through ``.incbin``. Above a limit they stay in a file of their
+own, because code reaches data in its library only within 2 GB.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ EXPORTS = (
     "gtco_run_on gtco_wait gtco_profile gtco_num_steps gtco_num_threads gtco_launch_mode "
     "gtco_metadata gtco_artifact_metadata gtco_last_error gtco_status_string gtco_abi_version"
 ).split()
-# An artifact needs libc and libm alone (for GPUs libdl, where that is no part of libc), no
-# executable stack and no symbol of another library by accident.
+# An artifact needs only libc and libm (for GPUs also libdl, if that is not part of libc). It has no
+# executable stack, and no symbol of another library gets into it by accident.
 LINK_FLAGS = (
     "-shared -pthread -static-libgcc -Wl,-z,defs -Wl,-z,now -Wl,-z,noexecstack -Wl,-Bsymbolic "
     "-Wl,--as-needed -Wl,--build-id=none -Wl,--version-script=exports.map"
@@ -60,11 +60,14 @@ LINK_FLAGS = (
 class Artifact:
     """A model ready to be written.
 
-    ``kernels``: file name → bytes of an x86-64 ELF object, position independent; one may hold
-    several symbols. ``weights``: packed arrays and their byte offsets (multiples of 64, no
-    overlap), which weight buffers refer to. ``cpu_features``: what the kernels need, LLVM's names;
-    checked when the model is opened. ``threads``: 0 means all that the process may use.
-    ``metadata``: JSON, shown by ``gtco inspect``.
+    - ``kernels``: file name → bytes of a position-independent x86-64 ELF object; one object may
+      hold several symbols
+    - ``weights``: packed arrays and their byte offsets (multiples of 64, no overlap), to which
+      weight buffers refer
+    - ``cpu_features``: the instruction sets that the kernels need, by LLVM's names; they are
+      checked when the model is opened
+    - ``threads``: 0 means all that the process may use
+    - ``metadata``: JSON, shown by ``gtco inspect``
     """
 
     name: str
@@ -90,8 +93,8 @@ def write_artifact(
     cc: str | None = None,
     weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
 ) -> Path:
-    """Writes ``path`` (ending in .so), the header beside it, and a weights file where the weights
-    pass the limit: all of them or, where this raises, nothing.
+    """Writes ``path`` (ending in .so), the header beside it, and a weights file if the weights
+    exceed the limit. If this raises, none of them is written.
 
     Raises as :func:`build_artifact` does. Returns the path.
     """
@@ -105,8 +108,8 @@ def write_artifact(
 
 
 def publish_alone(folder: Path, artifact: Artifact | GpuArtifact, target: Path) -> None:
-    """Writes the library as one file of any name, without a header, by way of the folder where it
-    is staged: for gtco's own programs alone. Raises as :func:`build_artifact` does.
+    """Writes the library as one file with any name and without a header; only gtco's own programs
+    use this. ``folder`` is where the library is staged. Raises as :func:`build_artifact` does.
     """
     library = build_artifact(artifact, folder, target)
     library.with_suffix(".h").unlink()
@@ -120,12 +123,12 @@ def build_artifact(
     cc: str | None = None,
     weights_inside_limit: int = WEIGHTS_INSIDE_LIMIT,
 ) -> Path:
-    """Makes the files of ``target`` in the folder ``staged``, which is theirs alone. Returns the
-    library there: it loads, and waits to be published.
+    """Makes the files of ``target`` in the folder ``staged``, which holds nothing else. Returns the
+    library there, which can be loaded and is not published yet.
 
-    ``cc`` is the C compiler, gcc or cc of PATH where it is None. Raises :class:`BuildError` where
-    there is no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for
-    symbolic shapes.
+    ``cc`` is the C compiler; None means gcc or cc of PATH. Raises :class:`BuildError` if there is
+    no compiler, the compiler fails, or a file cannot be written; :class:`ShapeError` for symbolic
+    shapes.
     """
     _check(artifact)
     compiler = c_compiler(cc)
@@ -213,7 +216,7 @@ def _check(artifact: Artifact | GpuArtifact) -> None:
 def _build(
     artifact: Artifact | GpuArtifact, file_name: str, folder: Path, compiler: str, inside: bool
 ) -> bytes:
-    """model.so, model.h and, unless ``inside``, weights; returns the identity."""
+    """Makes model.so, model.h and, unless ``inside``, the weights file. Returns the identity."""
     weights_file = folder / "weights"
     with weights_file.open("wb") as file:
         identity = _write_weights(artifact, file, 0 if inside else WEIGHTS_HEADER_BYTES)
@@ -346,7 +349,7 @@ def _launch_info(step: Step | GpuStep) -> dict[str, Any]:
 
 
 def _data_source(identity: bytes, metadata_bytes: int, weights_bytes: int | None) -> str:
-    """Assembly for what is bytes, not code: gtco's notes (see elf.py), the metadata and, where
+    """Assembly for the data of the library: gtco's notes (see elf.py), the metadata and, if
     ``weights_bytes`` is given, the weights.
     """
     inside = weights_bytes is not None

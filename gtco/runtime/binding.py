@@ -1,4 +1,4 @@
-"""A call's arguments: which value is which input, and where the outputs go."""
+"""Binds the arguments of a call to the model's inputs, and finds where its outputs go."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gtco.support.errors import InputError
 def bind(
     specs: Sequence[TensorSpec], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """One value per input, in order, from those given by position and by name. A dictionary alone
-    by position holds inputs by name. Raises :class:`InputError` where an input is missing, unknown
-    or given twice.
+    """One value per input, in order, from the values given by position and by name. A single
+    dictionary by position holds inputs by name. Raises :class:`InputError` if an input is missing,
+    unknown or given twice.
     """
     if len(args) == 1 and isinstance(args[0], Mapping):
         args, kwargs = [], _merged(args[0], kwargs)
@@ -49,8 +49,8 @@ def _merged(given: Mapping[Any, Any], kwargs: Mapping[str, Any]) -> dict[Any, An
 
 
 def feeds_of(feeds: Any) -> Mapping[str, Any]:
-    """What was given to ``run`` as its inputs by name; :class:`InputError` where it is something
-    else.
+    """The inputs by name that were given to ``run``. Raises :class:`InputError` if they are no
+    mapping.
     """
     if isinstance(feeds, Mapping):
         return feeds
@@ -61,7 +61,7 @@ def feeds_of(feeds: Any) -> Mapping[str, Any]:
 
 
 def given_outputs(specs: Sequence[TensorSpec], out: Any) -> list[Any]:
-    """The tensors of ``out=``, one for each output. Raises :class:`InputError` where the number is
+    """The tensors of ``out=``, one for each output. Raises :class:`InputError` if their number is
     wrong.
     """
     given = list(out) if isinstance(out, (tuple, list)) else [out]
@@ -71,8 +71,8 @@ def given_outputs(specs: Sequence[TensorSpec], out: Any) -> list[Any]:
 
 
 def output_names(specs: Sequence[TensorSpec], names: Any) -> list[str]:
-    """The names of outputs that ``run`` was asked for. Raises :class:`InputError` where there is
-    none of a name.
+    """The names of the outputs that ``run`` was asked for. Raises :class:`InputError` if the model
+    has no output of a name.
     """
     if isinstance(names, str):
         raise InputError(f"the names of outputs are a list: [{names!r}], or None for all")

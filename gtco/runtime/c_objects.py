@@ -1,4 +1,4 @@
-"""The C runtime's objects, compiled once a process: they are the same for every model."""
+"""The C runtime's objects. They are the same for every model, so a process compiles them once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _begun: dict[tuple[str, ...], tuple[Compiling, Path]] = {}
 
 
 def write_objects(sources: Sequence[str], folder: Path, compiler: str) -> list[str]:
-    """Writes the objects to the folder, and returns their names. Raises as
-    :func:`gtco.support.toolchain.run_compiler`.
+    """Writes the objects to the folder and returns their names. Raises as
+    :func:`gtco.support.toolchain.run_compiler` does.
     """
     key = _key(sources, compiler)
     names = [Path(source).with_suffix(".o").name for source in sources]
@@ -43,8 +43,9 @@ def write_objects(sources: Sequence[str], folder: Path, compiler: str) -> list[s
 
 @contextmanager
 def made_early(sources: Sequence[str], folder: Path, compiler: str) -> Iterator[None]:
-    """In this context the C compiler makes the objects, in a folder in ``folder``, while the
-    caller does something else. It does not outlast it."""
+    """A context in which the C compiler makes the objects, in a new folder inside ``folder``, while
+    the caller does something else. The compiler does not outlive the context.
+    """
     key = _key(sources, compiler)
     mine: tuple[Compiling, Path] | None = None
     if key not in _made and key not in _begun:

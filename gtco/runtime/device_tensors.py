@@ -1,4 +1,5 @@
-"""Tensors on a GPU, in and out without a copy: anything with DLPack, on the caller's stream."""
+"""Tensors on a GPU, taken and given without a copy: anything with DLPack, on the caller's stream.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, (ctypes.py_objec
 
 
 def device_of(value: Any) -> int | None:
-    """Number of the GPU that a tensor lies on; None for all else."""
+    """The number of the GPU that a tensor is on; None for any other value."""
     if _is_torch(value):
         return int(value.get_device()) if value.is_cuda else None
     ask = getattr(value, "__dlpack_device__", None)
@@ -48,11 +49,12 @@ def device_of(value: Any) -> int | None:
 
 
 class Borrowed:
-    """The memory of a device tensor that fits ``spec``; it is held for as long as this is.
+    """The memory of a device tensor that fits ``spec``. The memory is held for as long as this
+    object lives.
 
-    ``role``: "input" or "output". The tensor's owner makes what it has under way on its own stream
-    come before what is put into ``stream`` from now on. Raises :class:`InputError` where it is on
-    another device, not dense, or of another dtype or shape.
+    ``role``: "input" or "output". The tensor's owner makes ``stream`` wait for the work that it has
+    under way on its own stream. Raises :class:`InputError` if the tensor is on another device, is
+    not dense, or has another dtype or shape.
     """
 
     def __init__(self, role: str, spec: TensorSpec, value: Any, ordinal: int, stream: int) -> None:
@@ -104,8 +106,8 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def stream_handle(stream: Any) -> int:
-    """The driver's handle of ``stream``: a number, a stream of torch or cupy, or anything with
-    ``__cuda_stream__``.
+    """The driver's handle of ``stream``, which is a number, a stream of torch or cupy, or any
+    object with ``__cuda_stream__``.
     """
     if isinstance(stream, int):
         if stream < 0:
@@ -127,8 +129,10 @@ def stream_handle(stream: Any) -> int:
 
 
 class Caller:
-    """Who runs a model on tensors of the GPU ``ordinal``, and the stream that the run is put into:
-    ``stream`` as :func:`stream_handle` takes it; None is torch's current one where a value is
+    """The caller of a model on tensors of the GPU ``ordinal``, with the stream that the run is put
+    into.
+
+    ``stream`` is what :func:`stream_handle` takes. None means torch's current stream if a value is
     torch's, else the legacy default stream (0).
     """
 
@@ -138,12 +142,12 @@ class Caller:
         self._torch = _torch(values)
         current = self._torch.cuda.current_stream(ordinal).cuda_stream if self._torch else 0
         self.stream: int = current if stream is None else stream_handle(stream)
-        # Does torch keep what its tensors hold until the stream is done with it?
+        # True if torch keeps the memory of its tensors until the stream is done with it.
         self._at_home = self._torch is not None and self.stream == current
 
     def borrow(self, role: str, spec: TensorSpec, value: Any) -> tuple[int, Any]:
-        """The pointer to a tensor that fits ``spec``, and what holds its memory; see
-        :class:`Borrowed`, whose errors this raises.
+        """The pointer to a tensor that fits ``spec``, and the object that holds its memory. Raises
+        as :class:`Borrowed` does.
         """
         if self._at_home and type(value) is self._torch.Tensor and self._fits(spec, value):
             with suppress(RuntimeError):  # a wrapper of vmap's has no memory, as DLPack will say
@@ -152,8 +156,8 @@ class Caller:
         return borrowed.pointer, borrowed
 
     def _fits(self, spec: TensorSpec, value: Any) -> bool:
-        """Would DLPack find nothing to say against a torch tensor, nor to wait for? It takes the
-        host longer to ask it than a small model takes on a GPU to begin.
+        """True for a torch tensor that DLPack would accept and not wait for. Asking DLPack itself
+        takes the host longer than a small model takes to start on a GPU.
         """
         return (
             device_of(value) == self.ordinal
@@ -165,8 +169,8 @@ class Caller:
         )
 
     def outputs(self, specs: Sequence[TensorSpec]) -> list[Any]:
-        """New tensors, of torch, as memory of the stream. Raises :class:`InputError` where the
-        inputs are of another library.
+        """New tensors of torch, allocated as memory of the stream. Raises :class:`InputError` if
+        the inputs are of another library.
         """
         torch = self._torch
         if torch is None:
@@ -186,9 +190,9 @@ class Caller:
             ]
 
     def held(self, values: Sequence[Any]) -> list[Any]:
-        """Those of ``values`` that have to be held until what the stream has been given is over,
-        lest their memory be given out again before: torch's allocator knows how to wait, and is
-        told.
+        """Those of ``values`` that must be held until the work in the stream is over, so that
+        nobody else gets their memory before. torch's tensors are not among them: its allocator is
+        told to wait.
         """
         if self._torch is not None and not self._at_home:
             external = self._external()
@@ -206,13 +210,15 @@ def _is_torch(value: Any) -> bool:
 
 
 def _torch(values: Sequence[Any]) -> Any:
-    """torch, where a value is its tensor on a GPU; nothing is imported."""
+    """torch, if a value is its tensor on a GPU, else None. Imports nothing."""
     found = any(_is_torch(value) and device_of(value) is not None for value in values)
     return sys.modules.get("torch") if found else None
 
 
 def _current_device(value: Any) -> AbstractContextManager[Any]:
-    """Makes a torch tensor's device torch's current one: tensors of others it does not export."""
+    """Makes the device of a torch tensor torch's current one, because torch exports only tensors of
+    its current device.
+    """
     torch = _torch([value])
     if torch is None:
         return nullcontext()

@@ -24,8 +24,8 @@ class Gpu:
 
 
 def open_driver() -> tuple[ctypes.CDLL, int]:
-    """libcuda, ready for use, and how many GPUs it finds. ``OSError`` where there is none, and
-    :class:`ArtifactError` where it does not start.
+    """libcuda, initialised, and the number of GPUs that it finds. Raises ``OSError`` if there is no
+    libcuda, and :class:`ArtifactError` if it does not start.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     count = ctypes.c_int()
@@ -42,19 +42,19 @@ def open_driver() -> tuple[ctypes.CDLL, int]:
 
 
 def _error_name(driver: ctypes.CDLL, status: int) -> str:
-    """``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``, and the number of what has no name."""
+    """``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``; the number if the error has no name."""
     name = ctypes.c_char_p()
     driver.cuGetErrorName(status, ctypes.byref(name))
     return name.value.decode() if name.value else f"its error {status}"
 
 
 def gpu_name(index: int) -> str:
-    """``NVIDIA H100 PCIe (sm_90)``. Raises :class:`ArtifactError` where there is no such GPU."""
+    """``NVIDIA H100 PCIe (sm_90)``. Raises :class:`ArtifactError` if there is no such GPU."""
     return str(gpu(index))
 
 
 def gpu(index: int) -> Gpu:
-    """The GPU of that number. Raises :class:`ArtifactError` where there is none."""
+    """The GPU with this number. Raises :class:`ArtifactError` if there is none."""
     try:
         driver, count = open_driver()
     except OSError as error:

@@ -1,9 +1,9 @@
 """Looks into a shared library without loading it.
 
-Loading runs the library's constructors, and a damaged one kills the process (SIGBUS where it is
-truncated), so all is checked first: that the file holds every byte its headers promise, that it
-carries gtco's notes, and that what the loader will map is what the linker wrote. The metadata is
-read from here too, so nothing of the library runs to describe it.
+Loading runs the library's constructors, and a damaged library kills the process (SIGBUS if it is
+truncated). So three things are checked first: the file has every byte that its headers promise, it
+has gtco's notes, and the bytes that the loader will map are those that the linker wrote. The
+metadata is read here too, so no code of the library runs to describe it.
 
 gtco's notes, in a PT_NOTE segment under the name "gtco":
 
@@ -32,14 +32,16 @@ NOTE_NAME, ID_NOTE, CONTENTS_NOTE = b"gtco\0", 1, 2
 _PT_LOAD, _PT_NOTE = 1, 4
 _X86_64 = 62
 _HEADER, _SEGMENT = 64, 56  # bytes of the file's header and of a segment's
-# Where the section headers are, their size and number: `strip` may change these.
+# The place, size and number of the section headers; `strip` may change these.
 _SECTION_FIELDS = ((40, 48), (58, 64))
 _DIGEST_AT = 32  # in the description of CONTENTS
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file was to be, in the words of errors: its name, who takes it, how it is made."""
+    """A kind of file in the words of error messages: its name, the command that takes it, the
+    command that makes it.
+    """
 
     name: str
     taken: str
@@ -58,7 +60,7 @@ BUNDLE = FileKind(
 
 @dataclass(frozen=True)
 class _Segment:
-    """A program header: where its bytes lie in the file and in memory."""
+    """A program header: where its bytes are in the file and in memory."""
 
     kind: int
     flags: int
@@ -70,7 +72,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a library says of itself. ``id``: 32 bytes, of the compile that made it."""
+    """What a library says about itself. ``id``: 32 bytes that identify the compile that made it."""
 
     id: bytes
     metadata: dict[str, Any]
@@ -149,8 +151,9 @@ class _Elf:
         return self.read(offset, size)
 
     def place(self, field: int) -> tuple[int, int]:
-        """Offset in the file and bytes of what two fields of CONTENTS, from ``field`` on,
-        describe."""
+        """The offset in the file and the number of bytes, read from two fields of CONTENTS,
+        starting at ``field``.
+        """
         distance, size = struct.unpack_from("<qq", self.contents, field)
         address = self.note_address + field + distance
         for segment in self.segments:
@@ -160,8 +163,9 @@ class _Elf:
         raise ArtifactError(f"{self.path} is damaged: its notes point outside of it")
 
     def digest(self) -> bytes:
-        """SHA-256 of the headers and of the bytes that are loaded, without the weights (large, and
-        no damage of them can end a process), without itself, and without what `strip` may change.
+        """SHA-256 of the headers and of the bytes that are loaded. It leaves out the weights (they
+        are large, and damage in them cannot end a process), the digest itself, and what `strip` may
+        change.
         """
         holes = [_SECTION_FIELDS[0], _SECTION_FIELDS[1]]
         holes.append((self.digest_offset, self.digest_offset + 32))
@@ -217,8 +221,9 @@ def _segments(
 
 
 def _notes(data: bytes) -> list[tuple[int, int, bytes]]:
-    """gtco's notes in a PT_NOTE segment: type, where the description is, the description. Names and
-    descriptions are padded to 4 bytes."""
+    """gtco's notes in a PT_NOTE segment: the type, the place of the description, the description.
+    Names and descriptions are padded to 4 bytes.
+    """
     found = []
     at = 0
     while at + 12 <= len(data):

@@ -1,8 +1,8 @@
-"""The plan of a model for a GPU: one launch a step, and the machine code of its kernels by
-architecture.
+"""The plan of a model for a GPU: one launch for each step, and the machine code of the kernels for
+each architecture.
 
-Buffers lie as on a CPU (:mod:`gtco.runtime.plan`): inputs and outputs of the model, offsets in an
-arena and in the packed weights, here all of them in the device's memory.
+Buffers are placed as on a CPU (:mod:`gtco.runtime.plan`): inputs and outputs of the model, offsets
+in an arena and in the packed weights. Here all of them are in the device's memory.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ import numpy as np
 
 from gtco.runtime.plan import BufferRef, TensorSpec
 
-# Architecture -> symbol of a kernel -> what defines it: of "sm_80" a cubin, an ELF file; of
+# Architecture -> symbol of a kernel -> its definition: for "sm_80" a cubin (an ELF file), for
 # "compute_80" PTX, which the driver compiles for a newer GPU.
 Images = Mapping[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True)
 class GpuStep:
-    """One launch of ``kernel(*buffers)``, pointers to device memory in this order, the output last,
-    ahead of it where its blocks work together their scratch and counters.
+    """One launch of ``kernel(*buffers)``.
 
-    ``grid`` in blocks, ``threads`` of a block (along x), ``shared`` its dynamic shared memory in
-    bytes: above 48 KiB it has to be asked for. ``info`` (JSON) is what ``gtco inspect`` shows.
+    - ``buffers``: pointers to device memory, in this order, the output last. If the blocks work
+      together, their scratch and counters come before the output
+    - ``grid``: in blocks
+    - ``threads``: of a block, along x
+    - ``shared``: dynamic shared memory in bytes; the runtime must ask the driver for more than 48
+      KiB
+    - ``info``: JSON, shown by ``gtco inspect``
     """
 
     kernel: str
@@ -39,16 +43,18 @@ class GpuStep:
 
 @dataclass(frozen=True)
 class PersistentKernel:
-    """One kernel for all steps: ``symbol(steps, count, pointers, tensors, barrier)``, types in
-    device/gtco/persistent_tables.cuh, launched cooperatively in one wave of blocks.
+    """One kernel for all steps: ``symbol(steps, count, pointers, tensors, barrier)``, with the
+    types of device/gtco/persistent_tables.cuh, launched cooperatively in one wave of blocks.
 
-    ``threads`` of a block (along x), ``shared`` its dynamic shared memory in bytes. ``kernels``:
-    symbols of ``steps`` in the order of their numbers in it. ``images``: its cubin by architecture;
-    b"" where there is none for it, and the model is launched as a graph. ``prefetches``: of each
-    step the buffer, by its place among the step's, that the step before it fetches into L2, and how
-    many bytes from its start; (0, 0) where there is none. ``tasks``: the blocks of each step here;
-    a step's own kernel may have other ones. ``info`` (JSON) is what ``gtco inspect`` shows:
-    registers and spilled bytes by architecture.
+    - ``threads``: of a block, along x
+    - ``shared``: dynamic shared memory of a block in bytes
+    - ``kernels``: symbols of ``steps`` in the order of their numbers in the kernel
+    - ``images``: its cubin by architecture; b"" for an architecture without one, where the model is
+      launched as a graph
+    - ``prefetches``: for each step the buffer, by its place among the step's buffers, that the step
+      before it fetches into L2, and how many bytes from its start; (0, 0) for none
+    - ``tasks``: the blocks of each step in this kernel; a step's own kernel may have other ones
+    - ``info``: JSON, shown by ``gtco inspect``: registers and spilled bytes by architecture
     """
 
     symbol: str
@@ -63,12 +69,15 @@ class PersistentKernel:
 
 @dataclass(frozen=True)
 class GpuArtifact:
-    """A model for GPUs, ready to be written; fields as those of
-    :class:`gtco.runtime.artifact.Artifact`. Every image has all kernels of ``steps``, in the order
-    of the architectures that were asked for, behind them PTX. ``persistent``: the kernel that does
-    all of them, where one was made, with an image for some architecture and no PTX.
-    ``counter_bytes``: the last so many bytes of the arena are what blocks count in, zeros before
-    the first run, which every step leaves as zeros.
+    """A model for GPUs, ready to be written. The fields that
+    :class:`gtco.runtime.artifact.Artifact` has too mean the same.
+
+    - ``images``: all kernels of ``steps`` for each architecture, in the order in which these were
+      asked for; PTX comes last
+    - ``persistent``: the kernel that does all steps, if one was made. It has an image for at least
+      one architecture, and no PTX
+    - ``counter_bytes``: the size of the blocks' counters at the end of the arena. They are zero
+      before the first run, and every step leaves them zero
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What an artifact for GPUs has of its own: the C tables of its launches and images (types in
+"""The parts that only an artifact for GPUs has: the C tables of its launches and images (types in
 csrc/cuda_plan.h), and the images themselves.
 """
 
@@ -17,15 +17,15 @@ GPU_SOURCES = (
     "cuda_api.c cuda_device.c cuda_driver.c cuda_graph.c cuda_images.c cuda_persistent.c error.c "
     "tensors.c weights.c"
 ).split()
-# Of every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
+# For every GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide, "Technical Specifications"
 MAX_GRID, MAX_THREADS, MAX_SHARED = (2**31 - 1, 65535, 65535), 1024, 227 << 10
-# Of a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
+# For a persistent kernel's tables, gtco/tensor/cuda/device/gtco/persistent_tables.cuh.
 MAX_TENSORS, MAX_TASKS = 64, 2**31 - 1
 _ARCHITECTURE = re.compile(r"(?:sm_(\d+)(\d)(a?))|(?:compute_(\d+)(\d))")
 
 
 def check_launches(artifact: GpuArtifact) -> None:
-    """Raises :class:`BuildError` where a launch asks for what no GPU has, or an image lacks a
+    """Raises :class:`BuildError` if a launch asks for more than any GPU has, or an image lacks a
     kernel.
     """
     if not 0 <= artifact.counter_bytes <= artifact.arena_bytes:
@@ -61,7 +61,7 @@ def check_launches(artifact: GpuArtifact) -> None:
 
 
 def _check_persistent(artifact: GpuArtifact, kernel: PersistentKernel) -> None:
-    """Raises where the tables cannot say what the kernel is to do."""
+    """Raises if the tables cannot describe the kernel's work."""
     tensors = len(artifact.inputs) + len(artifact.outputs)
     wrong = ""
     if missing := [n for n in artifact.images if n not in kernel.images and not is_ptx(n)]:
@@ -101,7 +101,7 @@ def kernels(artifact: GpuArtifact) -> list[str]:
 
 
 def image_sizes(artifact: GpuArtifact) -> dict[str, int]:
-    """Bytes of machine code and of PTX by architecture, the persistent kernel's among them."""
+    """Bytes of machine code and of PTX by architecture, including the persistent kernel's."""
     sizes = dict.fromkeys(artifact.images, 0)
     for name, _, _, cubin in _cubins(artifact):
         sizes[name] += len(cubin)
@@ -113,8 +113,9 @@ def is_ptx(architecture: str) -> bool:
 
 
 def _cubins(artifact: GpuArtifact) -> Iterator[tuple[str, str, int, bytes]]:
-    """(architecture, kernel, offset, cubin) of what :func:`write_images` writes: of each
-    architecture the steps' kernels, then the persistent one where there is one for it.
+    """(architecture, kernel, offset, cubin) of everything that :func:`write_images` writes: for
+    each architecture the steps' kernels, then the persistent kernel if it has one for this
+    architecture.
     """
     at, one = 0, artifact.persistent
     for name, image in artifact.images.items():
@@ -135,7 +136,7 @@ def write_images(artifact: GpuArtifact, path: Path) -> None:
 
 
 def images_data(file: str) -> str:
-    """Assembly that takes the images in."""
+    """Assembly that includes the images."""
     lines = [
         '.section .gtco_images,"a",@progbits',
         ".balign 4096",

@@ -63,7 +63,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "gtco_status_string": (c_char_p, (c_int,)),
 }
 
-# what libraries of the first versions have not got, and need not have
+# libraries of the first versions lack these, and may
 LATER = {"gtco_run_on", "gtco_wait", "gtco_launch_mode"}
 
 # A fork waits until no other thread is inside the dynamic loader, whose state the child inherits.
@@ -77,7 +77,7 @@ _names: dict[Path, list[tuple[int, int, int, int] | None]] = {}
 
 
 def file_identity(path: Path) -> tuple[int, int, int, int] | None:
-    """Equal for as long as the path holds the same file; None where there is none."""
+    """A value that stays equal while the path holds the same file; None if there is no file."""
     try:
         info = path.stat()
     except (OSError, ValueError):
@@ -100,13 +100,13 @@ def _loader_name(path: Path) -> str:
 
 
 class Library:
-    """A loaded artifact; :meth:`unload` lets it go. Attributes are the functions of gtco_api.h
+    """A loaded artifact; :meth:`unload` closes it. Its attributes are the functions of gtco_api.h
     without the prefix.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises :class:`ArtifactError` where the file is missing, damaged, or not an artifact of
-        this version, and then nothing of it was run.
+        """Raises :class:`ArtifactError` if the file is missing, damaged, or not an artifact of this
+        version. In that case no code of it was run.
         """
         self.path = path
         contents = read_contents(path)
@@ -131,8 +131,8 @@ class Library:
             raise AttributeError(name) from None
 
     def open(self, threads: int, device: int = 0, launches: int = 0, spin: int = 0) -> int:
-        """A handle (gtco_model*); :class:`ArtifactError` with the library's own message where it
-        cannot be opened.
+        """A handle (gtco_model*). Raises :class:`ArtifactError` with the library's own message if
+        the model cannot be opened.
         """
         handle = c_void_p()
         options = Options(
@@ -158,14 +158,14 @@ def tensor_specs(metadata: dict[str, Any], kind: str) -> tuple[TensorSpec, ...]:
 
 
 def read_metadata(path: str | os.PathLike[str], wanted: FileKind | None = None) -> dict[str, Any]:
-    """The metadata of an artifact, of which nothing is run: so also on a machine that lacks the
-    instructions it needs.
+    """The metadata of an artifact. No code of it is run, so this also works on a machine that lacks
+    the instructions that the model needs.
     """
     return read_contents(Path(path).absolute(), wanted).metadata
 
 
 def check_model(path: Path, metadata: Mapping[str, Any]) -> None:
-    """Raises :class:`ArtifactError` where an artifact is no model, but candidates to be timed."""
+    """Raises :class:`ArtifactError` if an artifact is not a model but candidates to be timed."""
     if "candidates" in metadata:
         raise ArtifactError(
             f"{path} is a bundle of candidates, which gtco measure times, and no model; gtco "

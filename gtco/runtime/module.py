@@ -35,18 +35,19 @@ def load(
 ) -> Model:
     """Opens the ``.so`` that gtco wrote.
 
-    - ``threads``: how many a run uses; 0 means ``GTCO_NUM_THREADS``, else the number given at
-      compile time, else all cores that this process may use
+    - ``threads``: the number of threads of a run; 0 means ``GTCO_NUM_THREADS``, else the number
+      given at compile time, else all cores that this process may use
     - ``spin_microseconds``: how long an idle thread looks for work before it sleeps and takes no
-      CPU; 0 is not at all, None is 500, or 50 where there are more threads than CPUs. A run that
-      follows soon starts earlier where threads are awake
-    - ``device``: number of the GPU, for a model that was compiled for GPUs; None is the first
-    - ``launches``: how such a model is launched; None is as the compile chose
+      CPU. 0 means not at all; None means 500, or 50 if there are more threads than CPUs. While
+      threads are awake, the next run starts earlier
+    - ``device``: the number of the GPU, for a model that was compiled for GPUs; None means the
+      first
+    - ``launches``: how such a model is launched; None means as the compile chose
       (:attr:`Model.launches`)
     - ``temporary``: the model owns the folder of the file and removes it when it is closed
 
-    Raises :class:`ArtifactError` where the file is not gtco's, is damaged, lacks its weights file,
-    needs instructions that this CPU has not got, or a GPU or a driver that is not here.
+    Raises :class:`ArtifactError` if the file is not gtco's, is damaged, lacks its weights file, or
+    needs instructions, a GPU or a driver that this machine does not have.
     """
     return Model(
         Path(path),
@@ -62,13 +63,13 @@ LAUNCHES = {None: 0, "graph": 1, "persistent": 2}  # gtco_launches_option
 MOST_DEVICES = 1 << 16  # more than there are, and an int of C
 MOST_SPINNING = 1_000_000_000  # microseconds, an int of C
 NEVER = -1  # gtco_options.spin_microseconds, where 0 is the default
-HELD_RUNS = 8  # under way in callers' streams, whose tensors a model holds; one more waits for them
+HELD_RUNS = 8  # runs in callers' streams whose tensors a model holds; one more run waits for them
 _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """In the child of a fork: nobody is left there to release what another thread held. The C
-    runtime does the same for its handles.
+    """Makes new locks in the child of a fork, where no thread is left that could release a lock
+    that another thread held. The C runtime does the same for its handles.
     """
     for model in _models:
         model._lock = threading.Lock()
@@ -85,8 +86,9 @@ def _open(
     launches: str | None,
     candidates: bool,
 ) -> tuple[Library, int]:
-    """The library and a handle. Where a compile publishes another one at this moment, the first
-    look may find a library whose weights have just gone: the new one is taken then."""
+    """The library and a handle. If a compile publishes another library at this moment, the first
+    try may find a library whose weights were just removed; then the new library is opened.
+    """
     while True:
         before = file_identity(path)
         library = Library(path)
@@ -117,14 +119,14 @@ def _release(library: Library, handle: int, folder: Path | None, owner: int) -> 
 class Model:
     """A compiled model: ``y = model(x)``.
 
-    ``inputs`` and ``outputs``: name, dtype and shape of each. ``threads``: how many a run uses.
-    ``device``: number of the GPU that it runs on; None for a model of the CPU. ``launches``: how a
-    run is launched on the GPU, in words; "" for a model of the CPU.
+    - ``inputs`` and ``outputs``: name, dtype and shape of each
+    - ``threads``: the number of threads of a run
+    - ``device``: the number of the GPU that it runs on; None for a model of the CPU
+    - ``launches``: how a run is launched on the GPU, in words; "" for a model of the CPU
 
     Calls from several threads are safe but wait for each other; for parallel calls give each thread
-    its own ``gtco.load``. After a fork, whatever other threads were doing, the child can use the
-    model, or load its own. Close it, or use it as a context manager, to free its memory and threads
-    early.
+    its own ``gtco.load``. A process may fork at any time: the child can use the model, or load its
+    own. Close the model, or use it as a context manager, to free its memory and threads early.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class Model:
         temporary: bool = False,
         candidates: bool = False,
     ) -> None:
-        """As :func:`load`; ``candidates``: the file may be a bundle of these, to time them."""
+        """Opens the model as :func:`load` does. With ``candidates``, the file may be a bundle of
+        candidates to time.
+        """
         if launches not in LAUNCHES:
             raise OptionError(f"launches is {launches!r}; choose from graph, persistent")
         check_whole("threads", threads, 0, MOST_THREADS)
@@ -179,14 +183,14 @@ class Model:
 
         Takes numpy arrays or anything with ``__dlpack__`` (torch tensors included) of exactly the
         dtypes and shapes in :attr:`inputs`; they may be strided. Returns the same kind: one tensor,
-        or a tuple where there are several outputs. ``out=``, one tensor or a sequence, dense and of
-        the dtypes and shapes in :attr:`outputs`, takes the results, and is what is returned. Raises
+        or a tuple if there are several outputs. ``out=`` takes the results and is returned; it is
+        one tensor or a sequence, dense, with the dtypes and shapes in :attr:`outputs`. Raises
         :class:`InputError` for a wrong name, dtype or shape.
 
         A model for GPUs takes arrays of the host, which are copied, and tensors on its device,
-        which are not: then results are on the device, of torch or in ``out=``, and the call returns
-        as soon as the work is in the stream: ``stream=``, or torch's current one, or the legacy
-        default stream.
+        which are not copied. For tensors on the device the results are on the device too, as
+        torch's tensors or in ``out=``, and the call returns as soon as the work is in the stream.
+        The stream is ``stream=``, or torch's current one, or the legacy default stream.
         """
         if kwargs or len(args) != len(self._input_places) or not self._fit(args):
             options = self._options(kwargs) if kwargs else kwargs
@@ -196,11 +200,11 @@ class Model:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _fit(self, values: Sequence[Any]) -> bool:
-        """Are all inputs arrays that kernels can read as they are?"""
+        """True if all inputs are arrays that kernels can read as they are."""
         return all(map(Place.fits, self._input_places, values))
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Those of the arguments that are no inputs, which are taken out."""
+        """Takes the arguments that are not inputs out of ``kwargs`` and returns them."""
         names = ("out",) if self.device is None else ("out", "stream")
         return {
             name: kwargs.pop(name)
@@ -209,7 +213,7 @@ class Model:
         }
 
     def _results(self, values: Sequence[Any], out: Any = None, stream: Any = None) -> Sequence[Any]:
-        """The outputs of a run on these inputs, in order: ``out``'s tensors, or new ones."""
+        """The outputs of a run on these inputs, in order: the tensors of ``out``, or new ones."""
         given = None if out is None else given_outputs(self.outputs, out)
         if stream is None and self._fit(values):
             return self._execute(values, given)
@@ -229,10 +233,10 @@ class Model:
     @overload
     def run(self, names: Sequence[str] | None, inputs: Mapping[str, Any], /) -> list[Any]: ...
     def run(self, *args: Any) -> dict[str, Any] | list[Any]:
-        """Runs the model on inputs by name; outputs by name.
+        """Runs the model on inputs by name; returns the outputs by name.
 
-        ``run(names, inputs)`` is ONNX Runtime's call: a list of the outputs of these names, of all
-        for None.
+        ``run(names, inputs)`` is ONNX Runtime's call: it returns a list of the outputs with these
+        names; None means all outputs.
         """
         if not 1 <= len(args) <= 2:
             raise InputError(
@@ -249,7 +253,7 @@ class Model:
         return [by_name[name] for name in wanted] if len(args) == 2 else by_name
 
     def profile(self, *args: Any, repeat: int = 5, **kwargs: Any) -> list[float]:
-        """Seconds of each stage, the median of ``repeat`` runs after one to warm up."""
+        """Seconds of each stage: the median of ``repeat`` runs after one run to warm up."""
         values = list(map(as_stored, bind(self.inputs, args, kwargs)))
         rounds = [self.timed(values) for _ in range(repeat + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
@@ -257,7 +261,9 @@ class Model:
     def _run_on_device(
         self, values: Sequence[Any], device: int, stream: Any, given: list[Any] | None
     ) -> list[Any]:
-        """The outputs, ``given`` or new, of a run that is under way on the stream."""
+        """Puts a run into the stream and returns its outputs, ``given`` or new, before the run is
+        over.
+        """
         caller = Caller(values, device, stream)
         inputs = [
             caller.borrow("input", spec, value)
@@ -282,20 +288,20 @@ class Model:
     def timed(
         self, values: Sequence[Any], results: Sequence[np.ndarray] | None = None
     ) -> list[float]:
-        """Seconds of each stage in one run on these inputs, in order; ``results``, dense arrays of
-        the outputs' shapes and dtypes at multiples of 64 bytes, take the outputs where they are
-        given.
+        """Seconds of each stage in one run on these inputs, in order. If ``results`` is given, it
+        takes the outputs: dense arrays of the outputs' shapes and dtypes whose data begins at
+        multiples of 64 bytes.
         """
         seconds = (c_double * max(1, len(self.stages)))()
         self._execute(self._read(values), results, seconds)
         return list(seconds)[: len(self.stages)]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Copies the library, its header and its weights file (where it has one) to ``path``, which
+        """Copies the library, its header and its weights file (if it has one) to ``path``, which
         ends in .so.
 
-        Nothing half-written appears under the final names; raises :class:`OptionError` where there
-        is no such folder, and :class:`BuildError` where they cannot be written.
+        No incomplete file appears under the final names. Raises :class:`OptionError` if the folder
+        does not exist, and :class:`BuildError` if the files cannot be written.
         """
         target = Path(path).absolute()
         if target.suffix != ".so":
@@ -343,14 +349,14 @@ class Model:
         return f"<gtco.{type(self).__name__} {name!r} ({inputs}) -> ({outputs}), {on}>"
 
     def _read(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """The inputs as dense arrays; :class:`InputError` where one does not fit."""
+        """The inputs as dense arrays. Raises :class:`InputError` if one does not fit."""
         return [dense(array) for array in map(to_numpy, self.inputs, values)]
 
     def _execute(
         self, arrays: Sequence[np.ndarray], given: Sequence[Any] | None = None, seconds: Any = None
     ) -> Sequence[Any]:
-        """A run on dense arrays of the inputs' dtypes and shapes. The results are the tensors of
-        ``out=``, where they are ``given``, or new arrays.
+        """Runs the model on dense arrays of the inputs' dtypes and shapes. Returns the tensors of
+        ``out=`` if they are ``given``, else new arrays.
         """
         if given is None:
             made = [place.new() for place in self._output_places]
@@ -369,8 +375,9 @@ class Model:
         stream: int | None = None,
         held: Sequence[Any] = (),
     ) -> None:
-        """One run with these pointers, on ``stream`` where it is given, and with ``held`` kept
-        until it is over; raises :class:`ArtifactError` with the library's message."""
+        """Runs the model once with these pointers, on ``stream`` if it is given, and keeps ``held``
+        until the run is over. Raises :class:`ArtifactError` with the library's message.
+        """
         with self._lock:
             if not self._close.alive:
                 raise ArtifactError(

@@ -33,8 +33,8 @@ DTYPES: dict[str, tuple[str, int, int]] = {
 
 @dataclass(frozen=True)
 class BufferRef:
-    """Where a kernel's argument lies: ``index`` numbers the input or output, or is a byte offset
-    (multiple of 64).
+    """Where a kernel's argument is. ``index`` is the number of the input or output, or a byte
+    offset (a multiple of 64).
     """
 
     kind: Literal["input", "output", "arena", "weight"]
@@ -43,11 +43,11 @@ class BufferRef:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel call, ``kernel(*buffers, workspace, begin, end)`` for ranges that together cover
+    """One kernel call: ``kernel(*buffers, workspace, begin, end)`` for ranges that together cover
     [0, ``tasks``).
 
-    ``workspace`` is the bytes of scratch that each thread needs; ``info`` (JSON) is what ``gtco
-    inspect`` shows of it.
+    ``workspace`` is the number of bytes of scratch that each thread needs. ``info`` (JSON) is shown
+    by ``gtco inspect``.
     """
 
     kernel: str
@@ -59,8 +59,8 @@ class Step:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of the model: name, numpy's dtype name, and a shape of integers or names
-    of symbolic sizes.
+    """An input or output of the model: its name, numpy's name of its dtype, and its shape. A size
+    is an integer or the name of a symbolic size.
     """
 
     name: str
@@ -69,7 +69,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense tensor; -1 while a size is symbolic."""
+        """Bytes of the dense tensor; -1 if a size is symbolic."""
         sizes = [size for size in self.shape if isinstance(size, int)]
         return prod(sizes) * DTYPES[self.dtype][2] if len(sizes) == len(self.shape) else -1
 

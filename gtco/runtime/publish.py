@@ -1,16 +1,17 @@
-"""The files of a compiled model, and how they come under their final names.
+"""The files of a compiled model, and how they get their final names.
 
-``NAME.so``; ``NAME.h``; and, where the weights do not fit in the library,
-``NAME.so.weights-HEX``, with the first 16 hexadecimal digits of the weights' identity, which the
-library knows (csrc/weights.c). So each library has a weights file of its own name: the new one
-lies beside the old one until the library itself is renamed, in one step, and whatever interrupts
-that leaves a library whose weights are there. Stale ones go afterwards.
+The files are ``NAME.so``, ``NAME.h`` and, if the weights do not fit in the library,
+``NAME.so.weights-HEX``. HEX is the first 16 hexadecimal digits of the weights' identity, which the
+library knows (csrc/weights.c). So each library has a weights file with a name of its own. The new
+weights file lies beside the old one until the library itself is renamed, in one step; an
+interruption at any moment leaves a library whose weights are there. Old weights files are removed
+afterwards.
 
-So that a loss of power is no worse than a kill, every file is on the disk before it is renamed, and
-the renames of the weights and the header before the library's.
+A loss of power does no more harm than a kill: every file is on the disk before it is renamed, and
+the weights and the header are renamed, on the disk, before the library is.
 
-Everything is made in a staging folder beside the target. It is locked while its process lives, so
-the next compile to the same target knows, and removes, what a killed one left behind.
+All files are made in a staging folder beside the target. The folder is locked while its process
+lives, so the next compile to the same target recognises and removes what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _STAGING = "gtco"  # how the name of a staging folder ends
 
 
 def weights_name(library: str, identity: bytes) -> str:
-    """The name of a library's weights file; ``identity``: 32 bytes, in the library's note."""
+    """The name of a library's weights file. ``identity``: 32 bytes, from the library's note."""
     return f"{library}.weights-{identity[:8].hex()}"
 
 
 def weights_beside(library: Path) -> list[Path]:
-    """The weights files of this library, of earlier ones under its name too."""
+    """The weights files of this library and of earlier libraries with its name."""
     pattern = re.compile(re.escape(library.name) + r"\.weights(-[0-9a-f]{16})?")
     near = library.parent.glob(glob.escape(library.name) + ".weights*")
     return [path for path in near if pattern.fullmatch(path.name)]
@@ -46,10 +47,10 @@ def weights_beside(library: Path) -> list[Path]:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """A new folder beside ``target`` for the files that :func:`publish` gives their final place;
-    removed at the end, whatever happens.
+    """A new folder beside ``target`` for the files that :func:`publish` moves to their final place.
+    It is always removed at the end.
 
-    Raises :class:`BuildError` where it cannot be made.
+    Raises :class:`BuildError` if the folder cannot be made.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +66,10 @@ def staging(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary(name: str) -> Iterator[Path]:
-    """A new folder for temporary files, in one called ``gtco-NAME-....gtco``; that is removed at
-    the end, and where the end is a kill, by the next one that is made under this name.
+    """A new folder for temporary files, inside a folder called ``gtco-NAME-....gtco``. That folder
+    is removed at the end; if the process is killed, the next call with the same name removes it.
 
-    Raises :class:`BuildError` where it cannot be made.
+    Raises :class:`BuildError` if the folder cannot be made.
     """
     try:
         folder, lock = _make_folder(Path(tempfile.gettempdir()), f"gtco-{name}-")
@@ -87,10 +88,11 @@ def temporary(name: str) -> Iterator[Path]:
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Gives the files in ``folder``, which are named as beside ``target``, their final place.
+    """Moves the files in ``folder``, which already have the names they get beside ``target``, to
+    their final place.
 
-    The library comes last, so whoever sees it finds the others, after a loss of power too. Raises
-    :class:`BuildError`, and then the older library is as it was.
+    The library comes last, so whoever sees it finds the other files, even after a loss of power.
+    Raises :class:`BuildError`; the older library is then unchanged.
     """
     weights = [path.name for path in weights_beside(folder / target.name)]
     header = target.with_suffix(".h").name
@@ -132,7 +134,7 @@ def _flush(path: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Waits until the names in the folder are on the disk, where its file system can tell."""
+    """Waits until the names in the folder are on the disk, if its file system supports this."""
     try:
         _flush(folder)
     except OSError as error:
@@ -141,7 +143,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def write_error(target: Path, error: OSError, needed: int | None = None) -> BuildError:
-    """What a failure to write ``target`` means; ``needed``: the bytes that it takes."""
+    """The error for a failure to write ``target``. ``needed``: the number of bytes to write."""
     what = f"cannot write {target}: {error.strerror or error}"
     if error.errno not in DISK_FULL:
         return BuildError(f"{what}. Choose a place that can be written")
@@ -155,8 +157,8 @@ def write_error(target: Path, error: OSError, needed: int | None = None) -> Buil
 
 
 def _make_folder(place: Path, prefix: str) -> tuple[Path, int]:
-    """A new folder in ``place``, and the descriptor that holds its lock; those with the same prefix
-    whose process has ended are removed.
+    """A new folder in ``place``, and the descriptor that holds its lock. Removes folders with the
+    same prefix whose process has ended.
     """
     _remove_leftovers(place, prefix)
     while True:
@@ -170,7 +172,7 @@ def _make_folder(place: Path, prefix: str) -> tuple[Path, int]:
 
 
 def _remove_leftovers(place: Path, prefix: str) -> None:
-    """Folders of this prefix whose process has ended without removing them."""
+    """Removes folders with this prefix whose process ended without removing them."""
     pattern = re.compile(rf"{re.escape(prefix)}[a-z0-9_]{{8}}\.{_STAGING}")
     for path in place.iterdir():
         if not pattern.fullmatch(path.name) or path.is_symlink():
@@ -183,7 +185,9 @@ def _remove_leftovers(place: Path, prefix: str) -> None:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two compiles to one target must not take each other's weights for stale ones."""
+    """Lets one compile to a target publish at a time: another one would take its weights for old
+    ones.
+    """
     lock = _lock(folder, wait=True)
     try:
         yield
@@ -192,8 +196,9 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path, wait: bool) -> int:
-    """The descriptor of a folder, locked until it is closed or the process ends. Where the file
-    system has no locks: unlocked with ``wait``, ``OSError`` without."""
+    """The descriptor of a folder, locked until it is closed or the process ends. If the file system
+    has no locks, the folder stays unlocked with ``wait``, and ``OSError`` is raised without it.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,6 +1,4 @@
-"""Writes the generated C table of a plan (types in csrc/plan.h) and the header that lies beside the
-library.
-"""
+"""Writes the C table of a plan (types in csrc/plan.h) and the header beside the library."""
 
 from __future__ import annotations
 
@@ -17,16 +15,16 @@ CSRC = Path(__file__).parent / "csrc"
 
 @cache
 def known_features() -> frozenset[str]:
-    """Names of the CPU features that the runtime can check, LLVM's spelling."""
+    """Names of the CPU features that the runtime can check, in LLVM's spelling."""
     text = (CSRC / "cpu_features.def").read_text()
     return frozenset(re.findall(r'^FEATURE\("([^"]+)"', text, re.MULTILINE))
 
 
 def normalize_features(names: Sequence[str]) -> tuple[str, ...]:
-    """Feature names in LLVM's spelling, sorted: ``+avx512_bf16`` (gcc's, the kernel's) →
-    ``avx512bf16``.
+    """Feature names in LLVM's spelling, sorted: ``+avx512_bf16`` (the spelling of gcc and the
+    kernel) → ``avx512bf16``.
 
-    Raises :class:`BuildError` for a name that the runtime could not check at open.
+    Raises :class:`BuildError` for a name that the runtime cannot check when the model is opened.
     """
     spelling = {re.sub("[._-]", "", name): name for name in known_features()} | {
         "bmi1": "bmi",
@@ -51,9 +49,9 @@ def c_string(text: str) -> str:
 
 
 def comment_text(text: str) -> str:
-    """The text as it may stand in a C comment: printable ASCII, and nothing that ends a comment,
-    opens one, continues a line or is a trigraph. What is not so becomes \\x and its
-    number."""
+    """The text made safe for a C comment: printable ASCII without anything that ends or opens a
+    comment, continues a line or is a trigraph. Other characters become \\x and their number.
+    """
     return re.sub(r"[^ -~]|[*?\\]", lambda c: f"\\x{ord(c.group()):02x}", text)
 
 
@@ -75,8 +73,8 @@ def _tensors(kind: str, specs: Sequence[TensorSpec]) -> list[str]:
 
 
 def _trampolines(steps: Sequence[Step]) -> list[str]:
-    """One function per kernel, of one signature for all: kernels differ in their number of
-    buffers.
+    """One function per kernel, all with the same signature, because kernels differ in their number
+    of buffers.
     """
     arity: dict[str, int] = {}
     lines = []
@@ -162,8 +160,8 @@ def plan_document(
     identity: bytes,
     steps: str = "steps",
 ) -> str:
-    """C that defines ``gtco_the_plan``, on a CPU or a GPU: ``definitions`` come before it, and
-    among them what ``steps`` names; ``numbers`` are fields of it.
+    """C that defines ``gtco_the_plan``, for a CPU or a GPU. ``definitions`` come before it and
+    define the names that ``steps`` uses; ``numbers`` are fields of it.
     """
     feature_list = "".join(f"{c_string(name)}, " for name in features)
     ref_rows = [f"  {{GTCO_REF_{ref.kind.upper()}, {ref.index}}}," for ref in refs]
@@ -204,8 +202,8 @@ def plan_document(
 def header_source(
     name: str, file_name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> str:
-    """NAME.h: what this model takes and gives, then the C interface; complete, so that it can be
-    copied alone.
+    """NAME.h: the inputs and outputs of this model, then the C interface. The header is complete in
+    itself and can be copied alone.
     """
 
     def rows(specs: Sequence[TensorSpec]) -> list[str]:

@@ -1,5 +1,5 @@
-"""The way of a user's tensors to a kernel and back: numpy or anything with DLPack in, the same kind
-out.
+"""Converts a user's tensors for the kernels and back: numpy or anything with DLPack in, the same
+kind out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _empty, _array, _bytes = np.empty, np.ndarray, np.dtype(np.uint8)
 
 
 class Place:
-    """An input or an output as a call sees it: what does not change from call to call is worked out
-    here, since a small model runs for a few microseconds.
+    """An input or an output as a call sees it. Everything that is the same for all calls is
+    computed here, once, because a small model runs for only a few microseconds.
     """
 
     __slots__ = ("_bytes", "dtype", "shape", "spec")
@@ -33,7 +33,7 @@ class Place:
         self._bytes = spec.nbytes + ALIGNMENT
 
     def fits(self, value: Any) -> bool:
-        """Is it an array that a kernel can read as it is?"""
+        """True for an array that a kernel can read as it is."""
         return (
             type(value) is _array
             and value.dtype == self.dtype
@@ -42,8 +42,8 @@ class Place:
         )
 
     def to_write(self, value: Any) -> np.ndarray:
-        """A tensor of ``out=`` as an array that a run writes into. Raises :class:`InputError` where
-        it has another dtype or shape, has gaps, or cannot be written to.
+        """A tensor of ``out=`` as an array that a run writes into. Raises :class:`InputError` if it
+        has another dtype or shape, is not dense, or is read-only.
         """
         array = value if self.fits(value) else to_numpy(self.spec, value, "output")
         if not array.flags.c_contiguous:
@@ -58,8 +58,8 @@ class Place:
         return array
 
     def new(self) -> tuple[np.ndarray, int]:
-        """An uninitialized array whose data begins at a multiple of 64, so that no copy is made;
-        and the address of its data.
+        """An uninitialized array and the address of its data. The address is a multiple of 64, so
+        that no copy is made.
         """
         buffer = _empty(self._bytes, _bytes)
         address = _address_of(_first_byte(buffer))
@@ -68,7 +68,7 @@ class Place:
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where the array's data begins."""
+    """The address of the array's data."""
     try:
         address: int = _address_of(_first_byte(array))  # a third of the time of what follows
     except (TypeError, ValueError):  # read-only, empty, or of a dtype without a buffer
@@ -82,9 +82,9 @@ def aligned_empty(spec: TensorSpec) -> np.ndarray:
 
 
 def as_stored(value: Any) -> Any:
-    """A torch tensor that stands for the negative of its memory (as the imaginary part of a
-    conjugate does) as one that is its memory: DLPack knows nothing of that, and would give it
-    with the wrong sign. Anything else as it is.
+    """Resolves a torch tensor that represents the negative of its memory (as the imaginary part of
+    a conjugate does): DLPack does not know this property and would give the wrong sign. Any other
+    value is returned as it is.
     """
     return value.resolve_neg() if _is_torch(value) and value.is_neg() else value
 
@@ -121,7 +121,7 @@ def to_numpy(spec: TensorSpec, value: Any, role: str = "input") -> np.ndarray:
 
 
 def dense(array: np.ndarray) -> np.ndarray:
-    """The array where it is row-major without gaps, else such a copy of it."""
+    """The array itself if it is row-major without gaps, else a copy that is."""
     return np.ascontiguousarray(array) if array.ndim else array
 
 
@@ -160,8 +160,8 @@ def _is_torch(value: Any) -> bool:
 
 
 def like(example: Any, array: np.ndarray) -> Any:
-    """The array as a tensor of the library that the example comes from; no copy, and nothing is
-    imported.
+    """The array as a tensor of the library that the example comes from. Copies nothing and imports
+    nothing.
     """
     if isinstance(example, np.ndarray):
         return array
