@@ -1,14 +1,15 @@
-"""Candidates of a model's heavy stages in one library, to be timed on a GPU elsewhere: each step is
-the launch of one, and nothing but a driver is needed to run them (:mod:`gtco.tuning.offline`).
+"""Builds candidates of a model's heavy stages into one library, to be timed on a GPU elsewhere.
+Each step launches one candidate, and running them needs nothing but a driver
+(:mod:`gtco.tuning.offline`).
 
-What they multiply is random. Constants are dealt out of a ring as large as the model's own, at most
-twice L2, so that they are in L2 as far as the model's would be; activations lie in one place, as
-those that the stage before has just written. All of it is made of float16 normals, whose bits are
-numbers of moderate size to every float format; integers are zeros, which are valid indices.
+The data is random. Constants are taken from a ring as large as the model's own constants, at most
+twice L2, so that as much of them is in L2 as of the model's. Activations are in one place, like
+those that the stage before has just written. All data consists of float16 normals: in every float
+format their bits are numbers of moderate size. Integers are zeros, which are valid indices.
 
-Behind what is timed, every candidate runs once more, on constants that are the same to all of a
-stage's rivals, each packed as its kernel reads them. These results are the model's outputs, which
-the one who measures compares.
+After the timed launches, every candidate runs once more, on constants that are the same for all
+candidates of a stage, packed as each kernel reads them. These results are the model's outputs, and
+the measuring side compares them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage, TensorType
 from gtco.tuning.timing import TOLERANCE, values
 
-HEAVY = 0.95  # share of the predicted time whose stages are measured
-MOST_COMPARED = 2 << 30  # bytes of results that are compared, the heaviest stages' first
+HEAVY = 0.95  # share of the predicted time that the measured stages have
+MOST_COMPARED = 2 << 30  # bytes of compared results; the heaviest stages come first
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,13 @@ class BundledKernel:
 
 @dataclass(frozen=True)
 class _Room:
-    """Bytes of the weights: the constants' ring at 0, then floats, then zeros. In the arena results
-    lie at 0, then the ``scratch`` of kernels whose blocks work together, then ``counters``, by
-    symbol bytes of each of these: what a faulty one leaves in its own, no other counts on.
+    """The sizes of weights and arena, in bytes.
+
+    - The weights hold the ring of the constants, from 0, then floats, then zeros.
+    - The arena holds results, from 0, then the ``scratch`` of kernels whose blocks work together,
+      then ``counters``.
+    - ``counters`` gives bytes by symbol. Each symbol has counters of its own, so that the leftovers
+      of a faulty kernel affect no other kernel.
     """
 
     ring: int
@@ -74,12 +79,12 @@ class _Room:
 
     @cached_property
     def _counters_at(self) -> Mapping[str, int]:
-        """Where in the arena each symbol's counters lie."""
+        """The place of each symbol's counters in the arena."""
         places = accumulate(self.counters.values(), initial=self.results + self.scratch)
         return dict(zip(self.counters, places, strict=False))  # and where they end
 
     def between(self, candidate: BundledKernel) -> tuple[BufferRef, ...]:
-        """The kernel's scratch and counters, where it has some."""
+        """The kernel's scratch and counters, if it has some."""
         if not candidate.kernel.counters:
             return ()
         counters = self._counters_at[candidate.kernel.symbol]
@@ -88,8 +93,8 @@ class _Room:
 
 def bundle(run: Compilation, per_stage: int, workers: Workers) -> GpuArtifact:
     """The ``per_stage`` most promising configs of each heavy stage of a model that was cut into
-    stages, the policy's pick first, as one artifact without inputs and outputs. Raises
-    :class:`BuildError` where no stage has two that can be built.
+    stages, the policy's pick first. They are one artifact without inputs and outputs. Raises
+    :class:`BuildError` if no stage has two configs that can be built.
     """
     target = run.policy.target
     assert isinstance(target, GpuTarget)
@@ -152,7 +157,9 @@ def built(
     workers: Workers,
     notes: list[str],
 ) -> list[list[BundledKernel]]:
-    """Each stage's candidates in the policy's order; what gives no kernel is left out and noted."""
+    """Each stage's candidates in the policy's order. A candidate without a kernel is left out and
+    noted.
+    """
     jobs: dict[str, tuple[Job, Pick]] = {}
     for stage in stages:
         space = space_of(stage.canonical, target)
@@ -181,9 +188,9 @@ def built(
 
 
 def _steps(groups: Sequence[Sequence[BundledKernel]], room: _Room) -> tuple[GpuStep, ...]:
-    """One round: the candidates, of each stage in turn, and each stage's first once more.
-    ``info["rival"]`` is the number among the stage's (None of a launch that is compared and not
-    timed); what is read twice says how far readings are apart.
+    """One round: the candidates of each stage in turn, and then the stage's first one again.
+    ``info["rival"]`` is the candidate's number in its stage (None for a launch that is compared and
+    not timed). The two readings of the first candidate show how much readings differ.
     """
     deal = _Deal(room)
     return tuple(
@@ -203,7 +210,7 @@ def _step(candidate: BundledKernel, buffers: tuple[BufferRef, ...], rival: int |
 
 
 class _Deal:
-    """Where the candidates' buffers lie."""
+    """The places of the candidates' buffers."""
 
     def __init__(self, room: _Room) -> None:
         self.room, self.at = room, 0
@@ -226,9 +233,12 @@ class _Deal:
 
 
 class _Checks:
-    """The launches whose results are compared. ``constants`` are those of their weights that lie
-    behind all others, ``outputs`` the results, bfloat16 as its bits; ``compared`` says of each
-    stage which outputs they are, and by how much of the largest they may differ.
+    """The launches whose results are compared.
+
+    - ``constants``: those of their weights that are placed after all others;
+    - ``outputs``: the results; bfloat16 as its bits;
+    - ``compared``: for each stage its outputs, and by how much of the largest value they may
+      differ.
     """
 
     def __init__(self, room: _Room, rng: np.random.Generator) -> None:
@@ -289,7 +299,7 @@ class _Checks:
             yield _step(candidate, (*buffers, BufferRef("output", number)), None)
 
     def place(self, array: np.ndarray, packing: Packing | None) -> int:
-        """Where the constant lies, packed."""
+        """The place of the constant, packed."""
         laid = packing.apply(array) if packing else np.ascontiguousarray(array)
         place, self.at = self.at, self.at + round_up(laid.nbytes)
         self.constants.append((place, laid))
@@ -297,7 +307,7 @@ class _Checks:
 
 
 def _inputs(candidate: BundledKernel) -> list[tuple[TensorType, bool]]:
-    """The types as the kernel sees them, and which are constants."""
+    """The types as the kernel sees them, and whether each is a constant."""
     types: Mapping[str, TensorType] = packed_types(candidate.stage, candidate.kernel.packings)
     return [(types[i.name], i.constant) for i in candidate.stage.inputs]
 
@@ -307,8 +317,8 @@ def _is_float(type: TensorType) -> bool:
 
 
 def _room(candidates: Sequence[BundledKernel], constants: int, target: GpuTarget) -> _Room:
-    """Enough for each candidate alone; ``constants`` are the model's, in bytes, of which no more
-    matter than L2 could not keep.
+    """The room that each candidate needs alone. ``constants`` are the bytes of the model's
+    constants; the ring needs no more of them than L2 cannot keep.
     """
 
     def most(floats: bool, fixed: bool | None) -> int:

@@ -1,5 +1,5 @@
-"""How a model for GPUs is launched: as a graph with a kernel a stage, or as one persistent
-kernel.
+"""Decides how a model for GPUs is launched: as a graph with a kernel for each stage, or as one
+persistent kernel.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from gtco.tensor.space import Rejection
 
 @dataclass(frozen=True)
 class Launching:
-    """What each way of launching the model is predicted to take, and the kernel of the whole model
-    where it is launched as that. ``one_kernel``: the first architecture is. ``spilled``: by
-    architecture, bytes that the kernel would spill, which is why it is left out there. ``listing``
-    is the kernel's text where it is dumped.
+    """The decision how the model is launched.
+
+    - the predicted seconds of each way;
+    - the kernel of the whole model, if it is launched as one;
+    - ``one_kernel``: true if the first architecture is launched as one kernel;
+    - ``spilled``: by architecture, the bytes that the kernel would spill; for these architectures
+      it is left out;
+    - ``listing``: the kernel's text, if it is dumped.
     """
 
     prices: LaunchPrices
@@ -46,11 +50,12 @@ def launching(
     options: CompileOptions,
     workers: Workers,
 ) -> Launching:
-    """Makes the persistent kernel where the options or the prices want it.
+    """Makes the persistent kernel if the options or the prices ask for it.
 
-    Where there can be no such kernel that is a note, or an error if the options ask for it. Where
-    it would spill registers it is left out, which is a note. If the prices asked for it, which are
-    those of the first architecture, and it would spill there, it is left out everywhere.
+    If such a kernel is impossible, this is a note, or an error if the options ask for it. If it
+    would spill registers for an architecture, it is left out there, with a note. The prices are
+    those of the first architecture: if they asked for the kernel and it would spill there, it is
+    left out everywhere.
     """
     prices = _prices(generated, machine)
     asked, wanted = options.launches == "persistent", options.launches
@@ -80,7 +85,7 @@ def launching(
 
 
 def _prices(generated: Generated, machine: GpuTarget) -> LaunchPrices:
-    """What a run is predicted to take in each way of launching it."""
+    """The predicted seconds of a run for each way to launch it."""
     policy, steps, within = GpuPolicy(machine), [], []
     for stage in generated.stages:
         choice, kernel = generated.choices[stage.key], generated.kernels[stage.key]

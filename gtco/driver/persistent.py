@@ -1,4 +1,4 @@
-"""The kernels of a model for GPUs -> one persistent kernel that does all of its steps."""
+"""Makes one persistent kernel, which does all steps of a model, of the model's kernels for GPUs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ SYMBOL = "gtco_model"
 def persistent(
     generated: Generated, tensors: int, target: GpuTarget, workers: Workers, *, text: bool = False
 ) -> tuple[PersistentKernel, str] | Rejection:
-    """The persistent kernel of a model with that many inputs and outputs, compiled for every
-    architecture in ``workers``, and where ``text`` its listing; or why there can be none. Where it
-    would spill registers it has no image: a stage alone is given those that it needs.
+    """The persistent kernel of a model with so many inputs and outputs, compiled in ``workers`` for
+    every architecture, with its listing if ``text`` is true; or the reason why it is impossible.
+    For an architecture on which it would spill registers it has no image, because a kernel of its
+    own gives each stage the registers that it needs.
     """
     kernels = within(generated, target, workers)
     programs = {
@@ -77,9 +78,9 @@ def persistent(
 
 
 def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[str, GpuKernel]:
-    """The kernels that the persistent one is made of, by stage: those of the stages, but where a
-    block has more threads than it should have one with fewer, and where its warps have roles one
-    without (:func:`narrow`), if that reads the same constants and leaves others the same sums.
+    """The kernels from which the persistent one is made, by stage. Mostly they are the stages' own.
+    A kernel with too many threads in a block, or with warp roles, is replaced by one without that
+    (:func:`narrow`), if it reads the same constants and leaves the same sums to others.
     """
     found: dict[str, GpuKernel] = {}
     jobs = {}
@@ -108,7 +109,7 @@ def _same_buffers(one: GpuKernel, other: GpuKernel) -> bool:
 
 
 def _buffers(stage: Stage, generated: Generated) -> int:
-    """Of the stage's step: inputs, output, and what its blocks share."""
+    """The number of the step's buffers: inputs, output, and those that its blocks share."""
     kernel = generated.kernels[stage.key]
     assert isinstance(kernel, GpuKernel)
     return len(stage.inputs) + 1 + (2 if kernel.counters else 0)
@@ -116,8 +117,8 @@ def _buffers(stage: Stage, generated: Generated) -> int:
 
 def prefetch(stage: Stage, generated: Generated, most: int) -> tuple[int, int]:
     """The largest of the stage's constants as its kernel reads them: its place among the buffers,
-    and how many of its bytes are fetched ahead, ``most`` at most: beyond what L2 keeps, they would
-    drive one another out and be read twice. (0, 0) where it has none.
+    and how many of its bytes are fetched ahead. These are at most ``most``: more than L2 keeps
+    would push itself out and be read twice. (0, 0) if the stage has no constant.
     """
     packings = generated.kernels[stage.key].packings
     types = packed_types(stage.canonical, packings)

@@ -1,1 +1,1 @@
-"""Measures this machine once: rates of micro-kernels, memory bandwidths, the barrier."""
+"""Measures this machine once: rates of micro-kernels, memory bandwidths, the time of a barrier."""

@@ -1,8 +1,8 @@
-"""What the C runtime's own pool of threads times: the barrier between two stages, reading what
-other cores wrote, and memory that no cache holds.
+"""Times three things with the C runtime's own pool of threads: the barrier between two stages,
+reads of data that other cores wrote, and memory that no cache holds.
 
-Each takes ``most`` seconds about, a run at least, and raises :class:`BuildError` where the C
-compiler fails, and ``OSError`` where the threads cannot be started.
+Each measurement takes about ``most`` seconds, at least one run. It raises :class:`BuildError` if
+the C compiler fails, and ``OSError`` if the threads cannot be started.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 
 
 def barrier_seconds(threads: int, rounds: int = ROUNDS, most: float = inf) -> float:
-    """Seconds that a step of one task for each of the threads takes beyond its tasks."""
+    """Seconds of a step beyond its tasks. The step has one task for each thread."""
     timed = _timed("gtco_barrier_seconds", _INT, _INT, ctypes.c_double, ctypes.c_int64)
     return _checked(timed(threads, rounds, most, TASK_NS), threads)
 
@@ -48,8 +48,9 @@ def handover_seconds(
     most: float = inf,
 ) -> float:
     """Seconds of a step of a ``kernel`` from ``x`` to ``y``, or back, that reads what the step
-    before wrote: ``tasks`` parts of it, each taken by whichever thread is free, as in a model. The
-    lower quartile of ``rounds`` runs of so many ``steps``, MOST_STEPS at most.
+    before wrote. The step has ``tasks`` parts, and any free thread takes the next part, as in a
+    model. The result is the lower quartile of ``rounds`` runs of ``steps`` steps each (at most
+    MOST_STEPS).
     """
     of = (_INT, _INT, ctypes.c_double, _INT, _POINTER, ctypes.c_uint32, _POINTER, _POINTER)
     timed = _timed("gtco_handover_seconds", *of)
@@ -61,9 +62,9 @@ def handover_seconds(
 def memory_seconds(
     threads: int, tasks: int, x: np.ndarray, y: np.ndarray | None, rounds: int, most: float = inf
 ) -> float:
-    """Seconds that the threads take together to read ``x``, or where there is a ``y`` to copy ``x``
-    to it, while no cache holds a line of either: they are flushed before each run, so this is DRAM
-    whatever size the caches have. ``tasks`` equal parts; the lower quartile of ``rounds`` runs.
+    """Seconds that all threads together take to read ``x``, or to copy ``x`` to ``y`` if ``y`` is
+    given. The caches are flushed before each run, so this measures DRAM, however large the caches
+    are. The work is ``tasks`` equal parts; the result is the lower quartile of ``rounds`` runs.
     """
     part = x.nbytes // tasks // LINE * LINE
     of = (_INT, _INT, ctypes.c_double, ctypes.c_uint32, ctypes.c_int64, _POINTER, _POINTER)
@@ -73,7 +74,7 @@ def memory_seconds(
 
 
 def _timed(name: str, *types: Any) -> Any:
-    """A function of barrier.c, which answers with seconds or minus an errno."""
+    """A function of barrier.c. It returns seconds, or minus an errno."""
     function = getattr(_built(c_compiler()), name)
     function.restype, function.argtypes = ctypes.c_double, list(types)
     return function
@@ -88,7 +89,7 @@ def _checked(seconds: float, threads: int) -> float:
 
 @cache
 def _built(compiler: str) -> ctypes.CDLL:
-    """The pool and what times it."""
+    """The library of the pool and barrier.c."""
     with tempfile.TemporaryDirectory(prefix="gtco-barrier-") as name:
         folder = Path(name)
         sources = [str(CSRC / source) for source in SOURCES]

@@ -1,9 +1,9 @@
-"""Level 0: the kernels that are timed once a machine, all on operands in L1 but for those that read
-memory.
+"""Level 0: the kernels that are timed once per machine. Their operands are in L1, except for those
+that read memory.
 
-Micro-kernels stand by themselves. Work of other kinds (:data:`gtco.search.calibration.rates.WORK`)
-is timed in small stages that the sketches build, so that a unit of it is what :class:`Workload`
-counts, the loops around it included, and costs what LLVM makes of it on this machine.
+A micro-kernel is timed alone. Work of other kinds (:data:`gtco.search.calibration.rates.WORK`) is
+timed in small stages that the sketches build. So a unit of work is the one that :class:`Workload`
+counts, with the loops around it, and its cost is that of LLVM's code on this machine.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gtco.tensor.workload import Workload
 
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
 REPEATS = 1000  # passes over the operands in one call: a call must dwarf what calling costs
-ELEMENTS = 1024  # of a small stage's tensors, 4 KB each
-STAGE_REPEATS = 1000  # a small stage in one call
-ROWS = 8  # that are packed, of DEPTH elements each
-CHANGED = "gtco_changed"  # what may have changed all memory behind a pointer, to LLVM
+ELEMENTS = 1024  # in each tensor of a small stage: 4 KB
+STAGE_REPEATS = 1000  # runs of a small stage in one call
+ROWS = 8  # packed rows, of DEPTH elements each
+CHANGED = "gtco_changed"  # LLVM has to assume that it changes all memory behind a pointer
 CHANGED_SOURCE = f"""\
 define internal i32 @{CHANGED}(ptr %p) alwaysinline {{
   call void asm sideeffect "", "r,~{{memory}}"(ptr %p)
@@ -47,7 +47,7 @@ def symbol(tile: MicroKernel) -> str:
 
 
 def operand_types(tile: MicroKernel) -> tuple[TensorType, ...]:
-    """A, B and C of a row as it reads and writes them, DEPTH steps of k."""
+    """The types of A, B and C as the micro-kernel reads and writes them, for DEPTH steps of k."""
     kind = tile.kind
     return (
         TensorType((tile.rows, DEPTH), kind.a.dtype),
@@ -57,7 +57,7 @@ def operand_types(tile: MicroKernel) -> tuple[TensorType, ...]:
 
 
 def tile_kernel(tile: MicroKernel) -> Any:
-    """REPEATS passes of a micro-kernel over DEPTH steps of k."""
+    """A kernel that runs a micro-kernel REPEATS times over DEPTH steps of k."""
 
     def body(em: Emitter, args: KernelArguments) -> None:
         fma_tile(
@@ -96,7 +96,9 @@ def read_kernel(name: str, nbytes: int, target: Target) -> Any:
 
 
 def copy_kernel(name: str, nbytes: int, tasks: int, target: Target) -> Any:
-    """Copies ``nbytes`` in ``tasks`` equal parts; adding to them keeps LLVM from calling memcpy."""
+    """A kernel that copies ``nbytes`` in ``tasks`` equal parts. It adds to the values so that LLVM
+    does not call memcpy.
+    """
     lanes = target.lanes
     part = nbytes // 4 // tasks
 
@@ -111,7 +113,7 @@ def copy_kernel(name: str, nbytes: int, tasks: int, target: Target) -> Any:
 
 
 def peak_kernel(chains: int, steps: int, lanes: int) -> Any:
-    """``steps`` multiply-adds of each of so many vectors in registers."""
+    """A kernel that does ``steps`` multiply-adds on each of ``chains`` vectors in registers."""
 
     def body(em: Emitter, args: KernelArguments) -> None:
         acc = em.registers(chains * lanes)
@@ -134,9 +136,12 @@ def peak_kernel(chains: int, steps: int, lanes: int) -> Any:
 # work of other kinds ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TimedKernel:
-    """What tells the rate of one kind of work: a kernel that does ``units`` of it and, by the names
-    of the table, of work whose rates are known by then; ``types`` of its operands, the output last;
-    bytes of its ``workspace``.
+    """A kernel that gives the rate of one kind of work.
+
+    - ``units``: the work that it does, by the names of the table: of its own kind, and of kinds
+      whose rates are already known;
+    - ``types``: those of its operands, the output last;
+    - ``workspace``: in bytes.
     """
 
     work: str
@@ -147,10 +152,10 @@ class TimedKernel:
 
 
 def probes(target: Target, tile: MicroKernel) -> Iterator[TimedKernel]:
-    """One for each row of WORK, in its order; ``tile`` is a micro-kernel that is timed too."""
+    """A kernel for each row of WORK, in its order. ``tile`` is a micro-kernel that is timed too."""
     shape = TensorType((ELEMENTS,))
     x, z = {"x": shape, "z": shape}, {"x": shape}
-    residual = [  # as a stage between two products: few instructions an element
+    residual = [  # like a stage between two products: few instructions per element
         Operator("add", ("x", "z"), "t", shape),
         Operator("relu", ("t",), "u", shape),
         Operator("multiply", ("u", "g"), "y", shape),
@@ -177,7 +182,7 @@ def probes(target: Target, tile: MicroKernel) -> Iterator[TimedKernel]:
 def _of_stage(
     work: str, stage: Stage, sketch: str, target: Target, wanted: Mapping[str, object] | None = None
 ) -> TimedKernel:
-    """The probe that a small stage is, by that sketch, as one task."""
+    """The probe of a small stage, built by that sketch as one task."""
     found = next(s for s in space_of(stage, target).sketches if s.name == sketch)
     config = _alone(found, wanted or {})
     program = build(found, config, f"probe_{work}")
@@ -189,7 +194,7 @@ def _of_stage(
 
 
 def _alone(sketch: Sketch, wanted: Mapping[str, object]) -> Config:
-    """The first config with these choices that is one task."""
+    """The first config with these choices that has only one task."""
     for config in configs(sketch):
         chosen = config.by_name
         if all(chosen[name] == option for name, option in wanted.items()):
@@ -199,7 +204,7 @@ def _alone(sketch: Sketch, wanted: Mapping[str, object]) -> Config:
 
 
 def units_of(work: Workload) -> dict[str, float]:
-    """Level-0 work of a whole workload by its kind."""
+    """The level-0 work of a whole workload, by kind."""
     runs = prod(layer.iterations * layer.parallel for layer in work.layers)
     found = {work.kernel: work.work * runs}
     inside = [(x.kernel, x.count * x.units * runs) for x in work.beside]
@@ -210,7 +215,7 @@ def units_of(work: Workload) -> dict[str, float]:
 
 
 def _packing(target: Target) -> TimedKernel:
-    """Rows copied as packing copies those of A: out of longer ones, side by side."""
+    """A kernel that copies rows as the packing of A does: from longer rows, side by side."""
     source, packed = TensorType((ROWS, 2 * DEPTH)), TensorType((ROWS, DEPTH))
 
     def body(em: Emitter, args: KernelArguments) -> None:
@@ -229,8 +234,8 @@ def _packing(target: Target) -> TimedKernel:
 
 
 def repeated(function: Any, times: int) -> Any:
-    """The kernel whose body runs so many times in one call, each as if its buffers were new ones:
-    LLVM would compute once what every repeat computes alike.
+    """The kernel with its body run ``times`` times in one call. Each run treats its buffers as new;
+    otherwise LLVM would compute only once what is the same in every run.
     """
     *buffers, _, _ = function.params
     changed = [tirx.Evaluate(tirx.call_extern("int32", CHANGED, b)) for b in buffers]

@@ -1,16 +1,16 @@
-"""Measuring this machine: level 0, memory bandwidths, the barrier between two stages and what
-passes it.
+"""Measures this machine: level 0, memory bandwidths, the barrier between two stages, and the data
+that is handed over at it.
 
-Everything runs on all cores at once, as a stage does: what cores share, clocks for wide vectors
-too, is shared then as well. Level 0 goes by each thread's own time, which does not run while other
-processes have the core; the rest goes by the clock. The best of several rounds counts, since other
-tenants of a machine can only slow a round down. A shared machine can be at half its speed for
-seconds: a round goes over everything before the next begins.
+Everything runs on all cores at once, as a stage does, so the cores share what they share then, also
+the lower clocks of wide vectors. Level 0 counts each thread's own time, which does not run while
+other processes have the core. The rest counts the time of the clock. The best of several rounds
+counts, because other tenants of a machine can only slow a round down. A shared machine can be at
+half its speed for seconds, so each round measures everything before the next round begins.
 
-Measuring takes MOST_SECONDS and MOST_BYTES at most, and no more than a share of the memory that is
-left, whatever the number of cores and whatever caches the machine reports. All levels of memory are
-read in the same two arrays; what is to come from DRAM is flushed from the caches first, so that the
-arrays need not be larger than these.
+Measuring takes at most MOST_SECONDS and MOST_BYTES, and at most a share of the memory that is left.
+This holds for any number of cores and any cache sizes that the machine reports. All levels of
+memory are read in the same two arrays. The caches are flushed before a measurement of DRAM, so the
+arrays need not be larger than the caches.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from gtco.search.calibration.timing import Call, aligned, call, of_each, operand
 from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel, micro_kernels
 
 MOST_SECONDS = 5.0  # of it all
-# Of it all; and no more than one of so many parts of what is left.
+# Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
 MOST_BYTES, SHARE_LEFT = 256 << 20, 4
-ARRAYS = 8  # each of the two arrays is one of so many parts; kernels and threads take the rest
-LEAST_BYTES = 1 << 20  # of an array: below that nothing can be told apart
+ARRAYS = 8  # each of the two arrays takes 1 / ARRAYS; kernels and threads take the rest
+LEAST_BYTES = 1 << 20  # of an array: smaller ones show no differences
 ROUNDS = 8
 ROUND_SECONDS = 1e-3  # of a round of level 0; the best of many short ones finds an idle moment
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
@@ -61,16 +61,18 @@ WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide 
 LEVEL0_SHARE, BARRIER_SHARE, MEMORY_SHARE, HANDOVER_SHARE = 0.6, 0.65, 0.85, 1.0
 MEMORY_BYTES, MEMORY_RUNS = 16 << 20, 4  # of an array that is flushed before each run
 HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # of a run of steps; runs of a round
-TASKS_A_CORE = 8  # of such a step: which core takes one is left to chance, as in a model
+TASKS_A_CORE = 8  # of such a step: any core may take one, as in a model
 
 
 class NotMeasured(Exception):
-    """Why the machine could not be measured, in words: too little memory or time."""
+    """The machine could not be measured. The message says why: too little memory or time."""
 
 
 @dataclass(frozen=True)
 class MachineRates:
-    """What :func:`gtco.search.calibration.profile.table_of` makes a table of."""
+    """The measured values from which :func:`gtco.search.calibration.profile.table_of` makes a
+    table.
+    """
 
     rates: Mapping[str, float]
     bandwidths: Mapping[str, float]
@@ -79,17 +81,17 @@ class MachineRates:
 
 
 class Clock:
-    """The time that measuring may take. ``say`` is told how far it is."""
+    """The time that measuring may take. ``say`` receives the progress."""
 
     def __init__(self, say: Callable[[str], None] = lambda what: None) -> None:
         self.begin, self.say = time.monotonic(), say
 
     def left(self, share: float) -> float:
-        """Seconds until so much of MOST_SECONDS has passed; none or less where it has."""
+        """Seconds until this share of MOST_SECONDS has passed; zero or less if it has."""
         return self.begin + share * MOST_SECONDS - time.monotonic()
 
     def need(self) -> None:
-        """Raises :class:`NotMeasured` where all of it has passed."""
+        """Raises :class:`NotMeasured` if all of the time has passed."""
         if self.left(1.0) <= 0:
             raise NotMeasured(
                 f"its time of {MOST_SECONDS:g} s was over before everything was measured once; "
@@ -98,8 +100,8 @@ class Clock:
 
 
 def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> MachineRates:
-    """Everything in the table, by running it. Raises :class:`NotMeasured` where memory or time do
-    not suffice.
+    """Measures everything in the table. Raises :class:`NotMeasured` if there is too little memory
+    or time.
     """
     clock, (x, y) = Clock(say), _arrays()
     tiles = every_micro_kernel(target)
@@ -143,8 +145,8 @@ def measure(target: Target, say: Callable[[str], None] = lambda what: None) -> M
 
 
 def _arrays() -> list[np.ndarray]:
-    """The two arrays that all levels of memory are read in. They are written, since memory that
-    never was is one page of zeros.
+    """The two arrays in which all levels of memory are read. They are written first, because memory
+    that was never written is one page of zeros.
     """
     left = memory_left()
     most = MOST_BYTES if left is None else min(MOST_BYTES, left // SHARE_LEFT)
@@ -160,8 +162,8 @@ def _arrays() -> list[np.ndarray]:
 def _round(
     measured: Mapping[str, Callable[[], float]], clock: Clock, share: float = 1.0
 ) -> dict[str, float]:
-    """What each of these gives once; some of them where the ``share`` of the time is over. Where it
-    is all of the time, raises :class:`NotMeasured`.
+    """Runs each of these once. It stops when the ``share`` of the time is over, and then gives only
+    some results. If the share is all of the time, it raises :class:`NotMeasured` instead.
     """
     found: dict[str, float] = {}
     for name, measure in measured.items():
@@ -175,8 +177,8 @@ def _round(
 
 # level 0 ------------------------------------------------------------------------------------------
 class Operands:
-    """What the micro-kernels read and write: for each thread memory of its own, the same for all of
-    them.
+    """The operands of the micro-kernels. Each thread has memory of its own, which all micro-kernels
+    use.
     """
 
     def __init__(self, tiles: Sequence[MicroKernel], threads: int) -> None:
@@ -190,19 +192,19 @@ class Operands:
 
 
 def tile_calls(library: Any, tile: MicroKernel, threads: int) -> list[Call]:
-    """Calls of a micro-kernel, each on operands of its own."""
+    """Calls of a micro-kernel for ``threads`` threads, each on its own operands."""
     return Operands([tile], threads).calls(library, tile)
 
 
 def tile_rate(library: Any, tile: MicroKernel, operands_of: Operands) -> Callable[[], float]:
-    """Vector operations a second of one core while all run the micro-kernel, in one round."""
+    """Vector operations per second of a core while all cores run the micro-kernel, in one round."""
     calls = operands_of.calls(library, tile)
     work = tile.work(tile.rows, DEPTH) * REPEATS
     return lambda: work * of_each(calls, ROUND_SECONDS)
 
 
 def _work_seconds(target: Target, small: Sequence[TimedKernel]) -> dict[str, Callable[[], float]]:
-    """How often a second one core of all does each of the small stages, in one round."""
+    """For each small stage, how often per second one core runs it while all do, in one round."""
     found: dict[str, Callable[[], float]] = {}
     library = load([probe.function for probe in small], target)
     for probe in small:
@@ -221,8 +223,8 @@ def _times(calls: Sequence[Call]) -> float:
 
 
 def rate_of(probe: TimedKernel, seconds: float, rates: Mapping[str, float]) -> float:
-    """The rate of a probe's own work: its units over the time that other work in it does not
-    explain. That is half of the time at least, since what stands side by side also overlaps.
+    """The rate of a probe's own work: its units over the time that the other work in it does not
+    explain. This time is at least half of the total, because neighbouring work also overlaps.
     """
     others = sum(n / rates[name] for name, n in probe.units.items() if name != probe.work)
     return probe.units[probe.work] / max(seconds - others, seconds / 2)
@@ -230,26 +232,26 @@ def rate_of(probe: TimedKernel, seconds: float, rates: Mapping[str, float]) -> f
 
 # memory -------------------------------------------------------------------------------------------
 def probe_bytes(target: Target, level: int, most: int) -> int:
-    """Bytes that are read again and again from this cache: more than the caches below it hold, no
-    more than ``most``.
+    """The number of bytes that are read again and again to measure this cache: more than the caches
+    below it hold, and at most ``most``.
     """
     capacity = target.memory[level].capacity
     lower = target.memory[level - 1].capacity if level else 0
-    # what overflows a core's own caches is mostly little beside what all share, and other tenants
-    # may hold the rest of that
+    # A core's own caches are mostly much smaller than the shared cache, and other tenants may hold
+    # a part of that.
     middle = isqrt(lower * capacity) if target.memory[level].shared else (lower + capacity) // 2
     return max(min(middle, most) // 4096, 1) * 4096
 
 
 def _bandwidth(library: Any, name: str, x: np.ndarray) -> Callable[[], float]:
-    """Bytes a second that one thread reads of this array again and again, in one round."""
+    """Bytes per second at which one thread reads this array again and again, in one round."""
     repeats = max(1, (32 << 20) // x.nbytes)
     calls = [call(getattr(library, f"read_{name}"), x, aligned(1024), tasks=repeats)]
     return lambda: x.nbytes * repeats * of_each(calls, ROUND_SECONDS)
 
 
 def _memory(threads: int, x: np.ndarray, y: np.ndarray, clock: Clock) -> tuple[float, float]:
-    """Bytes a second of DRAM that all cores together read, and that they read and write."""
+    """Bytes per second of DRAM for all cores together: reading alone, and reading with writing."""
     x, y = x[: MEMORY_BYTES // 4], y[: MEMORY_BYTES // 4]
     tasks = threads * TASKS_A_CORE
 
@@ -258,13 +260,13 @@ def _memory(threads: int, x: np.ndarray, y: np.ndarray, clock: Clock) -> tuple[f
 
     middle = (BARRIER_SHARE + MEMORY_SHARE) / 2
     read, copied = seconds(None, middle), seconds(y, MEMORY_SHARE)
-    # what was written is still in the caches at the end: the way back is as long as that of a read
+    # The last writes are still in the caches at the end; their way to memory is that of a read.
     return x.nbytes / read, 2 * x.nbytes / (copied + read)
 
 
 def handed_levels(target: Target) -> set[str]:
-    """Levels whose ``handed`` is measured: none where there is one core, and not L1, which is too
-    small to tell it from the barrier.
+    """The levels whose ``handed`` is measured. With one core there are none. L1 is never one: it is
+    too small to tell its time from that of the barrier.
     """
     return {m.name for m in target.memory[1:]} if target.cores > 1 else set()
 
@@ -277,8 +279,8 @@ def _handed(
     y: np.ndarray,
     clock: Clock,
 ) -> dict[str, float]:
-    """Bytes a second of each cache that a core reads and writes in a stage between others: what it
-    reads and what it overwrites was last in the hands of whichever core.
+    """Bytes per second of each cache that a core reads and writes in a stage between others. The
+    data that it reads, and the data that it overwrites, was last in the cache of any core.
     """
     if target.cores == 1:
         return {}
@@ -305,5 +307,5 @@ def _handed(
                 break
             clock.need()
             found[name].append(rate(name, max(clock.left(HANDOVER_SHARE) / len(parts), 0.0)))
-    # not the best: threads that happen to take the same tasks again hand nothing over
+    # Not the best round: threads that take the same tasks again by chance hand nothing over.
     return {name: median(each) for name, each in found.items()}

@@ -1,9 +1,9 @@
-"""The machine's arithmetic peak: what all threads sustain together, read one way for whoever shows
-a share of it.
+"""The machine's arithmetic peak: the rate that all threads sustain together. Every command that
+shows a share of the peak reads it here.
 
-A peak that is sampled for milliseconds, or anew for each command, differs by half from one reading
-to the next: turbo and other tenants hide in short samples. So it is read in windows of
-PEAK_SECONDS, the best of which counts, and kept for VALID_SECONDS with the spread of its windows.
+A sample of milliseconds, or a new reading for each command, differs by half from one reading to the
+next, because of turbo clocks and other tenants. So the peak is read in windows of PEAK_SECONDS, of
+which the best counts. It is kept for VALID_SECONDS with the spread of its windows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ LEAST_HELD = 0.7  # of the cores' time: with less the reading is of the other pr
 
 @dataclass(frozen=True)
 class Peak:
-    """FLOP/s of ``threads`` threads together, in ``readings`` windows one after the other; ``time``
-    of the last one, in seconds since 1970; ``held``, the share of that time that the threads had a
-    core each: other processes had the rest.
+    """A reading of the peak.
+
+    - ``readings``: FLOP/s of ``threads`` threads together, in windows one after the other;
+    - ``time``: that of the last window, in seconds since 1970;
+    - ``held``: the share of the time in which each thread had a core; other processes had the rest.
     """
 
     threads: int
@@ -57,8 +59,8 @@ class Peak:
 
 
 def machine_peak(threads: int, operand: str = "float32", target: Target | None = None) -> Peak:
-    """The peak of products of this dtype on so many threads of this machine: the one that was read
-    within the last hour, or a new reading, which takes 1.4 s.
+    """The peak of products of this dtype on ``threads`` threads of this machine. It is a reading of
+    the last hour, or a new one, which takes 1.4 s.
     """
     target = target or detect()
     peak = known_peak(threads, operand, target)
@@ -75,7 +77,7 @@ def machine_peak(threads: int, operand: str = "float32", target: Target | None =
 
 
 def known_peak(threads: int, operand: str, target: Target) -> Peak | None:
-    """The peak that was read within the last hour."""
+    """The reading of the last hour; None if there is none."""
     try:
         data = json.loads(_path(threads, operand, target).read_text())
         readings = tuple(map(float, data["readings"]))
@@ -89,10 +91,11 @@ def known_peak(threads: int, operand: str, target: Target) -> Peak | None:
 def measure_peak(
     threads: int, target: Target, operand: str = "float32"
 ) -> tuple[Sequence[float], float]:
-    """FLOP/s that ``threads`` threads sustain together, for PEAK_SECONDS each of PEAK_ROUNDS times;
-    and the share of that time that each of them had a core.
-    In float32, independent FMA chains in registers; else the micro-kernel of the most sums, on
-    operands in L1.
+    """Reads FLOP/s that ``threads`` threads sustain together, in PEAK_ROUNDS windows of
+    PEAK_SECONDS each, and the share of that time in which each thread had a core.
+
+    In float32 they run independent FMA chains in registers. For other dtypes they run the
+    micro-kernel with the most sums, on operands in L1.
     """
     if operand != "float32":
         tile = max(micro_kernels(target, operand), key=lambda t: (t.kind.products, t.registers))

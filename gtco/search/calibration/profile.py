@@ -1,8 +1,8 @@
-"""This machine's table of rates: measured once (:mod:`gtco.search.calibration.measure`), and kept
-in the user's cache folder (``GTCO_CACHE``) under all that it depends on.
+"""This machine's table of rates. It is measured once (:mod:`gtco.search.calibration.measure`) and
+kept in the user's cache folder (``GTCO_CACHE``), under a key of everything that it depends on.
 
-Where it cannot be measured, for want of memory or time, there is none, and the target's constants
-take its place.
+If the machine cannot be measured, because memory or time is short, there is no table, and the
+constants of the target are used.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ LAUNCH_BOUNDS = (0.0, 1e-2)
 
 @dataclass(frozen=True)
 class MachineTable:
-    """``rates``, None where the machine could not be measured; ``note``: what the user should know
-    of that, or of a table that could not be kept.
+    """The table of a machine.
+
+    - ``rates``: None if the machine could not be measured;
+    - ``note``: tells the user that it could not be measured, or that the table could not be kept.
     """
 
     rates: RateTable | None
@@ -47,8 +49,8 @@ _unkept: dict[Path, MachineTable] = {}  # of this process, where the cache folde
 
 
 def machine_table(target: Target, say: Callable[[str], None] = lambda what: None) -> MachineTable:
-    """This machine's table: the cached one, or a new measurement that is then cached. ``say`` is
-    told how far it is.
+    """This machine's table: the cached one, or a new measurement that is then cached. ``say``
+    receives the progress.
     """
     path = _path(target)
     if (table := cached(target)) is not None:
@@ -72,13 +74,13 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
 
 
 def known(target: Target) -> bool:
-    """Is there a table that :func:`machine_table` gives without measuring?"""
+    """True if :func:`machine_table` has a table without measuring."""
     return _path(target) in _unkept or cached(target) is not None
 
 
 def cached(target: Target) -> RateTable | None:
-    """The cached table of this machine; None where there is none, or one that is damaged, was
-    measured under other circumstances, or holds values that cannot be.
+    """The cached table of this machine. None if there is none, or if it is damaged, was measured
+    under other circumstances, or holds impossible values.
     """
     try:
         data = json.loads(_path(target).read_text())
@@ -97,9 +99,7 @@ def cached(target: Target) -> RateTable | None:
 def _checked(
     values: Mapping[str, Any], names: set[str], bounds: tuple[float, float]
 ) -> dict[str, float]:
-    """The values, where they are a number within the bounds for each of the names; else
-    ``ValueError``.
-    """
+    """The values, if each name has a number within the bounds; else raises ``ValueError``."""
     if values.keys() != names:
         raise ValueError("other names than this version measures")
     for value in values.values():
@@ -109,7 +109,7 @@ def _checked(
 
 
 def machine_key(target: Target) -> dict[str, Any]:
-    """All that a table depends on; the target holds features, cores and caches."""
+    """Everything that a table depends on. The target holds features, cores and caches."""
     return {
         "version": VERSION,
         "gtco": __version__,
@@ -134,7 +134,9 @@ def _path(target: Target) -> Path:
 
 
 def cache_file(name: str, key: Mapping[str, Any]) -> Path:
-    """One file for every key, so that machines, or settings of one, may share the folder."""
+    """The path of a cached file. Each key has its own, so machines, or settings of one machine, may
+    share the folder.
+    """
     text = json.dumps(key, sort_keys=True).encode()
     return cache_folder() / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}.json"
 
@@ -150,8 +152,8 @@ def _as_json(table: RateTable, key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(path: Path, data: Mapping[str, Any]) -> str:
-    """Writes a cached file as a whole; what went wrong, in words and with what to do, or nothing.
-    Processes, also those of several containers, may write it at once: the last one counts.
+    """Writes a cached file as a whole. Returns what went wrong and what to do about it, or "".
+    Several processes, also in several containers, may write it at once: the last one counts.
     """
     temporary: Path | None = None
     try:

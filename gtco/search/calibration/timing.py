@@ -37,18 +37,16 @@ def call(
 
 
 def together(calls: Sequence[Call], seconds: float) -> float:
-    """Calls a second that all threads make together (one thread for each of ``calls``), during
-    ``seconds`` or longer by the clock. The threads start at once; a thread that comes late counts
-    as idle.
+    """Calls per second of all threads together (one thread for each of ``calls``), during at least
+    ``seconds`` of the clock. The threads start at once; a thread that comes late counts as idle.
     """
     starts, ends, done = _windows(calls, seconds, time.perf_counter)
     return sum(n / (end - min(starts)) for n, end in zip(done, ends, strict=True))
 
 
 def of_each(calls: Sequence[Call], seconds: float) -> float:
-    """Calls a second of one thread while every one of ``calls`` runs on a thread of its own; the
-    mean over them. It counts each thread's own time, which stops while other processes have the
-    core.
+    """Calls per second of one thread while each of ``calls`` runs on its own thread; the mean of
+    all threads. It counts each thread's own time, which stops while other processes have the core.
     """
     starts, ends, done = _windows(calls, seconds, time.thread_time)
     return fmean(n / (b - a) for n, a, b in zip(done, starts, ends, strict=True))
@@ -57,7 +55,7 @@ def of_each(calls: Sequence[Call], seconds: float) -> float:
 def _windows(
     calls: Sequence[Call], seconds: float, now: Callable[[], float]
 ) -> tuple[list[float], list[float], list[int]]:
-    """When each thread began and ended, and how many calls it made in between."""
+    """For each thread, when it began and ended, and how many calls it made between."""
     barrier = threading.Barrier(len(calls))
     starts, ends = [0.0] * len(calls), [0.0] * len(calls)
     done = [0] * len(calls)
@@ -81,7 +79,7 @@ def _windows(
 
 
 def operands(count: int, size: int) -> list[np.ndarray]:
-    """So many arrays of ones, each beginning at a cache line."""
+    """``count`` arrays of ones, each of which begins at a cache line."""
     arrays = [aligned(size) for _ in range(count)]
     for x in arrays:
         x[...] = 1.0

@@ -1,1 +1,1 @@
-"""What policies for GPUs know: the price of launches, and stand-ins for kernels that spill."""
+"""The policies for GPUs: the price of launches, and stand-ins for kernels that spill."""

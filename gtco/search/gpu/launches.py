@@ -1,5 +1,6 @@
-"""What a whole model takes on a GPU, launched in each of the two ways: a graph with a kernel for
-each step, or one persistent kernel that walks the steps with a barrier of the whole grid between.
+"""The predicted time of a whole model on a GPU for each way to launch it: a graph with a kernel for
+each step, or one persistent kernel that does all steps with a barrier of the whole grid between two
+of them.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from gtco.tensor.cuda.persistent import RESERVED
 from gtco.tensor.cuda.program import Launch
 from gtco.tensor.space import Config, Pick, configs
 
-# Seconds from the last block's arrival at a barrier of the whole grid until all go on: what grid
-# synchronisation takes with one block a multiprocessor (Zhang et al., "A Study of Single and
-# Multi-device Synchronization Methods in Nvidia GPUs", 2020), which the kernel's own is like.
+# Seconds from the last block's arrival at a barrier of the whole grid until all blocks go on. This
+# is the time of grid synchronisation with one block per multiprocessor (Zhang et al., "A Study of
+# Single and Multi-device Synchronization Methods in Nvidia GPUs", 2020); the kernel's own barrier
+# is similar.
 BARRIER = 1.4e-6
-WARPS = PARTITIONS * WARP  # threads of as many warps as all partitions have one of each
-# Of a block of the persistent kernel, as far as stages have configs with so few: all stages have
-# the registers of the one with the most threads, and with these a thread may have all that there
-# are names for.
+WARPS = PARTITIONS * WARP  # threads of a block with one warp for each partition
+# The threads of a block of the persistent kernel, if stages have configs with so few. All stages
+# have as many registers per thread as the stage with the most threads; with this number, a thread
+# may have all registers that an instruction can name.
 MOST_THREADS = 256
-# Of the graph's predicted time. Less is within the error of both predictions, and not worth a
-# library of twice the code.
+# A share of the graph's predicted time. A smaller gain is within the error of both predictions, and
+# not worth a library of twice the code.
 WORTH = 0.95
 
 
 @dataclass(frozen=True)
 class LaunchPrices:
-    """Predicted seconds of a run by how it is launched; infinity where it cannot be."""
+    """Predicted seconds of a run for each way to launch it; infinity if a way is impossible."""
 
     graph: float
     persistent: float
@@ -50,14 +52,14 @@ class LaunchPrices:
         return "persistent" if self.persistent < WORTH * self.graph else "graph"
 
     def to_json(self) -> dict[str, float | None]:
-        """Without the infinity, which JSON has not."""
+        """The prices without infinity, which JSON lacks."""
         return {name: s if s < inf else None for name, s in vars(self).items()}
 
 
 def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
-    """What the persistent kernel does the pick's stage with: the pick, without warp roles where its
-    warps have any, or where its blocks have more than MOST_THREADS the sketch's config of least
-    predicted time whose blocks have not; the pick where there is none.
+    """The pick with which the persistent kernel does the stage. Usually it is ``pick`` itself. If
+    its warps have roles, or its blocks have more than MOST_THREADS threads, it is the sketch's
+    fastest predicted config without that; ``pick`` if there is none.
     """
     sketch = pick.sketch
 
@@ -81,7 +83,7 @@ def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
 
 
 def _differences(one: Config, other: Config) -> int:
-    """Decisions that are not the same in both."""
+    """The number of decisions that differ."""
     return len({*one.choices} ^ {*other.choices})
 
 
@@ -90,19 +92,22 @@ def launch_prices(
     steps: Sequence[tuple[Launch, float]],
     within: Sequence[tuple[Launch, float]] | None = None,
 ) -> LaunchPrices:
-    """Of a model whose steps are these launches, with the bytes of constants that each reads;
-    ``within``: as they are in the persistent kernel, where that differs. ``registers`` of the
-    launches best are those that the compiler gave.
+    """The prices of a model whose steps are these launches.
+
+    - each launch comes with the bytes of constants that it reads;
+    - ``within``: the launches as they are in the persistent kernel, if they differ;
+    - ``registers`` of a launch should be those that the compiler gave.
     """
     graph = sum(policy.seconds(launch, constants) for launch, constants in steps)
     return LaunchPrices(graph, _persistent(policy, steps if within is None else within))
 
 
 def _persistent(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> float:
-    """Every step's blocks are dealt to as many as are resident of a kernel with the most threads,
-    shared memory and registers of any step, but for those that so many threads cannot have: the
-    compiler then makes do with fewer. While a block waits at the barrier it fetches the next
-    step's weights into L2: so memory gives them in the time from the step before.
+    """The price as a persistent kernel. Its grid is the number of blocks that are resident at once,
+    with the most threads, shared memory and registers that any step has; the blocks of every step
+    are dealt to them. Registers that so many threads cannot have are left out: the compiler then
+    uses fewer. While a block waits at the barrier it fetches the weights of the next step into L2,
+    so memory has the time since the previous step to deliver them.
     """
     if not steps:
         return inf
@@ -118,7 +123,7 @@ def _persistent(policy: GpuPolicy, steps: Sequence[tuple[Launch, float]]) -> flo
     room = occupancy(whole, target).blocks
     if not room:
         return inf
-    seconds, idle = LAUNCH, 0.0  # of memory, while the last blocks of the step before compute
+    seconds, idle = LAUNCH, 0.0  # idle: of memory, while the last blocks of a step compute
     for number, (launch, constants) in enumerate(steps):
         left = constants
         if number:

@@ -1,10 +1,11 @@
-"""The analytic policy for GPUs: launches priced from hardware limits alone, nothing measured.
+"""The analytic policy for GPUs. It predicts the time of launches from hardware limits alone and
+measures nothing.
 
-The levels are those of a GPU: blocks in waves over the multiprocessors (Helix, eq. 6: a last,
-partial wave takes as long as its blocks do), as many side by side as shared memory, registers and
-threads admit (DyGen, eq. 2 to 5), and in each block a loop whose loads are under way while it
-computes, or not (Helix, eq. 5). No reading went into the constants: they are the vendor's figures
-and public ones of latencies.
+The model has the levels of a GPU. Blocks run in waves over the multiprocessors (Helix, eq. 6: a
+last, partial wave takes as long as its blocks do). Shared memory, registers and threads limit how
+many blocks run side by side (DyGen, eq. 2 to 5). In each block a loop computes while its loads are
+under way, or waits for them (Helix, eq. 5). The constants come from the vendor's documents and from
+published latencies; none was fitted to readings.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from gtco.tensor.stage import Operator, Stage, TensorType
 LAUNCH = 1.3e-6  # seconds between two kernels of a CUDA graph
 LATENCY = 0.7e-6  # seconds of a load from memory
 NEAR = 0.3e-6  # seconds of a load from L2
-MEETING = 3 * NEAR  # seconds of a block's sums to L2, of a counter there and back, of others' sums
+MEETING = 3 * NEAR  # seconds: sums of a block to L2, a counter there and back, sums of others
 STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
 PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
 L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
 WARP = 32  # threads
 BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # of a multiprocessor at most, by generation
-# Shared memory that each block costs beside its own, and in what pieces it is given out, in bytes.
+# Bytes of shared memory that each block costs beside its own, and the unit of allocation.
 RESERVED, SHARED_GRANULE = (
     {75: 0, 80: 1024, 89: 1024, 90: 1024},
     {75: 256, 80: 128, 89: 128, 90: 128},
@@ -45,21 +46,21 @@ RANKED = 16  # configs of a signature that its next stages choose among
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks a multiprocessor has room for, and what is used up first."""
+    """The number of blocks that a multiprocessor has room for, and the resource that limits it."""
 
     blocks: int
     limit: str
 
 
 def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
-    """Of a kernel with these threads, registers and shared memory; no blocks where one alone is too
-    large.
+    """The occupancy of a kernel with these threads, registers and shared memory; no blocks if a
+    single one is too large.
     """
     if launch.shared > target.shared:
         return Occupancy(0, "shared memory")
     of, warps = target.generation, ceil(launch.threads / WARP)
     registers = max(1, ceil(launch.registers / GRANULE)) * GRANULE * WARP  # of a warp
-    # a launch is refused unless all partitions could have as many warps of it as one has
+    # A launch is refused unless every partition has room for as many of its warps as the fullest.
     whole = ceil(warps / PARTITIONS) * PARTITIONS * registers <= target.registers_sm
     resident = target.registers_sm // PARTITIONS // registers * PARTITIONS
     shared = ceil((launch.shared + RESERVED[of]) / SHARED_GRANULE[of]) * SHARED_GRANULE[of]
@@ -74,8 +75,8 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
 
 
 class Priced(NamedTuple):
-    """A config of which launch: may it be picked unmeasured, do its blocks add up their sums, do
-    some of its warps only copy?
+    """A config of which launch, and three facts about it: whether it may be picked unmeasured,
+    whether its blocks add up their sums, and whether some of its warps only copy.
     """
 
     seconds: float
@@ -86,8 +87,8 @@ class Priced(NamedTuple):
 
 
 def with_rival(ranked: Sequence[Priced], n: int, kind: Callable[[Priced], bool]) -> list[Priced]:
-    """The first ``n``; where there are several and all are of one kind, the first of the other, if
-    there is one, takes the last place.
+    """The first ``n``. If there are several and all are of one kind, the first one of the other
+    kind, if there is one, takes the last place.
     """
     found = [*ranked[:n]]
     if len(found) > 1 and len({kind(one) for one in found}) == 1:
@@ -97,8 +98,8 @@ def with_rival(ranked: Sequence[Priced], n: int, kind: Callable[[Priced], bool])
 
 
 class GpuPolicy(PricingPolicy):
-    """Picks the config of least predicted time for a stage on one GPU, of those that may be
-    picked unmeasured (``Launch.trusted``), or of all that are there where ``untrusted`` says so.
+    """Picks the config of least predicted time for a stage on one GPU. Only configs that may be
+    picked unmeasured count (``Launch.trusted``), or all of them with ``untrusted``.
     """
 
     def __init__(self, target: GpuTarget, untrusted: bool = False) -> None:
@@ -109,19 +110,20 @@ class GpuPolicy(PricingPolicy):
         self._rooms: dict[tuple[int, int, int], int] = {}
 
     def price(self, sketch: Sketch, config: Config) -> float:
-        """Predicted seconds of this very config; infinity where it cannot be launched."""
+        """Predicted seconds of exactly this config; infinity if it cannot be launched."""
         launch: Any = sketch.workload(config)
         return self.seconds(launch, constant_bytes(sketch.stage))
 
     def compared(self, sketch: Sketch) -> tuple[Sequence[Config], np.ndarray]:
-        """Every config that can be launched, with its seconds. Sketches of one signature differ in
-        what is done beside the loops, so of these the first one's best are all that is compared.
+        """Every config that can be launched, with its seconds. Sketches of one signature differ
+        only in the work beside the loops, so the later ones compare only the best configs of the
+        first.
         """
         found = self._compared(sketch)
         return [one.config for one in found], np.array([one.seconds for one in found])
 
     def _compared(self, sketch: Sketch) -> list[Priced]:
-        """Of least predicted time first."""
+        """The configs by predicted time, the fastest first."""
         signature = getattr(sketch, "signature", None)
         known = self._ranked.get(signature) if signature is not None else None
         constants, found = constant_bytes(sketch.stage), []
@@ -146,12 +148,15 @@ class GpuPolicy(PricingPolicy):
         return [Pick(sketch, one.config, one.seconds) for one in islice(trusted, n)]
 
     def propose(self, stage: Stage, n: int) -> list[Config]:
-        """What is worth measuring: the ``n`` configs of :meth:`best`, of which the best that are
-        not trusted take the last places, a quarter of them and one at least beside the first. And
-        where blocks are to share tiles in all others, or in none, the best of which that is not so
-        takes the place before them: readings are to say whether it pays. Of several that are not
-        trusted the last is, in the same way, the best with warp roles where no other has them, or
-        without.
+        """The ``n`` configs that are worth measuring: those of :meth:`best`, with some places for
+        other kinds.
+
+        - The best configs that are not trusted take the last places: a quarter of all, at least one
+          beside the first.
+        - If blocks share tiles in all the other configs, or in none, the best config of the other
+          kind takes the place before them, so that readings show whether sharing pays.
+        - If several are not trusted, the last of them is chosen in the same way: the best with warp
+          roles if no other has them, or the best without.
         """
         every = self._of_sketches(stage, self._compared)
         trusted = [one for one in every if one.trusted]
@@ -161,7 +166,7 @@ class GpuPolicy(PricingPolicy):
         return [one.config for one in found + taken]
 
     def floor(self, op: Operator, types: Mapping[str, TensorType]) -> float:
-        """Seconds that no stage with this operator is predicted to take less than: its launch, and
+        """A lower bound on the predicted seconds of any stage with this operator: its launch, and
         the products of a contraction at the peak of its operands' format.
         """
         multiplied = products(op, types)
@@ -174,19 +179,20 @@ class GpuPolicy(PricingPolicy):
         return self.target.rate(f"mma:{operand}") or self.target.rate("fma")
 
     def seconds(self, launch: Launch, constants: float = 0.0) -> float:
-        """Of a launch in a CUDA graph; ``constants`` are those of its bytes that come from memory
-        however large L2 is, since a whole model's lie between two readings of them.
+        """Seconds of a launch in a CUDA graph. ``constants`` are the bytes that come from memory
+        however large L2 is, because the constants of the whole model are read between two readings
+        of them.
         """
         target = self.target
         room = self._room(launch)
         if not room or (launch.work and not target.rate(launch.unit)):
             return inf
-        return LAUNCH + LATENCY + max(
-            self.loops(launch, room), self.memory(launch, room, constants)
+        return (
+            LAUNCH + LATENCY + max(self.loops(launch, room), self.memory(launch, room, constants))
         )
 
     def _room(self, launch: Launch) -> int:
-        """Blocks of :func:`occupancy`, which many configs have in common."""
+        """Blocks by :func:`occupancy`. Many configs have the same number."""
         key = launch.threads, launch.shared, launch.registers
         known = self._rooms.get(key)
         if known is None:
@@ -194,8 +200,8 @@ class GpuPolicy(PricingPolicy):
         return known
 
     def loops(self, launch: Launch, room: int) -> float:
-        """Seconds of all blocks, ``room`` on a multiprocessor at once, whatever memory does. Behind
-        them, the last block of a tile that several share adds up what they have.
+        """Seconds of all blocks, ``room`` of them on a multiprocessor at once, without the limits
+        of memory. If several blocks share a tile, its last block adds up their sums afterwards.
         """
         full, rest = divmod(ceil(launch.blocks / self.target.sms), room)
         seconds = full * self._wave(launch, room) if full else 0.0
@@ -205,7 +211,7 @@ class GpuPolicy(PricingPolicy):
         return seconds
 
     def _wave(self, launch: Launch, blocks: int) -> float:
-        """Seconds of so many blocks side by side on one multiprocessor."""
+        """Seconds of ``blocks`` blocks side by side on one multiprocessor."""
         if not blocks:
             return 0.0
         target, share = self.target, blocks / launch.blocks
@@ -222,8 +228,9 @@ class GpuPolicy(PricingPolicy):
         return max(work, chain) + ports + launch.steps * NEAR + vector
 
     def memory(self, launch: Launch, room: int, constants: float) -> float:
-        """Seconds that memory and L2 take for all blocks. Few blocks do not ask for enough at once
-        to be served at the full rate: no more than they have under way comes in a latency.
+        """Seconds that memory and L2 take for all blocks. A few blocks do not request enough at
+        once to reach the full rate: in one latency they receive at most the loads that they have
+        under way.
         """
         target = self.target
         moved = launch.read + launch.written

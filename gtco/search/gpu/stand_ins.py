@@ -1,7 +1,7 @@
-"""What is tried in the place of a pick for GPUs whose kernel spills.
+"""Configs that are tried in place of a pick for GPUs whose kernel spills.
 
-A price reckons with registers, and the compiler now and then needs more of them than a thread can
-have. What it spills then is on its way to memory and back in every step, which is in no price.
+A price counts registers, but the compiler sometimes needs more of them than a thread can have. The
+values that it spills go to memory and back in every step, and no price contains this.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from gtco.search.recorded import RecordedPolicy
 from gtco.tensor.space import Pick
 from gtco.tensor.stage import Stage
 
-TRIED = 3  # a compile each
-LOOKED_AT = 100  # of the configs of least predicted time
-# times a pick's predicted time: a few bytes that are spilled outside of a loop do not cost as much
+TRIED = 3  # each takes a compile
+LOOKED_AT = 100  # configs of least predicted time
+# Times the pick's predicted time: a few bytes that are spilled outside a loop cost less than that.
 SLOWER = 1.25
 
 
 def stand_ins(policy: RecordedPolicy, stage: Stage, pick: Pick) -> list[Pick]:
-    """The stage's configs of least predicted time that are reckoned with fewer registers a thread
-    than the pick, each with fewer than the one before. None for a pick that was measured as it is.
+    """The stage's configs of least predicted time that should need fewer registers per thread than
+    the pick, each with fewer than the one before. None for a pick that was measured with this
+    kernel.
     """
     known = policy.known(stage)
     if any(record.parsed == pick.config for record in known):
