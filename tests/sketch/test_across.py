@@ -1,4 +1,4 @@
-"""Normalisation across rows, vectors along pixels, against the reference, for 8 lanes and 16."""
+"""Normalisation across rows, with vectors along pixels, against the reference, for 8 and 16 lanes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TensorType
 def channels_first(
     shape: tuple[int, int, int], kind: str = "layer_norm", before: str = "", behind: str = ""
 ) -> Stage:
-    """Batch, channels, pixels: normalised over channels where they lie, with an operator before it
-    and one, which reads a tensor of the image's shape too, behind it.
+    """Batch, channels, pixels, normalised over the channels in place. One operator comes before it;
+    one comes after it, and also reads a tensor of the image's shape.
     """
     n, c, s = shape
     types = {"x": T(shape), "g": T((c,)), "b": T((c,)), "r": T(shape)}
@@ -60,8 +60,8 @@ def test_sizes_that_divide_nothing(kind: str, shape: tuple[int, int, int], name:
     sketch = across.match(made, machine)
     assert sketch is not None
     arrays = random_inputs(made, fresh_seed())
-    # Two values, their mean taken away, may be so near 0 that epsilon alone is divided by: what is
-    # left of them is their mean's rounding, times 1 / sqrt(epsilon).
+    # Two values may be so near to their mean that they are divided by epsilon alone. Then the
+    # result is the rounding of their mean, times 1 / sqrt(epsilon).
     near = 2.0**-23 * np.abs(arrays[0]).max() / 1e-5**0.5 if shape[1] == 2 else 0.0
     for built in some_kernels(sketch, machine):
         assert_close(built(*arrays, unaligned=True), reference(made, arrays), 1e-5 + near)
@@ -80,8 +80,8 @@ def test_operators_around_it(before: str, behind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_a_mean_far_from_zero_and_rows_that_are_not_finite(name: str) -> None:
-    """The variance is of distances from the mean, so what is lost is the mean's own rounding, some
-    units of 6e-5; NaN and infinities stay in their pixel.
+    """The variance is computed from distances to the mean, so only the mean's own rounding is lost:
+    some units of 6e-5. NaN and infinities stay in their pixel.
     """
     made, machine = channels_first((1, 64, 40)), runnable(name)
     sketch = across.match(made, machine)
@@ -100,8 +100,8 @@ def test_a_mean_far_from_zero_and_rows_that_are_not_finite(name: str) -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("channels", [40, 150, 600])
 def test_a_first_channel_far_from_all_others(channels: int, name: str) -> None:
-    """Blocks of channels are taken about their first one: what that loses is a factor of 64 of the
-    variance's rounding at most, also where it is the only one that differs.
+    """Blocks of channels are taken about their first one. This loses at most a factor of 64 of the
+    variance's rounding, even if the first channel is the only one that differs.
     """
     made, machine = channels_first((1, channels, 70)), runnable(name)
     sketch = across.match(made, machine)
@@ -119,7 +119,9 @@ def test_a_first_channel_far_from_all_others(channels: int, name: str) -> None:
 
 
 def test_rows_in_one_piece_are_left_to_the_other_sketch() -> None:
-    """Nothing is permuted; or a permute that moves no channel; or too few pixels for a vector."""
+    """Nothing is permuted, or the permute moves no channel, or there are too few pixels for a
+    vector.
+    """
     machine = runnable("x86-64-v3")
     plain = [
         Operator("layer_norm", ("x", "g", "b"), "y", T((1, 50, 8)), make_attrs(epsilon=1e-5)),
@@ -136,7 +138,7 @@ def test_rows_in_one_piece_are_left_to_the_other_sketch() -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
 def test_an_image_is_normalised_in_one_stage(kind: str, name: str) -> None:
-    """Height and width become one axis, and the whole of it is this sketch's."""
+    """Height and width become one axis, and this sketch takes the whole stage."""
     from gtco.graph.fusion.stages import fuse
 
     graph = Graph(("x",), ("y",), {"x": T((2, 24, 9, 11))})

@@ -114,12 +114,12 @@ def test_cross_attention(sizes: tuple[int, int, int, int, int], name: str) -> No
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Scores reach 400, where float32 holds them to 3e-5: their exponentials are no better."""
+    """Scores reach 400, where float32 holds them to 3e-5; their exponentials are no more exact."""
     check(packed_heads(1, 2, 37, 32), "x86-64-v3", scale=20.0, tolerance=1e-3)
 
 
 def test_masked_keys_count_for_nothing() -> None:
-    """A bias of -inf removes keys; the rest is softmax over what remains."""
+    """A bias of -inf removes keys; the result is the softmax over the other keys."""
     machine = runnable("x86-64-v3")
     stage = packed_heads(1, 1, 20, 16, (1, 1, 1, 20))
     sketch = attention.match(stage, machine)
@@ -146,7 +146,9 @@ def masked(n: int, **attrs: object) -> Stage:
 
 
 def special_rows(n: int, low: float) -> list[np.ndarray]:
-    """Row 0 is hidden whole, 1 but for its last key; 3 has a NaN and 4 an infinity in the bias."""
+    """In row 0 all keys are hidden, and in row 1 all but the last. The bias of row 3 has a NaN, and
+    that of row 4 an infinity.
+    """
     rng = np.random.default_rng(n)
     q, k, v = (
         rng.standard_normal(shape, dtype=np.float32) for shape in ((ROWS, 5), (n, 5), (n, 9))
@@ -161,7 +163,9 @@ def special_rows(n: int, low: float) -> list[np.ndarray]:
 @pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e9])
 @pytest.mark.parametrize("attrs", [{}, {"guarded": True}, {"hidden": True}])
 def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, object]) -> None:
-    """Mean of V, NaN or 0, whatever remains of the keys beyond whole vectors (n % lanes)."""
+    """The result is the mean of V, NaN or 0, for any rest of the keys beyond whole vectors (n %
+    lanes).
+    """
     machine = runnable("x86-64-v3")
     if "hidden" in attrs:
         attrs = {"hidden": float(np.float32(low))}
@@ -171,7 +175,7 @@ def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, obj
         assert sketch is not None
         arrays = special_rows(n, low)
         if "hidden" in attrs:
-            arrays[1][n - 1], arrays[3][:, n - 1] = np.inf, low  # scores no number, and hidden
+            arrays[1][n - 1], arrays[3][:, n - 1] = np.inf, low  # hidden scores that are no numbers
         with np.errstate(all="ignore"):
             want = reference(stage, arrays, precise=False)
         got = build(sketch, next(iter(configs(sketch))), machine)(*arrays)
@@ -179,7 +183,7 @@ def test_hidden_rows_are_those_of_the_reference(low: float, attrs: dict[str, obj
 
 
 def channels(tokens: int, groups: int, width: int) -> Stage:
-    """[1, n, 3 g c] -> q, k, v of channels by tokens -> attention -> [1, n, g c]: DaViT's."""
+    """[1, n, 3 g c] -> q, k, v of channels by tokens -> attention -> [1, n, g c], as in DaViT."""
     types = {"qkv": T((1, tokens, 3 * groups * width))}
     ops = []
     for i, name in enumerate("qkv"):
@@ -205,7 +209,7 @@ def channels(tokens: int, groups: int, width: int) -> Stage:
 
 @pytest.mark.parametrize("name", targets())
 def test_heads_wider_than_what_is_unrolled(name: str) -> None:
-    """Whole vectors and a rest of one, of the keys' width and of the values'."""
+    """The widths of the keys and of the values are several whole vectors and a rest of one."""
     check(channels(611, 2, 21), name)
     check(separate(1, 10, 19, 300, 512), name)
     check(separate(1, 10, 19, 256, 293), name)
@@ -213,8 +217,8 @@ def test_heads_wider_than_what_is_unrolled(name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_long_sums_of_one_sign(name: str) -> None:
-    """As an image of one colour gives DaViT's channels: one accumulator would lose 1e-4 of them,
-    all the same way, which exp multiplies by the score.
+    """An image of one colour gives DaViT's channels such sums. One accumulator would lose 1e-4 of
+    them, all in the same direction, and exp would multiply this by the score.
     """
     machine, depth = runnable(name), 8300
     rng = np.random.default_rng(fresh_seed())
@@ -228,13 +232,13 @@ def test_long_sums_of_one_sign(name: str) -> None:
     assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
 
 
-MOST_STATEMENTS = 1500  # of a kernel, whatever its shape: LLVM's time is more than linear in them
+MOST_STATEMENTS = 1500  # of a kernel of any shape: LLVM's time grows faster than their number
 
 
 @pytest.mark.parametrize("name", targets())
 def test_a_kernel_is_no_longer_where_its_shape_is_larger(name: str) -> None:
-    """DaViT's attention among channels has heads as wide as the image has tokens: unrolled, their
-    vectors took LLVM over two minutes.
+    """In DaViT's attention among channels the heads are as wide as the image has tokens. When their
+    vectors were unrolled, LLVM took over two minutes.
     """
     machine = target(name)
     drawn = random.Random(fresh_seed())
@@ -257,8 +261,8 @@ def test_a_kernel_is_no_longer_where_its_shape_is_larger(name: str) -> None:
 
 
 def test_what_comes_before_the_operands_is_priced() -> None:
-    """The same attention in bfloat16 costs more for each step that it takes to its operands: a
-    bias, rounding, reading them as float32.
+    """The same attention in bfloat16 costs more for each step before its operands: a bias,
+    rounding, and reading them as float32.
     """
     shapes = {"q": (6, 197, 64), "k": (6, 197, 64), "v": (6, 197, 64)}
 
@@ -294,9 +298,9 @@ LOOP = re.compile(r"^(\.LBB\w+):[^\n]*\n((?:(?!\.LBB\w+:).*\n)*?\s+j\w+\s+\1\n)"
     ("name", "dtype"), [("x86-64-v4", "float32"), ("znver5", "float32"), ("znver4", "bfloat16")]
 )
 def test_sums_of_products_stay_in_registers(keys: int, name: str, dtype: str) -> None:
-    """In machine code: no loop of products stores a vector to the stack, or moves sums from one
-    register to another. LLVM once kept softmax's constants in registers and the sums in memory, at
-    half the speed.
+    """In the machine code, no loop of products stores a vector to the stack or moves sums from one
+    register to another. LLVM once kept softmax's constants in registers and the sums in memory,
+    which halved the speed.
     """
     machine = target(name)
     sketch = attention.match(separate(1, 64, keys, 32, 64, dtype), machine)

@@ -18,7 +18,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from tests.kernels import assert_close, build, fresh_seed, reference, runnable
 
 T = TensorType
-# float32 sums of exact products: rounding of up to 300 sums, the largest around their middle
+# rounding of up to 300 float32 sums of exact products; the largest sums are in the middle
 TOLERANCE = 2e-6
 DEEP = 1e-5  # and of up to 4608
 ROUNDED = 2.0**-8  # of a result that is stored as bfloat16: half a unit of its last place
@@ -29,7 +29,9 @@ def half(*shape: int) -> TensorType:
 
 
 def chain(types: dict[str, TensorType], *rows: tuple[str, str, str, TensorType, Any]) -> Stage:
-    """Operators given as (kind, inputs, output, type, attributes); w... are constants."""
+    """Operators given as (kind, inputs, output, type, attributes); tensors called w... are
+    constants.
+    """
     operators = [Operator(k, tuple(i.split()), o, t, make_attrs(**a)) for k, i, o, t, a in rows]
     known = {**types, **{o.output: o.type for o in operators}}
     return make_stage(operators, known, [n for n in types if n.startswith("w")])
@@ -112,7 +114,7 @@ def inputs(stage: Stage, seed: int) -> list[np.ndarray]:
 
 
 def few(sketch: Sketch, count: int) -> Iterable[Config]:
-    """The first config, the last and some between, of every kind of row."""
+    """The first config, the last one and some between, for every kind of row."""
     every = list(configs(sketch))
     for kind in dict.fromkeys(str(c["tile"]).partition(":")[0] for c in every):
         mine = [c for c in every if str(c["tile"]).startswith(kind)]
@@ -127,7 +129,7 @@ def machines() -> list[str]:
 def check(
     match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: str, tolerance: float
 ) -> None:
-    """The stage by a few configs of every kind of row, against float64 of the same operands."""
+    """Runs a few configs of every kind of row, and compares them with float64 of the same operands."""
     machine = runnable(name)
     sketch = match(stage, machine)
     assert sketch is not None
@@ -142,7 +144,7 @@ def check(
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
 def test_products(stage: Stage, name: str) -> None:
-    # one unit apart, where a float32 may lie on the other side of the middle of two
+    # One unit of difference: a float32 may lie on the other side of the middle of two bfloat16.
     rounds = stage.output.type.dtype == "bfloat16" or stage.operators[0].kind == "layer_norm"
     check(gemm.match, stage, name, 2 * ROUNDED if rounds else TOLERANCE)
 
@@ -152,7 +154,7 @@ WINDOWS = {
     "strided": conv(11, 6, 33, 3, strides=(2, 1)),
     "dilated": conv(9, 8, 17, 3, dilation=(2, 2), padding=(2,) * 4),
     "grouped": conv(8, 20, 24, 5, groups=2),
-    "wide": conv(4, 512, 20, 3),  # pixels of 1 KiB, set apart
+    "wide": conv(4, 512, 20, 3),  # pixels of 1 KiB, with gaps between them
     "channels_first": conv(9, 6, 20, 4, "NCHW", padding=(2, 2, 2, 2)),
     "dressed": chain(
         {"x": T((2, 7, 9, 12)), "w": half(19, 12, 3, 3), "b": T((19,)), "r": T((2, 7, 9, 19))},
@@ -169,7 +171,7 @@ WINDOWS = {
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", WINDOWS.values(), ids=WINDOWS)
 def test_windows_read_in_place(stage: Stage, name: str) -> None:
-    """Of every kind of row; what is rounded may be one unit off."""
+    """By every kind of row; a rounded result may be off by one unit."""
     rounds = stage.output.type.dtype == "bfloat16"
     check(convolution.match, stage, name, 2 * ROUNDED if rounds else DEEP)
 
@@ -218,7 +220,9 @@ ATTENTIONS = {
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_attention(stage: Stage, name: str) -> None:
-    """A weight at the middle of two bfloat16 may fall to either: half a unit of one of them."""
+    """A weight in the middle of two bfloat16 may round to either, which is half a unit of one of
+    them.
+    """
     machine = runnable(name)
     sketch = attention.match(stage, machine)
     assert sketch is not None
@@ -235,7 +239,7 @@ def test_attention(stage: Stage, name: str) -> None:
 
 
 def test_attention_of_rows_that_a_mask_hides() -> None:
-    """A guard behind the softmax: rows without a key are 0; NaN in q stays in its row."""
+    """With a guard after the softmax, rows without a key are 0, and a NaN in q stays in its row."""
     machine = detect()
     stage = heads(6, 21, 8, 8, bias=True, guarded=True)
     sketch = attention.match(stage, machine)

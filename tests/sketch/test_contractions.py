@@ -1,7 +1,7 @@
-"""Contractions beyond the dense ones against float64: groups, transposed convolutions, products
-whose batches broadcast axis by axis, constants packed a batch.
+"""Contractions beyond the dense ones, against float64: groups, transposed convolutions, products
+whose batches broadcast axis by axis, and constants that are packed for each batch.
 
-Tolerance: that of ``test_sketch_gemm``, 2e-6 x sqrt(k) of the largest magnitude.
+Tolerance: that of :mod:`tests.sketch.test_gemm`, 2e-6 x sqrt(k) of the largest magnitude.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check(
     rule: Rule = gemm.match,
     choice: tuple[str, object] | None = None,
 ) -> None:
-    """The stage under ``most`` random configs, of those with ``choice`` where one is given; under
-    all of them where it is None.
+    """Runs the stage under ``most`` random configs, or under all configs if ``most`` is None. If
+    ``choice`` is given, only configs that have it count.
     """
     machine = runnable(name)
     sketch = rule(stage, machine)
@@ -59,8 +59,9 @@ def check(
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("constant", [True, False])
 def test_every_config_of_a_strided_convolution_with_padding(name: str, constant: bool) -> None:
-    """Rows cut into chunks: a row's number has no bound that is known, and the guards of the border
-    may not be decided as if it had one."""
+    """The rows are cut into chunks, so a row's number has no known bound, and the guards of the
+    border must not be decided as if it had one.
+    """
     attrs: dict = dict(
         strides=(2, 2), padding=(1, 1, 1, 1), dilation=(1, 1), groups=1, layout="NHWC"
     )
@@ -174,10 +175,10 @@ def test_every_config_of_a_transposed_convolution() -> None:
 
 
 def test_a_transposed_convolution_wastes_no_zeros() -> None:
-    """Twice the multiply-adds of the output would be what inserting zeros costs."""
+    """Inserting zeros would cost twice the multiply-adds of the output."""
     stage = transposed((1, 16, 8, (6, 6), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0)))
     view = gemm.match(stage, runnable("x86-64-v3")).view
-    assert view.flops == 2 * (2 * 12 * 12) * 8 * 16 * 4  # 2 x 2 of the 4 x 4 taps an output
+    assert view.flops == 2 * (2 * 12 * 12) * 8 * 16 * 4  # an output has 2 x 2 of the 4 x 4 taps
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -219,7 +220,9 @@ def test_every_config_of_a_product_with_constant_batches() -> None:
 
 
 def test_axes_along_which_b_is_the_same_are_rows() -> None:
-    """SAM's decomposed positions: one product a row of the image, all heads in its rows."""
+    """SAM's decomposed positions: one product for each row of the image, with all heads in its
+    rows.
+    """
     view = gemm.match(product((12, 14, 14, 64), (14, 64, 14), True), runnable("x86-64-v3")).view
     assert (view.batch, view.m, view.n, view.k) == (14, 12 * 14, 14, 64)
 
@@ -230,7 +233,7 @@ def test_axes_along_which_b_is_the_same_are_rows() -> None:
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("depth", [40, 300])
 def test_rows_are_worked_on_as_many_at_once_as_l2_holds(depth: int, constant: bool) -> None:
-    """On a machine of a tiny L2; the last task and the last pass are smaller than the rest."""
+    """A machine with a tiny L2; the last task and the last pass are smaller than the others."""
     full = runnable("x86-64-v3")
     levels = tuple(replace(m, capacity=40 * 4 * 64) if m.name == "L2" else m for m in full.memory)
     machine = replace(full, memory=levels)
@@ -272,7 +275,7 @@ def test_vectors_along_k_where_columns_are_few(stage: Stage, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_rows_of_an_input_are_read_where_they_lie(name: str) -> None:
-    """No prologue: a 1x1 convolution to one channel, and every config of it."""
+    """Every config of a 1x1 convolution to one channel, without a prologue."""
     x, w = T((1, 7, 9, 37)), T((1, 37, 1, 1))
     attrs = dict(strides=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=1, layout="NHWC")
     out = infer_type("conv2d", (x, w), attrs)
@@ -314,7 +317,7 @@ def test_columns_of_an_input_are_read_where_they_lie(a: tuple, b: tuple, name: s
 
 
 def test_columns_that_lie_elsewhere_are_copied() -> None:
-    """Behind a transpose neighbours in n are not neighbours in memory; exp must be computed."""
+    """After a transpose, neighbours in n are not neighbours in memory; exp must be computed."""
     machine = runnable("x86-64-v3")
     out, x = T((3, 16)), {"a": T((3, 20)), "b": T((16, 20)), "e": T((20, 16))}
     turned = op("permute", ("b",), "t", T((20, 16)), axes=(1, 0))

@@ -33,7 +33,7 @@ CASES = [
     (1, 256, 20, (3, 5), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
     (2, 16, 24, (9, 11), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
     (3, 5, 20, (8, 9), (5, 5), (2, 2), (2, 2, 2, 2), (1, 1)),
-    (1, 6, 12, (2, 3), (3, 5), (1, 1), (2, 5, 2, 5), (1, 1)),  # whole windows of zeros
+    (1, 6, 12, (2, 3), (3, 5), (1, 1), (2, 5, 2, 5), (1, 1)),  # some windows are all zeros
 ]
 
 
@@ -45,7 +45,7 @@ def test_channels_last(case: tuple, name: str) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[4][1] >= convolution.LEAST_STEPS])
 def test_channels_first(case: tuple) -> None:
-    """The input as the model has it, behind a transpose: a run is a row of a channel's window."""
+    """The input lies as in the model, before a transpose: a run is a row of a channel's window."""
     stage = grouped(case, from_nchw=True)
     sketch = convolution.match(stage, runnable("x86-64-v3"))
     assert sketch is not None and sketch.view.channels_first
@@ -99,7 +99,7 @@ def test_prologue_and_epilogue(name: str) -> None:
 
 
 def test_borders_are_zeros_behind_a_prologue() -> None:
-    """exp(0) is 1, but what pads the image is 0."""
+    """exp(0) is 1, but the padding of the image is 0."""
     size, out = T((1, 5, 6, 8)), T((1, 5, 6, 16))
     operators = [
         op("exp", ("x",), "e", size),

@@ -1,5 +1,5 @@
-"""Depthwise convolution against the reference: layouts, borders, strides, dilation, prologue and
-epilogue.
+"""Depthwise convolution against the reference: layouts, borders, strides, dilation, prologues and
+epilogues.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_channels_first(case: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_segformer_mlp(name: str) -> None:
-    """Tokens seen as an image, 3 x 3 over each channel, bias and gelu, tokens again."""
+    """Tokens as an image, a 3 x 3 convolution of each channel, bias and gelu, then tokens again."""
     op, types = conv(72, (8, 7), images=1)
     operators = [
         Operator("reshape", ("t",), "x", types["x"]),
@@ -157,7 +157,7 @@ def test_not_its_business() -> None:
     grouped = Operator(
         op.kind, op.inputs, op.output, op.type, make_attrs(**{**dict(op.attrs), "groups": 2})
     )
-    assert (  # three channels a group divide no vector
+    assert (  # a vector is no multiple of three channels a group
         depthwise.match(
             make_stage([grouped], {**types, "w": TensorType((6, 3, 3, 3))}, ["w"]), machine
         )

@@ -52,7 +52,7 @@ def bias_gelu() -> Stage:
 
 
 def heads() -> Stage:
-    """[197, 192] -> [3, 197, 64]: the split of attention's heads."""
+    """[197, 192] -> [3, 197, 64], which splits the heads of attention."""
     return stage(
         [
             op("reshape", "x", "r", (197, 3, 64)),
@@ -63,7 +63,7 @@ def heads() -> Stage:
 
 
 def windows() -> Stage:
-    """Swin: roll, then 7 x 7 windows."""
+    """Swin: a roll, then windows of 7 x 7."""
     return stage(
         [
             op("roll", "x", "a", (1, 14, 14, 24), shifts=(0, -3, -3, 0)),
@@ -98,7 +98,7 @@ PADDED = {"before": (0, 2), "after": (0, 4), "value": 0.0}
 
 
 def merged_heads() -> Stage:
-    """[3, 197, 64] -> [197, 192]: rows whose neighbours lie together in pieces of 64."""
+    """[3, 197, 64] -> [197, 192]: neighbours of a row lie together in pieces of 64."""
     return stage(
         [
             op("permute", "x", "p", (197, 3, 64), axes=(1, 0, 2)),
@@ -111,17 +111,17 @@ def merged_heads() -> Stage:
 
 
 def flattened_heads() -> Stage:
-    """One run of everything, in which no axis lies where it did."""
+    """The whole tensor as one run, in which no axis keeps its place."""
     return stage([op("reshape", "x", "y", (5, 12 * 49))], x=(5, 12, 49))
 
 
 def cut_groups() -> Stage:
-    """DaViT's groups of channels merged again: one run, cut for tasks where no group ends."""
+    """DaViT's groups of channels, merged again into one run. Tasks cut it inside groups."""
     return stage([op("reshape", "x", "y", (32, 64, 96))], x=(2048, 3, 32))
 
 
 def odd_pieces() -> Stage:
-    """Windows of 7 x 7 merged again, in pieces of 7 * 3 positions and a rest in every vector."""
+    """Windows of 7 x 7, merged again in pieces of 7 * 3 positions, with a rest in every vector."""
     return stage(
         [
             op("reshape", "x", "a", (2, 2, 7, 7, 3)),
@@ -134,7 +134,7 @@ def odd_pieces() -> Stage:
 
 @pytest.mark.parametrize(("made", "length"), [(merged_heads, 64), (odd_pieces, 21)])
 def test_rows_that_lie_in_pieces(made: Callable[[], Stage], length: int) -> None:
-    """They are copied by vectors, and priced so: no lane is gathered, no block is turned."""
+    """They are copied by vectors and priced so: no lane is gathered, and no block is turned."""
     sketch = elementwise.match(made(), target("x86-64-v4"))
     assert sketch is not None
     assert sketch.grid.regular and sketch.grid.length == length
@@ -153,7 +153,7 @@ def test_regular_rows_have_no_address_a_lane(made: Callable[[], Stage]) -> None:
 
 @pytest.mark.parametrize("kind", ["divide", "multiply", "power", "mod", "log", "rsqrt", "sigmoid"])
 def test_padding_is_computed_with_as_ieee_says(kind: str) -> None:
-    """x / 0 and inf * 0 where the 0 is the padding's, a constant that TVM would fold."""
+    """x / 0 and inf * 0; the 0 is padding, a constant that TVM would fold."""
     two = kind in ("divide", "multiply", "power", "mod")
     built = stage(
         [
@@ -177,8 +177,8 @@ def test_padding_is_computed_with_as_ieee_says(kind: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_a_gather_behind_a_padding_reads_inside_too(name: str) -> None:
-    """What a row is gathered from is known at run time alone: the analysis took row 0, which is
-    padding, for every row, and saw rows of a constant.
+    """The row that is gathered is known only at run time. The analysis once took row 0, which is
+    padding, for every row, and so it saw rows of a constant.
     """
     machine = runnable(name)
     padding = {"before": (1, 3, 0), "after": (1, 3, 3), "value": 0.0}
@@ -202,7 +202,7 @@ def test_a_gather_behind_a_padding_reads_inside_too(name: str) -> None:
 
 
 def pad_gelu() -> Stage:
-    """A condition inside a row and bound values behind it."""
+    """A condition inside a row, followed by bound values."""
     return stage(
         [
             op("gelu", "x", "g", (3, 19)),
@@ -218,7 +218,7 @@ def transpose() -> Stage:
 
 
 def transpose_add() -> Stage:
-    """Channels first to last, with an operand that is already there."""
+    """Channels moved from first to last, and an operand that already has them last."""
     return stage(
         [
             op("permute", "x", "t", (1, 7, 9, 37), axes=(0, 2, 3, 1)),
@@ -238,7 +238,7 @@ def strided_slice() -> Stage:
 
 
 def patch_merging() -> Stage:
-    """Swin: four strided slices beside each other."""
+    """Swin: four strided slices side by side."""
     parts = [
         op("slice", "x", f"s{i}", (1, 4, 4, 10), begin=(0, i % 2, i // 2, 0), strides=(1, 2, 2, 1))
         for i in range(4)
@@ -284,7 +284,7 @@ def interleave() -> Stage:
 
 
 def atan_of_gelu() -> Stage:
-    """libm behind vector arithmetic."""
+    """A function of libm after vector arithmetic."""
     return stage([op("gelu", "x", "g", (3, 21)), op("atan", "g", "y", (3, 21))], x=(3, 21))
 
 
@@ -349,7 +349,7 @@ def test_gather_with_negative_indices() -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_gather_along_the_last_axis(name: str) -> None:
-    """Every lane has an index of its own."""
+    """Every lane has its own index."""
     machine = runnable(name)
     g = make_stage(
         [op("gather", "x i", "y", (3, 2, 21), axis=1)],
@@ -407,7 +407,7 @@ def test_mask_from_integers() -> None:
 
 
 def concat_alike(parts: int) -> Stage:
-    """Swin's patch merging: parts of one width, each from a place of its own."""
+    """Swin's patch merging: parts of the same width, each from its own place."""
     names = [f"s{k}" for k in range(parts)]
     slices = [
         op("slice", "x", name, (3, 24), begin=(k, 0), strides=(2, 1))

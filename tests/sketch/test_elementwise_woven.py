@@ -46,10 +46,10 @@ from tests.sketch.test_elementwise import CASES, concat_last, heads, op, stage
 def test_blocks_turned_in_registers(
     shape: tuple[int, ...], axes: tuple[int, ...], name: str
 ) -> None:
-    """A transposed and a plain operand, arithmetic behind; sizes that no block divides."""
+    """A transposed and a plain operand, with arithmetic after them; no block divides the sizes."""
     machine = runnable(name)
     turned = tuple(shape[a] for a in axes)
-    gate = turned[-1:] if turned[-1] >= 16 else (1,)  # else no vector would run along it
+    gate = turned[-1:] if turned[-1] >= 16 else (1,)  # otherwise no vector would run along it
     made = make_stage(
         [
             Operator("permute", ("x",), "t", TensorType(turned), make_attrs(axes=axes)),
@@ -70,7 +70,7 @@ def test_blocks_turned_in_registers(
 
 @pytest.mark.parametrize("name", targets())
 def test_a_permute_of_tokens_to_an_image_is_turned(name: str) -> None:
-    """Tokens [1, 196, 40] to [1, 40, 14, 14] and on to a flat row a channel."""
+    """Tokens [1, 196, 40] become [1, 40, 14, 14], and then a flat row for each channel."""
     machine = runnable(name)
     made = make_stage(
         [
@@ -180,8 +180,9 @@ WOVEN = {
 
 @pytest.mark.parametrize("make", [*WOVEN.values(), *CASES])
 def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], Stage]) -> None:
-    """``even`` against the strides and conditions of everything, and the longest regular row
-    against asking every one."""
+    """``even`` is compared with the strides and conditions of all rows, and the longest regular row
+    with asking every row.
+    """
     made = make()
     output, shape = made.output.output, output_shape(made)
     regular = []
@@ -206,7 +207,9 @@ def test_probes_that_give_up_early_know_what_whole_ones_do(make: Callable[[], St
 @pytest.mark.parametrize("case", WOVEN)
 @pytest.mark.parametrize("name", targets())
 def test_neighbours_from_several_places_are_woven(name: str, case: str) -> None:
-    """By shuffles; no load reaches behind its input, which the last column shows."""
+    """They are woven by shuffles. The last column shows that no load reads past the end of its
+    input.
+    """
     machine = runnable(name)
     made: Stage = WOVEN[case]()
     sketch = elementwise.match(made, machine)
@@ -218,7 +221,7 @@ def test_neighbours_from_several_places_are_woven(name: str, case: str) -> None:
 
 
 def test_woven_loads_are_vectors() -> None:
-    """Also where a row has several axes and a block begins anywhere in it."""
+    """This also holds if a row has several axes and a block begins at any place in it."""
     machine = target("x86-64-v4")
     sketch = elementwise.match(rotary_pairs(5, 64), machine)
     assert sketch is not None

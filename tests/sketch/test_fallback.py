@@ -1,8 +1,8 @@
-"""The fallback: every operator of the table, as a stage of its own, against numpy; Relax operators;
-what it leaves undefined.
+"""The fallback: every operator of the table as its own stage, against numpy; Relax operators; and
+what the fallback leaves undefined.
 
-Tolerance: 1e-5 of the largest magnitude against float64 (sums here have a few hundred terms);
-integers and booleans exactly.
+Tolerance: 1e-5 of the largest magnitude against float64 (the sums have a few hundred terms).
+Integers and booleans must be exact.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ UNARY_ATTRS = {
 
 @pytest.mark.parametrize("kind", ELEMENTWISE_OPERATORS)
 def test_elementwise(kind: str) -> None:
-    """float32, int64 and bool, where it has a meaning for them; the second operand is broadcast."""
+    """float32, int64 and bool, if the operator has a meaning for them; the second operand is
+    broadcast.
+    """
     rng = np.random.default_rng(fresh_seed())
     row = ELEMENTWISE_OPERATORS[kind]
     for letter in row.dtypes.replace("u", ""):
@@ -152,7 +154,7 @@ def test_reductions(
             stage = single(kind, [T(shape, dtype)], T(kept, dtype), axes=axes, keepdims=keepdims)
             (x,) = random_inputs(stage, fresh_seed())
             tolerance = 1e-5
-            if kind == "sum" and dtype == "float32":  # whose terms may nearly cancel
+            if kind == "sum" and dtype == "float32":  # its terms may nearly cancel
                 terms, sums = np.abs(x).sum(axes), np.abs(x.sum(axes))
                 tolerance = max(tolerance, 2e-6 * terms.max() / sums.max())
             check(stage, x, tolerance=tolerance)
@@ -208,7 +210,7 @@ def test_norms() -> None:
 
 # sampled shapes ---------------------------------------------------------------------------------
 def sampled(rng: np.random.Generator) -> Stage:
-    """A random stage of an operator with loops of its own, dimensions of 1 among the sizes."""
+    """A random stage of an operator that has its own loops; some dimensions are 1."""
 
     def size(most: int = 9) -> int:
         return int(rng.choice([1, *range(1, most + 1)]))
@@ -262,7 +264,7 @@ def test_sampled_shapes() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float16", 4e-3)])
 def test_other_floats(dtype: str, tolerance: float) -> None:
-    """float16 is computed in itself or in float32; the bound is four of its last places."""
+    """float16 is computed in float16 or in float32; the bound is four units of its last place."""
     x, w, v = T((5, 7), dtype), T((7, 6), dtype), T((7,), dtype)
     stages = [
         single("matmul", [x, w], T((5, 6), dtype)),
@@ -301,7 +303,7 @@ CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "
 def test_an_empty_stage_is_the_fallbacks_alone(
     kind: str, inputs: list, output: tuple[int, ...], attrs: dict
 ) -> None:
-    """Every other sketch declines it, without a failure on the way."""
+    """Every other sketch declines it without failing."""
     dtype = "int64" if kind == "argmax" else "float32"
     made = single(kind, [T(shape) for shape in inputs], T(output, dtype), **attrs)
 
@@ -315,7 +317,7 @@ def test_an_empty_stage_is_the_fallbacks_alone(
 
 
 def test_every_kind_is_covered() -> None:
-    """A new row of the table must be built by the fallback and tested, here or as spatial."""
+    """A new row of the table must be built by the fallback and tested, either here or as spatial."""
     tested = (
         set(ELEMENTWISE_OPERATORS)
         | {kind for kind, *_ in MOVEMENT}

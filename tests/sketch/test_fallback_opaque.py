@@ -1,5 +1,5 @@
-"""The fallback on operators that only Relax knows: their values, their tasks, what it
-refuses, what its kernels call.
+"""The fallback on operators that only Relax knows: their values, their tasks, what the fallback
+refuses, and what its kernels call.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_relax(name: str) -> None:
         # all axes but the last, which is left to LLVM
         ("grid_sample", 2 * 3 * 5),
         ("tril", 5),
-        # a scan of each row; several functions, of which each needs the one before
+        # a scan of each row: several functions, each of which needs the one before
         ("cumsum", 3),
         ("group_norm", 1),
     ],
@@ -132,7 +132,7 @@ def test_sort_keeps_the_order_of_equal_elements() -> None:
 
 
 def test_sort_has_nan_above_all_numbers() -> None:
-    """It had no place: which elements came before it hung on where the merge met it."""
+    """NaN once had no place: which elements came before it depended on where the merge met it."""
     x = np.array([[3, np.nan, 1, np.nan, np.inf, 2, -np.inf, 0]], "float32")
     for descending, order in ((False, [6, 7, 2, 5, 0, 4, 1, 3]), (True, [1, 3, 4, 0, 5, 2, 7, 6])):
         stage = opaque(

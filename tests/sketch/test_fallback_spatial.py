@@ -1,4 +1,4 @@
-"""The fallback: contractions, pools and resizing against numpy; tolerance as in
+"""The fallback on contractions, pools and resizing, against numpy. The tolerance is that of
 :mod:`tests.sketch.test_fallback`.
 """
 
@@ -74,9 +74,9 @@ def test_conv2d(
     ("kernel", "strides", "padding", "more"),
     [
         ((3, 2), (2, 1), (1, 0, 0, 1), (1, 0)),
-        ((3, 4), (2, 3), (1, 0, 0, 1), (0, 3)),  # as much as a stride: gtco adds to whole strides
-        ((1, 2), (1, 1), (0, 1, 0, 2), (2, 5)),  # more than what is cut off
-        ((2, 2), (3, 2), (3, 2, 2, 4), (0, 0)),  # what is cut off is more than a kernel
+        ((3, 4), (2, 3), (1, 0, 0, 1), (0, 3)),  # as large as a stride: gtco adds whole strides
+        ((1, 2), (1, 1), (0, 1, 0, 2), (2, 5)),  # larger than the part cut off
+        ((2, 2), (3, 2), (3, 2, 2, 4), (0, 0)),  # the part cut off is larger than a kernel
     ],
 )
 def test_conv_transpose2d(

@@ -1,5 +1,5 @@
-"""Contractions whose weights are float16 beside float32 inputs, widened by the micro-kernel or in
-scratch, against float64 of the same operands.
+"""Contractions with float16 weights and float32 inputs, against float64 of the same operands. The
+weights are widened by the micro-kernel or in scratch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.kernels import assert_close, build, fresh_seed, reference, runnable
 from tests.sketch.test_bfloat16 import chain, machines, window
 
 T = TensorType
-TOLERANCE = 2e-6  # float32 sums of products that float32 holds but for their last bits
+TOLERANCE = 2e-6  # float32 sums of products, whose last bits float32 does not hold
 
 
 def half(*shape: int) -> TensorType:
@@ -80,7 +80,9 @@ STAGES = {
 
 
 def few(sketch: Sketch) -> Iterator[Config]:
-    """The first config, the last and one between, of rows that widen and of rows that do not."""
+    """The first config, the last one and one between, both of rows that widen and of rows that do
+    not.
+    """
     every = list(configs(sketch))
     for widens in (False, True):
         mine = [c for c in every if str(c["tile"]).startswith("half:") == widens]
@@ -88,7 +90,9 @@ def few(sketch: Sketch) -> Iterator[Config]:
 
 
 def check(match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: str) -> set[bool]:
-    """Are there configs of rows that widen, and of others?"""
+    """Checks the stage's results. Gives True if it has configs of rows that widen, False if it has
+    others, or both.
+    """
     machine = runnable(name)
     sketch = match(stage, machine)
     assert sketch is not None
@@ -118,7 +122,7 @@ def test_windows_read_in_place(stage: str, name: str) -> None:
 
 
 def test_what_no_kernel_is_for() -> None:
-    """Winograd's transform would round the weights again; a B that is computed has no panels."""
+    """Winograd's transform would round the weights again, and a computed B has no panels."""
     assert winograd.match(STAGES["conv3x3"], TARGETS["x86-64-v3"]) is None
     computed = chain({"x": T((5, 7)), "b": half(7, 9)}, ("matmul", "x b", "y", T((5, 9)), {}))
     assert gemm.match(computed, TARGETS["x86-64-v3"]) is None

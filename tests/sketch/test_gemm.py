@@ -1,8 +1,8 @@
-"""Contractions against float64: dense, batched and convolution, odd sizes, every fused form, random
-configs.
+"""Contractions against float64: dense, batched and convolution, odd sizes, every fused form, and
+random configs.
 
-Tolerance: 2e-6 x sqrt(k) of the largest magnitude, which float32 sums of k products in any order
-stay well inside.
+Tolerance: 2e-6 x sqrt(k) of the largest magnitude. Float32 sums of k products in any order stay
+well below it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def dense(m: int, k: int, n: int, lead: tuple[int, ...] = (1,)) -> Stage:
 
 
 def check(stage: Stage, name: str, most: int = 3) -> None:
-    """The stage under a few random configs."""
+    """Runs the stage under a few random configs."""
     machine = runnable(name)
     sketch = gemm.match(stage, machine)
     assert sketch is not None
@@ -90,8 +90,8 @@ def test_large_depth_is_blocked(name: str) -> None:
 @pytest.mark.parametrize("how", ["next", "none", "both"])
 @pytest.mark.parametrize(("kc", "a"), [(333, "direct"), (112, "packed"), (333, "packed")])
 def test_orders_and_prefetching(kc: int, a: str, how: str, order: str, name: str) -> None:
-    """What is asked for beyond the last panel and the last row is no fault; one block of rows at a
-    time, or one panel.
+    """Prefetching past the last panel and the last row is no fault. The loops take one block of
+    rows at a time, or one panel.
     """
     stage, machine = dense(35, 333, 75), runnable(name)
     sketch = gemm.match(stage, machine)
@@ -103,7 +103,7 @@ def test_orders_and_prefetching(kc: int, a: str, how: str, order: str, name: str
 
 @pytest.mark.parametrize("name", targets())
 def test_rows_outside_of_a_product_that_packs_both(name: str) -> None:
-    """B, which is computed, is packed in the first pass and used by all others."""
+    """B is computed; the first pass packs it, and all others use it."""
     stage = make_stage(
         [
             op("permute", ("b",), "t", (45, 70), axes=(1, 0)),
@@ -122,7 +122,7 @@ def test_rows_outside_of_a_product_that_packs_both(name: str) -> None:
 
 
 def test_what_is_packed_of_a_by_rows_stays_in_l1() -> None:
-    """A thread's scratch holds one block of rows, not all that a task has."""
+    """A thread's scratch holds one block of rows, not all rows of a task."""
     sketch = gemm.match(dense(197, 192, 576), target("x86-64-v4"))
     sizes = []
     for order in ("panels", "rows"):
@@ -256,7 +256,7 @@ def test_convolution_channels_first(case: tuple) -> None:
 
 
 def behind(kind: str, layout: str, **attrs: object) -> Stage:
-    """A 3x3 convolution of kind(x), or of kind(gate, x) with a gate per channel."""
+    """A 3x3 convolution of kind(x), or of kind(gate, x) with one gate for each channel."""
     x, gate = ((2, 9, 8, 16), (2, 1, 1, 16)) if layout == "NHWC" else ((2, 16, 9, 8), (2, 16, 1, 1))
     out = (2, 9, 8, 5) if layout == "NHWC" else (2, 5, 9, 8)
     inputs = ("gate", "x") if OPERATORS[kind].inputs[0] == 2 else ("x",)
@@ -271,8 +271,9 @@ def behind(kind: str, layout: str, **attrs: object) -> Stage:
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_element_wise_operators_in_front_of_a_convolution(layout: str) -> None:
-    """What lies side by side in memory is found through each of them, with no kernel in the
-    making, and none is evaluated: a division would divide by the 0 that a probe reads."""
+    """The analysis finds runs of memory through each of these operators before there is a kernel.
+    It evaluates none of them: a division would divide by the 0 that a probe reads.
+    """
     machine = runnable("x86-64-v3")
     attrs = {"clip": {"min": -1.0, "max": 1.0}, "leaky_relu": {"alpha": 0.1}, "elu": {"alpha": 1.0}}
     floats = [
@@ -316,8 +317,8 @@ def test_layer_norm_in_front(m: int, k: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x-x", "residual", "turned residual"])
 def test_a_layer_norm_that_not_only_a_reads_stays_in_front(name: str) -> None:
-    """A task knows the statistics of its own rows of A; B's rows and those of what is added behind
-    the product are others.
+    """A task knows the statistics of its own rows of A. The rows of B are other rows, and so are
+    those that are added after the product.
     """
     shape = (12, 12)
     ops = [
@@ -372,7 +373,7 @@ def test_concatenated_channels(name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_transposed_store(name: str) -> None:
-    """NHWC computed, NCHW stored: neighbours in m are neighbours in the output."""
+    """It computes NHWC and stores NCHW: neighbours in m are neighbours in the output."""
     attrs = dict(strides=(1, 1), padding=(0,) * 4, dilation=(1, 1), groups=1, layout="NHWC")
     ops = [
         op("conv2d", ("x", "w"), "c", (2, 7, 9, 37), **attrs),
@@ -382,7 +383,7 @@ def test_transposed_store(name: str) -> None:
     types = {"x": T((2, 7, 9, 20)), "w": T((37, 20, 1, 1)), "b": T((37,))}
     stage = make_stage(ops, types, ["w", "b"])
     sketch = gemm.match(stage, runnable(name))
-    assert not sketch.stores_columns  # two images: rows 62 and 63 are no neighbours
+    assert not sketch.stores_columns  # two images: rows 62 and 63 are not neighbours
     check(stage, name, 3)
     one = [
         Operator(o.kind, o.inputs, o.output, T((1, *o.type.shape[1:])), o.attrs, o.name)
@@ -394,7 +395,9 @@ def test_transposed_store(name: str) -> None:
 
 
 def merging_stage(channels: int) -> Stage:
-    """Swin's patch merging: four maps of every second pixel side by side, normalised, projected."""
+    """Swin's patch merging: four maps of every second pixel, concatenated, normalised and
+    projected.
+    """
     corners = [(0, 0), (1, 0), (0, 1), (1, 1)]
     quarter, wide = (2, 5, 5, channels), (2, 5, 5, 4 * channels)
     operators = [
@@ -415,5 +418,5 @@ def merging_stage(channels: int) -> Stage:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("channels", [5, 16, 24])
 def test_statistics_of_a_concatenation(name: str, channels: int) -> None:
-    """Vectors of a row reach over the parts' borders: which part is then another in each lane."""
+    """Vectors of a row cross the borders of the parts, so each lane may read a different part."""
     check(merging_stage(channels), name)

@@ -1,4 +1,4 @@
-"""Lines that a contraction asks for ahead: of its operands, its result and a residual."""
+"""The lines that a contraction prefetches: of its operands, its result and a residual."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sketch.test_gemm import dense, op
 
 
 def prefetches(sketch: gemm.Gemm, config: Config) -> int:
-    """Lines that a kernel asks for in a run."""
+    """The number of lines that a run of the kernel prefetches."""
     program = sketch.build(config, "k")
     assert isinstance(program, Program)
     found = statements(program, sketch.stage, 4 * sketch.target.lanes)
@@ -26,8 +26,9 @@ def prefetches(sketch: gemm.Gemm, config: Config) -> int:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize(("m", "tile"), [(1, "1x4"), (5, "5x2"), (48, "6x2")])
 def test_lines_that_are_asked_for(m: int, tile: str, name: str) -> None:
-    """Every line of a panel while the one before is computed, however few blocks of rows share in
-    it, and of the result; with ``both`` each line that an iteration reads besides.
+    """The kernel prefetches every line of a panel while it computes the panel before, however few
+    blocks of rows share it, and every line of the result. With ``both`` it also prefetches each
+    line that an iteration reads.
     """
     machine, k, n = runnable(name), 96, 128
     sketch = gemm.match(dense(m, k, n), machine)
@@ -38,8 +39,8 @@ def test_lines_that_are_asked_for(m: int, tile: str, name: str) -> None:
         config = config_with(sketch, tile=tile, chunks_m=1, chunks_n=1, a="direct", prefetch=how)
         asked[how] = prefetches(sketch, config)
     blocks, panels = -(-m // row.rows), -(-n // row.columns)
-    rows = blocks * panels * k if m > 1 else 0  # A's, one an iteration
-    rows += m * n * 4 // 64  # the result's
+    rows = blocks * panels * k if m > 1 else 0  # the lines of A, one an iteration
+    rows += m * n * 4 // 64  # the lines of the result
     assert asked["none"] == 0
     assert asked["next"] - rows >= lines
     if blocks == 1:
@@ -49,7 +50,7 @@ def test_lines_that_are_asked_for(m: int, tile: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_lines_of_a_residual_are_asked_for(name: str) -> None:
-    """A line for each of the result's, and none of a bias, which stays in the cache."""
+    """One line for each line of the result. None is for the bias, which stays in the cache."""
     m, k, n = 48, 32, 64
     residual = make_stage(
         [*dense(m, k, n).operators, op("add", ("d", "r"), "y", (1, m, n))],

@@ -1,6 +1,4 @@
-"""Sampling images at points: against the reference, and as ONNX Runtime does it to the last corner
-case.
-"""
+"""Sampling images at points, against the reference and, in all corner cases, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def sampling(
 
 
 def points(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Mostly inside the image, some far out, some on its very edges."""
+    """Points that are mostly inside the image; some are far outside, and some exactly on its edges."""
     rng = np.random.default_rng(seed)
     grid = rng.uniform(-1.3, 1.3, shape)
     chosen = rng.random(shape)
@@ -64,8 +62,9 @@ def points(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def check(stage: Stage, name: str, every: bool = False) -> None:
-    """Against the reference, which finds the points in float32 as the kernel does: a nearest pixel
-    may be another one in float64."""
+    """Compares with the reference, which finds the points in float32, as the kernel does: in
+    float64 the nearest pixel may be another one.
+    """
     machine = runnable(name)
     sketch = grid_sample.match(stage, machine)
     assert sketch is not None
@@ -89,13 +88,17 @@ def test_methods_and_paddings(method: str, padding: str, align: bool) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_channels_and_points(name: str) -> None:
-    """Widths of less than a vector and of several; blocks of points that divide and do not."""
+    """Widths of less than a vector and of several vectors; blocks that divide the points and blocks
+    that do not.
+    """
     for channels, out in ((1, (5, 7)), (3, (131, 1)), (32, (60, 4)), (37, (1, 257))):
         check(sampling((9, 11), out, channels), name, every=True)
 
 
 def test_prologues_and_epilogue() -> None:
-    """Deformable attention: heads behind pixels, locations made to a grid, a weight a point."""
+    """Deformable attention: heads after pixels, locations turned into a grid, and a weight for each
+    point.
+    """
     images, heads, h, w, depth, queries, places = 2, 3, 4, 5, 16, 7, 4
     value = (images, h * w, heads * depth)
     stage = make_stage(
@@ -165,10 +168,11 @@ STRANGE = np.array(
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_as_onnx_runtime(method: str, padding: str, align: bool) -> None:
-    """Points that are no numbers or far away, pixels that are NaN or infinite: kernel and fallback.
+    """Kernel and fallback for points that are no numbers or far away, and pixels that are NaN or
+    infinite.
 
-    Where ONNX Runtime's weights cancel (beyond 2^24 pixels, border and reflection) it gives 0; gtco
-    gives the pixel: such points are left out.
+    If ONNX Runtime's weights cancel (beyond 2^24 pixels, border and reflection) it gives 0, and
+    gtco gives the pixel: such points are left out.
     """
     x = np.arange(1, 3 * 4 * 16 + 1, dtype=np.float32).reshape(1, 16, 3, 4)
     x[0, ::3, 1, 1], x[0, 1::3, 0, 0], x[0, 2::3, 2, 3] = np.nan, np.inf, -np.inf
@@ -200,8 +204,8 @@ def test_not_its_business() -> None:
 
 
 def test_a_float64_grid_is_sampled_by_the_kernel() -> None:
-    """As TorchScript exports deformable attention; ONNX Runtime has no kernel for the two dtypes,
-    so it is given the same grid in float32.
+    """TorchScript exports deformable attention with such a grid. ONNX Runtime has no kernel for
+    these two dtypes, so it gets the same grid in float32.
     """
     rng = np.random.default_rng(fresh_seed())
     x = rng.standard_normal((2, 16, 5, 7)).astype(np.float32)

@@ -1,5 +1,5 @@
-"""Rows made side by side because they read the same: rotary embeddings, positions added to images
-of a batch.
+"""Rows that are computed together because they read the same: rotary embeddings, and positions that
+are added to the images of a batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rotary(heads: tuple[int, ...], tables: tuple[int, ...], positions: int, widt
 
 
 def pairs(heads: tuple[int, ...], tables: tuple[int, ...], positions: int, width: int) -> Stage:
-    """The same for neighbours in pairs."""
+    """The same for pairs of neighbours."""
     shape, last = (*heads, positions, width), len(heads) + 2
     split, one = (*heads, positions, width // 2, 2), (*heads, positions, width // 2, 1)
     return stage(

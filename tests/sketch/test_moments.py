@@ -1,4 +1,4 @@
-"""Moments of parts and their merging against the reference, for 8 lanes and 16."""
+"""The moments of parts and the merging of them, against the reference, for 8 and 16 lanes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(made: Stage, name: str, inputs: list[np.ndarray], tolerance: float = 1
     wanted = reference(made, inputs)
     for built in some_kernels(sketch, machine):
         got = built(*inputs, unaligned=True)
-        for k in range(2):  # means and variances differ in magnitude
+        for k in range(2):  # the magnitudes of means and variances differ
             assert_close(got[..., k, :], wanted[..., k, :], tolerance)
 
 
@@ -63,8 +63,8 @@ def test_moments_of_what_a_prologue_computes(name: str) -> None:
 
 
 def test_columns_through_a_reshape_have_no_address_a_lane() -> None:
-    """A GroupNorm's rows seen as a matrix: its columns lie together, also where they begin at 8 *
-    lanes, and in a part of its own.
+    """The rows of a GroupNorm as a matrix: its columns lie together. This also holds if they begin
+    at 8 * lanes, and in a separate part.
     """
     made = make_stage(
         [
@@ -101,7 +101,7 @@ def test_merged_moments(shape: tuple[int, ...], groups: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_a_mean_far_from_zero(name: str) -> None:
-    """Mean 10^4 and deviation 1: float32 sums of squares would keep nothing of the variance."""
+    """Mean 10^4 and deviation 1: float32 sums of squares would lose the variance entirely."""
     made = make_stage(
         [op("moments", "x", "y", (1, 4, 2, 33))], {"x": TensorType((1, 4, 50, 33))}, []
     )
@@ -113,8 +113,8 @@ def test_a_mean_far_from_zero(name: str) -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("far", [1e6, -1e18])
 def test_a_first_row_far_from_the_others(name: str, far: float) -> None:
-    """All is taken about the first row: the variance must keep its digits also then, the mean those
-    that a normalisation can see.
+    """All values are taken about the first row. The variance must keep its digits, and the mean
+    must keep those that a normalisation can see.
     """
     made = make_stage(
         [op("moments", "x", "y", (1, 1, 2, 33))], {"x": TensorType((1, 1, 203, 33))}, []

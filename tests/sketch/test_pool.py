@@ -118,7 +118,7 @@ def test_dilated_maximum(layout: str) -> None:
 def test_nan_wins_and_infinities_count(
     strides: tuple[int, int], name: str, layout: str
 ) -> None:
-    """At every place of a window, and beside other NaN and infinities."""
+    """At every place of a window, also beside other NaN and infinities."""
     machine = runnable(name)
     stage = pooling("max_pool2d", 8, (7, 40), (3, 3), strides, (1, 1, 1, 1), layout)
     sketch = pool.match(stage, machine)
@@ -131,7 +131,7 @@ def test_nan_wins_and_infinities_count(
 
 
 def test_prologue_and_epilogue_channels_first() -> None:
-    """relu(x) pooled, times a factor a channel, stored channels last."""
+    """relu(x) is pooled, multiplied by a factor for each channel, and stored channels last."""
     stage = pooling("max_pool2d", 5, (8, 38), (3, 3), (2, 2), (1, 1, 1, 1), "NCHW")
     n, c, h, w = (int(d) for d in stage.output.type.shape)
     before = Operator("relu", ("t",), "x", TensorType((2, 5, 8, 38)))

@@ -96,7 +96,7 @@ def test_nearest(rounding: str, layout: str) -> None:
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
 def test_nearest_positions_are_exact(rounding: str, coordinates: str) -> None:
-    """In rational numbers; ties and whole positions among them, which floats miss."""
+    """They are compared with rational numbers. Some are ties or whole positions, which floats miss."""
     rounded = {
         "floor": floor,
         "ceil": ceil,
@@ -118,8 +118,8 @@ def test_nearest_positions_are_exact(rounding: str, coordinates: str) -> None:
 
 
 def test_nearest_half_way_between_two() -> None:
-    """2 -> 75: the middle lies at 0.5, and a fused multiply-add made it a little more. The second:
-    positions beyond 2^31 before they are divided.
+    """2 -> 75: the middle lies at 0.5, and a fused multiply-add once made it a little more. The
+    second case has positions beyond 2^31 before the division.
     """
     for size, out in (((2, 7), (75, 17)), ((1, 40000), (1, 40001))):
         for rounding in ("round_prefer_floor", "round_prefer_ceil", "ceil"):
@@ -136,7 +136,7 @@ def test_channels(name: str, method: str) -> None:
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_prologue_and_epilogue(layout: str) -> None:
-    """A feature pyramid's sum: the coarse map resized and added to the fine one."""
+    """A feature pyramid: the coarse map is resized and added to the fine one."""
     stage = resizing((5, 6), (10, 12), layout=layout)
     x, y = stage.types["x"], stage.output.type
     operators = [

@@ -83,7 +83,7 @@ def test_nearest(rounding: str, coordinates: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_prologue_and_epilogue(name: str) -> None:
-    """relu(x) resized, + residual, stored channels last."""
+    """relu(x) is resized, a residual is added, and the result is stored channels last."""
     shape = (2, 3, 6, 40)
     resized = make_attrs(
         method="linear",
@@ -108,7 +108,7 @@ def test_prologue_and_epilogue(name: str) -> None:
 
 
 def test_nan_and_infinity_do_not_spread() -> None:
-    """Two taps around a column of NaN or infinity, and no other output, see it."""
+    """Only outputs that have a column of NaN or infinity among their two taps see it."""
     given = stage((2, 9), (2, 36))
     x = random_inputs(given, fresh_seed())[0]
     x[0, 0, :, 4] = np.nan
@@ -132,7 +132,9 @@ def test_nan_and_infinity_do_not_spread() -> None:
 def test_taps_of_a_vector_lie_within_a_vector(
     size: int, more: int, coordinates: str, lanes: int
 ) -> None:
-    """What ``fits`` promises: every lane's first tap is 0 to lanes - 1 columns past the first's."""
+    """``fits`` promises that every lane's first tap is 0 to lanes - 1 columns after that of the
+    first lane.
+    """
     out = size + more
     if not fits(size, out, lanes):
         return

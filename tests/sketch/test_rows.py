@@ -48,7 +48,7 @@ def check(
 
 
 def test_where_bytes_come_from() -> None:
-    """Tensors pass between stages on whichever core is free; weights have left the caches."""
+    """A tensor may reach the next stage on any core that is free; weights have left the caches."""
     norm = op("layer_norm", "x g b", "y", (197, 192), epsilon=1e-5)
     sketch = rows.match(stage([norm], x=(197, 192), g=(192,), b=(192,)), target("x86-64-v3"))
     assert sketch is not None
@@ -89,8 +89,9 @@ def test_reductions(kind: str, axes: tuple[int, ...], name: str) -> None:
 @pytest.mark.parametrize("last", [1, 3, 4, 8, 9, 16, 17])
 @pytest.mark.parametrize("kind", ["sum", "max"])
 def test_rows_of_short_pieces(kind: str, last: int, name: str) -> None:
-    """Over the first and the last axis: a row's pieces are shorter than a vector, or a little
-    longer."""
+    """A reduction over the first and the last axis: a row's pieces are shorter than a vector, or a
+    little longer.
+    """
     made = op(kind, "x", "y", (1, 6, 1), axes=(0, 2), keepdims=True)
     check(stage([made], x=(16, 6, last)), name, tolerance=2e-5)
 
@@ -102,8 +103,8 @@ def test_rows_of_short_pieces(kind: str, last: int, name: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
 def test_where_the_extreme_lies(kind: str, shape: Sequence[int], axis: int, name: str) -> None:
-    """The first of several, the first NaN where there is one, behind an addition and before a cast;
-    infinities are extremes like any other.
+    """The first of several extremes, or the first NaN if there is one, after an addition and before
+    a cast. Infinities are extremes like any other value.
     """
     before = Operator("add", ("x", "z"), "s", TensorType(tuple(shape)), make_attrs())
     kept = [n for a, n in enumerate(shape) if a != axis % len(shape)]
@@ -154,7 +155,7 @@ def test_large_offsets(name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_residual_before_and_windows_behind(name: str) -> None:
-    """Swin: the residual sum, its layer norm, roll and window partition in one kernel."""
+    """Swin: the residual sum, its layer norm, the roll and the window partition in one kernel."""
     shape = (1, 196, 40)
     check(
         stage(
@@ -177,7 +178,7 @@ def test_residual_before_and_windows_behind(name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_prologue_and_gate(name: str) -> None:
-    """A prologue that is used again behind the reduction, and a gelu."""
+    """A prologue that is used again after the reduction, and a gelu."""
     shape = (3, 5, 50)
     check(
         stage(
@@ -195,7 +196,7 @@ def test_prologue_and_gate(name: str) -> None:
 
 
 def test_transposed_input() -> None:
-    """Channels first in, layer norm over the channels (DINO and ConvNeXt)."""
+    """The input has its channels first; the layer norm is over the channels (DINO and ConvNeXt)."""
     check(
         stage(
             [
@@ -211,7 +212,7 @@ def test_transposed_input() -> None:
 
 
 def test_global_pooling_and_scale() -> None:
-    """The mean over tokens behind the last block of Swin, with an epilogue."""
+    """The mean over tokens after the last block of Swin, with an epilogue."""
     check(
         stage(
             [
@@ -226,7 +227,7 @@ def test_global_pooling_and_scale() -> None:
 
 
 def test_masked_softmax() -> None:
-    """-inf is masked out; where all is masked the row is NaN, as the reference says."""
+    """-inf masks an element. A row whose elements are all masked is NaN, as in the reference."""
     machine = runnable("x86-64-v3")
     made = stage([op("softmax", "x", "y", (3, 21), axis=1)], x=(3, 21))
     sketch = rows.match(made, machine)
@@ -280,7 +281,7 @@ def test_not_its_business() -> None:
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "softmax", "log_softmax", "max"])
 @pytest.mark.parametrize(("count", "length"), [(157, 24), (71, 33), (13, 1500), (3, 20)])
 def test_panels_of_rows(count: int, length: int, kind: str, name: str) -> None:
-    """Whole panels, the rest of one and rows left over, in one task; a row's NaN stays its own."""
+    """One task has whole panels, a rest of one and single rows; a NaN stays in its row."""
     shape = (count, length)
     inputs, attrs = {
         "softmax": ("x", {"axis": 1}),
@@ -303,7 +304,7 @@ def test_panels_of_rows(count: int, length: int, kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_a_prologue_of_movement_is_read_again(name: str) -> None:
-    """A reshape, a permutation and a slice in front of the rows keep no copy of them."""
+    """A reshape, a permutation and a slice before the rows: none of them is stored."""
     operators = [
         op("slice", "x", "s", (6, 40, 2, 32), begin=(1, 0, 0, 8), strides=(1, 1, 1, 1)),
         op("permute", "s", "t", (2, 6, 40, 32), axes=(2, 0, 1, 3)),
@@ -319,8 +320,8 @@ def test_a_prologue_of_movement_is_read_again(name: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_rows_of_any_length(data: st.DataObject) -> None:
-    """Any rest of a vector, few rows and many, behind an addition and before a gate or neither: the
-    last vector overlaps the one before, or is padded, or the rows side by side share it.
+    """Any rest of a vector, few rows and many, after an addition or before a gate or neither. The
+    last vector overlaps the one before, or is padded, or rows side by side share it.
     """
     kind = data.draw(st.sampled_from(["softmax", "log_softmax", "layer_norm", "rms_norm", "mean"]))
     machine = runnable(data.draw(st.sampled_from(targets())))
@@ -353,9 +354,9 @@ def test_rows_of_any_length(data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("length", [4096, 3136, 5003, 4161])
 def test_long_rows_keep_their_digits(length: int, name: str) -> None:
-    """Moments in one pass, as columns about some of their elements, and what is left of the row: a
-    mean far from zero, first or last elements far from all others, rows of one value, and NaN and
-    infinities, which stay in their row.
+    """Moments in one pass, as columns about some of their elements, and the rest of the row. The
+    rows have a mean far from zero, first or last elements far from all others, or one value only.
+    NaN and infinities stay in their row.
     """
     shape = (5, length)
     made = stage(
@@ -382,7 +383,7 @@ def test_long_rows_keep_their_digits(length: int, name: str) -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("edge", [56, 57, 75])
 def test_long_rows_of_an_image_are_read_in_vectors(edge: int, name: str) -> None:
-    """InstanceNorm: a row is an image by a reshape, whose quotients and rests must cancel."""
+    """InstanceNorm: a reshape makes each image a row. Its quotients and remainders must cancel."""
     image, shape = (2, 3, edge, edge), (2, 3, edge * edge)
     made = stage(
         [op("reshape", "x", "r", shape), op("layer_norm", "r g b", "y", shape, epsilon=1e-5)],

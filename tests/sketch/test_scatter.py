@@ -1,4 +1,4 @@
-"""Rows written where indices say, against numpy; also by the fallback."""
+"""Rows that are written to the places that indices give, against numpy; also by the fallback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def writing(
 
 
 def drawn(stage: Stage, outside: bool = True) -> list[np.ndarray]:
-    """Small whole numbers, so that sums are exact; a few indices of no row."""
+    """Small whole numbers, so that sums are exact. A few indices name no row."""
     rng = np.random.default_rng(fresh_seed())
     rows = stage.output["rows"]
     arrays = []
@@ -67,7 +67,7 @@ def drawn(stage: Stage, outside: bool = True) -> list[np.ndarray]:
     ],
 )
 def test_rows_of_any_length(shape: tuple[int, ...], rows: int, count: int, name: str) -> None:
-    """Many updates of one row, in order; what names no row is dropped."""
+    """Many updates of one row, in order. An index that names no row is dropped."""
     machine = runnable(name)
     for reduction in REDUCTIONS:
         stage = writing(shape, rows, count, reduction)

@@ -1,4 +1,4 @@
-"""The places of a row's largest and least elements, against numpy's stable sort."""
+"""The places of a row's largest and smallest elements, against numpy's stable sort."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def best(shape: tuple[int, ...], k: int, largest: bool = True, dtype: str = "flo
 
 
 def rows(shape: tuple[int, ...], dtype: str, kind: str) -> np.ndarray:
-    """Elements that are all different, of few values, or special ones among others."""
+    """Elements that are all different, elements with few values, or special values among others."""
     rng = np.random.default_rng(fresh_seed())
     if np.dtype(dtype).kind in "iu":
         bounds = np.iinfo(dtype)
@@ -59,7 +59,7 @@ def rows(shape: tuple[int, ...], dtype: str, kind: str) -> np.ndarray:
         ((2, 300), 50),
         ((3, 33), 33),  # a sort by merging
         ((2, 200), 64),
-        ((2, 200), 65),  # the first that is sorted by digits
+        ((2, 200), 65),  # the shortest that is sorted by digits
         ((2, 3, 517), 517),
         ((1, 9001), 300),
     ],

@@ -1,8 +1,8 @@
-"""Winograd convolutions against float64: sizes that divide nothing, one-sided padding, several
-images, prologues and epilogues, and what the two sizes of tiles round to.
+"""Winograd convolutions against float64: sizes that no tile divides, one-sided padding, several
+images, prologues and epilogues, and the rounding of the two sizes of tiles.
 
 Tolerance: 2e-6 x sqrt(k) of the largest magnitude with k = 9 x channels, as for the direct
-convolution; of bfloat16, where that is tested.
+convolution. The tests of bfloat16 give their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CASES = [
     (40, 17, (12, 8), (2, 0, 1, 3)),
     (20, 1, (6, 14), (0, 0, 0, 0)),
     (9, 70, (1, 2), (1, 1, 1, 1)),  # smaller than a tile
-    (5, 8, (4, 4), (4, 4, 4, 4)),  # whole tiles of zeros
+    (5, 8, (4, 4), (4, 4, 4, 4)),  # some tiles are all zeros
 ]
 
 
@@ -58,7 +58,9 @@ def test_against_float64(given: tuple, size: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_many_tasks_and_passes(name: str) -> None:
-    """Several chunks of tiles and of columns, each of several passes: scratch is used again."""
+    """Several chunks of tiles and of columns, each with several passes, which use the scratch
+    again.
+    """
     machine = runnable(name)
     small = replace(machine.memory[1], capacity=8 << 10)
     machine = replace(machine, memory=(machine.memory[0], small, *machine.memory[2:]))
@@ -83,12 +85,12 @@ def test_many_tasks_and_passes(name: str) -> None:
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("size", SIZES)
 def test_prologue_and_epilogue(size: int, name: str) -> None:
-    """A concatenation and a gate in front; behind, a store that is transposed."""
+    """A concatenation and a gate come first; the result is stored transposed."""
     check(dressed(), name, 2, winograd.match, ("m", size))
 
 
 def test_borders_are_zeros_behind_a_prologue() -> None:
-    """exp(0) is 1, but what pads the image is 0."""
+    """exp(0) is 1, but the padding of the image is 0."""
     size, out = T((1, 5, 6, 8)), T((1, 5, 6, 16))
     operators = [
         op("exp", ("x",), "e", size),
@@ -106,8 +108,9 @@ def plain(c: int, n: int, height: int, width: int) -> Stage:
 
 @pytest.mark.parametrize("channels", [16, 64, 512])
 def test_rounding_beside_a_direct_convolution(channels: int) -> None:
-    """Root of the mean square error over that of the direct sketch: F(2x2) has the smaller one,
-    since it sums fewer products; F(4x4) at most three times its."""
+    """The root of the mean square error, over that of the direct sketch. F(2x2) has the smaller
+    error, since it sums fewer products; that of F(4x4) is at most three times as large.
+    """
     machine, stage = runnable("x86-64-v3"), plain(channels, 16, 8, 8)
     rng = np.random.default_rng(channels)
     arrays = [rng.standard_normal(tuple(i.type.shape), dtype=np.float32) for i in stage.inputs]
@@ -137,9 +140,9 @@ SHORT = {
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("stage", SHORT.values(), ids=SHORT)
 def test_bfloat16_against_float64(stage: Stage, name: str) -> None:
-    """Of the same operands, by every kind of row. Transformed, they are rounded once more: 4e-3 of
-    the outputs in the root of the mean square where inputs are random, 2e-2 in the worst of some
-    thousands; twice that is allowed.
+    """Every kind of row, against float64 of the same operands. The transformed operands are rounded
+    once more. If inputs are random, this costs 4e-3 of the outputs in the root of the mean square,
+    and 2e-2 in the worst of some thousands; twice that is allowed.
     """
     machine = runnable(name)
     sketch = winograd.match(stage, machine)
@@ -156,8 +159,9 @@ def test_bfloat16_against_float64(stage: Stage, name: str) -> None:
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("channels", [16, 64, 512])
 def test_bfloat16_beside_a_direct_convolution(channels: int, name: str) -> None:
-    """Root of the mean square error, beside float64 of what was not rounded yet: F(2x2) has twice a
-    direct one's, or 1.5 times where inputs are widened and their transforms stay float32.
+    """The root of the mean square error, against float64 of the operands before they were rounded.
+    That of F(2x2) is twice that of a direct convolution, or 1.5 times if inputs are widened and
+    their transforms stay float32.
     """
     machine, stage = runnable(name), conv(8, channels, 16, 3)
     rng = np.random.default_rng(fresh_seed())
@@ -187,7 +191,7 @@ def test_no_pair_of_bfloat16_spans_two_pixels(name: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_transforms_are_exact(size: int) -> None:
-    """y = A^T [(G w) * (B^T x)] in rational numbers, and float32 holds A and B."""
+    """y = A^T [(G w) * (B^T x)] in rational numbers; float32 holds A and B exactly."""
     t, random = TRANSFORMS[size], Random(size)
     x = [Fraction(random.randrange(-9, 10)) for _ in range(t.width)]
     w = [Fraction(random.randrange(-9, 10)) for _ in range(3)]
@@ -208,10 +212,10 @@ def test_nan_stays_in_the_tiles_that_read_it() -> None:
     assert sketch is not None
     x = np.ones((1, 12, 12, 8), np.float32)
     w = np.ones((16, 8, 3, 3), np.float32)
-    x[0, 5, 5, 3] = np.nan  # read by the tiles of rows and columns 4 to 7 alone, if they are 4 x 4
+    x[0, 5, 5, 3] = np.nan  # if tiles are 4 x 4, only those of rows and columns 4 to 7 read it
     config = next(c for c in configs(sketch) if c["m"] == 4)
     got = np.isnan(build(sketch, config, machine)(x, w)[0])
-    assert got[4:7, 4:7].all()  # what a direct convolution makes of it
+    assert got[4:7, 4:7].all()  # as a direct convolution gives
     assert not got[:4].any() and not got[8:].any()
     assert not got[:, :4].any() and not got[:, 8:].any()
 
@@ -240,8 +244,10 @@ def test_not_its_business_either() -> None:
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_is_picked_where_it_saves_most(name: str) -> None:
-    """ResNet's layers, of bfloat16 too; not where a tile covers more than the image, or the weights
-    are all there is to read. And what is picked has a program, on every target."""
+    """It is picked for ResNet's layers, also in bfloat16. It is not picked if a tile covers more
+    than the image, or if nearly all that is read are the weights. A picked config has a program on
+    every target.
+    """
     policy = AnalyticPolicy(target(name))
     layers = ((64, 56), (128, 28), (256, 50))
     for c, size in layers:

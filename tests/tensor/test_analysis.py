@@ -1,5 +1,5 @@
-"""What a stage computes, held against numpy and against counting: groups of axes, windows,
-reductions, and which axes run as one in memory.
+"""The analysis of what a stage computes, compared with numpy and with counting: groups of axes,
+windows, reductions, and axes that run as one in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_a_scope_decides_what_ranges_decide():
     scope.bind(low, 2, -1)
     assert scope.known(low >= -1) is True
     assert scope.known(low < 0) is None
-    scope.bind(7, 1)  # a number says all of itself
+    scope.bind(7, 1)  # a number needs no bound
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=5), st.data())
@@ -70,7 +70,7 @@ def test_groups_of_a_reshape_are_the_smallest(source: list[int], data: st.DataOb
 def test_positions_of_a_window_that_count(
     kernel: int, stride: int, before: int, after: int, size: int, include: bool
 ):
-    """Also where ceil mode puts a last window beyond the padding."""
+    """This includes the last window of ceil mode, which may lie beyond the padding."""
     span = size + before + after - kernel
     assume(span >= 0)
     outputs = -(-span // stride) + 1
@@ -87,7 +87,7 @@ def test_positions_of_a_window_that_count(
     for y in range(outputs):
         start = y * stride - before
         wanted = sum(start + k in counts for k in range(kernel))
-        if wanted > 0:  # a window of nothing is no output of ONNX's
+        if wanted > 0:  # ONNX has no output for an empty window
             assert int(Scope().index(g.counted(Scope(), start, 0, include))) == wanted
 
 
@@ -156,7 +156,7 @@ def test_the_vectors_of_a_stage_are_counted_once(monkeypatch: pytest.MonkeyPatch
     first = stage_vectors(stage, 16)
     assert first.total > 0 and len(counted) == len(stage.operators)
     assert stage_vectors(stage, 16) == first and len(counted) == len(stage.operators)
-    assert stage_vectors(stage, 8).total > first.total  # half as wide, a vector of its own
+    assert stage_vectors(stage, 8).total > first.total  # half as wide: it needs its own vector
 
 
 def test_a_row_is_as_long_as_its_loads_are_even():
@@ -184,7 +184,7 @@ def test_blocks_to_turn_are_those_that_a_permutation_turns():
 
 
 def test_no_block_is_turned_where_only_a_condition_keeps_its_reads_inside():
-    """Pictures put one behind the other: a block of the second is no block of the first."""
+    """The pictures lie one behind the other, so a block of the second one is no block of the first."""
     stage = make_stage(
         [
             Operator("permute", ("a",), "t", T((1, 48, 64)), make_attrs(axes=(0, 2, 1))),
@@ -198,7 +198,9 @@ def test_no_block_is_turned_where_only_a_condition_keeps_its_reads_inside():
 
 @pytest.mark.parametrize(("most", "wanted"), [(4, (3,)), (2, None)])
 def test_phases_run_by_steps(most: int, wanted: tuple[int, ...] | None):
-    """Channels made last: every 3rd position of a row runs by one, every position by three."""
+    """If channels are made last, every 3rd position of a row runs by one, and every position runs
+    by three.
+    """
     planes = one("permute", [(3, 40)], (40, 3), axes=(1, 0))
     assert phase_steps(planes, 0, 3, 1, most) == ()
     interleaved = one("slice", [(120,)], (40,), begin=(0,), strides=(3,))

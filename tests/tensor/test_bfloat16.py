@@ -1,4 +1,4 @@
-"""bfloat16: every value of it, the rounding of float32, movement, and contractions of it."""
+"""bfloat16: all its values, the rounding of float32 to it, data movement, and contractions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gtco.tensor.stage import Operator, Stage, StageInput, TensorType, make_attr
 from tests.kernels import Built, build, fresh_seed, runnable, targets
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-TINY = 2.0**-126  # denormals are read as zero in kernels, so nothing below is compared
+TINY = 2.0**-126  # kernels read denormals as zero: nothing below is compared
 
 
 def cast(arrays: np.ndarray, new: str, name: str, vectors: str) -> np.ndarray:
-    """A kernel's cast of a whole number of vectors."""
+    """A kernel that casts a whole number of vectors."""
     machine = runnable(name)
     given = TensorType(arrays.shape, arrays.dtype.name)
     op = Operator("cast", ("x",), "out", TensorType(arrays.shape, new))
@@ -52,8 +52,8 @@ def every_bfloat16() -> np.ndarray:
 
 
 def boundaries() -> np.ndarray:
-    """Float32 values at, between and beside all neighbouring bfloat16 values: upper halves with the
-    lower halves where rounding turns.
+    """Float32 values at, between and beside all neighbouring bfloat16 values: every upper half,
+    with the lower halves near which the rounding changes.
     """
     low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     words = (np.arange(1 << 16, dtype=np.uint32) << 16)[:, None] | low
@@ -61,7 +61,7 @@ def boundaries() -> np.ndarray:
 
 
 def same(got: np.ndarray, wanted: np.ndarray) -> None:
-    """Bit for bit, any NaN for a NaN."""
+    """Compares bit for bit; any NaN equals any other NaN."""
     nan = np.isnan(wanted.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
     bits = f"u{got.dtype.itemsize}"
@@ -77,7 +77,7 @@ def test_every_bfloat16_widens_exactly(name: str, vectors: str) -> None:
 @pytest.mark.parametrize("vectors", ["loop", "explicit", "serial"])
 @pytest.mark.parametrize("name", [*targets(), "native"])
 def test_float32_rounds_to_the_nearest_even(name: str, vectors: str) -> None:
-    """By integer arithmetic, and by the instruction where this CPU has one."""
+    """By integer arithmetic, and by the instruction if this CPU has it."""
     x = boundaries()
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = x.astype(BF16)
@@ -156,8 +156,8 @@ CONTRACTED = {
 
 @pytest.mark.parametrize("kind", CONTRACTED)
 def test_contractions_of_bfloat16_give_float32(kind: str) -> None:
-    """The reference, against plain float64 on the rounded operands; every sketch that takes the
-    stage, the fallback at least, against the reference.
+    """The reference is compared with plain float64 on the rounded operands. Every sketch that takes
+    the stage (at least the fallback) is compared with the reference.
     """
     types, attrs = CONTRACTED[kind]
     rng = np.random.default_rng(fresh_seed())
@@ -183,7 +183,7 @@ def test_contractions_of_bfloat16_give_float32(kind: str) -> None:
 
 
 def test_casts_of_constants_are_folded() -> None:
-    """Weights lie in half of the bytes."""
+    """The weights take half as many bytes."""
     graph = Graph(("x",), (), {"x": TensorType((3, 8), "bfloat16")})
     weight = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
     w = graph.add_constant(weight, "w")
@@ -230,7 +230,7 @@ STORED: dict[str, tuple[str, list[tuple[int, ...]], tuple[int, ...], dict[str, o
 @pytest.mark.parametrize("name", targets())
 @pytest.mark.parametrize("case", STORED)
 def test_other_sketches_store_and_read_bfloat16(case: str, name: str) -> None:
-    """A cast behind what they compute, and one in front of it."""
+    """One cast follows the computation, and one comes before it."""
     machine = runnable(name)
     kind, shapes, out, attrs = STORED[case]
     rng = np.random.default_rng(fresh_seed())

@@ -1,4 +1,4 @@
-"""What element-wise operators cost: the count of the program emitted, against LLVM's own."""
+"""The cost of element-wise operators: the count of the emitted program against LLVM's own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assembly(op: Operator, dtypes: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("kind", [k for k, r in ELEMENTWISE_OPERATORS.items() if "f" in r.dtypes])
 def test_instructions_are_those_that_llvm_makes(kind: str) -> None:
-    """Divisions and square roots weigh what they do; a call of libm is one for each lane."""
+    """Divisions and square roots have their own weights; libm is called once for each lane."""
     op, dtypes = single(kind, "float32", MACHINE.lanes)
     lines = assembly(op, dtypes)
     counted = cost.instructions(op, dtypes, MACHINE.lanes)
@@ -91,8 +91,9 @@ def test_what_has_no_cost_is_an_error() -> None:
 
 
 def test_loads_of_operands_count() -> None:
-    """The bias of a sum is loaded, the value that the chain begins with is its caller's; a number
-    stays in a register."""
+    """The bias of a sum is loaded. The caller has the value that the chain begins with, and a
+    number stays in a register.
+    """
     x, bias, number = TensorType((4, 8)), TensorType((8,)), TensorType(())
     operators = [
         Operator("add", ("x", "b"), "s", x),
@@ -106,8 +107,8 @@ def test_loads_of_operands_count() -> None:
 
 
 def test_chains_of_many_instructions_go_at_the_rate_of_exp() -> None:
-    """A GELU does, with the loads of its operands as others; what is one instruction, however dear,
-    does not, nor do calls for each lane.
+    """A GELU goes at this rate; the loads of its operands count as other instructions. A single
+    instruction does not, however expensive it is, and neither do calls for each lane.
     """
     x, bias = TensorType((4, 8)), TensorType((8,))
     operators = [
@@ -126,7 +127,7 @@ def test_chains_of_many_instructions_go_at_the_rate_of_exp() -> None:
 
 
 def test_a_call_for_each_lane_is_dear() -> None:
-    """A sine costs more than a GELU, and a sum least."""
+    """A sine costs more than a GELU, and a sum costs least."""
     sin, gelu, add = (
         cost.instructions(*single(kind, "float32", 16), 16) for kind in ("sin", "gelu", "add")
     )
@@ -135,7 +136,7 @@ def test_a_call_for_each_lane_is_dear() -> None:
 
 @pytest.mark.parametrize("kind", ["gelu", "relu", "add"])
 def test_one_lane_costs_what_it_does(kind: str) -> None:
-    """A GPU's thread has one; what is loaded then is no vector of one."""
+    """A thread of a GPU has one lane; a load is then not counted as a vector of one."""
     types = {"x": TensorType((4, 8)), "y": TensorType((4, 8))}
     inputs = ("x", "y") if kind == "add" else ("x",)
     stage = make_stage([Operator(kind, inputs, "z", TensorType((4, 8)))], types, [])

@@ -1,4 +1,4 @@
-"""Values bound by the emitter."""
+"""Values that the emitter binds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def mish_written_out(em: Emitter, x: Expr) -> Expr:
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
 @pytest.mark.parametrize("name", targets())
 def test_long_chains_compile(name: str, explicit: bool) -> None:
-    """Three times Mish: its variables written out in each other have over 10^15 nodes."""
+    """Mish three times. If its variables were written out in each other, it would have over 10^15
+    nodes.
+    """
 
     def function(em: Emitter, x: Expr) -> Expr:
         for _ in range(3):
@@ -65,7 +67,9 @@ def test_long_chains_compile(name: str, explicit: bool) -> None:
 @pytest.mark.parametrize("explicit", [False, True], ids=["loop", "vectors"])
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "uint8", "float16"])
 def test_long_chains_of_any_type_compile(dtype: str, explicit: bool) -> None:
-    """Fifty values, each made of the one before: written out in each other, 3^50."""
+    """Fifty values, each made of the one before. Written out in each other they would have 3^50
+    nodes.
+    """
 
     def function(em: Emitter, x: Expr) -> Expr:
         x = em.let(cast(x, "float32", dtype))
@@ -79,7 +83,7 @@ def test_long_chains_of_any_type_compile(dtype: str, explicit: bool) -> None:
 
 
 def test_a_long_chain_of_what_all_lanes_share_stays_one_value() -> None:
-    """A chain that does not vary, in a vectorized loop: it may decide a branch."""
+    """The chain does not vary inside a vectorized loop, so it may decide a branch."""
     machine = runnable("x86-64-v3")
     types = TensorType((machine.lanes,))
 

@@ -1,5 +1,5 @@
-"""Long element-wise chains in front of and behind every kernel that computes them in registers:
-they compile at once (see ``MOST_NODES`` of ``gtco.tensor.emit.emitter``) and are right.
+"""Long element-wise chains before and after every kernel that computes them in registers: they
+compile at once (see ``MOST_NODES`` of ``gtco.tensor.emit.emitter``) and are right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def op(kind: str, inputs: str, output: str, shape: Sequence[int], **attrs: objec
 
 
 def mish_twice(x: str, y: str, shape: Sequence[int]) -> list[Operator]:
-    """As ONNX's importer writes it: x tanh(softplus(x))."""
+    """x tanh(softplus(x)) twice, as ONNX's importer writes it."""
     made = []
     for k, (a, b) in enumerate(((x, f"{y}_half"), (f"{y}_half", y))):
         made += [

@@ -1,4 +1,4 @@
-"""Legal assignments of loops to a row's: the paper's counts, and brute force."""
+"""Legal assignments of loops to the loops of a row, against the paper's counts and brute force."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def convolution(rank: int) -> LoopNest:
 
 
 def matrix(nest: LoopNest, index: Index, x: str, y: str) -> bool:
-    """Do the two loops reach extent x extent different elements, all other loops at rest?"""
+    """True if the two loops reach extent x extent different elements while all other loops rest."""
     known = dict(nest.extents)
     reached = {
         tuple((i if x in part else 0) + (j if y in part else 0) for part in index)
@@ -39,7 +39,7 @@ def matrix(nest: LoopNest, index: Index, x: str, y: str) -> bool:
 
 
 def by_brute_force(nest: LoopNest) -> set[tuple[frozenset[str], ...]]:
-    """Every assignment of every loop to m, n, k or nothing, held against the definition."""
+    """Tries every assignment of every loop to m, n, k or nothing, and checks it by the definition."""
     found = set()
     tensors = (nest.c, nest.a, nest.b)
     used = {name: [any(name in p for p in index) for index in tensors] for name in nest.loops}
@@ -68,7 +68,7 @@ def test_the_papers_counts(rank: int, count: int) -> None:
 
 
 def test_a_convolution_of_a_model_has_the_papers_mappings() -> None:
-    """Groups and phases index all three tensors and stay outside."""
+    """Groups and phases index all three tensors, so they stay outside."""
     op = conv(image=(2, 9, 8, 6), weights=(10, 3, 3, 2), groups=2)
     assert len(list(mappings(loop_nest(op, (2, 9, 8, 6), (10, 3, 3, 2))))) == 35
 
@@ -85,7 +85,7 @@ def test_illegal_ones() -> None:
 
 @st.composite
 def nests(draw: st.DrawFn) -> LoopNest:
-    """Up to seven loops, each of two operands at random, their indices sums at random."""
+    """Up to seven loops. Each belongs to two random operands, whose indices are random sums."""
     names = [f"l{i}" for i in range(draw(st.integers(3, 7)))]
     roles = {x: draw(st.sampled_from(["ca", "cb", "ab", "cab"])) for x in names}
 
@@ -140,8 +140,8 @@ VIEWED = {
 
 @pytest.mark.parametrize("name", VIEWED)
 def test_a_view_is_the_widest_mapping(name: str) -> None:
-    """Its m, n, k and batch count through the mapping's loops, and what it says of A, B and C is
-    what the nest says.
+    """Its m, n, k and batch count through the mapping's loops, and it describes A, B and C as the
+    nest does.
     """
     a, b, make = VIEWED[name]
     op = make(a, b)
@@ -168,7 +168,7 @@ def test_a_view_is_the_widest_mapping(name: str) -> None:
             return position
 
         def where(index: Index, shape: tuple[int, ...], at: dict[str, int] = at) -> list[int]:
-            """By the nest; an axis of one element that no loop indexes is 0."""
+            """The position by the nest; 0 for an axis of one element that no loop indexes."""
             values = [sum(at[x] for x in part) for part in index]
             return [0] * (len(shape) - len(values)) + values
 

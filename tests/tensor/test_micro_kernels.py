@@ -1,4 +1,6 @@
-"""Every kind of row multiplies what its layouts hold, and a target gets the rows it can run."""
+"""Every kind of row multiplies the contents of its layouts, and a target gets the rows that it can
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 DEPTH = 7  # odd: pairs end in zeros
 
 
-# 8 lanes, 16, or this machine, with each kind of row that it has
+# 8 lanes, 16 lanes, or this machine with each kind of row that it has
 ROWS = [
     (name, kind)
     for name in ("x86-64-v3", "x86-64-v4", "native")
@@ -38,7 +40,7 @@ ROWS = [
 
 
 def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
-    """[k, columns] as [k / step][column][step], zeros at the end."""
+    """[k, columns] as [k / step][column][step], with zeros at the end."""
     padded = np.pad(matrix, [(0, -len(matrix) % layout.step), (0, 0)])
     return padded.reshape(-1, layout.step, matrix.shape[1]).transpose(0, 2, 1).copy()
 
@@ -46,7 +48,7 @@ def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
 def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
     kind = tile.kind
     depth = DEPTH + DEPTH % kind.step
-    a = TensorType((tile.rows, depth + 3), kind.a.dtype)  # rows lie apart
+    a = TensorType((tile.rows, depth + 3), kind.a.dtype)  # with a gap between rows
     b = TensorType((depth // kind.b.step, tile.columns * kind.b.step), kind.b.dtype)
 
     def body(em: Emitter, args: KernelArguments) -> None:
@@ -104,8 +106,9 @@ def test_without_the_instruction_its_rows_are_gone() -> None:
 
 
 def test_the_formula_prefers_pairs_to_widening() -> None:
-    """Twice the products an instruction, where there are sums enough to hide its latency; and
-    widening costs something."""
+    """Pairs make twice as many products an instruction if there are enough sums to hide its
+    latency. Widening costs something.
+    """
     rates = RateTable(TARGETS["znver4"])
     assert rates.rate("bf16:6x4") == pytest.approx(rates.rate("fma:6x4"))
     assert rates.rate("bf16:1x1") < rates.rate("fma:1x1")

@@ -23,7 +23,7 @@ sizes = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
 @st.composite
 def reshapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes of one size: the same prime factors, grouped and ordered in two ways."""
+    """Two shapes of the same size: the same prime factors, grouped and ordered in two ways."""
     factors = draw(st.lists(st.sampled_from([1, 2, 3, 5, 7]), min_size=0, max_size=5))
 
     def grouped(order: list[int]) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def test_reshape_index(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
 
 
 def test_reshape_divides_only_where_it_must() -> None:
-    """[197, 768] -> [197, 12, 64]: the rows are passed on as they are."""
+    """[197, 768] -> [197, 12, 64]: the rows are passed on unchanged."""
     row = tirx.Var("row", "int32")
     first, *rest = reshape_index([row, 130], [197, 768], [197, 12, 64])
     assert Emitter(8).index(first).same_as(row)
@@ -123,7 +123,7 @@ def test_reader_agrees_with_the_reference(shape: tuple[int, ...], data: st.DataO
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple), st.data())
 def test_forward_and_backward_are_inverse(shape: tuple[int, ...], data: st.DataObject) -> None:
-    """Behind an anchor: where ``forward`` stores an element is where the reference has it."""
+    """After an anchor, ``forward`` stores an element where the reference has it."""
     operators, at, here = [Operator("relu", ("x",), "anchor", TensorType(shape))], "anchor", shape
     for n in range(data.draw(st.integers(1, 3))):
         kind = data.draw(st.sampled_from(["permute", "roll", "reshape", "identity"]))
@@ -163,7 +163,7 @@ def test_what_is_an_epilogue() -> None:
     masked = behind(("permute", ("c",), "t"), ("add", ("t", "m"), "y"))
     assert epilogue(masked, "c") is not None
     crossed = behind(("permute", ("c",), "t"), ("add", ("c", "t"), "y"))
-    assert epilogue(crossed, "c") is None  # an element and its mirror image
+    assert epilogue(crossed, "c") is None  # it needs an element and its mirror image
     assert pattern("softmax") == REDUCTION
     assert epilogue(behind(("softmax", ("c",), "y")), "c") is None
 
@@ -176,7 +176,9 @@ def test_derived_and_readable() -> None:
 
 
 def test_what_varies_from_lane_to_lane() -> None:
-    """The lane itself, what is computed and bound of it, and nothing once the loop is over."""
+    """The lane varies, and so do values that are computed from it and bound. After the loop nothing
+    varies.
+    """
     seen: list[tuple[bool, ...]] = []
 
     def body(em: Emitter, args: KernelArguments) -> None:
@@ -194,8 +196,8 @@ def test_what_varies_from_lane_to_lane() -> None:
 
 
 def test_a_choice_that_evaluates_both_sides_reads_inside_both() -> None:
-    """A concatenation of arithmetic and plain movement: the movement is read wherever the choice is
-    made, so its index must lie inside it everywhere (deformable-detr read before a tensor).
+    """A concatenation of arithmetic and plain movement. The movement is read wherever the choice is
+    made, so its index must lie inside its tensor everywhere (deformable-detr read before a tensor).
     """
     rows, width = (6, 4, 3), 8
     operators = [

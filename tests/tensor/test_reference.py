@@ -1,5 +1,6 @@
-"""The numpy meaning of operators, against math, ONNX's reference implementation and torch-free hand
-computation."""
+"""The numpy meaning of operators, against math, ONNX's reference implementation and results
+computed by hand without torch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every element-wise row of the operator table, in every dtype it takes, against the numpy
+"""Every element-wise row of the operator table, in every dtype that it takes, against the numpy
 reference.
 """
 
@@ -30,9 +30,10 @@ POSITIVE = ("log", "sqrt", "rsqrt", "power")
 
 
 def run(op: Operator, arrays: list[np.ndarray], name: str, vectors: str) -> np.ndarray:
-    """The operator in a vectorized loop (on bound values, as other operators leave them: TVM makes
-    scalar code of what it cannot vectorize, which does not see them), a serial loop or on explicit
-    vectors.
+    """Runs the operator in a vectorized loop, in a serial loop or on explicit vectors.
+
+    In the vectorized loop it reads bound values, as other operators leave them. TVM turns what it
+    cannot vectorize into scalar code, and that code does not see bound values.
     """
     machine = runnable(name)
     types = {x: TensorType(a.shape, a.dtype.name) for x, a in zip(op.inputs, arrays, strict=True)}
@@ -111,8 +112,8 @@ def check(op: Operator, arrays: list[np.ndarray], got: np.ndarray, tolerance: fl
         wide = arrays
     wanted = evaluate(op, *wide)
     if got.dtype.kind == "f":
-        # element by element: the large must not hide the small; gates x f(x) are right to |x| (see
-        # test_vector_math)
+        # Each element has its own margin, so that large ones do not hide the errors of small ones.
+        # The errors of gates x f(x) are relative to |x| (see test_vector_math).
         margin = (
             tolerance * np.where(np.isfinite(wide[0]), np.abs(wide[0]), 1)
             if op.kind in GATES

@@ -1,4 +1,4 @@
-"""Configs, packings and stages: data that goes to JSON and back, and the order of a space."""
+"""Configs, packings and stages as data that goes to JSON and back, and the order of a space."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_stages_key_is_of_the_program_alone() -> None:
 
 @st.composite
 def packings(draw: st.DrawFn) -> Packing:
-    """Any view, any transposition, padding, each axis cut in two, transposed once more."""
+    """Any view and any transposition, padding, each axis cut in two, and one more transposition."""
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     axes = draw(st.permutations(range(len(shape))))
     cut = [draw(st.integers(1, 4)) for _ in shape]
@@ -126,7 +126,7 @@ def test_packing_loses_nothing(packing: Packing) -> None:
     st.sampled_from(["x86-64-v3", "x86-64-v4"]),
 )
 def test_panels_of_a_weight(m: int, k: int, n: int, name: str) -> None:
-    """What the GEMM sketch asks for is a packing of the whole weight, in whole vectors."""
+    """The GEMM sketch asks for a packing of the whole weight, in whole vectors."""
     machine = target(name)
     types = {"x": TensorType((m, k)), "w": TensorType((k, n))}
     stage = make_stage([Operator("matmul", ("x", "w"), "y", TensorType((m, n)))], types, ["w"])
@@ -145,7 +145,7 @@ def test_panels_of_a_weight(m: int, k: int, n: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class Triangle:
-    """Two decisions, the second's options depending on the first."""
+    """Two decisions; the options of the second one depend on the first."""
 
     name = "triangle"
 
@@ -191,7 +191,7 @@ def test_a_rejection_says_why(sketch: str, choices: dict[str, Option], reason: s
 # the space of a stage --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Ladder:
-    """As the triangle, and one decision more that has but one option."""
+    """Like the triangle, with one more decision, which has only one option."""
 
     name = "ladder"
 
@@ -247,7 +247,7 @@ def test_what_a_record_may_say(written: dict[str, Any], reason: str) -> None:
 
 @dataclass(frozen=True)
 class Late:
-    """Of its decisions the second came to be when there were records of the others."""
+    """A sketch whose second decision was added when there were already records of the others."""
 
     name = "late"
 
@@ -266,7 +266,7 @@ class Late:
     [
         ({"sketch": "late", "a": 2, "c": 1}, {"sketch": "late", "a": 2, "b": 0, "c": 1}),
         ({"sketch": "late", "a": 2, "b": 3, "c": 1}, {"sketch": "late", "a": 2, "b": 3, "c": 1}),
-        ({"sketch": "late", "a": 1, "c": 1}, None),  # as it was done then is no option here
+        ({"sketch": "late", "a": 1, "c": 1}, None),  # the old behaviour is no option here
         ({"sketch": "late", "a": 2}, None),
         ({"sketch": "late", "c": 1}, None),
         ({"sketch": "late", "a": 2, "c": 2}, None),
@@ -279,7 +279,9 @@ class Late:
 def test_what_old_records_leave_unsaid(
     written: dict[str, Any], spelled_out: dict[str, Any] | None
 ) -> None:
-    """Is what was done when there was no such decision; what was no config stays none."""
+    """An old record does what was done before the decision existed. A config that was illegal stays
+    illegal.
+    """
     space = Space(toy().stage, toy().target, (Triangle(), Late()))  # type: ignore[arg-type]
     config = Config.from_json(json.loads(json.dumps(written)))
     found = space.spelled_out(config)
@@ -291,7 +293,7 @@ def test_what_old_records_leave_unsaid(
 
 @given(st.integers(0, 1 << 30))
 def test_a_mutation_changes_one_decision(seed: int) -> None:
-    """What is behind it is kept where it is an option still; a seed says all."""
+    """Later decisions are kept if they are still options. The same seed gives the same mutation."""
     space, rng = toy(), Random(seed)
     before = space.sample(rng)
     after = space.mutate(before, rng)
@@ -319,7 +321,7 @@ def test_sampling_and_mutation_reach_every_config() -> None:
 
 @given(st.integers(0, 1 << 30))
 def test_a_child_has_its_parents_choices(seed: int) -> None:
-    """Each of them one of the two parents' own; legal, or there is none."""
+    """Each choice comes from one of the two parents. The child is legal, or there is none."""
     space, rng = toy(), Random(seed)
     one, other = space.sample(rng), space.sample(rng)
     child = space.crossover(one, other, Random(seed))
@@ -335,7 +337,7 @@ def test_a_child_has_its_parents_choices(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """The third decision has the one option that names both before it."""
+    """A sketch whose third decision has one option, which names the first two."""
 
     name = "pair"
 
@@ -347,7 +349,7 @@ class Pair:
 
 
 def test_crossover_mixes_where_that_is_legal() -> None:
-    """Decisions that fit each other come together or not at all."""
+    """Decisions that depend on each other are taken together or not at all."""
     space, rng = toy(), Random(2)
     one, other, wrong = (
         Config("triangle", (("a", a), ("b", b))) for a, b in ((3, 0), (2, 1), (2, 2))
@@ -373,7 +375,8 @@ def test_a_space_of_one_config_has_no_mutation() -> None:
 
 
 def test_a_space_is_the_same_in_every_process() -> None:
-    """A record is read by another process: nothing in a space may depend on how it hashes."""
+    """Another process reads the record, so nothing in a space may depend on the process's hashes.
+    """
     types = {"x": TensorType((50, 33)), "w": TensorType((33, 70))}
     stage = make_stage(
         [Operator("matmul", ("x", "w"), "y", TensorType((50, 70)))], types, ["w"]
@@ -400,8 +403,8 @@ def test_a_space_is_the_same_in_every_process() -> None:
 
 
 def test_no_config_outside_the_space_is_built() -> None:
-    """Rows of A that pass through a GELU lie nowhere: reading them in place would use a stride of
-    0.
+    """Rows of A that pass through a GELU are not in memory: reading them in place would use a
+    stride of 0.
     """
     types = {"x": TensorType((5, 16)), "w": TensorType((16, 24))}
     gelu = Operator("gelu", ("x",), "h", types["x"])

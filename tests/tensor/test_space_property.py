@@ -1,9 +1,9 @@
 """Every sketch's space: a config is rejected with a reason, or builds and is right.
 
-Stages of every family are drawn (``tests/stages.py``), and configs of them, legal and illegal. Also
-what stages around one contraction share by their sketches' signatures. A long run with a new seed:
-``pytest -m scheduled -s tests/tensor/test_space_property.py``, a failure of it again with
-``GTCO_SPACE_SEED=N``.
+Stages of every family are drawn (``tests/stages.py``), and configs of them, legal and illegal. The
+module also tests what stages around one contraction share by the signatures of their sketches.
+``pytest -m scheduled -s tests/tensor/test_space_property.py`` makes a long run with a new seed;
+``GTCO_SPACE_SEED=N`` repeats one that failed.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from tests.stages import CONTRACTIONS, CORES, Drawing, drawn
 
 REASONS = {"unknown sketch", "unknown decision", "no option", "left open"}
 TOLERANCE = 3e-5  # of the largest value: three operators behind sums of some hundred products
-ROUNDED = 2.0**-8  # a softmax's weight, rounded to bfloat16, may be the other of its neighbours
+ROUNDED = 2.0**-8  # a softmax's weight may round to either neighbouring bfloat16
 ENUMERATED = 4000  # configs of a space that are listed, to be compared with what check says
 
 
 def machine_of(random: Random) -> Target:
-    """8 lanes or 16 and some number of cores: the space depends on both."""
+    """A target of 8 or 16 lanes with some number of cores: the space depends on both."""
     return replace(runnable(random.choice(targets())), cores=random.choice((1, 2, 3, 8)))
 
 
 def spoilt(config: Config, other: Config, random: Random) -> Config:
-    """The config with something done to it that makes it illegal, most of the time."""
+    """The config, changed so that it is illegal most of the time."""
     choices = list(config.choices)
     at = random.randrange(len(choices)) if choices else 0
     name, value = choices[at] if choices else ("", 0)
@@ -82,13 +82,13 @@ def spoilt(config: Config, other: Config, random: Random) -> Config:
 
 
 def same(a: Config, b: Config) -> bool:
-    """Equal, and True is not 1."""
+    """True if the configs are equal; True and 1 differ."""
     kinds = [[type(value) for _, value in config.choices] for config in (a, b)]
     return a == b and kinds[0] == kinds[1]
 
 
 def check_space(space: Space, random: Random, other: Config, seen: Counter[str]) -> list[Config]:
-    """Holds the data half of the property; gives legal configs to be built."""
+    """Checks the part of the property that needs no build; gives legal configs to be built."""
     config = space.sample(random)
     mutant = space.mutate(config, random)
     for legal in (config, mutant):
@@ -117,7 +117,7 @@ def check_space(space: Space, random: Random, other: Config, seen: Counter[str])
 
 
 def stages(seed: int) -> Iterator[tuple[str, Stage, Random]]:
-    """Family by family, without end."""
+    """Stages of one family after the other, without end."""
     number = 0
     while True:
         core = CORES[number % len(CORES)]
@@ -128,8 +128,8 @@ def stages(seed: int) -> Iterator[tuple[str, Stage, Random]]:
 
 
 def run(seed: int, count: int, seconds: float) -> tuple[Counter[str], Counter[str]]:
-    """The property on so many stages, or for so long; how often which sketch was built, and how
-    often a config was rejected for which reason.
+    """Tests the property on ``count`` stages, or for ``seconds``. Gives how often each sketch was
+    built, and how often a config was rejected for each reason.
     """
     built: Counter[str] = Counter()
     seen: Counter[str] = Counter()
@@ -155,12 +155,12 @@ def run(seed: int, count: int, seconds: float) -> tuple[Counter[str], Counter[st
 
 
 def check_kernels(space: Space, legal: list[Config], machine: Target, random: Random) -> None:
-    """Legal configs build, and are right."""
+    """Checks that legal configs build and are right."""
     programs = {}
     for number, config in enumerate(legal):
         program = space.build(config, f"k{number}")
         if isinstance(program, Rejection):
-            # what Relax makes of an operator can be of a kind that has no kernel
+            # Relax may turn an operator into one of a kind that has no kernel
             assert program.reason == "no program" and config.sketch == "fallback", program
             continue
         programs[config] = program
@@ -199,8 +199,8 @@ def test_every_config_is_rejected_or_right_for_long() -> None:
 
 # signatures ---------------------------------------------------------------------------------------
 def signed(seed: int, around: int) -> dict[object, list[Sketch]]:
-    """Sketches by their signatures: of contractions of a few sizes, so that many differ in one
-    extent alone, each with several surroundings, on one target.
+    """Sketches by their signatures. They are of contractions of a few sizes, so that many differ in
+    one extent only; each has several surroundings, and all are for one target.
     """
     found: dict[object, list[Sketch]] = defaultdict(list)
     target = replace(runnable("x86-64-v3"), cores=3)
@@ -234,7 +234,7 @@ def test_policies_know_roles() -> None:
 
 
 def test_equal_signatures_are_equal_spaces_and_loop_prices() -> None:
-    """What a policy works out for one of them it takes for the others."""
+    """A policy uses its result for one of them for the others too."""
     policy = AnalyticPolicy(replace(runnable("x86-64-v3"), cores=3))
     compared: Counter[str] = Counter()
     for sketches in signed(0, 5).values():
@@ -256,8 +256,9 @@ def test_equal_signatures_are_equal_spaces_and_loop_prices() -> None:
 
 
 def first_path(sketch: Sketch) -> list[Decision]:
-    """The decisions, all of their options, on the way to the last config: also of what the policy
-    looks at no further."""
+    """The decisions on the way to the last config, with all of their options. This includes those
+    that the policy does not look at.
+    """
     chosen: dict[str, int | str] = {}
     path: list[Decision] = []
     while decision := sketch.next_decision(chosen):
@@ -270,8 +271,8 @@ DEGENERATE = (0, 1, 1, 2, 17)
 
 
 def degenerate(seed: int, count: int) -> Iterator[tuple[str, list[Stage]]]:
-    """Stages of every family whose sizes are mostly 0 and 1; where no sketch takes the whole, its
-    operators one by one, as the compiler would. What is no legal stage is left out.
+    """Stages of every family whose sizes are mostly 0 and 1. If no sketch takes the whole stage,
+    its operators come one by one, as in the compiler. Illegal stages are left out.
     """
     machine = runnable("x86-64-v3")
     for number in range(count):
@@ -279,7 +280,7 @@ def degenerate(seed: int, count: int) -> Iterator[tuple[str, list[Stage]]]:
         depth = Random(what + "d").choice((0, 0, 1))
         try:
             stage = drawn(core, Random(what), Random(what + "l"), depth, DEGENERATE)
-        except (ValueError, IndexError, ZeroDivisionError):  # such windows, such broadcasts
+        except (ValueError, IndexError, ZeroDivisionError):  # illegal windows and broadcasts
             continue
         groups = [op.get("groups", 1) for op in stage.operators]
         if 0 in groups or any(d < 0 for t in stage.types.values() for d in t.sizes):
@@ -292,7 +293,8 @@ def degenerate(seed: int, count: int) -> Iterator[tuple[str, list[Stage]]]:
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 def test_stages_of_nothing_and_of_one_are_rejected_or_right() -> None:
-    """Zeros or NaN where an operator takes nothing together; no rule, no policy raises."""
+    """The result is zeros or NaN if an operator reduces no elements; no rule and no policy raises.
+    """
     built: Counter[str] = Counter()
     machine = runnable("x86-64-v3")
     for what, parts in degenerate(0, 6 * len(CORES)):
@@ -340,7 +342,7 @@ def test_an_image_without_pixels_is_not_sampled(kind: str) -> None:
     ],
 )
 def test_a_product_of_nothing_is_no_failure(types: dict[str, tuple[int, ...]]) -> None:
-    """It has no tiles; the fallback takes it, and the result is empty, or zeros."""
+    """It has no tiles. The fallback takes it, and the result is empty or zeros."""
     d = Drawing(Random(0), Random(0), 0)
     x, w = d.input(types["x"]), d.input(types["w"], True)
     d.add("matmul", x, w)

@@ -46,7 +46,7 @@ SPECIAL = np.array(
 
 
 def samples(low: float, high: float, seed: int) -> np.ndarray:
-    """Special values, any bit pattern, and a dense uniform sample of [low, high]."""
+    """Special values, random bit patterns, and a dense uniform sample of [low, high]."""
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     with np.errstate(invalid="ignore"):
@@ -56,7 +56,7 @@ def samples(low: float, high: float, seed: int) -> np.ndarray:
 
 
 def nonpositive(low: float) -> np.ndarray:
-    """:func:`samples` of [low, 0], -inf, and NaN of many payloads."""
+    """:func:`samples` of [low, 0], -inf, and NaN with many payloads."""
     x = -np.abs(samples(low, 0, fresh_seed()))
     payloads = np.arange(1, 512, dtype=np.uint32) | np.uint32(0x7FC00000)
     x[: payloads.size], x[payloads.size] = payloads.view(np.float32), -np.inf
@@ -64,8 +64,8 @@ def nonpositive(low: float) -> np.ndarray:
 
 
 def ulps(got: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Distance in units of the last place of the float32 nearest to ``wanted``; NaN and infinities
-    must agree.
+    """The distance in units of the last place of the float32 nearest to ``wanted``; NaN and
+    infinities must agree.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = wanted.astype(np.float32)
@@ -109,7 +109,7 @@ def test_exp2_nonpositive(name: str, explicit: bool) -> None:
 
 @pytest.mark.parametrize("name", targets())
 def test_a_shorter_power_of_two_is_right_to_a_bfloat16(name: str) -> None:
-    """Its error is a twentieth of what rounding to a bfloat16 makes."""
+    """Its error is a twentieth of the rounding error of a bfloat16."""
 
     def short(em: Emitter, x: Expr) -> Expr:
         return vector_math.exp2_nonpositive(em, x, 3)
@@ -184,7 +184,7 @@ RELATIVE_BOUNDS = [
     "kind, wanted, bound", RELATIVE_BOUNDS, ids=[r[0] for r in RELATIVE_BOUNDS]
 )
 def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ignore[no-untyped-def]
-    """Products of x and a function from 0 to 1: the error against |x|."""
+    """Products of x and a function from 0 to 1; the error is relative to |x|."""
     x = samples(-8, 8, fresh_seed())
     got = elementwise_kernel(getattr(vector_math, kind), SIZE, runnable(name), name == "x86-64-v3")(
         x
@@ -202,8 +202,8 @@ def test_gates(kind: str, wanted, bound: float, name: str) -> None:  # type: ign
 
 @pytest.mark.parametrize("name", targets())
 def test_gates_close(name: str) -> None:
-    """Far below zero a gate is 0, and so is what it lets through, however large; -inf times 0 is
-    NaN, and a NaN of any payload stays one.
+    """Far below zero a gate is 0, and so is its product with any x, however large. -inf times 0 is
+    NaN, and a NaN of any payload stays NaN.
     """
     x = np.linspace(-2000, -88.5, SIZE, dtype=np.float32)
     x[:3] = -3e38, -1e30, -np.inf
@@ -218,7 +218,7 @@ def test_gates_close(name: str) -> None:
 
 
 def arithmetic(kind: str, name: str) -> list[str]:
-    """The vector instructions that a function of one vector becomes: no moves, no constants."""
+    """The vector instructions of the function for one vector, without moves and constants."""
     machine = runnable(name)
     one = TensorType((machine.lanes,))
 
@@ -235,7 +235,9 @@ def arithmetic(kind: str, name: str) -> list[str]:
 
 
 def test_gelu_is_cheap() -> None:
-    """The epilogue of every MLP: no division, no call, under 25 vector instructions a vector."""
+    """The epilogue of every MLP has no division and no call, and under 25 vector instructions a
+    vector.
+    """
     found = arithmetic("gelu", "x86-64-v4")
     assert "vdivps" not in found
     assert len(found) < 25, found

@@ -1,8 +1,8 @@
 """Tensors of more elements than int32 counts: their kernels index in int64.
 
-What is emitted for stages of the true sizes is read: no index of a tensor, and no integer on the
-way to one, may leave the range of its type. What such kernels compute is seen on small stages, for
-which the border is moved; two of 2 GB are tried where tests are scheduled.
+The tests read the code that is emitted for stages of the true sizes: no index of a tensor, and no
+integer on the way to one, may leave the range of its type. They run such kernels on small stages,
+for which the border is moved; the scheduled tests also run two of 2 GB.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
-        self.wide = 0  # indices of tensors that int32 does not count
+        self.wide = 0  # indices of tensors of more elements than int32 counts
 
     def statement(self, node: Any) -> None:
         if hasattr(node, "seq"):
@@ -64,7 +64,7 @@ class Reading:
             self.value(node.value)
             if str(node.value.ty) == "int32" and reads(node.value):
                 ends = (tirx.const(end, "int32") for end in (0, NARROW_INDICES))
-                self.analyzer.bind(node.var, tvm.ir.Range(*ends))  # a place, as it was stored
+                self.analyzer.bind(node.var, tvm.ir.Range(*ends))  # the range that was stored
             elif str(node.value.ty) in ("int32", "int64"):
                 self.analyzer.bind(node.var, node.value)
         elif isinstance(node, tirx.BufferStore):
@@ -96,7 +96,7 @@ class Reading:
         self.value(base)
 
     def inside(self, node: Any) -> None:
-        """No part of int32 leaves its range; of a variable that is what it is bound to."""
+        """Checks that no part in int32 leaves its range; a variable has the range of its value."""
         if str(node.ty) == "int32":
             bound = self.analyzer.const_int_bound(node)
             assert -BORDER <= bound.min_value and bound.max_value < BORDER, f"{node}: {bound}"
@@ -106,7 +106,7 @@ class Reading:
 
 
 def reads(node: Any) -> bool:
-    """Is a part of the value read from memory?"""
+    """True if a part of the value is read from memory."""
     return hasattr(node, "source") or any(
         reads(part) for part in operands(node) if isinstance(part, tvm.ir.Expr)
     )
@@ -122,7 +122,7 @@ def negated(*shape: int) -> Stage:
 
 
 def stages() -> dict[str, Stage]:
-    """By family, with a tensor a little over the border."""
+    """Stages by family, with a tensor a little over the border."""
     n, long = 2**16 + 3, 2**15 + 1
     f = "float32"
     rows = T((n, long))
@@ -202,7 +202,7 @@ STAGES = stages()
 
 @pytest.mark.parametrize("name", STAGES)
 def test_no_index_leaves_its_type(name: str) -> None:
-    """In every sketch that the stage has."""
+    """In every sketch of the stage."""
     stage, seen = STAGES[name], 0
     assert stage.wide
     for sketch in space_of(stage, target("x86-64-v3")).sketches:
@@ -249,7 +249,7 @@ def test_what_tvm_writes_is_refused_by_name() -> None:
 
 
 def test_the_plan_of_memory_is_wide() -> None:
-    """Three tensors of 2^31 elements and more, two of which live at once."""
+    """Three tensors of 2^31 or more elements; two of them live at once."""
     nbytes = 4 * (BORDER + 64)
     offsets, total = plan_arena([(nbytes, 0, 1), (nbytes, 1, 2), (nbytes, 2, 3)])
     assert total == 2 * nbytes and sorted(offsets) == [0, 0, nbytes]
@@ -258,7 +258,9 @@ def test_the_plan_of_memory_is_wide() -> None:
 @pytest.mark.scheduled
 @pytest.mark.parametrize("size", [BORDER - 1, BORDER, BORDER + 4096])
 def test_real_tensors_at_the_border(size: int) -> None:
-    """Of 2 GB each: element-wise in place of neighbours, and rows gathered from the far end."""
+    """Tensors of 2 GB: an element-wise operator works in place of its neighbours, and a gather
+    reads rows from the far end.
+    """
     machine = runnable("x86-64-v3")
     sketch = elementwise.match(negated(size), machine)
     assert sketch is not None
