@@ -1,4 +1,6 @@
-"""Normalisation across rows, with vectors along pixels, against the reference, for 8 and 16 lanes."""
+"""Normalisation across rows, with vectors along pixels, against the reference, for 8 and 16
+lanes.
+"""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ def machines() -> list[str]:
 def check(
     match: Callable[[Stage, Target], Sketch | None], stage: Stage, name: str, tolerance: float
 ) -> None:
-    """Runs a few configs of every kind of row, and compares them with float64 of the same operands."""
+    """Runs a few configs of every kind of row, and compares them with float64 of the same
+    operands.
+    """
     machine = runnable(name)
     sketch = match(stage, machine)
     assert sketch is not None

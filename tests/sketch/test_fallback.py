@@ -317,7 +317,9 @@ def test_an_empty_stage_is_the_fallbacks_alone(
 
 
 def test_every_kind_is_covered() -> None:
-    """A new row of the table must be built by the fallback and tested, either here or as spatial."""
+    """A new row of the table must be built by the fallback and tested, either here or as
+    spatial.
+    """
     tested = (
         set(ELEMENTWISE_OPERATORS)
         | {kind for kind, *_ in MOVEMENT}

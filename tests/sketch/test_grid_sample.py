@@ -1,4 +1,6 @@
-"""Sampling images at points, against the reference and, in all corner cases, against ONNX Runtime."""
+"""Sampling images at points, against the reference and, in all corner cases, against ONNX
+Runtime.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def sampling(
 
 
 def points(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Points that are mostly inside the image; some are far outside, and some exactly on its edges."""
+    """Points that are mostly inside the image; some are far outside, and some exactly on its
+    edges.
+    """
     rng = np.random.default_rng(seed)
     grid = rng.uniform(-1.3, 1.3, shape)
     chosen = rng.random(shape)

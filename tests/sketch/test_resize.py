@@ -96,7 +96,9 @@ def test_nearest(rounding: str, layout: str) -> None:
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
 def test_nearest_positions_are_exact(rounding: str, coordinates: str) -> None:
-    """They are compared with rational numbers. Some are ties or whole positions, which floats miss."""
+    """They are compared with rational numbers. Some are ties or whole positions, which floats
+    miss.
+    """
     rounded = {
         "floor": floor,
         "ceil": ceil,

@@ -39,7 +39,9 @@ def matrix(nest: LoopNest, index: Index, x: str, y: str) -> bool:
 
 
 def by_brute_force(nest: LoopNest) -> set[tuple[frozenset[str], ...]]:
-    """Tries every assignment of every loop to m, n, k or nothing, and checks it by the definition."""
+    """Tries every assignment of every loop to m, n, k or nothing, and checks it by the
+    definition.
+    """
     found = set()
     tensors = (nest.c, nest.a, nest.b)
     used = {name: [any(name in p for p in index) for index in tensors] for name in nest.loops}

@@ -37,7 +37,9 @@ def test_a_name_stands_for_one_piece() -> None:
 
 
 def test_pieces_of_several_dtypes_in_one_kernel() -> None:
-    """They are written one after the other and read back afterwards: none overlaps its neighbour."""
+    """They are written one after the other and read back afterwards: none overlaps its
+    neighbour.
+    """
     machine = runnable("x86-64-v3")
     scratch = Scratch((Piece("a", (5,)), Piece("b", (9,), "uint16"), Piece("c", (3,), "int32")))
     x, y = TensorType((5,)), TensorType((17,))
