@@ -72,7 +72,7 @@ class Printer(Expressions):
             self.names[s.buffer] = data
             return []
         elif pointee(s.data) == dtype:
-            self.names[s.buffer] = data
+            self.names[s.buffer] = data if data.isidentifier() else f"({data})"
             return []
         kind, name = ctype(dtype), self.name(s.buffer, s.buffer.name)
         return [f"{kind}* const {name} = ({kind}*)({data});"]
