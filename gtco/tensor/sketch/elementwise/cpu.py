@@ -8,9 +8,9 @@
           for block of lanes, then the rest:     # vectors
             output[row, j] = expression
 
-Where inputs run along another axis than the output,
-:mod:`gtco.tensor.sketch.elementwise.transposing` has the loops; where neighbours come from a few
-places in turn, :mod:`gtco.tensor.sketch.shared.interleaving`.
+If inputs run along another axis than the output, the loops are those of
+:mod:`gtco.tensor.sketch.elementwise.transposing`. If neighbours come from a few places in turn,
+they are those of :mod:`gtco.tensor.sketch.shared.interleaving`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from gtco.tensor.workload import Workload
 
 
 def match(stage: Stage, target: Target) -> Elementwise | None:
-    """The stage where all its operators are readable and its shapes are known, else None."""
+    """The stage, if all its operators are readable and its shapes are known; else None."""
     if not is_static(stage) or not all(readable(op) for op in stage.operators):
         return None
     if stage.output.type.size == 0:
@@ -74,8 +74,11 @@ def match(stage: Stage, target: Target) -> Elementwise | None:
 
 @dataclass(frozen=True)
 class Grid:
-    """``rows`` along the outer axes, the ``inner`` axes of one row cut into ``pieces`` of
-    ``length`` positions. ``regular``: one segment covers a piece; ``unbroken``: and one the row.
+    """The loops over the output: ``rows`` along the outer axes, and the ``inner`` axes of one row
+    cut into ``pieces`` of ``length`` positions.
+
+    - ``regular``: one segment covers a piece;
+    - ``unbroken``: one segment covers a piece, and one covers the row.
     """
 
     rows: Lockstep
@@ -94,7 +97,7 @@ class Grid:
 
     @property
     def work(self) -> int:
-        """Elements of one unit: a piece of the rows side by side."""
+        """The elements of one unit: one piece of each row that is made side by side."""
         return self.length * self.rows.side
 
     @property
@@ -119,8 +122,8 @@ class Elementwise:
 
     @cached_property
     def blocks(self) -> Tiling | Interleaving | None:
-        """The blocks to be turned where the stage transposes, or woven where neighbours come from a
-        few places; None where vectors run along the last axis, or lanes are gathered.
+        """The blocks to be turned if the stage transposes, or to be woven if neighbours come from a
+        few places. None if vectors run along the last axis, or if lanes are gathered.
         """
         if self.grid.regular or not vectorizable(self.stage):
             return None
@@ -134,8 +137,9 @@ class Elementwise:
 
     @cached_property
     def grid(self) -> Grid:
-        """The most trailing axes that keep every load regular as one; else the last axis, in pieces
-        that do (merged heads); else cut where it is not.
+        """The longest run of trailing axes along which every load is regular, as one axis. If there
+        is none, the last axis, in pieces along which every load is regular (merged heads); else the
+        last axis cut at the places where loads are not.
         """
         shape = output_shape(self.stage)
         cut = longest_row(self.stage)
@@ -170,20 +174,20 @@ class Elementwise:
             exchanged = {"shuffle": float(moved)}
             return streaming_workload(self.stage, self.target, tasks, 1.0, others=exchanged)
         tasks = ceil(self.grid.units / config["rows"])
-        short = lanes / min(lanes, self.grid.length)  # vectors in the place of a whole one
+        short = lanes / min(lanes, self.grid.length)  # vectors that take the place of a whole one
         passes = short + (self.gathers + self.picks) * GATHER * lanes
         return streaming_workload(self.stage, self.target, tasks, passes)
 
     @cached_property
     def gathers(self) -> int:
-        """Loads that are made lane by lane, where no block is turned; what jumps between vectors
-        (a concat) is not counted.
+        """The number of loads that are made lane by lane, if no block is turned. A load that jumps
+        only between vectors (a concat) does not count.
         """
         return 0 if self.grid.regular else gathers(self.stage, len(self.grid.outer))
 
     @cached_property
     def picks(self) -> bool:
-        """Does a gather read each position of a row from elsewhere?"""
+        """True if a gather reads each position of a row from another place."""
         return self.grid.regular and picks(self.stage, len(self.grid.outer))
 
     # the program ----------------------------------------------------------------------------------
@@ -203,7 +207,7 @@ class Elementwise:
 
 
 class ElementwiseLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: Elementwise, rows: int) -> None:
         self.stage, self.grid, self.rows = sketch.stage, sketch.grid, rows
@@ -236,9 +240,11 @@ class ElementwiseLoops:
                         self.run(outer, em.index(start), segment)
 
     def even(self, em: Emitter, args: KernelArguments) -> None:
-        """Rows that every load runs evenly through: its index map is followed once a row, along one
-        variable, which is what the analysis saw to be even. (A sum of several is not always seen to
-        be, and then every lane has its own address.)
+        """Emits rows along which every load runs evenly.
+
+        The index map of a load is followed once a row, along one variable, because the analysis saw
+        that this one is even. It does not always see that a sum of several variables is even; then
+        every lane would have its own address.
         """
         grid, output = self.grid, self.stage.output
         reader = SteppedReader(self.stage, em, args.inputs)
@@ -255,7 +261,7 @@ class ElementwiseLoops:
                 position, ahead = split_flat(ahead + reader.at, grid.inner), 0
             side = vectors_at_once(self.stage, em.lanes)
             runs = wide_runs(grid.length, em.lanes, side)
-            if self.picks:  # the lanes of a vector would be taken apart for their loads
+            if self.picks:  # a vector would be split into lanes for its loads
                 runs = [(0, grid.length, 1)]
             for begin, count, lanes in runs:
                 with em.loop(count, "block") as block:
@@ -269,7 +275,7 @@ class ElementwiseLoops:
                             em.store(whole, [row * grid.length + within + reader.lane], value)
 
     def unit(self, outer: list[Expr], piece: Expr) -> Expr:
-        """The number of a row's piece among all in the output's order."""
+        """The number of a row's piece among all pieces, in the output's order."""
         number: Expr = 0
         for extent, i in zip(self.grid.outer, outer, strict=True):
             number = number * extent + i

@@ -7,8 +7,8 @@
       for v in range(N): y[v] = expression(x0[v], in1[...])
       write_group(out + ..., y)
 
-A row is the output's axes that every load runs evenly through, where there are such, else the last.
-Where an input runs along another axis than the output, a block turns it in a tile of shared memory
+A row is the trailing axes of the output that every load runs evenly through, or else the last axis.
+If an input runs along another axis than the output, a block turns it in a tile of shared memory
 (:mod:`gtco.tensor.sketch.elementwise.cuda_turning`).
 """
 
@@ -45,13 +45,13 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 NEIGHBOURS = (8, 4, 2)
 THREADS = (128, 256, 512)
 CHUNK = 16  # bytes of one access
-SECTOR = 32  # bytes that memory gives at least
-LANES = 16  # of the vectors that operators are counted in
-JOINED = 4  # registers of each further part of a concatenation, which a thread chooses between
+SECTOR = 32  # bytes: the least that memory delivers
+LANES = 16  # of the vectors in which operators are counted
+JOINED = 4  # registers of each further part of a concatenation; a thread chooses between the parts
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaElementwise | None:
-    """The stage where all its operators are readable and its shapes are known, else None."""
+    """The stage, if all its operators are readable and its shapes are known; else None."""
     if not is_static(stage) or not all(readable(op) for op in stage.operators):
         return None
     if stage.output.type.size == 0:
@@ -61,8 +61,8 @@ def match(stage: Stage, target: GpuTarget) -> CudaElementwise | None:
 
 @dataclass(frozen=True)
 class RowAxes:
-    """The output as ``outer`` axes counted by rows and the ``inner`` axes of one. ``even``: every
-    load is contiguous or constant along a row.
+    """The output as rows: the ``outer`` axes count them, and one has the ``inner`` axes. ``even``
+    is true if every load is contiguous or constant along a row.
     """
 
     outer: tuple[int, ...]
@@ -116,7 +116,9 @@ class CudaElementwise:
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
-        """How many neighbours a thread may take, beyond one: where that makes some access wider."""
+        """The numbers of neighbours, beyond one, that a thread may take: those that make some
+        access wider.
+        """
         widest = max(ITEM_BYTES[t.dtype] for t in self.stage.types.values())
         return tuple(
             n
@@ -150,7 +152,7 @@ class CudaElementwise:
 
     @cached_property
     def traffic(self) -> float:
-        """Bytes that warps ask for: a sector an element where neighbours lie apart."""
+        """Bytes that warps ask for. An element whose neighbours lie apart costs a sector."""
         probe = Probe(self.stage)
         row, j = probe.scope.variables((self.rows.count, self.rows.length))
         probe.follow(self.stage.output.output, self.rows.index(row, j)[: self.rank])
@@ -189,8 +191,8 @@ class CudaElementwise:
 
 @dataclass(frozen=True)
 class Wide:
-    """Neighbours of ``tensor`` from ``flat`` on that one access loads as ``name``; they are there
-    where ``condition`` holds.
+    """Neighbours of ``tensor`` from ``flat`` on, which one access loads as ``name``, if
+    ``condition`` holds.
     """
 
     name: str
@@ -203,26 +205,26 @@ class Wide:
 
 @dataclass
 class NeighboursReader(Reader):
-    """Reads element ``v`` of the thread's ``n`` neighbours; what neighbours lie side by side is
+    """Reads element ``v`` of the thread's ``n`` neighbours. Neighbours that lie side by side are
     loaded ahead of the loop over them, as ``wide``.
     """
 
     n: int = 1
     v: Expr = 0
-    first: Expr = 0  # the position in the row of the thread's first
-    at: Any = None  # one variable along an even row: a sum is not always seen to run evenly
+    first: Expr = 0  # the position in the row of the thread's first element
+    at: Any = None  # one variable along an even row: a sum is not always recognised as even
     rest: int = 0  # how many positions beyond the row the last group has
-    fixed: tuple[Any, ...] = ()  # the variables that are known ahead of the loop
+    fixed: tuple[Any, ...] = ()  # the variables whose values are known ahead of the loop
     wide: list[Wide] = field(default_factory=list)
     conditions: tuple[Expr, ...] = ()
-    single: int = 0  # loads of one element each, other ones for each neighbour
+    single: int = 0  # loads of one element, which differ from neighbour to neighbour
 
     def load(self, tensor: str, index: Sequence[Expr]) -> Expr:
         em, array = self.emitter, self.inputs[tensor]
         flat = em.index(array.flat(index))
         if self.n == 1:
             return array.buffer[flat]
-        self.single += 1  # until it is known to be wide, or the same for all
+        self.single += 1  # until the load is found to be wide, or the same for all
         along = self.v if self.at is None else self.at
         parts: Any = (0, flat) if isinstance(flat, int) else detect_linear_equation(flat, [along])
         if len(parts) != 2:
@@ -237,7 +239,7 @@ class NeighboursReader(Reader):
         return array.buffer[em.index(origin + self.v * step)]
 
     def _loaded(self, tensor: str, origin: Expr) -> Wide | None:
-        """The neighbours from ``origin`` on, where one access may load them."""
+        """The neighbours from ``origin`` on, if one access may load them."""
         em, size = self.emitter, self.stage.types[tensor].size
         align = alignment(em, origin, self.n)
         condition: Expr = True
@@ -250,7 +252,7 @@ class NeighboursReader(Reader):
         free = [v for x in (origin, condition) for v in _variables(x)]
         if align < 2 or not all(any(v.same_as(f) for f in self.fixed) for v in free):
             return None
-        if not self.conditions:  # else it is not read where it does not lie inside
+        if not self.conditions:  # a conditional element must not be read outside the tensor
             last = origin + (self.n - 1 - self.rest)
             if em.known(origin >= 0) is not True or em.known(last < size) is not True:
                 return None
@@ -270,7 +272,7 @@ class NeighboursReader(Reader):
 
 
 class Groups:
-    """The stage with ``n`` neighbours a thread, printed."""
+    """Prints the stage with ``n`` neighbours a thread."""
 
     def __init__(self, sketch: CudaElementwise, n: int) -> None:
         self.sketch, self.stage, self.n = sketch, sketch.stage, n
@@ -287,8 +289,8 @@ class Groups:
 
     @property
     def wider(self) -> bool:
-        """Are accesses of several elements the rule? What stays single lies apart from its like in
-        the neighbouring threads.
+        """True if most accesses take several elements. An element that is loaded alone lies apart
+        from those of the neighbouring threads.
         """
         return self.align > 1 and self.single <= len(self.wide)
 
@@ -350,7 +352,7 @@ class Groups:
         return "\n".join(lines)
 
     def _position(self, threads: int) -> list[str]:
-        """Which group of which row is this thread's."""
+        """The statements that find the row and the group of a thread."""
         count, per_row = self.rows.count, self.per_row
         both = count > 1 and per_row > 1
         name = "thread" if both else "row" if count > 1 else "group"
@@ -363,7 +365,7 @@ class Groups:
 
 
 def alignment(em: Any, position: Expr, most: int) -> int:
-    """The largest power of two, ``most`` at most, that a position is always a multiple of."""
+    """The largest power of two, ``most`` at most, that always divides a position."""
     if isinstance(position, int):
         step = position
     else:

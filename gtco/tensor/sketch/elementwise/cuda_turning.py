@@ -1,7 +1,7 @@
-"""Element-wise stages that transpose, on a GPU: squares turned in shared memory, so that what runs
-along another axis than the output is read along its own.
+"""Element-wise stages that transpose, on a GPU: squares are turned in shared memory, so that an
+input that runs along another axis than the output is read along its own.
 
-Where the output runs along its last axes (``j``) and an input along others (``t``)::
+If the output runs along its last axes (``j``) and an input along others (``t``)::
 
     for square of t and j, for the other axes:      # a block each
       tile0[t, j] = in0[..., j, ..., t]              # neighbouring threads along t
@@ -33,13 +33,14 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 
 SIDES = (64, 32)
 THREADS = 256
-LEAST = 8  # positions that either axis has at least: fewer are as well read apart
+LEAST = 8  # least positions of either axis: with fewer, separate reads are as good
 
 
 @dataclass(frozen=True)
 class Turning:
-    """The ``inputs`` are contiguous along the output's axes ``first`` to ``stop`` as one (t); all
-    others, and the output, along those from ``cut`` on (j).
+    """The axes of a transposing stage. The ``inputs`` are contiguous along the output's axes
+    ``first`` to ``stop`` as one (t). All other inputs, and the output, are contiguous along those
+    from ``cut`` on (j).
     """
 
     stage: Stage
@@ -55,12 +56,12 @@ class Turning:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """Of t and of j."""
+        """The extents of t and of j."""
         return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The axes that are neither."""
+        """The axes that belong neither to t nor to j."""
         return (*self.shape[: self.first], *self.shape[self.stop : self.cut])
 
     def index(self, other: Expr, t: Expr, j: Expr) -> list[Expr]:
@@ -81,7 +82,7 @@ class Turning:
         return prod(self.squares(side)) * prod(self.others)
 
     def places(self, side: int) -> tuple[int, ...]:
-        """Where each input's tile begins in shared memory, and where the last one ends."""
+        """The beginning of each input's tile in shared memory, and the end of the last one."""
         return _places(self.stage, self.inputs, side)
 
     def launch(self, side: int, read: float, work: float, flops: float) -> Launch:
@@ -144,7 +145,7 @@ class Turning:
         return (("other", others), ("t", self.extents[0]), ("j", self.extents[1]))
 
     def _read(self, name: str, tensor: str, others: int) -> str:
-        """``read(t, j)``: the input's element, as it lies in memory."""
+        """``read(t, j)``: the input's element at its place in memory."""
         dtype = self.stage.types[tensor].dtype
 
         def body(b: Body) -> None:
@@ -158,7 +159,9 @@ class Turning:
         )
 
     def _write(self, side: int, others: int) -> str:
-        """``write(t, j, u, w)``: the output's element; what is turned is at (u, w) of its tile."""
+        """``write(t, j, u, w)``: the output's element. The turned inputs have it at (u, w) of their
+        tiles.
+        """
         stage = self.stage
 
         def body(b: Body) -> None:
@@ -205,7 +208,7 @@ def _places(stage: Stage, inputs: Sequence[str], side: int) -> tuple[int, ...]:
 
 
 def turning(stage: Stage, target: GpuTarget) -> Turning | None:
-    """The axes whose squares, turned, make every load a run; None where there are none."""
+    """The axes whose squares, if turned, make every load a run; None if there are none."""
     axes = turned(stage, LEAST, tuple(ITEM_BYTES))
     if axes is None:
         return None

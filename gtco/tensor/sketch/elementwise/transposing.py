@@ -1,15 +1,15 @@
-"""Element-wise stages that transpose: blocks turned in registers instead of lanes gathered one by
-one.
+"""Element-wise stages that transpose: blocks are turned in registers, instead of lanes gathered one
+by one.
 
-Where the output runs along its last axes (``j``) and an input along others (``t``)::
+If the output runs along its last axes (``j``) and an input along others (``t``)::
 
     for task in other axes x chunks of t x chunks of j:      # parallel
       for block of lanes of t, for block of lanes of j:
         for each such input: lanes vectors along t -> transposed, vectors along j
         for each t of the block: output[.., t, .., j] = expression, other inputs read along j
 
-The last block of a chunk begins early enough to be whole, so that it overlaps the one before:
-a chunk belongs to one task.
+The last block of a chunk begins early enough to be whole, so it overlaps the block before it. This
+is safe because a chunk belongs to one task.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ CHUNK = 64  # positions of either axis that a task's tile has: 16 KB in, 16 KB o
 
 @dataclass(frozen=True)
 class Tiling:
-    """The ``turned`` inputs are contiguous along the output's axes ``first`` to ``stop`` as one
-    (t); all others, and the output of ``shape``, along those from ``cut`` on (j).
+    """The axes of a transposing stage. The ``turned`` inputs are contiguous along the output's axes
+    ``first`` to ``stop`` as one (t). All other inputs, and the output of ``shape``, are contiguous
+    along those from ``cut`` on (j).
     """
 
     shape: tuple[int, ...]
@@ -51,18 +52,22 @@ class Tiling:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """Of t and of j."""
+        """The extents of t and of j."""
         return prod(self.shape[self.first : self.stop]), prod(self.shape[self.cut :])
 
     @property
     def chunks(self) -> tuple[int, int]:
-        """How many of t and of j; the last of either takes what is left over."""
+        """The numbers of chunks of t and of j. The last chunk of either has the remaining
+        positions.
+        """
         t, j = (chunks_of(n, CHUNK) for n in self.extents)
         return t, j
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """What units count: the axes that are neither, then chunks of t and of j."""
+        """The axes that units count: those that belong neither to t nor to j, then the chunks of t
+        and of j.
+        """
         rest = (*self.shape[: self.first], *self.shape[self.stop : self.cut])
         return (*rest, *self.chunks)
 
@@ -72,11 +77,11 @@ class Tiling:
 
     @property
     def work(self) -> int:
-        """Elements of one unit."""
+        """The elements of one unit."""
         return prod(self.shape) // self.units
 
     def index(self, rest: Sequence[Expr], t: Expr, j: Expr) -> list[Expr]:
-        """The output's index at positions ``t`` and ``j``, ``rest`` along the other axes."""
+        """The output's index at positions ``t`` and ``j``, with ``rest`` along the other axes."""
         return [
             *rest[: self.first],
             *split_flat(t, self.shape[self.first : self.stop]),
@@ -86,7 +91,7 @@ class Tiling:
 
 
 def tiling(stage: Stage, lanes: int) -> Tiling | None:
-    """The axes whose blocks, turned, make every load a vector; None where there are none."""
+    """The axes whose blocks, if turned, make every load a vector; None if there are none."""
     axes = turned(stage, lanes)
     if axes is None:
         return None
@@ -95,7 +100,7 @@ def tiling(stage: Stage, lanes: int) -> Tiling | None:
 
 @dataclass
 class _TileReader(Reader):
-    """Reads the turned inputs from their tile, at the position set before."""
+    """Reads the turned inputs from their tiles, at the position that was set before."""
 
     tiles: dict[str, Array] = field(default_factory=dict)
     at: Expr = 0
@@ -109,7 +114,7 @@ class _TileReader(Reader):
 def emit_tiles(
     em: Emitter, args: KernelArguments, stage: Stage, grid: Tiling, per_task: int
 ) -> None:
-    """The whole kernel's loops, ``per_task`` units a task."""
+    """Emits the whole kernel's loops, ``per_task`` units a task."""
     lanes = em.lanes
     reader = _TileReader(stage, em, args.inputs)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
@@ -132,7 +137,7 @@ def _block(
     t: Expr,
     j: Expr,
 ) -> None:
-    """One block of lanes x lanes from ``t`` and ``j`` on."""
+    """Emits one block of lanes x lanes from ``t`` and ``j`` on."""
     lanes, output = em.lanes, reader.stage.output.output
     rows: dict[str, list[Expr]] = {name: [] for name in grid.turned}
     for k in range(lanes):

@@ -1,10 +1,10 @@
-"""Sketch rule of last resort: any single operator, as scalar loops or through Relax. Slow, one
-task (or the outer iterations of what Relax makes one loop nest of), always builds.
+"""Sketch rule of last resort: any single operator, as scalar loops or through Relax. It is slow,
+has one task (or the outer iterations of the loop nest that Relax makes), and always builds.
 
 Element-wise and data-movement operators are read element by element through :class:`Reader`,
-pooling and resizing through :mod:`gtco.tensor.emit.spatial`, sampling through
-:mod:`gtco.tensor.emit.sampling`; every other kind, and what travels as
-``relax``, goes through :mod:`gtco.tensor.relax.bridge`.
+pooling and resizing through :mod:`gtco.tensor.emit.spatial`, and sampling through
+:mod:`gtco.tensor.emit.sampling`. All other kinds, and operators that are kept as ``relax``, go
+through :mod:`gtco.tensor.relax.bridge`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gtco.tensor.stage import NARROW_INDICES, Operator, Stage, TensorType
 from gtco.tensor.workload import Layer, Stream, Workload
 
 SLOWNESS = (
-    16.0  # how many times the bytes it moves are reckoned, so that any other sketch is preferred
+    16.0  # factor on the bytes it moves, so that any other sketch is preferred
 )
 RATE = 4.0  # vector operations in the time of one of its scalar ones: about 1 GFLOP/s
 
@@ -39,7 +39,7 @@ Element = Callable[[Emitter, Operator, Sequence[Source], Sequence[TensorType], l
 
 
 def _of_one(element: Callable[..., Expr]) -> Element:
-    """The element of an operator that reads one tensor."""
+    """The element function of an operator that reads one tensor."""
     return lambda em, op, sources, types, index: element(em, op, sources[0], types[0], index)
 
 
@@ -51,8 +51,8 @@ IMAGE: dict[str, Element] = {
 }
 
 
-# What each element is where an operator takes nothing together: its first operand is empty (of
-# attention the values are), and its output is not. TVM divides by its size.
+# The value of each element if an operator combines no elements: its first operand is empty (for
+# attention, the values are), and its output is not. TVM divides by the size of the operand.
 OF_NOTHING = {
     "sum": 0.0, "prod": 1.0, "mean": nan, "max": -inf, "min": inf,
     "moments": nan, "merged_moments": nan,
@@ -61,7 +61,9 @@ OF_NOTHING = {
 
 
 def of_nothing(stage: Stage) -> float | None:
-    """The value of every element of the stage's one operator, where nothing makes it."""
+    """The value of every element of the stage's one operator, if its inputs have no elements; else
+    None.
+    """
     op = stage.output
     taken = op.inputs[2] if op.kind == "attention" else op.inputs[0] if op.inputs else ""
     if op.kind not in OF_NOTHING or stage.types[taken].size or not op.type.dtype.startswith("f"):
@@ -99,7 +101,7 @@ class Fallback:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         stage = self.stage
         types = {i.name: i.type for i in stage.inputs}
-        empty = stage.output.type.size == 0  # nothing is computed, and no operator need allow it
+        empty = stage.output.type.size == 0  # nothing is computed, so every operator may be empty
         plain = readable(stage.output) or stage.output.kind in IMAGE
         if not empty and stage.output.kind in IMAGE and 0 in types[stage.output.inputs[0]].shape:
             return Rejection("no program", f"{stage.output.kind} of an image without pixels")
@@ -153,7 +155,7 @@ class Fallback:
 
 
 def operations(stage: Stage) -> float:
-    """Floating-point operations of a single-operator stage; a guess for what is opaque."""
+    """Floating-point operations of a single-operator stage; a guess if the operator is opaque."""
     op: Operator = stage.output
     size = float(op.type.size)
     read = float(sum(i.type.size for i in stage.inputs))

@@ -1,9 +1,11 @@
-"""Sketch rule of last resort on a GPU: any single operator. Slow, builds whatever a CPU's builds.
+"""Sketch rule of last resort on a GPU: any single operator. It is slow, and builds every operator
+that the CPU's rule builds.
 
 Element-wise and data-movement operators, pooling, resizing and sampling have a thread for each
-element of the output, through the same readers as on a CPU. Every other kind goes through
-:mod:`gtco.tensor.relax.bridge`, whose loops are printed: a thread for each iteration of the outer
-loops where they are independent, else one thread for all, with what it keeps in global memory.
+element of the output, and use the same readers as on a CPU. All other kinds go through
+:mod:`gtco.tensor.relax.bridge`, whose loops are printed. If the outer loops are independent, each
+of their iterations has a thread; else one thread does everything. Temporary tensors are in global
+memory.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ from gtco.tensor.stage import Stage
 
 THREADS = 128
 EACH = 8  # instructions of a loop's iteration
-AT_ONCE = 4  # iterations whose loads are under way together
+AT_ONCE = 4  # iterations whose loads overlap
 MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
 
 
 def iterations(statement: Any) -> int:
-    """Of all loops of known extents together; each statement and what else decides count once."""
+    """The iterations of all loops of known extents together. A statement, and a loop of unknown
+    extent, counts once.
+    """
     if isinstance(statement, tirx.SeqStmt):
         return sum(iterations(s) for s in statement.seq)
     if isinstance(statement, tirx.For):
@@ -74,20 +78,22 @@ class CudaFallback:
 
     @property
     def by_elements(self) -> bool:
-        """Does each element follow from the inputs at a glance?"""
+        """True if each element is computed directly from the inputs, without temporary tensors."""
         op = self.stage.output
         return readable(op) or op.kind in IMAGE or op.type.size == 0
 
     @property
     def tasks(self) -> int:
-        """Threads that have something to do."""
+        """The number of threads that have work."""
         return self._counts[0]
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
-        """Threads, and iterations of each one's loops, as far as is known. What only this sketch
-        computes is lowered to know; of the rest one thread is assumed: lowering every operator
-        only to price it takes longer than all other sketches together.
+        """The number of threads, and of iterations of each one's loops, as far as they are known.
+
+        An operator that only this sketch computes is lowered to count them. For all others one
+        thread is assumed: lowering every operator only to price it takes longer than all other
+        sketches together.
         """
         op = self.stage.output
         if self.by_elements:
@@ -97,7 +103,7 @@ class CudaFallback:
         try:
             function, _, tasks = self._lower("priced")
             return tasks, iterations(function.body)
-        except Exception:  # it will not build either, and that is where it is said why
+        except Exception:  # it will not build either, and the build says why
             return 1, 1
 
     def workload(self, config: Config) -> Launch:
@@ -128,7 +134,7 @@ class CudaFallback:
             return Rejection("no program", f"{op.get('op', op.kind)}: {error}")
 
     def _elements(self, symbol: str) -> CudaProgram:
-        """``out[i] = value(i)``, a thread each."""
+        """``out[i] = value(i)``, with a thread for each i."""
         stage, output = self.stage, self.stage.output
         size = output.type.size
 
@@ -153,7 +159,7 @@ class CudaFallback:
         return CudaProgram(text, (max(1, ceil(size / THREADS)), 1, 1), THREADS)
 
     def _lower(self, symbol: str) -> tuple[Any, int, int]:
-        """TVM's function, its bytes of scratch, its independent iterations."""
+        """TVM's function, its bytes of scratch, and its number of independent iterations."""
         stage, op = self.stage, self.stage.output
         types = {i.name: i.type for i in stage.inputs}
         names = list(types)
@@ -168,7 +174,7 @@ class CudaFallback:
         )
 
     def _lowered(self, symbol: str) -> CudaProgram | Rejection:
-        """What TVM makes of the operator, printed."""
+        """The printed function that TVM makes from the operator."""
         stage = self.stage
         function, scratch, tasks = self._lower(symbol)
         if scratch > MOST_SCRATCH:

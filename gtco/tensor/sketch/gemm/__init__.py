@@ -1,1 +1,1 @@
-"""Contractions: products of matrices, and all that is one of them in other words."""
+"""Contractions: products of matrices, and operators that are such a product in another form."""

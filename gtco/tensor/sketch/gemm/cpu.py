@@ -12,10 +12,10 @@ blocks (S), k (R), tile (S).
             tile[mr, nr] (+)= A[mr, kc] x B[kc, nr]          # micro-kernel, in registers
             on the last kb: epilogue(tile) -> output
 
-By ``order=rows`` the block of rows is the outermost loop of a task: what is packed of A stays in L1
-and is used by all panels there, and B comes from L2 for each block.
+With ``order=rows`` the block of rows is the outermost loop of a task. The packed rows of A stay in
+L1 for all panels, and B comes from L2 for each block.
 
-M = 197 costs no padding: rows are cut into blocks of two neighbouring heights, each with its own
+M = 197 needs no padding: rows are cut into blocks of two neighbouring heights, each with its own
 micro-kernel.
 """
 
@@ -63,12 +63,13 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 OPERANDS = ("float32", "bfloat16", "float16")  # of B
-WIDENING = 3.0  # vector instructions that taking a vector of float16 to scratch takes
+WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
-    """One contraction with a readable prologue and a one-to-one epilogue, else None."""
+    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None.
+    """
     op = anchor(stage, *CONTRACTIONS)
     if op is None or not float32(stage, (op.output,)) or operand_dtype(stage, op) not in OPERANDS:
         return None
@@ -150,8 +151,8 @@ class Gemm(GemmFacts):
         return tuple(sorted(options))
 
     def reorders(self, chosen: Mapping[str, Option]) -> bool:
-        """May row blocks be the outer loop, and panels the inner one? There are several of both,
-        and a block of B that is packed or widened is so once.
+        """True if row blocks may be the outer loop, and panels the inner one. There must be several
+        of both, and a block of B that is packed or widened must be so once.
         """
         tile = self.row(chosen)
         if self.widens(tile):
@@ -161,9 +162,9 @@ class Gemm(GemmFacts):
         return shape.task_blocks > 1 and shape.task_panels > 1 and kept
 
     def height_options(self, chosen: Mapping[str, Option]) -> tuple[int, ...]:
-        """Numbers of row blocks that are packed, or read panel after panel, at once: what fits a
-        quarter and an eighth of L2, which the panels and the results share. None where a task's
-        rows fit half of it, are read once only, or go one block after the other.
+        """The numbers of row blocks that are packed, or read panel after panel, at once: those that
+        fit a quarter and an eighth of L2, which the panels and the results share. There is no
+        option if a task's rows fit half of L2, are read only once, or are taken block after block.
         """
         if chosen.get("order") == "rows":
             return ()
@@ -189,7 +190,7 @@ class Gemm(GemmFacts):
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
         v, tile, shape = self.view, self.row(config), self.shape(config)
-        # bytes of an element as it is multiplied, of A, B and C, and in the tensors
+        # bytes of an element of A, B and C when it is multiplied, and in the tensors
         item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
         item, stored_b = float(ITEM_BYTES[self.operand_a]), float(ITEM_BYTES[self.operand])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
@@ -197,7 +198,7 @@ class Gemm(GemmFacts):
         held = self.blocks_at_once(config)
         passes = shape.task_blocks / held
         rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
-        height = rows / held  # of the blocks' two heights, on average
+        height = rows / held  # the average of the blocks' two heights
         a_tile, b_panel = item_a * height * kc, item_b * kc * columns
         c_tile = item_c * height * columns
         if config["a"] == "direct":
@@ -233,7 +234,9 @@ class Gemm(GemmFacts):
         )
 
     def extra(self, config: Config) -> tuple[Extra, ...]:
-        """Vectors between registers, tile and output, and packing with the prologue."""
+        """The work beside the products: vectors between registers, tile and output, and packing
+        with the prologue.
+        """
         v, shape, lanes = self.view, self.shape(config), self.target.lanes
         stored = v.batch * v.m * v.n / lanes
         packed, copied = config["a"] == "packed", self.packs_columns(config)
@@ -262,26 +265,26 @@ class Gemm(GemmFacts):
 
     @cached_property
     def norm_vectors(self) -> float:
-        """Those that normalising one row of A takes, which are mostly reductions."""
+        """Vector instructions that normalise one row of A; most are reductions."""
         return NORM_VECTORS * self.view.k / self.target.lanes if self.norm else 0.0
 
     @cached_property
     def head_vectors(self) -> float:
-        """Vector instructions of the prologue, on one vector of A."""
+        """Vector instructions of the prologue for one vector of A."""
         before = [o for o in ancestors(self.stage, self.view.op.inputs[0]) if o != self.norm]
         return vectors(self.stage, before, self.target.lanes).total
 
     @cached_property
     def behind(self) -> tuple[Extra, ...]:
-        """The epilogue's work, which no choice changes."""
+        """The work of the epilogue, which is the same for every config."""
         each = epilogue_vectors(self.tail, self.target.lanes)
         stored = self.view.batch * self.view.m * self.view.n / self.target.lanes
         return Extra("vector", stored, each.vector), Extra("exp", stored, each.exp)
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the loops' price depend on; prologue and epilogue are units of
-        extra work.
+        """All values that the space and the loops' price depend on. Prologue and epilogue are units
+        of extra work.
         """
         v = self.view
         return (

@@ -9,13 +9,12 @@
           tile[W_m, W_n] += A[W_m, step] x B[step, W_n]   # the row's instruction, in registers
       epilogue(tile) -> output                            # lanes store neighbours
 
-The kernel is ``device/gtco/gemm.cuh``; what a stage reads and stores is printed as lambdas. k is
-split in two ways, both added up in a fixed order, so that every run gives the same bits. In a
-block, ``parts`` warps share a warp's tile, each with its part W_k of every slice. Where tiles are
-fewer than multiprocessors, ``split`` blocks share a tile, each with a part of the slices; their
-sums meet in L2, and the block that comes last, which an atomic counter says, adds them up and does
-the epilogue. Of warp groups, one more may bring the slices that the others multiply
-(``warp_roles``).
+The kernel is ``device/gtco/gemm.cuh``; the stage's reads and stores are printed as lambdas. k is
+split in two ways. Both add up in a fixed order, so that every run gives the same bits. In a block,
+``parts`` warps share a warp's tile, each with its part W_k of every slice. If there are fewer tiles
+than multiprocessors, ``split`` blocks share a tile, each with a part of the slices. Their sums meet
+in L2. An atomic counter finds the block that comes last, which adds them up and does the epilogue.
+With warp groups, a further group may bring the slices that the others multiply (``warp_roles``).
 """
 
 from __future__ import annotations
@@ -69,11 +68,11 @@ from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 OPERANDS = ("float16", "bfloat16", "float32")
-WASTE = 1.5  # of what the least wasteful mapping multiplies: more is no option
-MAPPINGS = 3  # options: a narrower one that wastes as much has less reuse and as many blocks
-SMALL = 2.0  # times what there is to multiply
+WASTE = 1.5  # times the products of the least wasteful mapping: one with more is no option
+MAPPINGS = 3  # options: of two equally wasteful ones the narrower has less reuse and as many blocks
+SMALL = 2.0  # times the products that are needed
 GROUP = 8  # rows of tiles that are walked together
-LANES = 8  # that operations are counted for at once; each does one for each
+LANES = 8  # for which operations are counted at once; each lane counts as one
 UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # of mma.cuh
 TILINGS: tuple[tuple[str, Role], ...] = (
     ("block", "block"),
@@ -83,7 +82,8 @@ TILINGS: tuple[tuple[str, Role], ...] = (
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaGemm | None:
-    """One contraction with a readable prologue and a one-to-one epilogue, else None."""
+    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None.
+    """
     op = anchor(stage, *CONTRACTIONS)
     if op is None or not is_static(stage):
         return None
@@ -124,9 +124,9 @@ class CudaGemm:
 
     @cached_property
     def rows(self) -> Mapping[str, TensorCoreRow]:
-        """The register level, what multiplies, by name: CUDA cores beside Tensor Cores only where
-        these would multiply a ``SMALL`` part of zeros (Helix, Fig. 12), and warp groups where
-        their tiles waste little more than a warp's.
+        """The register level, which multiplies, by name. CUDA cores are options beside Tensor Cores
+        only if these would multiply ``SMALL`` times the needed products or more (Helix, Fig. 12).
+        Warp groups are options if their tiles waste little more than a warp's.
         """
         best, *others = emitted_rows(self.target, self.operand)
         waste = min(x.product.waste(best.extents) for x in self.mappings.values())
@@ -172,8 +172,9 @@ class CudaGemm:
         return None
 
     def mapping_options(self, row: TensorCoreRow) -> tuple[str, ...]:
-        """Step two of the mapping: those that fit the row's size and whose tiles fit the GPU, the
-        least wasteful first, and of those alike the widest, ``MAPPINGS`` at most.
+        """Step two of the mapping: the mappings that fit the row's size and whose tiles fit the
+        GPU. The least wasteful come first, and the widest of equally wasteful ones; ``MAPPINGS`` at
+        most.
         """
         waste = {
             name: x.product.waste(row.extents)
@@ -189,7 +190,9 @@ class CudaGemm:
         return tuple(sorted(fitting, key=lambda name: waste[name])[:MAPPINGS])
 
     def group_options(self, tiles: Tiles) -> tuple[int, ...]:
-        """Rows of tiles that are walked together: it matters where not all blocks run at once."""
+        """The numbers of rows of tiles that are walked together. The number matters if not all
+        blocks run at once.
+        """
         down, across = tiles.counts
         if down == 1 or across == 1 or tiles.blocks <= self.target.sms:
             return (down,)
@@ -199,7 +202,7 @@ class CudaGemm:
         return self.mappings[str(chosen["mapping"])]
 
     def tiles(self, chosen: Mapping[str, Option]) -> Tiles:
-        """The kernel's numbers."""
+        """The sizes of the kernel's tiles."""
         return self.mapped(chosen).chosen(self.rows[str(chosen["row"])], chosen)
 
     # the price ------------------------------------------------------------------------------------
@@ -217,11 +220,11 @@ class CudaGemm:
             if not copied
         )
         read, written = self.moved
-        # what blocks ask of L2: rows and columns outside of the matrix are not read
+        # bytes that blocks ask L2 for: rows and columns outside the matrix are not read
         rows, columns = min(bm, m), min(bn, n)
         asked = item * (rows + columns) * outer * depth * tiles.tiles
         asked += 2 * tiles.scratch
-        if tiles.row.unit == "wgmma":  # of a group together
+        if tiles.row.unit == "wgmma":  # of a whole group
             read_rows = tiles.warps // 4 * (GROUP_ROWS + bn)
         else:
             read_rows = tiles.warps * (wm + wn)
@@ -245,7 +248,7 @@ class CudaGemm:
         )
 
     def roles(self, tiles: Tiles) -> Registers | None:
-        """Registers by role, where warps have roles."""
+        """Registers by role, if warps have roles."""
         if not tiles.producer:
             return None
         found = registers(tiles, self.target)
@@ -253,8 +256,8 @@ class CudaGemm:
         return found
 
     def lonely(self, tiles: Tiles) -> float:
-        """Where blocks share tiles, the last of a tile does the whole epilogue, one block on a
-        multiprocessor: how much longer that takes than if all blocks did a part of it.
+        """How much longer the epilogue takes than if all blocks did a part of it. If blocks share
+        tiles, the last block of a tile does the whole epilogue, one block on a multiprocessor.
         """
         return tiles.split / ceil(tiles.blocks / self.target.sms) if tiles.split > 1 else 1.0
 
@@ -265,20 +268,22 @@ class CudaGemm:
 
     @cached_property
     def tail_vectors(self) -> float:
-        """Operations of the epilogue on one element, its place in the output among them."""
+        """Operations of the epilogue on one element, those that find its place in the output
+        included.
+        """
         return 4 + epilogue_vectors(self.tail, LANES).total
 
     @cached_property
     def head_vectors(self) -> tuple[float, float]:
-        """Operations that a computed element of A and of B takes, its place among them."""
+        """Operations for a computed element of A and of B, those that find its place included."""
         operands = (ancestors(self.stage, x) for x in self.view.op.inputs[:2])
         a, b = (6 + vectors(self.stage, before, LANES).total for before in operands)
         return a, b
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the loops' price depend on; prologue and epilogue are operations
-        beside them.
+        """All values that the space and the loops' price depend on. Prologue and epilogue are
+        operations beside them.
         """
         v = self.view
         best = next(iter(self.mappings.values()))
@@ -327,7 +332,7 @@ class CudaGemm:
         )
 
     def about(self, mapped: Mapped, tiles: Tiles) -> str:
-        """For the comment above the kernel."""
+        """The text of the comment above the kernel."""
         (m, n, k), warps = tiles.block, tiles.warps
         split = f", {tiles.split} blocks share a tile" if tiles.split > 1 else ""
         shared = f", {tiles.parts} of which share a tile" if tiles.parts > 1 else ""
@@ -338,7 +343,7 @@ class CudaGemm:
         )
 
     def call(self, tiles: Tiles, group: int, stored: str, roles: Registers | None) -> str:
-        """The statements behind the lambdas."""
+        """The statements that follow the lambdas."""
         types = (
             ("Shape", tiles.extents, "batch, m, n, runs of k, steps of one"),
             ("Block", tiles.block, "tile of C, steps of a slice"),

@@ -1,5 +1,5 @@
-"""A contraction on a GPU under one mapping of its loops: how its operands are read, how its sums
-are stored, and the tiles that fit (the second step of GTCO's hierarchical mapping).
+"""A contraction on a GPU under one mapping of its loops: the lambdas that read its operands and
+store its sums, and the tiles that fit (the second step of GTCO's hierarchical mapping).
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from gtco.tensor.space import Option
 from gtco.tensor.stage import ITEM_BYTES, Stage
 
 RUNS = (4, 2)  # neighbours that a lane may store at once: 16 bytes of float32
-# Registers of an element that is computed by itself: its value, on its way an address, and a part
-# of what its neighbours have in common.
+# Registers of an element that is computed alone: its value, an address while it is loaded, and a
+# part of the values that its neighbours share.
 SINGLE = 3.75
-GUARDED = 1.5  # and of one that may lie in what a pad adds: where it is along the axes
-# Registers of a chunk of a padded image: its window's row and column, by which it is inside or not.
+GUARDED = 1.5  # and of one that may lie in padding: its position along the axes
+# Registers of a chunk of a padded image: its window's row and column, which say if it is inside.
 PLACE = 3.0
-# Registers of a run that is computed, beside its values: its row, its step of k, an address.
+# Further registers of a computed run, beside its values: its row, its step of k, an address.
 COMPUTED_RUN = 4.5
-FURTHER = 2.5  # and of each further tensor that it is computed of: an address, what is read there
+FURTHER = 2.5  # and of each further tensor that it is computed from: an address and a value
 LATEST = 32  # tiles that are kept
-# Of A and of B: registers of an element that the compiler needs, can do without; is it copied?
+# Of A and of B: registers of an element that the compiler needs, those that it can do without, and
+# True if the operand is copied.
 Waiting = tuple[tuple[float, float], tuple[float, float], tuple[bool, bool]]
-# What fits: by the block's tile, by the warps', numbers of stages.
+# The tiles that fit: by the block's tile, by the warps', the numbers of stages.
 Tilings = Mapping[Option, Mapping[Option, tuple[int, ...]]]
 
 
@@ -86,15 +87,15 @@ class Mapped:
         return {}
 
     def a(self, row: TensorCoreRow) -> Reading:
-        """How A is read for the row."""
+        """The way A is read for the row."""
         return self._reading(row, self.a_source)
 
     def b(self, row: TensorCoreRow) -> Reading:
         return self._reading(row, self.b_source)
 
     def _reading(self, row: TensorCoreRow, source: Source) -> Reading:
-        """A lane of CUDA cores reads whole chunks of rows (or columns) where those lie side by
-        side: an operand that has too few is turned as it is read.
+        """The way an operand is read. A lane of CUDA cores reads whole chunks of rows (or columns)
+        if those lie side by side. An operand that has too few of them is turned while it is read.
         """
         known = self._readings
         if (row.unit, source.letter) not in known:
@@ -106,9 +107,9 @@ class Mapped:
         return known[row.unit, source.letter]
 
     def swizzled(self, row: TensorCoreRow) -> bool:
-        """Do both operands come to shared memory as they are, in whole pieces along k? Then warp
-        groups multiply them out of it; what is computed on its way, or lies along rows or columns,
-        is left to rows whose fragments pass through registers.
+        """True if both operands come to shared memory unchanged, in whole pieces along k. Then warp
+        groups multiply them out of it. An operand that is computed on its way, or that lies along
+        rows or columns, needs a row whose fragments pass through registers.
         """
         return all(
             x.way == "packed" or (x.way == "in_place" and x.along_k)
@@ -116,15 +117,15 @@ class Mapped:
         )
 
     def _whole(self, row: TensorCoreRow, letter: str) -> int:
-        """Rows or columns that a warp reads at once where these lie side by side."""
+        """The number of rows or columns that a warp reads at once, if these lie side by side."""
         if row.unit != "fma":
             return 1
         return CHUNK // ITEM_BYTES[self.operand] * row.extents["ab".index(letter)]
 
     @cached_property
     def transposed(self) -> bool:
-        """Do rows of C, not columns, lie side by side in the output? Where neither always do, as
-        where an image ends, what the first ones do.
+        """True if rows of C, not columns, lie side by side in the output. If neither always do (as
+        at the end of an image), the first ones decide.
         """
         product, shape = self.product, shape_of(self.stage, self.stage.output.output)
 
@@ -137,9 +138,10 @@ class Mapped:
 
     @cached_property
     def stored(self) -> tuple[tuple[tuple[str, int], ...], int]:
-        """How lanes store: the names and extents of batch, of what is apart and of the neighbours,
-        which are columns, or rows where C is ``transposed``; and how many of these are stored at
-        once, all that the epilogue reads and writes of them with one access each.
+        """The way lanes store: the names and extents of batch, of the far axis and of the
+        neighbours, and how many neighbours are stored at once. The neighbours are columns, or rows
+        if C is ``transposed``. As many are stored at once as the epilogue reads and writes with one
+        access each.
         """
         p = self.product
         apart, near = ("m", p.m), ("n", p.n)
@@ -153,7 +155,7 @@ class Mapped:
         return params, 1
 
     def _stores(self, run: int) -> Callable[..., None]:
-        """For :func:`side_by_side`: what storing of a run's lane reads and writes."""
+        """For :func:`side_by_side`: the reads and writes of a lane that stores a run."""
 
         def follow(probe: Probe, b: Expr, apart: Expr, near: Expr, lane: Expr) -> None:
             probe.through(self.tail, self.result(b, apart, near * run + lane))
@@ -161,11 +163,11 @@ class Mapped:
         return follow
 
     def result(self, b: Expr, apart: Expr, near: Expr) -> Sequence[Expr]:
-        """An index of C, from one of batch, of what is apart and of the neighbours."""
+        """An index of C, from one of batch, of the far axis and of the neighbours."""
         return self.product.c_index(b, *((near, apart) if self.transposed else (apart, near)))
 
     def store(self, args: Arguments) -> tuple[str, str]:
-        """The lambda ``store``, and what says to gemm.cuh how it is called."""
+        """The lambda ``store``, and the argument that tells gemm.cuh how to call it."""
         params, run = self.stored
         if run == 1:
             text = lambdas.store(
@@ -186,7 +188,7 @@ class Mapped:
         return text, f"gtco::in_runs<{run}>(store)"
 
     def tilings(self, row: TensorCoreRow) -> Tilings:
-        """The tree of what fits the target."""
+        """The tree of the tiles that fit the target."""
         known = self._tilings
         if row.name not in known:
             roomy: Tilings = dict(self._tilings_of(row, crowded=False))
@@ -225,8 +227,8 @@ class Mapped:
         split: int = 1,
         producer: bool = False,
     ) -> Tiles:
-        """Those of these choices. The latest are kept with what they have worked out: a space is
-        walked depth first, and asks for those of a config's every decision.
+        """The tiles of these choices. The latest are kept, with all that they have worked out,
+        because a space is walked depth first and asks for them at every decision of a config.
         """
         known, choices = self._latest, (row.name, block, warps, stages, split, producer)
         if choices not in known:
@@ -257,13 +259,13 @@ class Mapped:
         return {}
 
     def _pieces(self, row: TensorCoreRow) -> tuple[float, ...]:
-        """Registers of pieces of A and of B that a producer copies."""
+        """Registers for the pieces of A and of B that a producer copies."""
         packed = [x.way == "packed" for x in (self.a(row), self.b(row))]
         return piece_registers(packed, (self.a_source.even, self.b_source.even))
 
     def _waiting(self, row: TensorCoreRow) -> Waiting:
-        """What the row's tiles are reckoned with, all of them, of A and of B: see :meth:`_held` and
-        :meth:`_placed`, and is it copied?
+        """The estimates for the row's tiles, each for A and for B: :meth:`_held`, :meth:`_placed`,
+        and whether the operand is copied.
         """
         known = self._waitings
         if row.name not in known:
@@ -279,12 +281,12 @@ class Mapped:
         return {}
 
     def _held(self, row: TensorCoreRow, source: Source) -> float:
-        """Registers in which an element of the next slice waits, and its share of its run's address
-        or of its chunk's place in a padded image, fitted to ptxas's of 54 configs of Tensor Cores
-        that compute runs of A and of 246 others.
+        """Registers in which an element of the next slice waits, with its share of its run's
+        address or of its chunk's place in a padded image. They are fitted to ptxas's figures for 54
+        configs of Tensor Cores that compute runs of A and for 246 others.
         """
         reading, item = self._reading(row, source), ITEM_BYTES[self.operand]
-        # what else lanes of CUDA cores and warp groups hold is reckoned high enough for places too
+        # the other registers of CUDA cores and warp groups are estimated high enough for places too
         fitted = row.unit == "mma"
         if reading.way == "computed":
             if reading.run == 1:
@@ -294,9 +296,9 @@ class Mapped:
         return waiting + (PLACE * item / CHUNK if source.padded and fitted else 0.0)
 
     def _placed(self, row: TensorCoreRow, source: Source) -> float:
-        """Registers of a computed element beside those: of its run's place in an image, padded or
-        not, and of what each further tensor has for the run; of its place in front of a pad. The
-        compiler can compute these once more.
+        """Further registers of a computed element: for its run's place in an image, padded or not;
+        for each further tensor of the run; and for its place before padding. The compiler can
+        compute these values again instead of keeping them.
         """
         reading = self._reading(row, source)
         if reading.way != "computed" or row.unit != "mma":

@@ -1,5 +1,5 @@
-"""How a kernel reads a product's operands: in place by chunks of 16 bytes, through a prologue by
-runs of neighbours or element by element, or packed at compile time.
+"""The ways a kernel reads a product's operands: in place by chunks of 16 bytes, through a prologue
+by runs of neighbours or element by element, or packed at compile time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ At = Callable[[Expr, Expr, Expr], Any]  # of (batch, row or column, step of k)
 
 @dataclass(frozen=True)
 class Reading:
-    """``way`` is ``in_place``, ``computed`` or ``packed``; ``along_k``: do neighbours along k lie
-    side by side, or those along the operand's own axis? ``run``: how many are computed at once.
+    """The way an operand is read.
+
+    - ``way``: ``in_place``, ``computed`` or ``packed``;
+    - ``along_k``: True if neighbours along k lie side by side, False if those along the operand's
+      own axis do;
+    - ``run``: the number of elements that are computed at once.
     """
 
     way: str
@@ -37,7 +41,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """One operand of a product: which tensor, where its elements are, and its own extent."""
+    """One operand of a product: its tensor, the places of its elements, and its own extent."""
 
     stage: Stage
     product: MappedProduct
@@ -63,18 +67,18 @@ class Source:
 
     @property
     def image(self) -> bool:
-        """Is it read by windows of a convolution's image?"""
+        """True if windows of a convolution's image read it."""
         return self.letter == "a" and isinstance(self.product.view, ConvView)
 
     @property
     def padded(self) -> bool:
-        """May an element lie outside the tensor, and count as zero?"""
+        """True if an element may lie outside the tensor, and count as zero."""
         view = self.product.view
         return self.letter == "a" and isinstance(view, ConvView) and view.padded
 
     @cached_property
     def even(self) -> bool:
-        """Do its rows (columns) lie evenly apart, and none outside of the tensor?"""
+        """True if its rows (columns) lie evenly apart, and none outside of the tensor."""
         if self.padded:
             return False
         scope, size = Scope(), self.own[1]
@@ -102,11 +106,11 @@ class Source:
         return self.computed(self.runs_along_k())
 
     def computed(self, along_k: bool) -> Reading:
-        """The operand through its prologue."""
+        """The reading of the operand through its prologue."""
         return Reading("computed", along_k, RUN if self.in_runs(along_k) else 1)
 
     def in_chunks(self, along_k: bool) -> bool:
-        """Do aligned chunks of 16 bytes of the operand lie in an input as they are?"""
+        """True if aligned chunks of 16 bytes of the operand lie in an input unchanged."""
         p, (_, size) = self.product, self.own
         count = CHUNK // ITEM_BYTES[self.stage.types[self.tensor].dtype]
         if (p.depth if along_k else size) % count:
@@ -130,9 +134,7 @@ class Source:
         return all(scope.known(x - y == 0) is True for x, y in pairs)
 
     def in_runs(self, along_k: bool) -> bool:
-        """Are ``RUN`` neighbours read with one access each of what they are computed from, by
-        whole runs?
-        """
+        """True if ``RUN`` neighbours are computed from one access to each tensor, in whole runs."""
         p, (_, size) = self.product, self.own
         if (p.depth if along_k else size) % RUN:
             return False
@@ -147,7 +149,7 @@ class Source:
         return not self.padded or self._one_place(along_k)
 
     def _one_place(self, along_k: bool) -> bool:
-        """Of a convolution: are a run's elements of one place of the image?"""
+        """True if a run's elements come from one place of a convolution's image."""
         scope = Scope()
         extents = [n for _, n in self._run_params(along_k)]
         b, i, k, lane = scope.variables((*extents, RUN))
@@ -171,7 +173,8 @@ class Source:
         return b, (f"{own}{RUN}", size // RUN), (k, steps)
 
     def runs_along_k(self) -> bool:
-        """Do more loads follow each other in memory along k than along the operand's own axis?"""
+        """True if more loads follow each other in memory along k than along the operand's own axis.
+        """
         p, scope = self.product, Scope()
         b, i, k = scope.variables((p.batch, self.own[1], p.k))
 
@@ -190,14 +193,15 @@ class Source:
         return apart(here, self.index(b, i, k + 1)) >= apart(here, self.index(b, i + 1, k))
 
     def _flat(self, scope: Scope, at: tuple[Expr, Expr, Expr]) -> Expr | None:
-        """Where the element lies in an input, flat."""
+        """The flat place of the element in an input."""
         probe = Probe(self.stage, scope)
         probe.follow(self.tensor, self.index(*at))
         return probe.loads[0][1] if len(probe.loads) == 1 and not probe.conditions else None
 
     # the text -------------------------------------------------------------------------------------
     def lambdas(self, args: Arguments, reading: Reading) -> list[str]:
-        """Statements that define the operand as gemm.cuh takes it, named by its letter."""
+        """Statements that define the operand in the form that gemm.cuh takes, named by its letter.
+        """
         if reading.way == "packed":
             batch = lambdas.write(
                 args,
@@ -222,7 +226,7 @@ class Source:
         return [*found, f"auto {self.letter} = gtco::{reading.way}<gtco::{along}>({name});"]
 
     def _computed_runs(self, args: Arguments, along_k: bool, along: str) -> list[str]:
-        """The operand as gemm.cuh takes runs."""
+        """The operand in the form of runs that gemm.cuh takes."""
         name, params = f"{self.letter}_at", self._run_params(along_k)
         index = self._runs(along_k)
         found = [neighbours.reading(args, self.stage, self.tensor, name, params, index, RUN)]
@@ -263,7 +267,7 @@ class Source:
         return lambdas.write(args, "inside", self.params, inside, returns="bool")
 
     def _zeros(self, args: Arguments, reading: Reading, name: str) -> list[str]:
-        """The same, and zero where a tap lies outside the image."""
+        """The same lambda, with a result of zero if a tap lies outside the image."""
         head = ", ".join(f"int {p}" for p, _ in self.params)
         given = ", ".join(p for p, _ in self.params)
         none = "nullptr" if reading.way == "in_place" else "0.0f"

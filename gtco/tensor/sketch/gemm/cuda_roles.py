@@ -1,6 +1,6 @@
-"""Warp roles of a product by warp groups (warp specialisation): beside those that multiply, the
-consumers, one warp group brings all slices of k, the producer. What its threads do not need of
-their registers it hands to the consumers; see ``device/gtco/roles.cuh``.
+"""Warp roles of a product by warp groups (warp specialisation). The consumers multiply, and one
+further warp group, the producer, brings all slices of k. The producer's threads give the registers
+that they do not need to the consumers; see ``device/gtco/roles.cuh``.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from gtco.tensor.sketch.gemm.cuda_tiles import PRODUCERS, Tiles, shared_limit
 from gtco.tensor.stage import ITEM_BYTES
 
 ROLES, NONE, PRODUCER = "warp_roles", "none", "producer"  # the decision and its options
-LEAST_SLICES = 2  # of a block: with one there is nothing to bring ahead
-GRANULE = 8  # registers of a thread are handed over in eights
-MOST = 240  # of a thread that has taken some: instructions name no more than 255
-KEPT_SHARED = 1024  # bytes of shared memory that each block costs beside its own
+LEAST_SLICES = 2  # of a block: with one slice there is nothing to bring ahead
+GRANULE = 8  # registers of a thread are handed over eight at a time
+MOST = 240  # of a thread that took some: instructions address at most 255
+KEPT_SHARED = 1024  # bytes of shared memory that a block costs beside those it asks for
 # Registers of a producer's thread, fitted to the fewest with which ptxas spills nothing, 24 to 136
-# in 65 kernels: counters, slots and addresses; and where each piece of 16 bytes lies that it
-# copies, of an operand that is packed, of one in place beside such a one, of either where both are
-# in place, and of one whose rows do not lie evenly apart, or maybe outside of a padded image.
+# in 65 kernels. The first is for counters, slots and addresses. The others are for the place of
+# each piece of 16 bytes that it copies: of a packed operand, of one in place beside a packed one,
+# of either if both are in place, and of one whose rows lie unevenly apart or outside a padded
+# image.
 OWN = 24
 PACKED, IN_PLACE, BOTH_IN_PLACE, UNEVEN = 1.0, 2.0, 4.5, 7.0
-# ptxas refuses a product of warp groups in a kernel that begins with fewer than this beside half a
-# register a column.
+# ptxas refuses a product of warp groups in a kernel that begins with fewer registers than this plus
+# half a register a column.
 BEGIN = 26
 
 
 @dataclass(frozen=True)
 class Registers:
-    """Of a thread: as the kernel begins, then of a producer's and of a consumer's, zeros where none
-    are handed over. ``side_by_side`` blocks of a multiprocessor, which the launch bounds name,
-    leave so many to begin with.
+    """The registers of a thread: at the start of the kernel, then of a producer's and of a
+    consumer's (zeros if none are handed over). The launch bounds name ``side_by_side`` blocks of a
+    multiprocessor, which leave so many registers at the start.
     """
 
     begin: int
@@ -43,8 +44,8 @@ class Registers:
 
 
 def role_options(tiles: Tiles, target: GpuTarget) -> tuple[str, ...]:
-    """Of a kernel whose numbers with a producer these are. Where every warp copies and multiplies
-    is the first: no device has said yet what roles are worth.
+    """The roles of a kernel whose tiles, with a producer, are ``tiles``. The first option lets
+    every warp copy and multiply, because no device has measured yet what roles gain.
     """
     if tiles.slices // tiles.split < LEAST_SLICES or tiles.stages < 2:
         return (NONE,)
@@ -52,8 +53,8 @@ def role_options(tiles: Tiles, target: GpuTarget) -> tuple[str, ...]:
 
 
 def registers(tiles: Tiles, target: GpuTarget) -> Registers | None:
-    """Those that let most blocks run side by side, of as many as shared memory has room for; None
-    where consumers or the producer had too few.
+    """The registers that let most blocks run side by side, up to the number that shared memory has
+    room for. None if consumers or the producer had too few.
     """
     shared = tiles.shared + KEPT_SHARED
     room = min(target.shared_sm // shared, target.threads_sm // tiles.threads)
@@ -82,7 +83,9 @@ def producing(tiles: Tiles) -> int:
 
 
 def piece_registers(packed: Sequence[bool], even: Sequence[bool]) -> tuple[float, ...]:
-    """Of a piece of A and of B, as they are read: packed, or from where they lie evenly apart?"""
+    """Registers of a piece of A and of B, by the way they are read: packed, or from places that lie
+    evenly apart or not.
+    """
     in_place = IN_PLACE if any(packed) else BOTH_IN_PLACE
     return tuple(
         PACKED if laid else in_place if apart else UNEVEN

@@ -1,5 +1,5 @@
-"""Tiles of a product on a GPU: three levels (block, warp, instruction), and what a block of them
-takes. Mirrors ``Plan`` of ``device/gtco/gemm.cuh``; each kernel asserts that both agree.
+"""Tiles of a product on a GPU: three levels (block, warp, instruction), and the resources of a
+block. It mirrors ``Plan`` of ``device/gtco/gemm.cuh``; each kernel asserts that both agree.
 """
 
 from __future__ import annotations
@@ -15,41 +15,46 @@ from gtco.tensor.stage import ITEM_BYTES
 
 WARP = 32
 MOST_THREADS = 1024  # of a block
-# Registers of a thread beside sums and fragments, fitted to what ptxas takes of 143 drawn configs:
+# Registers of a thread beside sums and fragments, fitted to what ptxas takes for 143 random
+# configs:
 OVERHEAD = 20  # places, counters and addresses
-# of each piece of 16 bytes of a slice of A and of B that it copies: where it lies is computed once
+# for each piece of 16 bytes of a slice of A and of B that it copies: its place is computed once
 PIECES = (3.0, 1.2)
-# of each sum, where blocks share a tile: on its way to the others' and back
+# for each sum, if blocks share a tile: on its way to the other sums and back
 SHARED_SUM = 0.25
 EXTENTS = (16, 32, 64, 128, 256)  # of a block's tile
 LARGEST = 128 * 256
 DEPTHS = (16, 32, 64, 128)  # of a slice of k
-SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is all barriers, more is late
+SLICE = (4 << 10, 32 << 10)  # bytes of a slice: less is mostly barriers, more delays the start
 WARP_EXTENTS = (16, 32, 64)  # of a warp's tile
 ENOUGH: tuple[int, ...] = (4, 8)  # warps of a block
 PARTS = (1, 2, 4)  # warps that share a warp's tile, each with its part of k
 SPLITS = (1, 2, 3, 4, 6, 8)  # blocks that share a tile, each with a part of k
-LEAST_SLICES = 3  # of such a part: with fewer, filling the stages is all that a block does
-CROWD = 2  # blocks a multiprocessor, up to which tiles are split
-L2_SHARE = 0.25  # that split sums may take: they are read back from there
-# Multiply-adds an element that a block loads (DyGen, eq. 5): at least this, and where a tile of
-# TYPICAL leaves no multiprocessor idle at least that one's half.
+LEAST_SLICES = 3  # of such a part: with fewer, a block does little but fill its stages
+CROWD = 2  # tiles are split up to so many blocks a multiprocessor
+L2_SHARE = 0.25  # the share that split sums may take: they are read back from L2
+# Multiply-adds for each element that a block loads (DyGen, eq. 5): at least this. If a tile of
+# TYPICAL leaves no multiprocessor idle, at least half of that tile's.
 LEAST_INTENSITY, TYPICAL = 10.0, (64, 64)
-# Warp groups: rows of one, of a block, steps of a slice (a swizzled row of 128 bytes), and bytes
-# that it takes for tiles to begin where swizzled ones must.
+# Warp groups: rows of one, rows of a block, steps of a slice (a swizzled row of 128 bytes), and
+# bytes that align swizzled tiles.
 GROUP_ROWS, GROUP_BLOCKS, GROUP_DEPTH, ALIGNED = 64, (64, 128), 64, 1024 - 128
-# Where one of them brings the slices (gemm_roles.py): its threads, and bytes of a slot's barriers.
+# The producer (cuda_roles.py): its threads, and bytes of a slot's barriers.
 PRODUCERS, SLOT_BARRIERS = 128, 2 * 8
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """One kernel's numbers: ``row`` multiplies elements of ``operand`` in tiles of ``block``
-    (B_m, B_n, B_k) by warps of ``warp`` (W_m, W_n), ``parts`` of which share one (W_k is B_k /
-    parts), with ``stages`` slices in shared memory. ``split`` blocks share a tile, each with a part
-    of k's slices. ``transposed``: sums are stored along columns. ``producer``: does a warp group
-    that multiplies nothing bring the slices? ``pieces``: registers in which such a one keeps where
-    a piece of A lies, and of B.
+    """The sizes of one kernel: ``row`` multiplies elements of ``operand``.
+
+    - ``block``: the tile (B_m, B_n, B_k) of a block;
+    - ``warp``: the tile (W_m, W_n) of a warp;
+    - ``parts``: warps that share a warp's tile; W_k is B_k / parts;
+    - ``stages``: slices in shared memory;
+    - ``split``: blocks that share a tile, each with a part of k's slices;
+    - ``transposed``: True if sums are stored along columns;
+    - ``producer``: True if a warp group that multiplies nothing brings the slices;
+    - ``pieces``: registers in which a producer keeps the place of a piece of A, and of B.
     """
 
     row: TensorCoreRow
@@ -60,16 +65,16 @@ class Tiles:
     parts: int
     stages: int
     transposed: bool = False
-    held: float = 0.0  # registers of the block that one step of k of the next slice waits in
-    placed: float = 0.0  # those beside them that the compiler can do without
+    held: float = 0.0  # registers of the block in which one step of k of the next slice waits
+    placed: float = 0.0  # further ones, which the compiler can do without
     split: int = 1
-    copied: tuple[bool, bool] = (True, True)  # are A and B, or computed?
+    copied: tuple[bool, bool] = (True, True)  # True if A and B are copied, False if computed
     pieces: tuple[float, ...] = ()
     producer: bool = False
 
     @property
     def warps(self) -> int:
-        """That have a tile of their own."""
+        """Warps that have a tile of their own."""
         return self.block[0] // self.warp[0] * (self.block[1] // self.warp[1])
 
     @cached_property
@@ -83,7 +88,7 @@ class Tiles:
 
     @cached_property
     def counts(self) -> tuple[int, int]:
-        """Tiles along m and n."""
+        """The numbers of tiles along m and n."""
         return ceil(self.extents[1] / self.block[0]), ceil(self.extents[2] / self.block[1])
 
     @cached_property
@@ -101,12 +106,12 @@ class Tiles:
         return self.scratch_with(self.split)
 
     def scratch_with(self, split: int) -> int:
-        """``scratch`` with so many blocks a tile."""
+        """The ``scratch`` with ``split`` blocks a tile."""
         return self.tiles * split * self.block[0] * self.block[1] * 4 if split > 1 else 0
 
     @cached_property
     def slices(self) -> int:
-        """Of k, of all its runs, in all blocks that share a tile."""
+        """Slices of k, over all its runs and all blocks that share a tile."""
         return self.extents[3] * ceil(self.extents[4] / self.block[2])
 
     @property
@@ -117,11 +122,13 @@ class Tiles:
 
     @property
     def shared(self) -> int:
-        """Bytes of a block's shared memory: DyGen, eq. 3, and what sums pass through at the end."""
+        """Bytes of a block's shared memory: DyGen, eq. 3, and the room through which sums pass at
+        the end.
+        """
         return self.shared_with(self.stages)
 
     def shared_with(self, stages: int) -> int:
-        """``shared`` with so many slices at once."""
+        """The ``shared`` bytes with ``stages`` slices at once."""
         (m, n, _), (wm, wn) = self.block, self.warp
         slab = 32 if self.transposed and wm % 32 == 0 else 16
         if self.transposed:
@@ -135,15 +142,16 @@ class Tiles:
 
     @property
     def registers(self) -> int:
-        """About what a thread that multiplies needs (DyGen, eq. 4): sums, fragments held twice, its
-        share of the next slice, if there is one and it comes by way of registers, and the rest.
+        """An estimate of the registers of a thread that multiplies (DyGen, eq. 4): sums, fragments
+        held twice, its share of the next slice (if there is one and it comes through registers),
+        and the rest.
         """
         return min(self._settled + self._waiting + self._of_slice(self.placed), MOST_REGISTERS)
 
     @property
     def crowded(self) -> bool:
-        """Would a thread spill? The compiler gets along without some of the rest, but not without
-        what waits.
+        """True if a thread would spill. The compiler can do without some of the registers, but not
+        without those of waiting elements.
         """
         return min(self._settled, MOST_REGISTERS) + self._waiting > MOST_REGISTERS
 
@@ -151,10 +159,10 @@ class Tiles:
     def _settled(self) -> int:
         wm, wn = self.warp
         if self.row.unit == "wgmma":
-            held = 28 + wn // 8  # descriptors, and places of what is on its way
+            held = 28 + wn // 8  # descriptors, and places of copies under way
         elif self.row.unit == "mma":
             held = 2 * (wm // 16 * 4 + wn // 8 * 2)
-        else:  # and a fragment of the next step, or addresses
+        else:  # also a fragment of the next step, or addresses
             held = 16 // ITEM_BYTES[self.operand] * (wm // 4 + wn // 8) + 32
         sums = wm * wn // WARP
         beside = OVERHEAD + (SHARED_SUM * sums if self.split > 1 else 0)
@@ -168,11 +176,13 @@ class Tiles:
         return self._of_slice(self.held)
 
     def _of_slice(self, of_step: float) -> int:
-        """A thread's registers of the next slice, if there is one, from the block's of one step."""
+        """A thread's registers for the next slice, if there is one, from the block's registers for
+        one step.
+        """
         return 0 if self.slices == 1 else ceil(of_step * self.block[2] / self.threads)
 
     def fits(self, target: GpuTarget) -> bool:
-        """Do a block's threads and registers fit (DyGen, eq. 2 and 4)?"""
+        """True if a block's threads and registers fit (DyGen, eq. 2 and 4)."""
         registers = self.registers
         return (
             self.threads <= MOST_THREADS
@@ -183,13 +193,15 @@ class Tiles:
 
 @lru_cache
 def shared_limit(target: GpuTarget) -> int:
-    """Bytes that a block may have on the target, and on every architecture that has an image."""
+    """Bytes of shared memory that a block may have, on the target and on every architecture for
+    which an image is built.
+    """
     images = (gpu.shared for gpu in GPUS.values() if gpu.arch in target.images)
     return min((target.shared, *images))
 
 
 def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
-    """Those below ``size``, and the first that covers it."""
+    """The options below ``size``, and the first that covers it."""
     covering = next((o for o in options if o >= size), options[-1])
     return tuple(o for o in options if o <= covering)
 
@@ -197,8 +209,8 @@ def _upto(size: int, options: tuple[int, ...]) -> tuple[int, ...]:
 def block_options(
     target: GpuTarget, operand: str, extents: tuple[int, int, int, int, int], row: TensorCoreRow
 ) -> Iterator[tuple[int, int, int]]:
-    """(B_m, B_n, B_k): none much larger than the product, none of less intensity than it deserves,
-    slices neither tiny nor huge.
+    """(B_m, B_n, B_k). No block is much larger than the product or has too little intensity for it,
+    and slices are neither tiny nor huge.
     """
     batch, m, n, _, depth = extents
     if row.unit == "wgmma":
@@ -228,9 +240,10 @@ def intensity(m: int, n: int) -> float:
 def warp_options(
     block: tuple[int, int, int], unit: str, least: tuple[int, int]
 ) -> tuple[tuple[int, int, int], ...]:
-    """(W_m, W_n, parts): four or eight warps, which keep a multiprocessor's four partitions busy.
-    Of one number of parts the squarest tile, which reads least of shared memory. Fewer warps where
-    the block's tile and slice are too small for four. Tiles are multiples of ``least``.
+    """(W_m, W_n, parts). Four or eight warps keep a multiprocessor's four partitions busy; there
+    are fewer if the block's tile and slice are too small for four. For each number of parts the
+    squarest tile is taken, because it reads least from shared memory. Tiles are multiples of
+    ``least``.
     """
     bm, bn, bk = block
     if unit == "wgmma":  # four or eight, each with 16 rows of a group's 64
@@ -251,19 +264,19 @@ def warp_options(
 
 
 def stage_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
-    """Slices in shared memory at once, as many as k has and as fit there (DyGen, eq. 3):
-    asynchronous copies begin with sm_80, and before that the next slice waits in registers while
-    one multiplies.
+    """The numbers of slices in shared memory at once, up to those that k has and that fit there
+    (DyGen, eq. 3). Asynchronous copies begin with sm_80. Before that, the next slice waits in
+    registers while the current one is multiplied.
     """
-    least = 3 if tiles.row.unit == "wgmma" else 2  # a slice that is read has a slot of its own
+    least = 3 if tiles.row.unit == "wgmma" else 2  # the slice that is read keeps its slot
     most = min(4, max(tiles.slices, least)) if oldest(target) >= 80 else 2
     room = shared_limit(target)
     return tuple([s for s in range(most, least - 1, -1) if tiles.shared_with(s) <= room][:2])
 
 
 def split_options(tiles: Tiles, target: GpuTarget) -> tuple[int, ...]:
-    """Blocks that share a tile, fewest first: more than one where one a tile would leave
-    multiprocessors idle.
+    """The numbers of blocks that share a tile, fewest first. There are more than one if one block a
+    tile would leave multiprocessors idle.
     """
     if tiles.tiles >= target.sms:
         return (1,)

@@ -1,5 +1,5 @@
-"""What a contraction is: how its operands lie, and how a config cuts it. Decisions,
-price and loops of the CPU ask it.
+"""The facts of a contraction: the layout of its operands, and the way a config cuts it. The
+decisions, price and loops of the CPU read them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def operand_dtype(stage: Stage, op: Operator) -> str:
-    """The dtype of both operands, or of weights in float16 beside a float32 A; nothing where they
-    differ otherwise.
+    """The dtype of both operands, or float16 if the weights are float16 beside a float32 A. Empty
+    if they differ in another way.
     """
     a, b = (stage.types[x].dtype for x in op.inputs[:2])
     weights = a == "float32" and b == "float16" and op.inputs[1] in stage.constants
@@ -41,7 +41,7 @@ def operand_dtype(stage: Stage, op: Operator) -> str:
 
 @dataclass(frozen=True)
 class GemmFacts:
-    """A contraction: its view, what stands before and behind it, and how a config cuts it."""
+    """A contraction: its view, its prologue and epilogue, and the way a config cuts it."""
 
     stage: Stage
     target: Target
@@ -65,13 +65,13 @@ class GemmFacts:
 
     @cached_property
     def constant_b(self) -> bool:
-        """B is known at compile time and laid out in panels then."""
+        """True if B is known at compile time; then it is laid out in panels."""
         return self.view.op.inputs[1] in self.stage.constants
 
     @cached_property
     def direct_rows(self) -> int | None:
-        """The row stride, in elements, where A's rows lie in an input as they are: no packing is
-        needed then.
+        """The row stride, in elements, if A's rows lie in an input unchanged; then they are not
+        packed.
         """
         if self.norm is not None:
             return None
@@ -81,17 +81,17 @@ class GemmFacts:
 
     @cached_property
     def direct_columns(self) -> int | None:
-        """The row stride, in elements, where rows of a B that is computed lie in an input as they
-        are: a vector of it can be read in place.
+        """The row stride, in elements, if rows of a B that is not constant lie in an input
+        unchanged; then a vector of it can be read in place.
         """
         if self.constant_b or isinstance(self.view, ConvView):
             return None
         return column_stride(self.stage, self.view)
 
     def reads_columns(self, tile: MicroKernel) -> bool:
-        """May panels of B be read in place? They are whole, no step of k takes several neighbours,
-        and one block of rows uses them: where more do, a copy pays, since rows of B far apart share
-        cache sets.
+        """True if panels of B may be read in place: they are whole, no step of k takes several
+        neighbours, and one block of rows uses them. If more blocks do, a copy pays, because rows of
+        B that lie far apart share cache sets.
         """
         if tile.kind.b.step > 1:
             return False
@@ -100,15 +100,18 @@ class GemmFacts:
         return self.direct_columns is not None
 
     def reads_rows(self, tile: MicroKernel) -> bool:
-        """May rows of A be read in place? They lie as the row reads them, in whole steps."""
+        """True if rows of A may be read in place: they have the layout that the row reads, in whole
+        steps.
+        """
         kind = tile.kind
         if kind.a.dtype != self.operand_a or self.view.k % kind.step:
             return False
         return self.direct_rows is not None
 
     def widens(self, tile: MicroKernel) -> bool:
-        """Is a panel of the weights copied to scratch, as the row reads it? Rows that widen float16
-        themselves do so for each block of rows; a copy is made once for many.
+        """True if a panel of the weights is copied to scratch in the form that the row reads. Rows
+        that widen float16 themselves do so again for each block of rows; a copy is made once for
+        many.
         """
         return self.constant_b and tile.kind.b.dtype != self.operand
 
@@ -117,11 +120,11 @@ class GemmFacts:
 
     @cached_property
     def stores_columns(self) -> bool:
-        """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
+        """True if rows of C, not columns, lie side by side in the output (a transposed store)."""
         return stores_columns(self.view, self.tail)
 
     def blocks_at_once(self, config: Config) -> int:
-        """Row blocks of a task that one pass over its panels works on."""
+        """The row blocks of a task that one pass over its panels works on."""
         if config.by_name.get("order") == "rows":
             return 1
         return int(config.by_name.get("mc", self.shape(config).task_blocks))

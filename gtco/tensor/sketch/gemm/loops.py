@@ -27,7 +27,7 @@ AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
 
 
 class GemmLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: GemmFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
@@ -48,7 +48,7 @@ class GemmLoops:
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
-        """What a thread keeps beside its registers."""
+        """The scratch that a thread keeps beside its registers."""
         shape, columns = self.shape, self.tile.columns
         if self.packed_a:
             yield Piece("rows", (shape.rows(self.held), self.lda), self.kind.a.dtype)
@@ -104,7 +104,7 @@ class GemmLoops:
                         self.tile_program(batch, kb, first_panel, panel, here, block, start)
 
     def widen_panel(self, batch: Expr, kb: Expr, panel: Expr) -> None:
-        """A block of k of a panel of constant B, in the dtype that the row reads."""
+        """Converts a block of k of a panel of constant B to the dtype that the row reads."""
         em, into = self.em, self.arrays["panel"]
         array = self.args.inputs[self.view.op.inputs[1]]
         start = em.let_index(self.packed_panel(batch, kb, panel), "stored")
@@ -206,7 +206,9 @@ class GemmLoops:
     def next_panel(
         self, batch: Expr, kb: Expr, panel: Expr, block: Expr, depth: Expr, k: Expr
     ) -> None:
-        """A share of the next panel of B, which all blocks' steps together cover."""
+        """Prefetches a share of the next panel of B. The steps of all blocks together cover the
+        panel.
+        """
         em = self.em
         array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
         share = ceil(self.tile.columns / self.held)  # elements of it, for each step of k
@@ -215,9 +217,9 @@ class GemmLoops:
             em.prefetch(array, at + n)
 
     def this_panel(self, batch: Expr, kb: Expr, panel: Expr, k: Expr) -> None:
-        """What an iteration reads of this panel of B some iterations later, or of what lies behind
-        it, the next one: a hardware prefetcher stops where a page ends, and the first panel of a
-        task was asked for by none before it.
+        """Prefetches the data of this panel of B that an iteration reads some iterations later, or
+        the start of the next panel. A hardware prefetcher stops at the end of a page, and no
+        earlier panel of the task prefetched the first one.
         """
         em, columns, step = self.em, self.tile.columns, self.kind.step
         array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
@@ -226,7 +228,7 @@ class GemmLoops:
             em.prefetch(array, at + n)
 
     def next_rows(self, batch: Expr, kb: Expr, start: Expr, rows: int, k: Expr) -> None:
-        """A share of the next block's rows, where they lie one behind the other in an input."""
+        """Prefetches a share of the next block's rows, if they follow each other in an input."""
         if self.packed_a or self.sketch.direct_rows != self.view.k or self.kblocks > 1:
             return
         em = self.em
@@ -239,7 +241,7 @@ class GemmLoops:
         return self.em.let_index(tirx.min(self.kc, self.view.k - kb * self.kc), "depth")
 
     def rows_of_a(self, batch: Expr, kb: Expr, start: Expr, row0: Expr) -> Operand:
-        """A's rows from ``start`` on, where they are packed or lie in an input."""
+        """A's rows from ``start`` on, in the packed copy or in an input."""
         em = self.em
         if self.packed_a:
             packed = self.arrays["rows"]
@@ -252,14 +254,14 @@ class GemmLoops:
         return Operand(origin.source, em.let_index(origin.indices[0], "a_row"), stride)
 
     def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
-        """Where a block of k of a panel of constant B starts."""
+        """The place where a block of k of a panel of constant B starts."""
         place = self.view.packed_batch(batch) * self.shape.panels + panel
         step = self.kind.b.step
         depth = ceil(self.view.k / step) * step
         return (place * depth + kb * self.kc) * self.tile.columns
 
     def panel_of_b(self, batch: Expr, kb: Expr, first_panel: Expr, panel: Expr) -> Operand:
-        """A panel's block of k, where it is packed or lies in an input."""
+        """A panel's block of k, in the packed copy or in an input."""
         em, columns = self.em, self.tile.columns
         if self.widened_b:
             return Operand(self.arrays["panel"].buffer, self.arrays["panel"].flat([0, 0]), columns)

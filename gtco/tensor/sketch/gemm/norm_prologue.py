@@ -1,4 +1,4 @@
-"""A layer_norm in front of a contraction: statistics once a task, scale and shift while packing.
+"""A layer_norm before a contraction: statistics once a task, scale and shift while packing.
 
 ::
 
@@ -22,10 +22,10 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def find(stage: Stage, contraction: Operator) -> Operator | None:
-    """The layer_norm that makes the contraction's A, row for row: only reshapes and casts lie
+    """The layer_norm that makes the contraction's A, row for row, with only reshapes and casts
     between.
 
-    Nothing else may read it: a task knows the statistics of its own rows of A alone.
+    Nothing else may read it, because a task knows only the statistics of its own rows of A.
     """
     tensor = contraction.inputs[0]
     op = stage.producers.get(tensor)
@@ -41,7 +41,7 @@ def find(stage: Stage, contraction: Operator) -> Operator | None:
 
 
 def _read_beside(stage: Stage, norm: Operator, contraction: Operator) -> bool:
-    """Does the stage's output depend on the norm also by another way than A?"""
+    """True if the stage's output depends on the norm also by another way than A."""
     names = {stage.output.output}
     for op in reversed(stage.operators):
         if op.output in names and op is not norm:
