@@ -9,8 +9,8 @@
         for vector of channels:
           output = sum over corners of weight * image[row, column]   # whole pixels are read
 
-An image of NCHW would cost a load a channel; multi-scale deformable attention, which samples a few
-points a query from a value that has its channels last, has them side by side.
+An NCHW image would cost a load for each channel. Multi-scale deformable attention samples a few
+points a query from a value whose channels lie side by side (last).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Layer, Stream, Workload
 
-BLOCK = 128  # points whose corners are kept: 4 KB
-LOCATING = 60.0  # vector instructions that find the corners of as many points as there are lanes
-POINT = 16.0  # and those that a point takes to fetch its corners again
+BLOCK = 128  # points whose corners are kept in the tables: 4 KB
+LOCATING = 60.0  # vector instructions that find the corners of a vector of points
+POINT = 16.0  # and those that fetch the corners of one point from the tables
 
 
 def match(stage: Stage, target: Target) -> GridSample | None:
-    """The stage around one float32 ``grid_sample`` in NHWC, else None."""
+    """The stage as one float32 ``grid_sample`` in NHWC, else None."""
     op = anchor(stage, "grid_sample")
     if op is None or not is_static(stage):
         return None
@@ -93,12 +93,12 @@ class GridSample:
 
     @property
     def points(self) -> int:
-        """Of one image."""
+        """The points of one image."""
         return self.output[1] * self.output[2]
 
     @cached_property
     def size(self) -> int:
-        """Points of a block; the last one may have fewer."""
+        """The points of a block; the last one may have fewer."""
         return min(divisor_below(self.points, BLOCK), BLOCK)
 
     @property
@@ -107,12 +107,14 @@ class GridSample:
 
     @property
     def corners(self) -> int:
-        """Positions along an axis."""
+        """Positions along an axis that a point reads."""
         return CORNERS[self.op["method"]]
 
     @property
     def tables(self) -> int:
-        """Rows, columns, and where there are several of them their products' weights."""
+        """The number of tables: rows, columns, and the products' weights if there are several
+        corners.
+        """
         return 2 * self.corners + (self.corners**2 if self.corners > 1 else 0)
 
     @property
@@ -152,7 +154,7 @@ class GridSample:
 
     @cached_property
     def gathers(self) -> tuple[int, int]:
-        """Loads of the image, and loads and stores behind it, whose channels lie apart."""
+        """Loads of the image, and loads and stores of the epilogue, whose channels lie apart."""
         image, result = Probe(self.stage), Probe(self.stage)
         at = image.scope.variables(self.source)
         image.follow(self.op.inputs[0], at)
@@ -167,7 +169,7 @@ class GridSample:
 
 
 class GridSampleLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: GridSample, rows: int) -> None:
         self.sketch, self.rows = sketch, rows
@@ -192,7 +194,7 @@ class GridSampleLoops:
             )
 
     def points(self, n: Expr, first: Expr, count: int) -> None:
-        """``count`` points of image ``n``: where they lie, then what is there."""
+        """Emits ``count`` points of image ``n``: first their places, then their values."""
         em = self.em
         for begin, times, lanes in vector_runs(count, em.lanes):
             with em.loop(times, "v") as v, em.vector(lanes) as lane:
@@ -201,7 +203,7 @@ class GridSampleLoops:
             self.point(n, first, j)
 
     def locate(self, n: Expr, first: Expr, j: Expr) -> None:
-        """Rows, columns and weights of the block's point ``j``, into the tables."""
+        """Puts rows, columns and weights of the block's point ``j`` into the tables."""
         em, sketch = self.em, self.sketch
         op, (_, height, width, _) = sketch.op, sketch.source
         place = split_flat(em.index(first + j), sketch.output[1:3])
@@ -232,7 +234,7 @@ class GridSampleLoops:
 
     def kept(self, j: Expr) -> list[tuple[Expr, Expr, Expr | None, Expr | None]]:
         """The corners of the block's point ``j``: row, column, whether they lie in the image (None
-        where they must), weight.
+        if they always do), weight.
         """
         em, sketch = self.em, self.sketch
         taps, zeros = sketch.corners, sketch.op["padding"] == "zeros"

@@ -1,8 +1,9 @@
-"""Sketch rule for sampling images at points (GridSample) on a GPU, structure SS: the positions and
-taps of :mod:`gtco.tensor.sketch.shared.cuda_points`. The grid's prologue and the corners, as
-:mod:`gtco.tensor.emit.sampling` has them, are computed once for all vectors of channels that a
-thread makes of a point. In multi-scale deformable attention a head's channels lie side by side, so
-a few threads share a point and read whole pixels.
+"""Sketch rule for sampling images at points (GridSample) on a GPU, structure SS, with the positions
+and taps of :mod:`gtco.tensor.sketch.shared.cuda_points`.
+
+A thread computes the grid's prologue and the corners (those of :mod:`gtco.tensor.emit.sampling`) of
+a point once for all vectors of channels that it makes there. In multi-scale deformable attention a
+head's channels lie side by side, so a few threads share a point and read whole pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOCATING = 60.0  # instructions of a point
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaGridSample | None:
-    """The stage around one ``grid_sample`` of floats, else None."""
+    """The stage as one ``grid_sample`` of floats, else None."""
     op = anchor(stage, "grid_sample")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
         return None
@@ -72,7 +73,7 @@ class CudaGridSample:
         reader, own = Reader(self.stage, em, b.inputs), self.stage.types[grid].dtype
 
         def along(axis: int, size: int) -> list[tuple[Expr, Expr, Expr | None]]:
-            """Positions, whether they lie in the image, weights."""
+            """Positions along an axis, whether they lie in the image, and their weights."""
             given = convert(em, reader.value(grid, [n, y, x, axis]), own, "float32")
             found = []
             for corner in corners(em, op, given, size):

@@ -1,6 +1,6 @@
 """Sketch rules for the two halves of a normalisation that is split over tasks, structures SRS.
 
-``moments``, of a part of the positions, which are read once::
+``moments`` takes a part of the positions and reads each once::
 
     for task in outer index x chunks of columns:  # parallel
       for block of rows:                          # sums in registers
@@ -8,7 +8,7 @@
         mean[column], squares[column] = merged with those of the block
       variance[column] = squares[column] / R
 
-``merged_moments``, of all parts (of one size) and of a group's columns; it reads little::
+``merged_moments`` merges all parts (of one size) and a group's columns; it reads little::
 
     for task in batch x blocks of groups:         # parallel
       for column: mean of the parts' means; mean of their variances and of their means' deviations
@@ -47,11 +47,11 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Workload
 
-BLOCK = 64  # channels of a merging task, at least, where there are so many
+BLOCK = 64  # least channels of a merging task, if there are so many
 
 
 def match(stage: Stage, target: Target) -> Moments | MergedMoments | None:
-    """The stage where it ends in float32 moments with a readable prologue, else None."""
+    """The stage, if it ends in float32 moments with a readable prologue; else None."""
     op = stage.output
     if op.kind not in ("moments", "merged_moments") or not is_static(stage):
         return None
@@ -79,7 +79,7 @@ class Moments:
 
     @property
     def chunk(self) -> int:
-        """Columns of a task: as many as registers hold sums of."""
+        """The columns of a task: as many as the registers hold sums of."""
         return min(self.shape[-1], self.target.registers // 4 * self.target.lanes)
 
     @property
@@ -88,7 +88,7 @@ class Moments:
 
     @cached_property
     def even(self) -> bool:
-        """Does every load run evenly along the columns, also where a reshape lies between?"""
+        """True if every load runs evenly along the columns, also if a reshape lies between."""
         probe = Probe(self.stage)
         column, *outer = probe.scope.variables((self.shape[-1], *self.shape[:-1]))
         return probe.even(self.op.inputs[0], [*outer, column], column, 1)
@@ -152,7 +152,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class MergedMoments:
-    """The moments of parts as one mean and one scale a channel, on a CPU."""
+    """Merges the moments of parts into one mean and one scale a channel, on a CPU."""
 
     stage: Stage
     target: Target
@@ -168,12 +168,12 @@ class MergedMoments:
 
     @property
     def size(self) -> int:
-        """Channels of a group."""
+        """The channels of a group."""
         return self.shape[3] // int(self.op["groups"])
 
     @cached_property
     def block(self) -> int:
-        """Groups that one task takes together."""
+        """The groups that one task takes together."""
         groups = int(self.op["groups"])
         return next(n for n in range(1, groups + 1) if groups % n == 0 and (
             n * self.size >= BLOCK or n == groups
@@ -181,7 +181,7 @@ class MergedMoments:
 
     @property
     def width(self) -> int:
-        """Channels of a task."""
+        """The channels of a task."""
         return self.block * self.size
 
     @property
@@ -190,7 +190,7 @@ class MergedMoments:
 
     @property
     def scratch(self) -> Scratch:
-        """Mean and variance of a task's channels."""
+        """Room for mean and variance of a task's channels."""
         return Scratch((Piece("mean", (self.width,)), Piece("variance", (self.width,))))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
@@ -216,7 +216,7 @@ class MergedMoments:
     def columns(
         self, em: Emitter, held: dict[str, Array], reader: Reader, batch: Expr, first: Expr
     ) -> None:
-        """Every channel's parts merged, into scratch."""
+        """Merges the parts of every channel, into scratch."""
         share = tirx.const(1.0 / self.shape[1], "float32")
         x = self.op.inputs[0]
         for begin, count, width in vector_runs(self.width, CHUNK * em.lanes):
@@ -253,7 +253,7 @@ class MergedMoments:
         batch: Expr,
         first: Expr,
     ) -> None:
-        """Every group's channels merged and written for each of them."""
+        """Merges the channels of every group, and writes the result for each of them."""
         means, variances = held["mean"], held["variance"]
         epsilon = tirx.const(float(self.op["epsilon"]), "float32")
         one = tirx.const(1.0, "float32")

@@ -1,13 +1,13 @@
 """Sketch rules for the two halves of a split normalisation on a GPU, structures SRS.
 
-``moments``, of a part of the positions (``columns.cuh``): neighbouring threads take neighbouring
-channels and some rows of threads share the positions; each sums distances from the first of every
-64 positions, so that a mean far from zero costs no digits, and merges block after block; the
+``moments`` takes a part of the positions (``columns.cuh``). Neighbouring threads take neighbouring
+channels, and some rows of threads share the positions. Each thread sums distances from the first of
+every 64 positions, so that a mean far from zero costs no digits, and merges block after block. The
 threads of a channel meet in shared memory.
 
-``merged_moments``, of all parts of one size and of a group's channels (``rows.cuh``): a row is a
-group, its elements the parts' means and variances, its results one mean and one scale for each of
-its channels.
+``merged_moments`` takes all parts (of one size) and a group's channels (``rows.cuh``). A row is a
+group, its elements are the parts' means and variances, and its results are one mean and one scale
+for each of its channels.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from gtco.tensor.sketch.shared.cuda_teams import BESIDE, HELD, WARP, columns, si
 from gtco.tensor.space import Config, Decision, Option, Rejection
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-BLOCK = 64  # positions whose distances from the first of them are summed up
+BLOCK = 64  # positions whose distances from their first are summed up
 VECTORS = (4, 2, 1)  # channels that a thread may read at once
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaMoments | CudaMergedMoments | None:
-    """The stage where it ends in float32 moments with a readable prologue, else None."""
+    """The stage, if it ends in float32 moments with a readable prologue; else None."""
     op = stage.output
     if op.kind not in ("moments", "merged_moments") or not is_static(stage):
         return None
@@ -94,8 +94,11 @@ class CudaMoments:
         return tuple(n for n in VECTORS if n == 1 or (width % n == 0 and even(n)))
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """vector: channels that a thread reads at once; threads: those that share a channel; rows:
-        threads side by side.
+        """The decisions, in order:
+
+        - vector: channels that a thread reads at once;
+        - threads: those that share a channel;
+        - rows: threads side by side.
         """
         if "vector" not in chosen:
             return Decision("vector", "registers", self.vectors)
@@ -122,7 +125,7 @@ class CudaMoments:
         return self.outer * ceil(self.shape[-1] / (config["rows"] * config["vector"]))
 
     def _shared(self, config: Config) -> int:
-        """Bytes of count, mean and squares of every thread's channels."""
+        """Bytes of shared memory for count, mean and squares of every thread's channels."""
         threads = config["threads"] * config["rows"]
         return 12 * threads * config["vector"] if config["threads"] > 1 else 0
 
@@ -163,7 +166,7 @@ class CudaMoments:
 
 @dataclass(frozen=True)
 class CudaMergedMoments:
-    """The moments of parts as one mean and one scale a channel, on a GPU."""
+    """Merges the moments of parts into one mean and one scale a channel, on a GPU."""
 
     stage: Stage
     target: GpuTarget
@@ -183,7 +186,7 @@ class CudaMergedMoments:
 
     @property
     def size(self) -> int:
-        """Channels of a group."""
+        """The channels of a group."""
         return self.shape[3] // self.groups
 
     @property
@@ -192,11 +195,13 @@ class CudaMergedMoments:
 
     @property
     def length(self) -> int:
-        """Means, and variances, of a group."""
+        """The number of means of a group, which is that of its variances too."""
         return self.shape[1] * self.size
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """threads: those that share a group; rows: groups of a block."""
+        """The decisions, in order: threads (those that share a group) and rows (the groups of a
+        block).
+        """
         if "threads" not in chosen:
             return Decision("threads", "parallel", teams(self.length, 1))
         if "rows" not in chosen:
@@ -222,7 +227,7 @@ class CudaMergedMoments:
         )
 
     def _shared(self, config: Config) -> int:
-        """Bytes of three folds between warps."""
+        """Bytes of shared memory for three folds between warps."""
         team = config["threads"]
         return 12 * (team * config["rows"] // WARP) if team > WARP else 0
 

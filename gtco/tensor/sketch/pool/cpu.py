@@ -1,5 +1,6 @@
-"""Sketch rule for pooling, with a readable prologue and a one-to-one epilogue; loops of
-:mod:`gtco.tensor.sketch.shared.window`, or of :mod:`gtco.tensor.sketch.pool.rows` channels first.
+"""Sketch rule for pooling, with a readable prologue and a one-to-one epilogue. The loops are those
+of :mod:`gtco.tensor.sketch.shared.window`, or of :mod:`gtco.tensor.sketch.pool.rows` for channels
+first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KINDS = ("max_pool2d", "avg_pool2d")
 
 
 def match(stage: Stage, target: Target) -> Pool | None:
-    """The stage around one float32 pooling operator, else None."""
+    """The stage as one float32 pooling operator, else None."""
     op = anchor(stage, *KINDS)
     if op is None or not is_static(stage):
         return None
@@ -70,7 +71,7 @@ class Pool:
 
     @property
     def channels_first(self) -> bool:
-        """Do the channels come before rows and columns?"""
+        """True if the channels come before rows and columns."""
         return self.geometry.layout == "NCHW"
 
     def workload(self, config: Config) -> Workload:
@@ -100,7 +101,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Maximum:
-    """The greatest element; padding never wins, NaN does."""
+    """The greatest element. Padding never wins, NaN does."""
 
     start: float = -inf
 
@@ -112,8 +113,10 @@ class Maximum:
         return tirx.Select(is_nan(total), total, tirx.max(total, x))
 
     def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
-        """A machine's maximum gives its second operand where either is NaN: the last value's stays,
-        and the others' are asked for, which LLVM does by a comparison for two of them.
+        """The maximum of the values, or NaN if one is NaN.
+
+        A machine's maximum gives its second operand if either is NaN. So a NaN in the last value is
+        kept, and the others are compared; LLVM makes one comparison for two of them.
         """
         first, *others = values
         if not others:
@@ -131,8 +134,8 @@ class Maximum:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean; its divisor counts the padding if ``include``, but never what ceil mode adds beyond
-    it.
+    """The mean. Its divisor counts the padding if ``include``, but never the positions that ceil
+    mode adds beyond the padding.
     """
 
     geometry: Geometry

@@ -1,6 +1,8 @@
-"""Sketch rule for pooling on a GPU, structure SSRS: the strips of windows of
-:mod:`gtco.tensor.sketch.shared.cuda_window`. A maximum begins at minus infinity, so padding never
-wins, and NaN does. A mean's divisor is counted from the strip's position.
+"""Sketch rule for pooling on a GPU, structure SSRS, with the strips of windows of
+:mod:`gtco.tensor.sketch.shared.cuda_window`.
+
+A maximum begins at minus infinity, so padding never wins, and NaN does. A mean's divisor is counted
+from the strip's position.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from gtco.tensor.stage import Operator, Stage
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaPool | None:
-    """The stage around one pooling operator of floats, else None."""
+    """The stage as one pooling operator of floats, else None."""
     op = anchor(stage, "max_pool2d", "avg_pool2d")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
         return None

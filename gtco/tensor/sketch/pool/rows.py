@@ -8,7 +8,7 @@
       for vector of output columns:
         out = fold over kw of line[columns of the tap]       # steps of the stride, by shuffles
 
-The line has what the padding counts as at its ends, so that no column is at a border.
+The ends of the line hold the value that padding counts as, so no column needs a border case.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from gtco.tensor.emit.transpose import pick
 from gtco.tensor.sketch.shared.streaming import tasks_of_rows, unflatten, whole_runs
 from gtco.tensor.sketch.shared.window import Taps, kernel_rows
 
-WOVEN = 4  # the longest stride whose vectors are picked from whole ones
+WOVEN = 4  # the longest stride for which vectors are picked from whole ones
 ALIGN = 16  # floats of a cache line
 UNROLLED = 8  # rows or columns of a window that are folded at once
 
 
 def units(g: Geometry) -> int:
-    """Output rows of one channel each."""
+    """The number of output rows, each of one channel."""
     return g.output[0] * g.output[3] * g.output[1]
 
 
 def passes(g: Geometry, before: float) -> float:
-    """Vector instructions of a vector of the larger of input and output, where reading a vector of
+    """Vector instructions for a vector of the larger of input and output, if reading a vector of
     the input takes ``before``.
     """
     down = g.kernel[0] * g.source[2] * (2 + before)
@@ -49,16 +49,16 @@ def passes(g: Geometry, before: float) -> float:
 
 
 class Fold(Taps, Protocol):
-    """What a window makes of its elements, in any order; the padding counts as ``start``."""
+    """Combines the elements of a window, in any order. Padding counts as ``start``."""
 
     def all(self, em: Emitter, values: Sequence[Expr]) -> Expr:
-        """What they combine to, in any order."""
+        """The combination of the values, in any order."""
         ...
 
 
 @dataclass(frozen=True)
 class PoolRows:
-    """The loops of one config; ``rows`` output rows of one channel each are a task."""
+    """The loops of one config. ``rows`` output rows, each of one channel, are a task."""
 
     g: Geometry
     source: str
@@ -71,12 +71,12 @@ class PoolRows:
 
     @property
     def before(self) -> int:
-        """Floats ahead of the line's first column: its padding, in whole cache lines."""
+        """Floats before the line's first column: its padding, in whole cache lines."""
         return -(-self.g.padding[1] // ALIGN) * ALIGN
 
     @property
     def behind(self) -> int:
-        """Columns that windows reach behind the last one, whatever ceil mode adds included."""
+        """Columns beyond the last one that windows reach, those that ceil mode adds included."""
         g = self.g
         reach = (g.output[2] - 1) * g.strides[1] - g.padding[1] + (g.kernel[1] - 1) * g.dilation[1]
         return max(0, reach + 1 - g.source[2])
@@ -146,7 +146,7 @@ class PoolRows:
         c: Expr,
         y: Expr,
     ) -> None:
-        """The output row: the line folded over kw."""
+        """Emits the output row: the line folded over kw."""
         g = self.g
         for begin, count, lanes in whole_runs(g.output[2], em.lanes):
             with em.loop(count, "x") as block:
@@ -165,7 +165,7 @@ class PoolRows:
                     reader.finish(self.tail, g.place(n, y, x0 + lane, c), value, args.output)
 
     def column(self, kw: int) -> int:
-        """Where the first output column's tap lies."""
+        """The column of the line that the first output column reads for tap ``kw``."""
         return kw * self.g.dilation[1] - self.g.padding[1]
 
     def tap(self, em: Emitter, line: Array, first: Expr, lanes: int) -> Expr:

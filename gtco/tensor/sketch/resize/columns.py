@@ -9,8 +9,8 @@
         base = table[its first column]
         out = sum over taps of permute(line[base + tap ...], table[x] - base) * weight
 
-Where an axis does not shrink, a vector of outputs reads within a vector of source columns: one load
-and one permutation do what a gather would, at a sixteenth of its loads.
+If an axis does not shrink, a vector of outputs reads within a vector of source columns. One load
+and one permutation then replace a gather, with a sixteenth of its loads.
 
 An image that is an input of the stage and no narrower than a vector needs no line::
 
@@ -20,9 +20,9 @@ An image that is an input of the stage and no narrower than a vector needs no li
       near = the source rows' vectors from base on, blended  # one for all taps, where it has them
       out += permute(near, table[tap, x] - base) * weight
 
-What is written to the line is read back as vectors that begin elsewhere, which waits for the stores
-before it: 64 maps of 56x56 to twice that, on 2 threads of a Zen 5, take 51 us bilinear and 33
-nearest with the line, 35 and 19 without.
+The values in the line are read back as vectors that begin at other places, and these loads wait for
+the stores. For 64 maps of 56x56 to twice that size, on 2 threads of a Zen 5, bilinear takes 51 us
+and nearest 33 us with the line, and 35 and 19 us without it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ RowTap = tuple[Expr, Expr | None]  # source row, weight (None for 1)
 
 
 def fits(size: int, out: int, lanes: int) -> bool:
-    """Do the taps of ``lanes`` neighbouring outputs lie within as many source columns?"""
+    """True if the taps of ``lanes`` neighbouring outputs lie within as many source columns."""
     return out >= size and out >= lanes and lanes in PERMUTE
 
 
 def permuted(em: Emitter, vector: Expr, order: Expr) -> Expr:
-    """The lanes of ``vector`` that ``order`` names."""
+    """The lanes of ``vector`` in the order that ``order`` gives."""
     return tirx.call_llvm_pure_intrin(
         f"float32x{em.lanes}", PERMUTE[em.lanes], vector, order
     )
@@ -67,7 +67,7 @@ def blended(em: Emitter, terms: Sequence[tuple[Expr, Expr | None]]) -> Expr:
 
 
 def lane_by_lane(em: Emitter, vector: Expr, body: Callable[[Expr, Expr], None]) -> None:
-    """``body(lane, its value)`` in a vector loop, as readers and epilogues go."""
+    """``body(lane, its value)`` in a vector loop, the form that readers and epilogues need."""
     found = em.registers(em.lanes)
     em.store_vector(found, [0], vector)
     with em.vector(em.lanes) as lane:
@@ -80,7 +80,7 @@ class Columns:
 
     axis: ResizedAxis
     lanes: int
-    direct: bool  # is the image read where it lies, without a line?
+    direct: bool  # True if the image is read in place, without a line
 
     @property
     def op(self) -> Operator:
@@ -96,7 +96,7 @@ class Columns:
 
     @property
     def scratch(self) -> Scratch:
-        """The tables, and a line with what whole vectors read beyond it."""
+        """The tables, and a line with the extra room that whole vectors read beyond it."""
         if self.direct:
             at = (Piece(f"at{t}", (self.axis.out,), "int32") for t in range(len(self.offsets)))
             weights = (Piece(f"table{t}", (self.axis.out,)) for t in range(1, self.tables))
@@ -105,7 +105,7 @@ class Columns:
         return Scratch((*tables, Piece("line", (PADDING + self.axis.size + 2 + self.lanes,))))
 
     def fill(self, em: Emitter, held: Mapping[str, Array]) -> None:
-        """The tables; source columns are kept as float32, exact below 2^24."""
+        """Fills the tables. Source columns are kept as float32, which is exact below 2^24."""
         with em.loop(self.axis.out, "x") as x:
             weights: list[Expr] = []
             if self.op["method"] == "nearest":
@@ -122,8 +122,8 @@ class Columns:
 
     @property
     def together(self) -> bool:
-        """Do all taps of neighbouring outputs lie within a vector of source columns?"""
-        apart = (self.lanes - 1) * self.axis.step + 1  # of their first taps, rounded up
+        """True if all taps of neighbouring outputs lie within a vector of source columns."""
+        apart = (self.lanes - 1) * self.axis.step + 1  # between their first taps, rounded up
         return apart + len(self.offsets) - 1 <= self.lanes - 1
 
     def row_in_place(
@@ -134,7 +134,7 @@ class Columns:
         source: Callable[[Expr, Expr], Expr],
         finish: Callable[[Expr, Expr], None],
     ) -> None:
-        """One output row of an image that is read where it lies: ``source(y, x)`` is the vector
+        """Emits one output row of an image that is read in place. ``source(y, x)`` is the vector
         from column ``x`` on.
         """
         with em.loop(-(-self.axis.out // em.lanes), "block") as block:
@@ -150,7 +150,7 @@ class Columns:
         source: Callable[[Expr, Expr], Expr],
         x0: Expr,
     ) -> Iterator[Expr]:
-        """The source columns of the vector of outputs from ``x0`` on, a vector a tap."""
+        """The source columns for the vector of outputs from ``x0`` on: one vector for each tap."""
         base, near = None, None
         for t in range(len(self.offsets)):
             if t == 0 or not self.together:
@@ -169,12 +169,12 @@ class Columns:
         source: Callable[[Expr, Expr], Expr],
         finish: Callable[[Expr, Expr], None],
     ) -> None:
-        """One output row. ``source(y, x)`` reads the image, ``finish(x, value)`` stores."""
+        """Emits one output row. ``source(y, x)`` reads the image, ``finish(x, value)`` stores."""
         line = replace(held["line"], offset=held["line"].offset + PADDING)
         self.blend(em, line, rows, source)
         first, lanes = held["table0"], em.lanes
         with em.loop(-(-self.axis.out // lanes), "block") as block:
-            # the last vector overlaps the one before it rather than being shorter
+            # the last vector overlaps the one before it, so that it is whole
             x0 = em.let_index(tirx.min(block * lanes, self.axis.out - lanes), "x0")
             base = em.let(tirx.Cast("int32", em.load(first, [x0])), "base")
             em.bind(base, self.axis.size + 1, -1)
@@ -191,8 +191,8 @@ class Columns:
         taps: Iterable[Expr],
         finish: Callable[[Expr, Expr], None],
     ) -> None:
-        """The vector of outputs from ``x0`` on: the taps' sum by their weights, where they have
-        some.
+        """Stores the vector of outputs from ``x0`` on: the weighted sum of the taps, or their sum
+        if they have no weights.
         """
         total: Expr = None
         for t, term in enumerate(taps, 1):
@@ -208,7 +208,9 @@ class Columns:
         rows: Sequence[RowTap],
         source: Callable[[Expr, Expr], Expr],
     ) -> None:
-        """line[x] = sum over rows of weight * source(row, x); its ends are repeated twice."""
+        """line[x] = sum over rows of weight * source(row, x). The ends of the line are repeated
+        twice.
+        """
         for begin, count, lanes in vector_runs(self.axis.size, em.lanes):
             with em.loop(count, "part") as part, em.vector(lanes) as lane:
                 x = begin + part * lanes + lane

@@ -9,7 +9,7 @@ row.
       for output column:                    # channels last: vectors of channels; first: of columns
         output = sum over taps of weight_y * weight_x * source
 
-Channels first, widths that do not shrink: see :mod:`gtco.tensor.sketch.resize.columns`.
+For channels first and widths that do not shrink, see :mod:`gtco.tensor.sketch.resize.columns`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LARGEST = 1 << 24  # positions are kept as float32
 
 
 def match(stage: Stage, target: Target) -> Resize | None:
-    """The stage around one float32 ``resize2d``, else None."""
+    """The stage as one float32 ``resize2d``, else None."""
     op = anchor(stage, "resize2d")
     if op is None or not is_static(stage) or not float32(stage, (*op.inputs, op.output)):
         return None
@@ -77,7 +77,7 @@ class Resize:
 
     @property
     def last(self) -> bool:
-        """Are the channels the last axis?"""
+        """True if the channels are the last axis."""
         return bool(self.op["layout"] == "NHWC")
 
     def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
@@ -98,12 +98,14 @@ class Resize:
 
     @property
     def taps(self) -> int:
-        """Source positions along each axis."""
+        """The number of source positions along each axis."""
         return {"nearest": 1, "linear": 2, "cubic": 4}[self.op["method"]]
 
     @cached_property
     def columns(self) -> Columns | None:
-        """Channels first: how a row's columns are found by permuting vectors, where they can be."""
+        """The loops that find a row's columns by permuting vectors, for channels first; None if
+        they cannot be used.
+        """
         axis = self.axis(1)
         if self.last or not fits(axis.size, axis.out, self.target.lanes):
             return None
@@ -117,7 +119,7 @@ class Resize:
 
     @property
     def scratch(self) -> Scratch:
-        """The tables: source columns, and their weights where there are several."""
+        """The tables: source columns, and their weights if there are several."""
         if self.columns is not None:
             return self.columns.scratch
         columns = tuple(Piece(f"at{t}", self.output[2:3]) for t in range(self.taps))
@@ -141,7 +143,7 @@ class Resize:
 
 
 class ResizeLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: Resize, rows: int) -> None:
         self.sketch, self.rows = sketch, rows
@@ -165,7 +167,7 @@ class ResizeLoops:
                 self.channel_row(n, c, y, self.found(y, 0))
 
     def fill(self) -> None:
-        """The tables: source columns and weights of every output column."""
+        """Fills the tables: source columns and weights of every output column."""
         em, sketch = self.em, self.sketch
         with em.loop(sketch.output[2], "x") as x:
             for t, (at, weight) in enumerate(self.found(x, 1)):

@@ -1,7 +1,9 @@
-"""Sketch rule for resizing images on a GPU, structure SS: the positions and taps of
-:mod:`gtco.tensor.sketch.shared.cuda_points`. Rows, columns and weights are found in float64, as
-:mod:`gtco.tensor.emit.spatial` has them, once for all vectors of channels that a thread makes of a
-position. Neighbouring outputs share most taps, which caches serve.
+"""Sketch rule for resizing images on a GPU, structure SS, with the positions and taps of
+:mod:`gtco.tensor.sketch.shared.cuda_points`.
+
+A thread finds rows, columns and weights in float64 (as :mod:`gtco.tensor.emit.spatial` does), once
+for all vectors of channels that it makes of a position. Neighbouring outputs share most taps, and
+the caches serve these.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ LOCATING = {"nearest": 16.0, "linear": 120.0, "cubic": 240.0}  # float64 is slow
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaResize | None:
-    """The stage around one ``resize2d`` of floats, else None."""
+    """The stage as one ``resize2d`` of floats, else None."""
     op = anchor(stage, "resize2d")
     if op is None or not is_static(stage) or not floats(stage, (*op.inputs, op.output)):
         return None

@@ -1,5 +1,5 @@
-"""The loops of the rows sketch (:mod:`gtco.tensor.sketch.rows.cpu`) where neighbouring columns are
-reduced side by side, over axes that are not the last.
+"""The loops of the rows sketch (:mod:`gtco.tensor.sketch.rows.cpu`) for reductions over axes that
+are not the last: neighbouring columns are reduced side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gtco.tensor.sketch.shared.streaming import tasks_of_rows, unflatten
 
 
 class ColumnLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: RowsFacts, rows: int) -> None:
         self.sketch, self.view, self.rows = sketch, sketch.view, rows
@@ -32,7 +32,7 @@ class ColumnLoops:
             self.task(unit)
 
     def task(self, unit: Expr) -> None:
-        """One chunk of columns, of the rows that go side by side."""
+        """Emits one chunk of columns, for the rows that are made side by side."""
         em, sketch = self.em, self.sketch
         width, last = sketch.chunk, self.view.shape[-1]
         chunks = ceil(last / width)
@@ -57,7 +57,7 @@ class ColumnLoops:
         )
 
     def places(self, rows: list[list[Expr]], first: Expr, width: int) -> None:
-        """Where the extremes of ``width`` neighbouring columns lie, in several rows."""
+        """Emits the places of the extremes of ``width`` neighbouring columns, in several rows."""
         em, view, op = self.em, self.view, self.sketch.op
         groups = [ColumnChunk(em, view.shape, view.axes, row, first, width) for row in rows]
 
@@ -73,7 +73,7 @@ class ColumnLoops:
             )
 
     def chunk(self, outer: list[Expr], first: Expr, width: int) -> None:
-        """``width`` neighbouring columns from ``first``, reduced side by side."""
+        """Emits ``width`` neighbouring columns from ``first``, reduced side by side."""
         em, sketch = self.em, self.sketch
         kind = sketch.op.kind
         columns = ColumnChunk(em, self.view.shape, self.view.axes, outer, first, width)
@@ -98,7 +98,7 @@ class ColumnLoops:
             e = vector_math.exp_nonpositive(
                 em, read(index, begin, lane) - em.load(top, [begin + lane])
             )
-            if keep:  # where the result will be: exp is dearer than storing twice
+            if keep:  # kept in the place of the result: exp costs more than storing twice
                 where = sketch.tail.positions([em.index(i) for i in index])
                 em.store(self.args.output, where[sketch.stage.output.output], e)
             return e

@@ -13,7 +13,7 @@ Over other axes (``columns``; vectors run along the last axis, which is kept)::
     for task in outer index x chunks of columns:  # parallel
       for each reduced position: accumulators[column] = combine(accumulators, x)
 
-Where the extremes of columns lie, :mod:`gtco.tensor.sketch.rows.places` finds.
+:mod:`gtco.tensor.sketch.rows.places` finds the places of the extremes of columns.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Workload
 
-# Vector instructions of a vector of the reduced tensor (level 0's ``reduce`` where vectors run
-# along the reduction), and those of its exp.
+# Vector instructions for a vector of the reduced tensor (level 0's ``reduce`` if vectors run along
+# the reduction), and those of its exp.
 PASSES = {
     "softmax": 2.0, "log_softmax": 2.0, "layer_norm": 9.0, "rms_norm": 6.0,
     "argmax": 6.0, "argmin": 6.0,
 }  # fmt: skip
 EXPONENTIALS = {"softmax": {"exp": 18.0}, "log_softmax": {"exp": 16.0}}
-MOST_PLACES = 1 << 24  # positions are counted in float32, exactly so far
+MOST_PLACES = 1 << 24  # positions are counted in float32, which is exact up to here
 
 
 def match(stage: Stage, target: Target) -> Rows | None:

@@ -1,17 +1,17 @@
 """Sketch rule for stages around one reduction on a GPU: normalisation, softmax, sums and extremes,
 structure SRS.
 
-Over the trailing axes (``rows.cuh``): a few threads, a warp or several share a row, a block takes
-some rows side by side; what is read through the prologue stays in registers where passes ask for it
-again, and passes meet by shuffles, between warps in shared memory::
+Over the trailing axes (``rows.cuh``), a few threads, a warp or several warps share a row, and a
+block takes some rows side by side. Values that are read through the prologue stay in registers if
+later passes need them again. Threads exchange values by shuffles, and warps through shared memory::
 
     for row of the block's:                       # block and team of threads
       for vector of the row: held = prologue      # read once, 16 bytes a thread
       statistics over held                        # shuffles; mean, then variance
       for vector of the row: epilogue(f(held, statistics))
 
-Over other axes (``columns.cuh``): neighbouring threads take neighbouring columns, and some rows of
-threads share the positions of each; they meet in shared memory.
+Over other axes (``columns.cuh``), neighbouring threads take neighbouring columns. Some rows of
+threads share the positions of each column, and meet in shared memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from gtco.tensor.stage import Operator, Stage
 
 VECTORS = (4, 2, 1)  # neighbours that a thread may read at once
 MOST_POSITIONS = 1 << 31
-# Where a thread keeps more than so many elements of a row, the compiler asks for gain, shift and
-# what the epilogue reads of many of them ahead: in as many registers again, and a few more.
+# If a thread keeps more than FEW_HELD elements of a row, the compiler loads gain, shift and the
+# epilogue's inputs for many of them ahead. That takes as many registers again, and ROOM_AHEAD more.
 FEW_HELD, ROOM_AHEAD = 8, 4
-START = 30.0  # instructions of a thread that finds its row and what lies there
+START = 30.0  # instructions with which a thread finds its row and the addresses there
 # Passes over a row, and instructions of an element in all of them.
 PASSES = {"softmax": (3, 14.0), "log_softmax": (3, 14.0), "layer_norm": (3, 6.0),
           "rms_norm": (2, 4.0), "argmax": (1, 6.0), "argmin": (1, 6.0)}  # fmt: skip
@@ -82,17 +82,17 @@ class CudaRows:
 
     @property
     def rows(self) -> int:
-        """Rows that are reduced; by columns, how often a row of columns is made."""
+        """The number of rows that are reduced; by columns, the number of rows of columns."""
         return prod(self.view.kept)
 
     @property
     def length(self) -> int:
-        """Positions that become one."""
+        """The number of positions that are reduced to one."""
         return self.view.count
 
     @property
     def wide(self) -> bool:
-        """Does every position have a result?"""
+        """True if every position has a result."""
         return self.op.kind in NORMALISATIONS
 
     # indices --------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class CudaRows:
         return index
 
     def result(self, outer: Expr, column: Expr = 0) -> list[Expr]:
-        """Where a reduction's element lies in the operator's own output."""
+        """The place of a reduction's element in the operator's own output."""
         index = self.at(outer, 0, column)
         if self.op.kind in PLACES:
             axis = self.op["axis"] % len(index)
@@ -118,8 +118,11 @@ class CudaRows:
 
     # the space ------------------------------------------------------------------------------------
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """vector: neighbours that a thread reads at once; threads: those that share a row, or
-        that share a column; rows: rows of a block, or columns' threads side by side.
+        """The decisions, in order:
+
+        - vector: neighbours that a thread reads at once;
+        - threads: those that share a row, or a column;
+        - rows: rows of a block, or threads for columns side by side.
         """
         if "vector" not in chosen:
             return Decision("vector", "registers", self.vectors)
@@ -138,7 +141,9 @@ class CudaRows:
 
     @cached_property
     def vectors(self) -> tuple[int, ...]:
-        """The widest first; more than one where neighbours are neighbours in memory too."""
+        """The widths of vectors, the widest first. There is more than one if neighbours are also
+        neighbours in memory.
+        """
         inner = self.view.length if self.view.by_rows else self.view.shape[-1]
         return tuple(n for n in VECTORS if n == 1 or (inner % n == 0 and self._side_by_side(n)))
 
@@ -163,7 +168,7 @@ class CudaRows:
         return side_by_side(self.stage, extents, follow, lanes)
 
     def _held(self, team: int, vector: int) -> int:
-        """Registers of a thread for its part of a row; 0 where it is read anew in every pass."""
+        """Registers of a thread for its part of a row; 0 if every pass reads the row again."""
         if not self.view.by_rows or not self.wide:
             return 0
         elements = ceil(self.length // vector / team) * vector
@@ -177,7 +182,7 @@ class CudaRows:
         held = self._held(team, vector)
         pieces = ceil(self.length / team / (vector if self.view.by_rows else 1))
         read = 1 if held else passes
-        # loads of a pass are under way four at a time, all of them where the row is kept
+        # four loads of a pass are under way at a time; all of them if the row is kept
         steps = passes + read * ceil(pieces / (pieces if held else 4))
         traffic = read * float(self.stage.input_bytes)
         traffic += self.stage.output.type.nbytes
@@ -216,7 +221,9 @@ class CudaRows:
         return self.rows * ceil(self.view.shape[-1] / (config["rows"] * config["vector"]))
 
     def _shared(self, config: Config) -> int:
-        """Bytes through which warps of a row, or threads of a column, meet."""
+        """Bytes of shared memory through which the warps of a row, or the threads of a column,
+        exchange values.
+        """
         team, threads = config["threads"], config["threads"] * config["rows"]
         folds = 2 if self.wide else 1
         item = 8 if self.op.kind in PLACES else 4

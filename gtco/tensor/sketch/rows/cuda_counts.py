@@ -1,6 +1,6 @@
-"""Sketch rule for sums, products and extremes of whole numbers on a GPU, structure SRS: a team of
-threads an element of the result, each position read through the prologue by itself
-(``counts.cuh``). As :mod:`gtco.tensor.sketch.rows.cuda`, without vectors.
+"""Sketch rule for sums, products and extremes of whole numbers on a GPU, structure SRS. A team of
+threads makes an element of the result, and each position is read alone through the prologue
+(``counts.cuh``). It is like :mod:`gtco.tensor.sketch.rows.cuda`, without vectors.
 """
 
 from __future__ import annotations
@@ -54,11 +54,13 @@ class Counts(CudaRows):
 
     @property
     def width(self) -> int:
-        """Columns that stay: 1 where rows are reduced."""
+        """The columns that are kept: 1 if rows are reduced."""
         return 1 if self.view.by_rows else self.view.shape[-1]
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """threads: those that share an element of the result; rows: elements of a block."""
+        """The decisions, in order: threads (those that share an element of the result) and rows
+        (the elements of a block).
+        """
         if "threads" not in chosen:
             return Decision("threads", "parallel", teams(self.length, 1))
         if "rows" not in chosen:

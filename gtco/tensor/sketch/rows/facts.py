@@ -1,4 +1,6 @@
-"""What a reduction is: its rows or columns, how many a task takes side by side, what it keeps."""
+"""The facts of a reduction: its rows or columns, how many a task takes side by side, and which are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ from gtco.tensor.sketch.shared.columns import CHUNK
 from gtco.tensor.sketch.shared.lockstep import Lockstep
 from gtco.tensor.stage import Operator, Stage
 
-MOVED = frozenset({"identity", "reshape", "permute", "slice", "broadcast"})  # addresses alone
-PANEL = 4  # the share of L1 that a panel of rows takes: one part of so many
+MOVED = frozenset({"identity", "reshape", "permute", "slice", "broadcast"})  # change only addresses
+PANEL = 4  # a panel of rows takes one part in four of L1
 MOST_GROUPS = 16
 
 
 @dataclass(frozen=True)
 class RowsFacts:
-    """A reduction: its view, its epilogue, and how its rows are taken."""
+    """A reduction: its view, its epilogue, and how a task takes its rows."""
 
     stage: Stage
     target: Target
@@ -41,7 +43,9 @@ class RowsFacts:
 
     @property
     def moved(self) -> Epilogue | None:
-        """What each position of a row goes through: a reduced one's few elements do not count."""
+        """The operators that each position of a row goes through. Those on the few elements of a
+        reduced row do not count.
+        """
         return self.tail if self.op.kind in NORMALISATIONS else None
 
     @cached_property
@@ -51,18 +55,20 @@ class RowsFacts:
 
     @property
     def _vectors(self) -> int:
-        """Vectors of columns side by side: places keep two numbers of each column in registers."""
+        """Vectors of columns that are made side by side. Places keep two numbers of each column in
+        registers.
+        """
         return self.target.registers // 4 if self.op.kind in PLACES else CHUNK
 
     @property
     def chunk(self) -> int:
-        """Columns of a task, by columns."""
+        """The columns of a task, if columns are reduced."""
         return min(self.view.shape[-1], self._vectors * self.target.lanes)
 
     @cached_property
     def beside(self) -> Lockstep:
-        """What counts the rows of columns; places take so many neighbouring ones together that
-        the registers are full: longer runs of each image that is read.
+        """The axes that count the rows of columns. Places take so many neighbouring rows together
+        that the registers are full, because each image is then read in longer runs.
         """
         kept = self.view.kept
         if self.view.by_rows or self.op.kind not in PLACES:
@@ -78,8 +84,8 @@ class RowsFacts:
 
     @cached_property
     def plain(self) -> bool:
-        """Is the reduced tensor as good as an input: moved at most, and in vectors? Then it is read
-        again rather than kept.
+        """True if reading the reduced tensor again costs as little as reading an input: it is moved
+        at most, and read in vectors. Then it is not kept.
         """
         before = ancestors(self.stage, self.op.inputs[0])
         return not before or (
@@ -93,26 +99,26 @@ class RowsFacts:
 
     @property
     def _fitting(self) -> int:
-        """Rows that a part of L1 holds, beside the next ones and what is made of them."""
+        """Rows that a part of L1 holds, beside the next rows and the results."""
         return max(1, self.target.memory[0].capacity // PANEL // (4 * max(self.view.length, 1)))
 
     @property
     def side(self) -> int:
-        """Rows that are taken side by side: their chains hide each other's latency, and their lanes
+        """Rows that are taken side by side. Their chains hide each other's latency, and their lanes
         are folded together.
         """
         return min(4, 1 << (self._fitting.bit_length() - 1))
 
     @property
     def groups(self) -> int:
-        """Groups of such rows in a panel: what one pass over it finds is there when the next pass
-        asks.
+        """Groups of such rows in a panel. The statistics that one pass over the panel finds are
+        ready when the next pass needs them.
         """
         return min(MOST_GROUPS, max(1, self._fitting // self.side))
 
     @cached_property
     def scratch(self) -> Scratch:
-        """The rows of a panel where they must be kept, each on cache lines of its own."""
+        """The rows of a panel, if they must be kept, each in cache lines of its own."""
         needs = (
             self.view.by_rows
             and self.op.kind in (*NORMALISATIONS, *PLACES)
@@ -122,7 +128,7 @@ class RowsFacts:
         return Scratch((Piece("rows", (self.side * self.groups, padded)),) if needs else ())
 
     def finish(self, reader: Reader, outer: list[Expr], value: Expr, output: Array) -> None:
-        """One reduced element through the epilogue."""
+        """Takes one reduced element through the epilogue."""
         if self.op.kind == "mean":
             value = value * tirx.const(1.0 / self.view.count, "float32")
         if self.op.kind in PLACES:

@@ -27,7 +27,7 @@ Ahead = Callable[[Expr], None]
 
 
 class RowsLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: RowsFacts, rows: int) -> None:
         self.sketch, self.view, self.rows = sketch, sketch.view, rows
@@ -42,9 +42,9 @@ class RowsLoops:
         tasks_of_panels(em, args, sketch.units, self.rows, side, sketch.groups, self.block)
 
     def block(self, first: Expr, groups: Expr, side: int) -> None:
-        """A panel of rows, of ``groups`` times ``side`` side by side."""
+        """Emits a panel of rows: ``groups`` times ``side`` rows side by side."""
         self.first, self.groups, self.side = first, groups, side
-        # a position that few others share a vector with: the rows side by side share one
+        # positions too few for a vector: those of the rows side by side share one
         whole, rest = divmod(self.view.length, self.em.lanes)
         together = whole and 2 * rest <= side and self.sketch.piece == self.view.length
         self.apart = rest if together else 0
@@ -62,9 +62,9 @@ class RowsLoops:
 
     @contextmanager
     def each_group(self) -> Iterator[None]:
-        """One pass over the panel: a loop over its groups of rows, ``outers`` in the tensor and
-        ``local`` on in what is kept of the panel. No group waits for what another one's last pass
-        left: that was long ago.
+        """One pass over the panel: a loop over its groups of rows. ``outers`` are their indices in
+        the tensor, and ``local`` is the first one's row in the kept panel. A group's values from
+        the pass before are long ready, so no group waits.
         """
         em = self.em
         with em.loop(self.groups, "group") as group:
@@ -85,7 +85,7 @@ class RowsLoops:
         return [*outer[:cut], *split_flat(j, self.view.shape[cut:])]
 
     def at(self, r: Expr, j: Expr) -> list[Expr]:
-        """The same at position ``j`` of the group's row ``r``."""
+        """The reduced tensor's index at position ``j`` of the group's row ``r``."""
         return self.index(self.outers[r] if isinstance(r, int) else self.outer(self.local + r), j)
 
     def source(self, r: Expr, j: Expr) -> Expr:
@@ -93,7 +93,7 @@ class RowsLoops:
         return self.reader.value(self.sketch.op.inputs[0], self.at(r, j))
 
     def kept(self, r: Expr, j: Expr) -> Expr:
-        """What scratch holds of position ``j`` of row ``r``."""
+        """The value in scratch for position ``j`` of row ``r``."""
         assert self.scratch is not None
         return self.em.load(self.scratch, [self.local + r, j])
 
@@ -102,7 +102,7 @@ class RowsLoops:
         self.em.store(self.scratch, [self.local + r, j], value)
 
     def held(self) -> Value:
-        """x[j] to be read several times: a prologue's values are computed once, into scratch."""
+        """x[j], for several reads: the values of a prologue are computed once, into scratch."""
         if self.sketch.plain:
             return self.source
 
@@ -111,8 +111,8 @@ class RowsLoops:
         return self.kept
 
     def each(self, body: Callable[[Expr, Expr], None], ahead: Ahead | None = None) -> None:
-        """``body(r, j)`` for every position of the rows, in vectors, for some of them twice;
-        ``ahead(j)`` before each vector, with its first position.
+        """``body(r, j)`` for every position of the rows, in vectors; some positions are taken
+        twice. ``ahead(j)`` is called before each vector, with its first position.
         """
         em, piece, length = self.em, self.sketch.piece, self.view.length
         with em.loop(length // piece, "piece") as p:
@@ -136,9 +136,10 @@ class RowsLoops:
         over: Over | None = None,
         ahead: Ahead | None = None,
     ) -> Expr:
-        """Each row's values combined; see :func:`gtco.tensor.emit.fold.fold_rows`. Rows in scratch
-        are padded, and must be: softmax puts its exponentials where it reads, so that no position
-        may be asked for twice.
+        """Each row's values combined; see :func:`gtco.tensor.emit.fold.fold_rows`.
+
+        Rows in scratch are padded, and must be: softmax writes its exponentials to the places that
+        it reads, so no position may be read twice.
         """
         padded = not self.sketch.plain and self.scratch is not None
         apart = self.apart if self.sketch.op.kind in NORMALISATIONS else 0
@@ -152,7 +153,7 @@ class RowsLoops:
         return self.em.registers(self.panel)
 
     def note(self, statistic: Array, values: Expr) -> None:
-        """Keep what was folded."""
+        """Keeps the folded values."""
         if self.side == 1:
             self.em.store(statistic, [self.local], values)
         else:
@@ -168,7 +169,7 @@ class RowsLoops:
         )
 
     def write(self, value: Value, ahead: Ahead | None = None) -> None:
-        """The epilogue of every position of the rows, stored where it sends it."""
+        """Stores the epilogue of every position of the rows, at its place in the output."""
 
         def element(r: Expr, j: Expr) -> None:
             self.reader.finish(self.sketch.tail, self.at(r, j), value(r, j), self.args.output)
@@ -176,8 +177,8 @@ class RowsLoops:
         self.each(element, ahead)
 
     def ahead(self, *, output: bool) -> Ahead | None:
-        """Asks for the next panel's lines, and for those of the ``output`` that this one's last
-        pass will write. That is worth its instructions in a pass that mostly computes.
+        """Prefetches the next panel's lines, and those of the ``output`` that the last pass over
+        this panel will write. The instructions pay in a pass that mostly computes.
         """
         if self.side == 1 or not self.sketch.plain:
             return None
@@ -195,7 +196,9 @@ class RowsLoops:
         return ask
 
     def extremes(self, combine: Combine, start: float) -> tuple[Value, Array]:
-        """x[j], and each row's elements combined: the first pass of what is relative to them."""
+        """x[j], and each row's elements combined: the first pass of operators whose values are
+        relative to the extreme.
+        """
         x, tops = self.held(), self.statistic()
         with self.each_group():
             self.note(tops, self.fold(x, combine, start))
@@ -264,7 +267,7 @@ class RowsLoops:
         affine: list[Expr] = []
 
         def value(r: Expr, j: Expr) -> Expr:
-            if not isinstance(r, int) or r == 0:  # the rows side by side share them
+            if not isinstance(r, int) or r == 0:  # shared by the rows side by side
                 at = self.index([0] * self.view.trailing, j)[-1:]
                 affine[:] = [em.let(self.reader.value(p, at), "p") for p in op.inputs[1:]]
             d = (x(r, j) - mean(r) if centred else x(r, j)) * scale(r) * affine[0]
@@ -297,7 +300,7 @@ class RowsLoops:
                 self.finish(outer, value)
 
     def place(self) -> None:
-        """Where a row's extreme lies: the extreme first, then the first position that has it."""
+        """The place of a row's extreme: first the extreme, then the first position that has it."""
         em = self.em
         x, tops = self.extremes(*combination(em, self.sketch.op.kind.removeprefix("arg")))
         with self.each_group():
@@ -311,6 +314,8 @@ class RowsLoops:
 
 
 def _place(x: Expr, top: Expr, at: Expr) -> Expr:
-    """``at`` as a float where x is the extreme or NaN, which then is the extreme; else infinity."""
+    """``at`` as a float if x is the extreme, or if x is NaN (which then is the extreme); else
+    infinity.
+    """
     here = tirx.Cast("float32", at) if not isinstance(at, int) else tirx.const(at, "float32")
     return tirx.Select(tirx.Or(x == top, is_nan(x)), here, tirx.const(inf, "float32"))

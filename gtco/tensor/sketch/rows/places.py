@@ -1,8 +1,9 @@
-"""Where the extremes of columns lie, in one pass: the best of each column so far and its position
-are kept side by side.
+"""The places of the extremes of columns, found in one pass: the best of each column so far and its
+position are kept side by side.
 
-The best first and its place in a second pass would read everything twice, from L2 or beyond: the
-reduced positions of a column are a power of two apart, often, and share a few sets of every cache.
+A pass for the best and a second one for its place would read everything twice, from L2 or beyond.
+The reduced positions of a column are often a power of two apart, and share a few sets of every
+cache.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def places(
     read: Callable[[list[Expr]], Expr],
     largest: bool,
 ) -> list[Array]:
-    """For each group of columns the first of ``count`` positions, int32, that holds the largest or
-    smallest; ``read`` gives the value at an index. A NaN is better than all but NaN.
+    """For each group of columns, the first of ``count`` positions (int32) that holds the largest or
+    smallest value. ``read`` gives the value at an index. A NaN beats every number.
     """
     best = [em.registers(group.width) for group in groups]
     place = [em.registers(group.width, "int32") for group in groups]

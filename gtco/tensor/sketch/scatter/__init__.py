@@ -1,1 +1,1 @@
-"""Writing rows into a tensor where indices say."""
+"""Writing rows into a tensor at the places that indices give."""

@@ -1,4 +1,4 @@
-"""Sketch rule for writing rows into a tensor where indices say (ScatterND, ScatterElements).
+"""Sketch rule for writing rows into a tensor at given indices (ScatterND, ScatterElements).
 
 ::
 
@@ -9,8 +9,8 @@
           for vector of the row:
             output[index[u]] = combine(output[index[u]], updates[u])
 
-Of updates to one row the last one stands, and sums are taken in the order of the updates, on any
-number of threads. A row outside the tensor is written nowhere.
+If several updates go to one row, the last one wins. Sums are taken in the order of the updates,
+with any number of threads. An update to a row outside the tensor is ignored.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Workload
 
-SUMS = ("float32", "float64", "int32", "int64")  # what rows are combined in
-BLOCK = 1024  # elements of a block of rows, at least
+SUMS = ("float32", "float64", "int32", "int64")  # the dtypes in which rows are combined
+BLOCK = 1024  # least elements of a block of rows
 
 
 def match(stage: Stage, target: Target) -> Scatter | None:
-    """The stage of one ``scatter``, else None."""
+    """The stage as one ``scatter``, else None."""
     op = stage.output
     if len(stage.operators) != 1 or op.kind != "scatter" or not is_static(stage):
         return None
@@ -73,7 +73,7 @@ class Scatter:
 
     @property
     def length(self) -> int:
-        """Elements of a row."""
+        """The elements of a row."""
         return self.op.type.size // self.rows
 
     @property
@@ -82,7 +82,7 @@ class Scatter:
 
     @cached_property
     def block(self) -> int:
-        """Rows of a unit."""
+        """The rows of a unit."""
         return min(self.rows, ceil(BLOCK / self.length))
 
     @property
@@ -94,7 +94,7 @@ class Scatter:
 
     def workload(self, config: Config) -> Workload:
         tasks = ceil(self.units / config["rows"])
-        looked = 2.0 * tasks * self.updates  # each index by each task, one lane at a time
+        looked = 2.0 * tasks * self.updates  # each task reads each index, one lane at a time
         passes = 1.0 + looked * self.target.lanes / self.op.type.size
         return streaming_workload(self.stage, self.target, tasks, passes)
 
@@ -121,7 +121,7 @@ class Scatter:
         return data, index, updates, output
 
     def copy(self, em: Emitter, args: KernelArguments, first: Expr, stop: Expr) -> None:
-        """The task's rows, a block at a time."""
+        """Copies the task's rows, a block at a time."""
         data, _, _, output = self.flat(args)
         together = self.block * self.length
         with em.range(0, tirx.floordiv(stop - first, self.block), "block") as block:

@@ -1,5 +1,6 @@
-"""Mean and variance of columns side by side, and of a long row, each element read once: blocks of
-rows about a value between two of them, merged exactly (Chan, Golub and LeVeque, 1983).
+"""Mean and variance of columns side by side, and of a long row, with each element read once. Blocks
+of rows are taken about a value between two of their rows, and merged exactly (Chan, Golub and
+LeVeque, 1983).
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.fold import ACCUMULATORS, add, fold
 from gtco.tensor.sketch.shared.columns import ColumnChunk
 
-# Rows of a block. A sum of squared distances from a value, less what the mean's distance from it
-# makes, loses at most a factor of their number in accuracy, and only where that value is far from
-# all of them. One row far from the others moves the middle of two half as far: a quarter of that.
+# Rows of a block. The sum of squared distances from a value, less the part of the mean's distance
+# from it, loses at most a factor of the number of rows in accuracy, and only if that value is far
+# from all of them. One row far from the others moves the middle of two rows half as far: a quarter
+# of the loss.
 ROWS = 64
-WIDTH = ACCUMULATORS  # vectors that a row is wide where it is taken as columns
-LEAST = 8  # elements of such a column
+WIDTH = ACCUMULATORS  # vectors of a row that is taken as columns
+LEAST = 8  # least elements of such a column
 
 Read = Callable[[Expr, int, Expr], Expr]  # of (row, first column of the run, lane)
 
 
 def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Array]:
-    """Mean and variance of ``read(0 ...)`` to ``read(rows - 1 ...)`` for every column of the chunk;
-    what ``read`` emits runs once for every element, for two of a block's rows once more.
+    """Mean and variance of ``read(0 ...)`` to ``read(rows - 1 ...)`` for every column of the chunk.
+    The code that ``read`` emits runs once for every element, and once more for two of a block's
+    rows.
     """
     em, width = chunk.em, chunk.width
     blocks = ceil(rows / ROWS)
     block = ceil(rows / blocks)
-    # all but the result is about the first row: a mean far from zero costs no digits
+    # all but the result is relative to the first row: a mean far from zero costs no digits
     origin, mean, squares = (em.registers(width) for _ in range(3))
     shift, total, squared = (em.registers(width) for _ in range(3))
 
@@ -41,8 +44,8 @@ def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Ar
             em.store(held, [begin + lane], tirx.const(0.0, "float32"))
 
     def merge(first: Expr, count: int, share: Expr, weight: Expr) -> None:
-        """``count`` rows from ``first`` on, ``share`` of all so far; ``weight`` of the squared
-        distance of the means.
+        """Merges ``count`` rows from ``first`` on, which are ``share`` of all so far. ``weight`` is
+        the weight of the squared distance of the means.
         """
 
         def begin_block(begin: int, lane: Expr) -> None:
@@ -98,15 +101,16 @@ def column_moments(chunk: ColumnChunk, rows: int, read: Read) -> tuple[Array, Ar
 
 
 def row_moments(em: Emitter, length: int, read: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
-    """Mean and variance of ``read(0)`` to ``read(length - 1)``: of columns that are some vectors
-    wide, merged, and of what is left of the row, about their mean.
+    """Mean and variance of ``read(0)`` to ``read(length - 1)``. The row is cut into columns that
+    are some vectors wide, and their moments are merged with those of the rest of the row, about
+    their mean.
     """
     width = WIDTH * em.lanes
     rows, rest = divmod(length, width)
     chunk = ColumnChunk(em, (rows, width), [0], [0, 0], 0, width)
 
     def element(r: Expr, begin: int, lane: Expr) -> Expr:
-        # one name: what a sum's quotient and rest make is not always found to be that sum again
+        # one name: TVM does not always see that a sum's quotient and rest make the same sum again
         return read(em.let_index(r * width + begin, "at") + lane)
 
     means, variances = column_moments(chunk, rows, element)
@@ -135,5 +139,5 @@ def row_moments(em: Emitter, length: int, read: Callable[[Expr], Expr]) -> tuple
 
 
 def long_enough(length: int, lanes: int) -> bool:
-    """Is merging columns little beside what a row's second pass costs?"""
+    """True if merging columns costs little, compared with a row's second pass."""
     return length >= LEAST * WIDTH * lanes

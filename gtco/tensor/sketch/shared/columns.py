@@ -1,6 +1,6 @@
-"""Folding columns side by side: vectors run along the last axis, which is kept.
+"""Folding of columns side by side: vectors run along the last axis, which is kept.
 
-What the rows sketch does for axes other than the last, and what moments are taken with.
+The rows sketch uses it for axes other than the last, and moments are taken with it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Value = Callable[[list[Expr], int, Expr], Expr]  # of (index, first column of th
 
 
 class ColumnChunk:
-    """``width`` neighbouring columns from ``first`` of a tensor of ``shape``; ``axes`` are folded,
-    ``outer`` holds the position along all others.
+    """``width`` neighbouring columns from ``first`` of a tensor of ``shape``. ``axes`` are folded,
+    and ``outer`` is the position along all other axes.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ColumnChunk:
             self.each(lambda begin, lane: body(self.at(r, begin, lane), begin, lane))
 
     def fold(self, value: Value, combine: Combine, start: float) -> Array:
-        """Every column's values combined, from ``start`` on. Few columns take several rows at a
-        time, so that there are chains enough to hide an addition's latency.
+        """Every column's values combined, from ``start`` on. If there are few columns, several rows
+        are taken at a time, so that enough chains hide the latency of an addition.
         """
         em, width = self.em, self.width
         rows = prod(self.shape[a] for a in self.axes)

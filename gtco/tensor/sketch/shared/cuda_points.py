@@ -1,8 +1,9 @@
-"""What resizing and sampling share on a GPU: outputs that are sums of a few taps of an image.
+"""The loops that resizing and sampling share on a GPU: outputs that are sums of a few taps of an
+image.
 
-A thread takes one position of the output and some vectors of its channels (``points.cuh``); where
-the taps lie and what they weigh is computed once for all of them, and the taps' channels are read
-16 bytes at once, side by side in a warp. Nothing waits for another thread::
+A thread takes one position of the output and some vectors of its channels (``points.cuh``). The
+places and the weights of the taps are computed once for all of them. The taps' channels are read 16
+bytes at once, side by side in a warp. No thread waits for another::
 
     for thread in images x rows x columns x shares of the channels:
       taps = rows, columns and weights of the position
@@ -42,13 +43,15 @@ from gtco.tensor.stage import Operator, Stage
 VECTORS = (4, 2, 1)  # channels that a thread reads at once
 REPEATS = (1, 2, 4)  # vectors of channels of a thread
 THREADS = (64, 128, 256)
-BESIDE = 40  # registers beside the taps' values
+BESIDE = 40  # further registers, beside the taps' values
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A position of the image that counts; ``weight`` None for 1, and ``there`` says whether it
-    lies in the image, None where it must.
+    """A position of the image that counts.
+
+    - ``weight``: None for 1;
+    - ``there``: whether the position lies in the image; None if it always does.
     """
 
     row: Expr
@@ -107,8 +110,11 @@ class Points:
         return side_by_side(self.stage, extents, follow, lanes)
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """vector: channels that a thread reads at once; repeat: how many such of one position it
-        makes; threads: of a block.
+        """The decisions, in order:
+
+        - vector: channels that a thread reads at once;
+        - repeat: the number of such vectors that it makes of one position;
+        - threads: those of a block.
         """
         if "vector" not in chosen:
             return Decision("vector", "registers", self.vectors)
@@ -131,7 +137,7 @@ class Points:
         vector, repeat = config["vector"], config["repeat"]
         a_vector = self.taps * (3.0 + 2.0 * vector)
         read = self.taps * 4.0 * prod(self.output)
-        # positions of neighbours overlap: a pixel comes from L2 about once a row of taps
+        # the taps of neighbours overlap: a pixel comes from L2 about once a row of taps
         again = max(1.0, read / 4.0 / max(self.stage.types[self.image].nbytes, 1))
         nbytes = self.stage.input_bytes
         return launch(

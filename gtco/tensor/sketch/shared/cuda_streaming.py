@@ -1,4 +1,6 @@
-"""What the memory-bound sketches for GPUs share: which stages, how many threads, the price."""
+"""The parts that the memory-bound sketches for GPUs share: the stages they take, the number of
+threads, the price.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from gtco.tensor.cuda.program import Launch
 from gtco.tensor.operators import ELEMENTWISE, pattern
 from gtco.tensor.stage import Operator, Stage
 
-FLOATS = ("float32", "float16", "bfloat16")  # what kernels read as float32
-ALLOCATED = 128  # threads of four warps, one on each partition, which have registers together
-COUNTED = 16  # lanes that a price in vector instructions is asked for
+FLOATS = ("float32", "float16", "bfloat16")  # the dtypes that kernels read as float32
+ALLOCATED = 128  # threads of four warps, one a partition: their registers are allocated together
+COUNTED = 16  # lanes for which a price in vector instructions is asked
 
 
 def floats(stage: Stage, tensors: Iterable[str]) -> bool:
@@ -24,17 +26,17 @@ def floats(stage: Stage, tensors: Iterable[str]) -> bool:
 
 
 def around(stage: Stage, op: Operator) -> Epilogue | None:
-    """The epilogue behind ``op``, where that and a prologue are all that is around it."""
+    """The epilogue of ``op``, if the stage is ``op`` with a prologue and an epilogue; else None."""
     return epilogue(stage, op.output) if prologue_readable(stage, op.inputs) else None
 
 
 def number(x: float) -> str:
-    """A float32 constant of C++."""
+    """A float32 constant in C++."""
     return f"{float(np.float32(x))!r}f"
 
 
 def operations(stage: Stage) -> float:
-    """Instructions of the stage's element-wise operators, one thread's of each added up."""
+    """Instructions of the stage's element-wise operators: the sum of one thread's of each."""
     return sum(
         cost.vectors(stage, (op,), COUNTED).total * op.type.size
         for op in stage.operators
@@ -43,8 +45,8 @@ def operations(stage: Stage) -> float:
 
 
 def taken(registers: int, threads: int, target: GpuTarget) -> int:
-    """Registers of a thread that would like so many: no more than instructions name, nor than a
-    block of so many threads leaves it, which launch bounds tell the compiler.
+    """Registers that a thread gets if it needs ``registers``: at most those that instructions
+    address, and at most its share in a block of ``threads``. Launch bounds tell the compiler.
     """
     whole = ceil(threads / ALLOCATED) * ALLOCATED
     return min(registers, MOST_REGISTERS, target.registers_sm // whole)
@@ -63,8 +65,9 @@ def launch(
 ) -> Launch:
     """The price of a kernel that reads each input once and writes the output.
 
-    ``work``: instructions of all threads beside those of element-wise operators; ``traffic``: bytes
-    that blocks ask for, where they ask for more; ``steps``: what waits for one another in a thread.
+    - ``work``: instructions of all threads beside those of element-wise operators;
+    - ``traffic``: bytes that blocks ask for, if they ask for more than that;
+    - ``steps``: the number of steps in a thread that wait for one another.
     """
     read = float(stage.input_bytes)
     written = float(stage.output.type.nbytes)

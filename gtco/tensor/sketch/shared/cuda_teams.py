@@ -1,4 +1,6 @@
-"""How many threads share a row or a column of a reduction, and how many of these a block has."""
+"""The number of threads that share a row or a column of a reduction, and the number of such teams
+in a block.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,21 @@ from gtco.machine.gpu import GpuTarget
 
 WARP = 32
 LARGEST = 1024  # threads of a block
-ENOUGH = 128  # of them, where there is work for all multiprocessors
-HELD = 32  # elements of a row that a thread keeps in registers, at most: more would spill
-BESIDE = 28  # registers beside those
-SECTOR = 8  # float32s that memory gives at once
+ENOUGH = 128  # threads of a block that are enough if all multiprocessors have work
+HELD = 32  # most elements of a row that a thread keeps in registers: more would spill
+BESIDE = 28  # further registers
+SECTOR = 8  # float32s that memory delivers at once
 
 
 def power_of_two(n: int) -> int:
-    """The least that is not under ``n``."""
+    """The least power of two that is not below ``n``."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def teams(length: int, vector: int) -> tuple[int, ...]:
-    """Threads that may share a row of ``length`` elements, read ``vector`` at once: enough to keep
-    it in registers, and few enough that each has something to do. Fewer than read a sector of
-    memory together would ask for each sector several times.
+    """The numbers of threads that may share a row of ``length`` elements, read ``vector`` at once.
+    There are enough to keep the row in registers, and so few that each has work. A team that
+    together reads less than a sector of memory would ask for each sector several times.
     """
     pieces = length // vector
     most = min(power_of_two(pieces), LARGEST)
@@ -33,9 +35,10 @@ def teams(length: int, vector: int) -> tuple[int, ...]:
 
 
 def side(rows: int, team: int, registers: int, target: GpuTarget) -> tuple[int, ...]:
-    """Rows that a block of such teams may have: whole warps, up to 512 threads where one team has
-    not more, and no more than there are rows. Small blocks only where larger ones would leave
-    multiprocessors without one: each block has its start, and there is room for few.
+    """The numbers of rows that a block of such teams may have: whole warps, up to 512 threads if
+    one team has no more, and at most the rows that there are. Small blocks are options only if
+    larger ones would leave multiprocessors idle, because each block has a start-up cost and a
+    multiprocessor has room for few blocks.
     """
     most = max(power_of_two(rows), WARP // team)
     room = min(512, target.registers_sm // registers)
@@ -46,12 +49,14 @@ def side(rows: int, team: int, registers: int, target: GpuTarget) -> tuple[int, 
 
 
 def splits(length: int) -> tuple[int, ...]:
-    """Threads that may share the ``length`` positions of a column."""
+    """The numbers of threads that may share the ``length`` positions of a column."""
     return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= power_of_two(length))
 
 
 def columns(vectors: int, split: int) -> tuple[int, ...]:
-    """Threads side by side that a block may have for rows of so many vectors of columns."""
+    """The numbers of threads side by side that a block may have, for rows of ``vectors`` vectors of
+    columns.
+    """
     most = max(power_of_two(vectors), SECTOR)
     options = (8, 16, 32, 64, 128)
     fitting = tuple(n for n in options if n <= most and WARP <= n * split <= 512)

@@ -1,8 +1,9 @@
-"""What pooling and depthwise convolution share on a GPU: windows over images by ``window.cuh``.
+"""The loops that pooling and depthwise convolution share on a GPU: windows over images by
+``window.cuh``.
 
-A thread makes a strip of outputs below one another, of some neighbouring channels, so that an input
-is read once for all windows of the strip that it lies in; neighbouring threads take neighbouring
-channels (channels last) or columns (channels first), and none waits for another::
+A thread makes a strip of outputs below one another, of some neighbouring channels. An input is read
+once for all windows of the strip that contain it. Neighbouring threads take neighbouring channels
+(channels last) or columns (channels first), and none waits for another::
 
     for thread in images x strips of rows x columns x vectors of channels:
       for column of taps, for input row that the strip covers:
@@ -32,9 +33,9 @@ from gtco.tensor.stage import Stage
 
 VECTORS = (4, 2, 1)  # channels that a thread makes side by side
 STRIPS = (1, 2, 4, 8)
-SUMS = 16  # registers of a thread for them, at most: weights and inputs stand beside them
+SUMS = 16  # most registers of a thread for sums: weights and inputs need others
 THREADS = (64, 128, 256)
-BESIDE = 32  # registers beside sums, weights and one input
+BESIDE = 32  # further registers, beside sums, weights and one input
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,18 @@ class Windows:
         return side_by_side(self.stage, extents, follow, lanes)
 
     def source(self, channel: Expr, i: Expr) -> Expr:
-        """The input channel that an output channel sees as the ``i``-th of its group."""
+        """The input channel that is the ``i``-th of the group of an output channel."""
         inputs, outputs = self.geometry.group
         if (inputs, outputs) == (1, 1):
             return channel
         return floordiv(channel, outputs) * inputs + i
 
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
-        """vector: channels of a thread; strip: its outputs below one another; threads: of a block.
+        """The decisions, in order:
+
+        - vector: channels of a thread;
+        - strip: its outputs below one another;
+        - threads: those of a block.
         """
         if "vector" not in chosen:
             return Decision("vector", "registers", self.vectors)
@@ -119,7 +124,7 @@ class Windows:
         )
 
     def kind(self, config: Config) -> str:
-        """The template's argument."""
+        """The template argument."""
         g = self.geometry
         top, left, bottom, right = g.padding
         pairs = (g.kernel, g.strides, g.dilation, (top, left), (bottom, right),
@@ -130,7 +135,7 @@ class Windows:
         return f"gtco::Window<gtco::Sliding<{sizes}>, {own}>"
 
     def lambdas(self, args: Arguments, vector: int) -> tuple[str, str]:
-        """value and store."""
+        """The lambdas ``value`` and ``store``."""
         g = self.geometry
         (images, high, wide, _), c = g.output, ("c", g.output[3] // vector)
 

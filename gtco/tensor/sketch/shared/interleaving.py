@@ -1,8 +1,9 @@
-"""Element-wise stages whose neighbours in the output are strangers in the inputs, a few positions
-apart: woven from vectors by shuffles instead of lanes gathered one by one.
+"""Element-wise stages whose neighbours in the output lie a few positions apart in the inputs.
+Vectors are woven by shuffles, instead of lanes gathered one by one.
 
-Pixel shuffles, an image's 3 channels made last, channel shuffles, rotary embeddings of pairs. Every
-``phases``-th position of a row runs evenly through every input, by steps of at most REACH::
+Examples are pixel shuffles, an image whose 3 channels are made last, channel shuffles, and rotary
+embeddings of pairs. Every ``phases``-th position of a row runs evenly through every input, by steps
+of at most REACH::
 
     for task in other axes x chunks of i:             # parallel
       for block of lanes of i:
@@ -10,8 +11,8 @@ Pixel shuffles, an image's 3 channels made last, channel shuffles, rotary embedd
           vector[r] = expression at positions phases * i + r
         output[phases * i ...] = the phases' vectors, woven
 
-The last block of a chunk begins early enough to be whole, so that it overlaps the one before: a
-chunk belongs to one task.
+The last block of a chunk begins early enough to be whole, so it overlaps the block before it. This
+is safe because a chunk belongs to one task.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from gtco.tensor.sketch.shared.streaming import (
 )
 from gtco.tensor.stage import Stage
 
-REACH = 8  # the longest step, and most phases: more shuffles than that are no better than gathering
-CHUNK = 1024  # positions of a task's chunk, at least
+REACH = 8  # the longest step, and the most phases: beyond it, shuffles cost as much as gathering
+CHUNK = 1024  # least positions of a task's chunk
 
 
 @dataclass(frozen=True)
 class Interleaving:
-    """A row is the axes of the output's ``shape`` behind those that count the ``rows``; ``steps``
-    are those of the loads of each phase that are no vectors.
+    """The phases of a row. A row is the axes of the output's ``shape`` after those that count the
+    ``rows``. ``steps`` are the steps of each phase's loads that are not vectors.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +72,7 @@ class Interleaving:
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """What units count: the rows side by side, then the chunks of a row."""
+        """The extents that units count: the rows side by side, then the chunks of a row."""
         return (*self.rows.counted, chunks_of(self.extent, CHUNK))
 
     @property
@@ -80,24 +81,26 @@ class Interleaving:
 
     @property
     def work(self) -> int:
-        """Elements of one unit."""
+        """The elements of one unit."""
         return prod(self.shape) // self.units
 
     @cached_property
     def shuffles(self) -> float:
-        """Vector instructions that weaving and picking take for one vector of the output."""
+        """Vector instructions for weaving and picking, for one vector of the output."""
         even = (self.phases & -self.phases).bit_length() - 1  # halvings
         weaving = even + (self.phases >> even) - 1
         picking = sum(2 * s - 1 for phase in self.steps for s in phase) / self.phases
         return weaving + picking
 
     def index(self, rest: Sequence[Expr], i: Expr, phase: int) -> list[Expr]:
-        """The output's index at position ``i`` of a phase, ``rest`` along the axes before."""
+        """The output's index at position ``i`` of a phase, with ``rest`` along the axes before."""
         return [*rest, *split_flat(i * self.phases + phase, self.shape[self.cut :])]
 
 
 def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
-    """The fewest phases in the longest rows that make every load a vector or a few; else None."""
+    """The fewest phases, in the longest rows, with which every load is a vector or a few vectors;
+    None if there are none.
+    """
     shape = output_shape(stage)
     if any(op.kind == "gather" for op in stage.operators) or any(
         t.dtype not in ("float32", "int32") for t in stage.types.values()
@@ -121,9 +124,11 @@ def interleaving(stage: Stage, lanes: int) -> Interleaving | None:
 
 @dataclass
 class SteppedReader(Reader):
-    """Reads at positions ``first + lane`` of a phase, or of any even row. The index maps are
-    followed at ``at``, one variable that no code has: a sum of two is not always seen to run
-    evenly. ``picked`` holds tensor, step, where position 0 lies, and the values of loads by steps.
+    """Reads at positions ``first + lane`` of a phase, or of any even row.
+
+    The index maps are followed at ``at``, a single variable that is not in the code, because a sum
+    of two variables is not always recognised as even. ``picked`` holds tensor, step, the place of
+    position 0, and the values of loads by steps.
     """
 
     at: Any = None
@@ -141,7 +146,7 @@ class SteppedReader(Reader):
 
 
 def step_of(flat: Expr, var: Any) -> tuple[int, Expr]:
-    """How far apart neighbours along ``var`` lie, and where the first is."""
+    """The distance between neighbours along ``var``, and the place of the first."""
     parts: Any = (0, flat) if isinstance(flat, int) else detect_linear_equation(flat, [var])
     assert len(parts) == 2, f"{flat} is not even, though it was"
     return int(parts[0]), parts[1]
@@ -154,7 +159,7 @@ def _is_zero(value: Expr) -> bool:
 def emit_interleaved(
     em: Emitter, args: KernelArguments, stage: Stage, grid: Interleaving, per_task: int
 ) -> None:
-    """The whole kernel's loops, ``per_task`` units a task."""
+    """Emits the whole kernel's loops, ``per_task`` units a task."""
     reader = SteppedReader(stage, em, args.inputs)
     lanes = min(em.lanes, grid.extent)
     with tasks_of_rows(em, args, grid.units, per_task) as unit:
@@ -176,7 +181,7 @@ def _block(
     i: Expr,
     lanes: int,
 ) -> None:
-    """``lanes`` positions of every phase, from ``i`` on."""
+    """Emits ``lanes`` positions of every phase, from ``i`` on."""
     output = reader.stage.output
     reader.at, reader.first = em.variable("at"), i
     em.bind(reader.at, grid.extent)
@@ -200,7 +205,7 @@ def _block(
 def _picked(
     reader: SteppedReader, index: list[Expr], lanes: int
 ) -> list[tuple[str, int, Expr, Array]]:
-    """The loads by steps for ``lanes`` positions of the output's ``index``."""
+    """Emits the loads by steps for ``lanes`` positions of the output's ``index``."""
     em = reader.emitter
     probe = Probe(reader.stage, em)
     probe.follow(reader.stage.output.output, index)

@@ -1,15 +1,16 @@
-"""Rows that share what they read: made side by side, position by position, so that it is read once
-for all of them.
+"""Rows that share their inputs are made side by side, position by position, so that a shared input
+is read once for all of them.
 
-A rotary embedding reads the cosines and sines of every position for each head. Head after head they
-come from L2 anew, each time::
+A rotary embedding reads the cosines and sines of every position for each head. If it goes head
+after head, they come from L2 again for each one::
 
     for head: for position: row                          # before
     for group of heads: for position: for head: row      # after
 
-More rows at a time are more streams than prefetchers follow; blocks of positions in L1, head after
-head inside them, have short runs. Measured on Zen 5 in C, 12 heads of 197 x 64, 2 threads:
-head after head 6.7 us, three at a time 4.8, six 4.3, all twelve 6.5; blocks 5 to 8.
+Too many rows at a time are more streams than prefetchers follow. Blocks of positions in L1, with
+head after head inside them, have short runs. Measured on Zen 5 in C, for 12 heads of 197 x 64 and 2
+threads: head after head takes 6.7 us, three at a time 4.8, six 4.3, all twelve 6.5; blocks take 5
+to 8.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MOST = 4  # rows side by side
 
 @dataclass(frozen=True)
 class Lockstep:
-    """Of rows counted by the axes ``outer``, ``side`` along those from ``first`` to ``stop`` are
-    made side by side; one by one where ``side`` is 1.
+    """Rows are counted by the axes ``outer``. ``side`` of them, along the axes from ``first`` to
+    ``stop``, are made side by side; one by one if ``side`` is 1.
     """
 
     outer: tuple[int, ...]
@@ -40,14 +41,14 @@ class Lockstep:
 
     @property
     def counted(self) -> tuple[int, ...]:
-        """What counts the groups of rows."""
+        """The extents that count the groups of rows."""
         if self.side == 1:
             return self.outer
         along = prod(self.outer[self.first : self.stop]) // self.side
         return (*self.outer[: self.first], along, *self.outer[self.stop :])
 
     def rows(self, em: Emitter, group: list[Expr]) -> Iterator[list[Expr]]:
-        """The index of each row of a group, which is an index into ``counted``."""
+        """The index of each row of a group. ``group`` is an index into ``counted``."""
         if self.side == 1:
             yield group
             return
@@ -58,8 +59,8 @@ class Lockstep:
 
 
 def lockstep(stage: Stage, target: Target, outer: tuple[int, ...]) -> Lockstep:
-    """The rows to be made side by side: where what they share is more than L1 keeps from one to
-    the next, beside what they do not share.
+    """The rows to make side by side. They are made so if their shared inputs are more than L1 keeps
+    from one row to the next, beside the others.
     """
     keeps = target.memory[0].capacity // 2
     output = stage.output.type.size

@@ -1,5 +1,5 @@
-"""Copying operands of a contraction into scratch: rows of A (with any prologue, im2col included),
-columns of B.
+"""Copies operands of a contraction into scratch: rows of A (with any prologue, im2col included),
+and columns of B.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.intrinsics.table import Layout
 
-RUN_COST = 3.0  # vector instructions that starting a run of neighbours takes: its place, its border
+RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place, its border
 
 
 def row_vectors(view: Contraction, each: float, lanes: int) -> float:
-    """Vector instructions that packing one row of A takes, ``each`` a vector: a run shorter than a
-    vector, as three channels are, costs as much as a whole one.
+    """Vector instructions that pack one row of A, ``each`` a vector. A run shorter than a vector
+    (three channels) costs as much as a whole one.
     """
     if not isinstance(view, ConvView):
         return each * ceil(view.k / lanes)
@@ -42,7 +42,7 @@ def pack_rows(
     step: int = 1,
 ) -> None:
     """packed[r, k] = A[row0 + r, kb * kc + k] for the rows of a task, in the dtype of ``packed``;
-    zeros behind the last k up to a whole ``step``.
+    zeros beyond the last k up to a whole ``step``.
     """
     em = reader.emitter
     if view.k % step:
@@ -83,7 +83,7 @@ def pack_rows(
 def _put(
     reader: Reader, view: Contraction, packed: Array, index: Sequence[Expr], value: Expr
 ) -> None:
-    """Store a value of A in the dtype that it is multiplied in."""
+    """Stores a value of A in the dtype in which it is multiplied."""
     em, dtype = reader.emitter, reader.stage.types[view.op.inputs[0]].dtype
     em.store(packed, index, convert(em, value, dtype, packed.dtype))
 
@@ -95,7 +95,7 @@ def copy_run(
     write: Callable[[Expr, Expr], None],
     breaks: Sequence[int] = (),
 ) -> None:
-    """Copy ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector.
+    """Copies ``length`` neighbours: whole vectors in a loop, then the rest as a shorter vector.
 
     ``breaks`` cut the run into pieces that are copied one after the other.
     """
@@ -127,8 +127,8 @@ def _pack_conv(
     kb: Expr,
     kc: int,
 ) -> None:
-    """im2col. k runs over whole groups of neighbours, (kh, kw) x channels or channels x (kh, kw),
-    per block of k.
+    """im2col. In a block of k, k runs over whole groups of neighbours: (kh, kw) x channels, or
+    channels x (kh, kw).
     """
     em = reader.emitter
     height, width = view.kernel
@@ -202,8 +202,8 @@ def _row_run(
     column: Expr,
     c: Expr,
 ) -> None:
-    """One row of a channel's window: a vector where it lies inside the image, element by element at
-    the border.
+    """Copies one row of a channel's window: as a vector inside the image, element by element at the
+    border.
     """
     em = reader.emitter
     width, dilation = view.kernel[1], view.op["dilation"][1]
@@ -250,8 +250,8 @@ def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
 
 
 def packed_steps(kc: int, layout: Layout) -> tuple[int, str]:
-    """How many steps of B a block of k has in scratch, and their dtype: a pair of 16 bits each is
-    an int32.
+    """The number of steps of B that a block of k has in scratch, and their dtype. A pair of 16-bit
+    elements is an int32.
     """
     if layout.step == 1:
         return kc, layout.dtype
@@ -269,8 +269,8 @@ def pack_columns(
     kb: Expr,
     kc: int,
 ) -> None:
-    """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n; where ``packed``
-    is of pairs, of 2 k and 2 k + 1, zero beyond k.
+    """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n. If ``packed``
+    holds pairs, its k-th element is those of 2 k and 2 k + 1, zero beyond k.
     """
     em = reader.emitter
     columns, pairs = packed.shape[2], packed.dtype == "int32"

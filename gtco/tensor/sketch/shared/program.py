@@ -1,4 +1,4 @@
-"""A sketch's loops -> the program that the runtime can call."""
+"""Makes the program that the runtime can call from a sketch's loops."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def program(
     scratch: Scratch | None = None,
     packings: Mapping[str, Packing] | None = None,
 ) -> Program:
-    """The kernel of the stage whose body ``emit`` writes, over ``tasks`` tasks; constants lie as
-    ``packings`` say.
+    """The kernel of the stage over ``tasks`` tasks. ``emit`` writes its body, and constants have
+    the layout that ``packings`` gives.
     """
     packed, workspace = packings or {}, scratch.nbytes if scratch else 0
     types = packed_types(stage, packed)

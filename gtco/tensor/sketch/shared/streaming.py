@@ -1,4 +1,5 @@
-"""What the memory-bound sketches share: tasks over rows, indices of a flat position, the price.
+"""The parts that the memory-bound sketches share: tasks over rows, indices of a flat position, the
+price.
 
 A row is a run of trailing output axes that one inner loop covers; a task is a few rows.
 """
@@ -24,17 +25,18 @@ from gtco.tensor.space import Decision, Option
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-GATHER = 3.0  # vector instructions' time of one lane that is loaded or stored alone
-UNROLLED = 16  # vectors of a row that are code of their own: a head of 128 has 16 of AVX2's
-# A chain of so many vector instructions to a value is as long as what a CPU looks ahead, which then
-# has too few chains to choose from: vectors are computed so many at a time. Calls of the C library
-# (beyond the most) gain nothing, and are code.
+GATHER = 3.0  # a lane that is loaded or stored alone takes the time of so many vector instructions
+UNROLLED = 16  # vectors of a row that are unrolled: a head of 128 has 16 of AVX2's
+# If the chain of instructions to a value has LONG_CHAIN or more, it fills the window in which a CPU
+# looks ahead, so the CPU has too few chains to choose from. SIDE vectors are then computed at a
+# time. Chains beyond LONGEST_CHAIN are calls of the C library: they gain nothing, and the code
+# grows.
 LONG_CHAIN, LONGEST_CHAIN, SIDE = 8.0, 100.0, 4
 TASK_ELEMENTS = 16384  # the least work worth handing out: a few microseconds
 
 
 def vectorizable(stage: Stage) -> bool:
-    """May all element-wise operators of the stage stand in vectors?"""
+    """True if all element-wise operators of the stage may run in vectors."""
     return all(
         scalar.vectorizable(op, [stage.types[x].dtype for x in op.inputs])
         for op in stage.operators
@@ -43,7 +45,7 @@ def vectorizable(stage: Stage) -> bool:
 
 
 def in_vectors(stage: Stage, anchor: Operator) -> Epilogue | None:
-    """The epilogue behind an anchor, where it and a readable prologue may stand in vectors; else
+    """The epilogue of an anchor, if the epilogue and a readable prologue may run in vectors; else
     None.
     """
     if not prologue_readable(stage, anchor.inputs) or not vectorizable(stage):
@@ -52,7 +54,7 @@ def in_vectors(stage: Stage, anchor: Operator) -> Epilogue | None:
 
 
 def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
-    """Options for the rows of a task: enough work to pay for its handing out, enough tasks to
+    """Options for the rows of a task: enough work to pay for starting the task, and enough tasks to
     balance the cores.
     """
     if rows * row_elements <= TASK_ELEMENTS // 4:
@@ -60,7 +62,7 @@ def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
     least = min(rows, max(1, TASK_ELEMENTS // max(row_elements, 1)))
     wanted = (least, 4 * least, ceil(rows / (4 * cores)), ceil(rows / cores))
     options = {min(max(w, 1), rows) for w in wanted if w >= least or w == wanted[0]}
-    # no more rows than what leaves every core a task
+    # so few rows that every core has a task
     most = max(1, ceil(rows / cores))
     return tuple(sorted({min(o, most) for o in options}))
 
@@ -68,8 +70,8 @@ def rows_per_task(rows: int, row_elements: int, cores: int) -> tuple[int, ...]:
 def grain(
     chosen: Mapping[str, Option], units: int, work: int, target: Target
 ) -> Decision | None:
-    """How many units, pieces of the output of ``work`` elements each, a task makes; None where that
-    is decided.
+    """The number of units in a task, each a piece of the output of ``work`` elements; None if it is
+    a decision.
     """
     if "rows" in chosen:
         return None
@@ -77,7 +79,7 @@ def grain(
 
 
 def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") -> list[Expr]:
-    """The index into ``shape`` of a flat position, each part bound once with its range."""
+    """The index into ``shape`` of a flat position. Each part is bound once, with its range."""
     index: list[Expr] = []
     for k in range(len(shape) - 1, -1, -1):
         if shape[k] == 1:
@@ -93,8 +95,8 @@ def unflatten(em: Emitter, flat: Expr, shape: Sequence[int], name: str = "i") ->
 
 
 def divisor_below(n: int, most: int) -> int:
-    """The largest divisor of ``n`` up to ``most``; ``n`` itself where that would be under a quarter
-    of ``most``.
+    """The largest divisor of ``n`` up to ``most``, or ``n`` itself if that divisor is under a
+    quarter of ``most``.
     """
     best = next(d for d in range(most, 0, -1) if n % d == 0)
     return best if best * 4 >= most else n
@@ -102,7 +104,7 @@ def divisor_below(n: int, most: int) -> int:
 
 def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
     """(begin, count, lanes) of the vectors that cover ``length`` positions: whole ones, then the
-    rest as one.
+    rest as one shorter vector.
     """
     whole, rest = divmod(length, lanes)
     runs = [(0, whole, lanes)] if whole else []
@@ -110,8 +112,8 @@ def vector_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
 
 
 def wide_runs(length: int, lanes: int, side: int) -> list[tuple[int, int, int]]:
-    """Like :func:`vector_runs`, with vectors ``side`` times as wide first: LLVM makes each of their
-    instructions ``side`` neighbours, none of which waits for another.
+    """Like :func:`vector_runs`, with vectors ``side`` times as wide first. LLVM splits each of
+    their instructions into ``side`` neighbours, none of which waits for another.
     """
     wide = length // (side * lanes) * side * lanes
     runs = [(0, wide // (side * lanes), side * lanes)] if wide else []
@@ -119,8 +121,8 @@ def wide_runs(length: int, lanes: int, side: int) -> list[tuple[int, int, int]]:
 
 
 def whole_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
-    """Like :func:`vector_runs`, with a last vector that is whole too where there is another: it
-    begins so early that it ends with the positions, some of which it takes a second time.
+    """Like :func:`vector_runs`, but the last vector is whole too if there is another: it begins so
+    early that it ends with the positions, and takes some of them a second time.
     """
     runs = vector_runs(length, lanes)
     if len(runs) > 1:
@@ -129,9 +131,9 @@ def whole_runs(length: int, lanes: int) -> list[tuple[int, int, int]]:
 
 
 def each_vector(em: Emitter, length: int, body: Callable[[Expr, int], None]) -> None:
-    """``body(start, lanes)`` for the vectors that cover ``length`` positions, the last of which may
-    be shorter: one after the other where they are few, else in a loop. What follows a shape has no
-    bound, and LLVM takes minutes over a block of thousands of vectors.
+    """``body(start, lanes)`` for the vectors that cover ``length`` positions; the last one may be
+    shorter. A few vectors are emitted one after the other, more of them in a loop: a shape sets no
+    limit, and LLVM takes minutes for a block of thousands of vectors.
     """
     for begin, count, lanes in vector_runs(length, em.lanes):
         if count > UNROLLED:
@@ -146,9 +148,9 @@ def each_vector(em: Emitter, length: int, body: Callable[[Expr, int], None]) -> 
 def _tasks(
     em: Emitter, args: KernelArguments, rows: int, per_task: int
 ) -> Iterator[tuple[Expr, Expr]]:
-    """The loop over a kernel's tasks; yields the first row of each and their number."""
+    """The loop over a kernel's tasks. Yields the first row of each and their number."""
     tasks = ceil(rows / per_task)
-    # bounds that TVM's own analysis sees too: without, its constants may outgrow 32 bits
+    # bounds for TVM's own analysis: without them its constants may exceed 32 bits
     begin, end = (em.let(tirx.max(tirx.min(x, tasks), 0), "t") for x in (args.begin, args.end))
     with em.range(begin, end, "task") as task:
         em.bind(task, tasks)
@@ -162,7 +164,7 @@ def _tasks(
 
 @contextmanager
 def tasks_of_rows(em: Emitter, args: KernelArguments, rows: int, per_task: int) -> Iterator[Expr]:
-    """The loops over a kernel's tasks and the rows of each; yields the row."""
+    """The loops over a kernel's tasks and the rows of each. Yields the row."""
     with _tasks(em, args, rows, per_task) as (first, count):
         if per_task == 1:
             yield first
@@ -183,8 +185,8 @@ def tasks_of_panels(
     groups: int,
     body: Callable[[Expr, Expr, int], None],
 ) -> None:
-    """Like :func:`tasks_of_rows`, in panels of up to ``groups`` groups of ``side`` rows, what is
-    left over one by one. ``body(first, groups, side)`` is called once for either kind.
+    """Like :func:`tasks_of_rows`, in panels of up to ``groups`` groups of ``side`` rows, and the
+    remaining rows one by one. ``body(first, groups, side)`` is called once for either kind.
     """
     if side == 1:
         with tasks_of_rows(em, args, rows, per_task) as row:
@@ -206,7 +208,9 @@ def tasks_of_panels(
 
 
 def chunks_of(extent: int, size: int) -> int:
-    """Chunks of ``size`` positions of ``extent``; the last one takes what is left over."""
+    """The number of chunks of ``size`` positions in ``extent``; the last one has the remaining
+    positions.
+    """
     return max(1, extent // size)
 
 
@@ -221,14 +225,14 @@ def chunk_span(em: Emitter, chunk: Expr, extent: int, size: int) -> tuple[Expr, 
 
 
 def blocks_of(span: tuple[Expr, Expr], lanes: int) -> Expr:
-    """Blocks of ``lanes`` positions that cover a span."""
+    """The number of blocks of ``lanes`` positions that cover a span."""
     return (span[1] + (lanes - 1)) // lanes
 
 
 def whole_block(
     em: Emitter, block: Expr, span: tuple[Expr, Expr], lanes: int, extent: int
 ) -> Expr:
-    """Where a block of a span begins: early enough to be whole."""
+    """The begin of a block of a span, early enough that the block is whole."""
     begin, length = span
     start = em.let(begin + tirx.min(block * lanes, length - lanes), "start")
     em.bind(start, extent - lanes + 1)
@@ -236,9 +240,9 @@ def whole_block(
 
 
 def stage_vectors(stage: Stage, lanes: int) -> Vectors:
-    """Vector instructions that the stage's element-wise operators take, with the store and the
-    loads of what comes to a value; the first one's load is the caller's. Counted once a stage: the
-    price of every config asks.
+    """Vector instructions of the stage's element-wise operators, with the store and the loads of
+    further inputs; the caller counts the first load. They are counted once a stage, because the
+    price of every config needs them.
     """
     known: Vectors | None = stage.found.get((stage_vectors, lanes))
     if known is not None:
@@ -253,7 +257,7 @@ def stage_vectors(stage: Stage, lanes: int) -> Vectors:
 
 
 def vectors_at_once(stage: Stage, lanes: int) -> int:
-    """How many vectors of the output a loop should compute side by side."""
+    """The number of vectors of the output that a loop should compute side by side."""
     each = stage_vectors(stage, lanes).total * lanes / max(stage.output.type.size, 1)
     return SIDE if LONG_CHAIN <= each <= LONGEST_CHAIN else 1
 
@@ -266,9 +270,11 @@ def streaming_workload(
     slow: float = 1.0,
     others: Mapping[str, float] = MappingProxyType({}),
 ) -> Workload:
-    """The price of reading every input once and writing the output, each core its share:
-    ``passes`` extra vector instructions an output or input vector, ``others`` more of them by their
-    kind, ``slow`` a factor for strided access.
+    """The price of reading every input once and writing the output, each core its share.
+
+    - ``passes``: extra vector instructions for an output or input vector;
+    - ``others``: more of them, by their kind;
+    - ``slow``: a factor for strided access.
     """
     lanes = target.lanes
     read = [(float(i.type.nbytes), i.constant) for i in stage.inputs]
@@ -278,7 +284,7 @@ def streaming_workload(
     resident, cores = sum(n for n, _ in read) + written, min(target.cores, tasks)
 
     def stream(nbytes: float, constant: bool = False) -> Stream:
-        """Constants have left the caches since the last run of the model."""
+        """A stream of bytes. Constants have left the caches since the last run of the model."""
         share = nbytes / tasks / per_task
         if constant:
             return Stream(share, resident, "DRAM")

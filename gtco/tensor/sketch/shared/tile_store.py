@@ -11,14 +11,17 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.intrinsics.table import MicroKernel
 
-LINE = 16  # elements of a cache line, of the widest that are stored
+LINE = 16  # elements of a cache line, for the widest dtype that is stored
 
 
 @dataclass(frozen=True)
 class TileStore:
-    """What writing a tile takes. ``n``: columns of the product, of which the last panel may have
-    fewer than the tile; ``heights``: rows that tiles have; ``by_columns``: neighbours among rows,
-    not columns, are neighbours in the output; ``index``: the product's element at (row, column).
+    """Writes finished tiles.
+
+    - ``n``: columns of the product; the last panel may have fewer than the tile;
+    - ``heights``: the numbers of rows that tiles have;
+    - ``by_columns``: True if neighbours among rows, not columns, are neighbours in the output;
+    - ``index``: the output's index of the product's element at (row, column).
     """
 
     em: Emitter
@@ -32,7 +35,7 @@ class TileStore:
     index: Callable[[Expr, Expr], list[Expr]]
 
     def write(self, tile: Array, panel: Expr, start: Expr, height: Expr) -> None:
-        """The tile of ``height`` rows from ``start`` and of a panel's columns."""
+        """Writes the tile of ``height`` rows from ``start`` and of a panel's columns."""
         columns = self.tile.columns
         rest, panels = self.n % columns, ceil(self.n / columns)
         store = self._columns if self.by_columns else self._rows
@@ -48,8 +51,8 @@ class TileStore:
             self.em.branch(panel < panels - 1, cut(columns), cut(rest))
 
     def prefetch(self, panel: Expr, start: Expr, height: Expr) -> None:
-        """Ask for the lines that :meth:`write` will take of this tile, row by row: each lies in a
-        page of its own, where no hardware prefetcher follows.
+        """Prefetches the lines of this tile that :meth:`write` will write, row by row. Each row
+        lies in a page of its own, where no hardware prefetcher follows.
         """
         em, columns = self.em, self.tile.columns
         if self.by_columns:
@@ -65,7 +68,7 @@ class TileStore:
         self.reader.prefetch(self.tail, self.index(m, n), self.output)
 
     def _rows(self, tile: Array, column: Expr, start: Expr, height: Expr, width: int) -> None:
-        """Row by row, vectors along n."""
+        """Writes row by row, with vectors along n."""
         em, lanes = self.em, self.tile.lanes
         with em.loop(height, "row") as i:
             m = em.let_index(start + i, "m")
@@ -74,7 +77,9 @@ class TileStore:
                     self._element(tile, i, j + v, m, column + j + v)
 
     def _columns(self, tile: Array, column: Expr, start: Expr, height: Expr, width: int) -> None:
-        """Column by column, vectors along m, where neighbours in m are neighbours in the output."""
+        """Writes column by column, with vectors along m, if neighbours in m are neighbours in the
+        output.
+        """
         em = self.em
 
         def body(rows: int) -> Callable[[], None]:

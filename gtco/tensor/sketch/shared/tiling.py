@@ -1,4 +1,4 @@
-"""How rows and columns of a contraction are cut into tasks, panels and blocks of two heights."""
+"""The cuts of rows and columns of a contraction into tasks, panels and blocks of two heights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gtco.tensor.space import Decision
 
 @dataclass(frozen=True)
 class TaskShape:
-    """How rows and panels are cut: ``blocks`` row blocks, the first ``taller`` of them one row
+    """The cut of rows and panels: ``blocks`` row blocks, of which the first ``taller`` are one row
     higher than ``height``.
     """
 
@@ -33,15 +33,15 @@ class TaskShape:
 
     @cached_property
     def task_rows(self) -> int:
-        """Most rows that a task has."""
+        """The most rows of a task."""
         return self.rows(self.task_blocks)
 
     def rows(self, blocks: int) -> int:
-        """Most rows that so many blocks have."""
+        """The most rows of ``blocks`` blocks."""
         return blocks * self.height + min(self.taller, blocks)
 
     def first_row(self, block: Expr) -> Expr:
-        """The row that a block starts at."""
+        """The row at which a block starts."""
         start = block * self.height
         return start if self.taller == 0 else start + tirx.min(block, self.taller)
 
@@ -51,8 +51,8 @@ class TaskShape:
         return self.task_blocks if whole else tirx.min(self.task_blocks, self.blocks - first)
 
     def pieces(self, em: Emitter, task: Expr) -> tuple[Expr, Expr, Expr, Expr, Expr]:
-        """What a task makes: its batch, its first row block and how many, its first panel and how
-        many.
+        """The parts of a task: its batch, its first row block and their number, its first panel and
+        their number.
         """
         em.bind(task, self.tasks)
         chunk_n = em.let_index(task % self.chunks_n, "chunk_n")
@@ -79,7 +79,7 @@ def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: in
     return _task_shape(view.batch, view.m, view.n, tile.rows, tile.columns, chunks_m, chunks_n)
 
 
-@lru_cache(maxsize=4096)  # a ranking asks for each cut many times
+@lru_cache(maxsize=4096)  # a ranking needs each cut many times
 def _task_shape(
     batch: int, m: int, n: int, rows: int, columns: int, chunks_m: int, chunks_n: int
 ) -> TaskShape:
@@ -102,21 +102,21 @@ def _task_shape(
 
 
 def tile_options(rows: Sequence[MicroKernel], height: int, width: int) -> list[MicroKernel]:
-    """Those of the ``rows`` that are worth their place in a product of ``height`` x ``width``: full
-    height, or the height that cuts it into equal blocks.
+    """The ``rows`` worth trying for a product of ``height`` x ``width``: those of full height, or
+    of the height that cuts it into equal blocks.
     """
     best: dict[tuple[str, int, int], MicroKernel] = {}
     for tile in rows:
         if tile.rows <= height and (tile.vectors - 1) * tile.lanes < width:
-            # tallest first; equal block counts are the same program
+            # tallest first; equal numbers of blocks give the same program
             best.setdefault((tile.kind.name, tile.vectors, ceil(height / tile.rows)), tile)
     chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows >= height // 2]
     return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
 
 
 def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0) -> Decision:
-    """The choice of a micro-kernel. Where there are ``columns``, its copies are laid over them side
-    by side, and may cover more than there are.
+    """The choice of a micro-kernel. If ``columns`` is given, its copies are laid over them side by
+    side, and may cover more than there are.
     """
     kernels = []
     for tile in tiles:
@@ -128,8 +128,8 @@ def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0) -> Decision:
 
 
 def chunk_options(pieces: int, cores: int) -> tuple[int, ...]:
-    """Numbers of chunks: one, and multiples of the core count; the largest chunk rounds up, so few
-    numbers differ.
+    """Numbers of chunks: one, and multiples of the core count. The largest chunk is rounded up, so
+    only few numbers differ.
     """
     wanted = [1, *(cores * f for f in (1, 2, 3, 4, 6, 8, 16, 32, 64))]
     return tuple(sorted({ceil(pieces / ceil(pieces / min(w, pieces))) for w in wanted}))

@@ -1,4 +1,4 @@
-"""Sliding windows whose channels do not mix, or in narrow groups alone: the loops of depthwise
+"""Sliding windows whose channels do not mix, or mix only in narrow groups: the loops of depthwise
 convolution and pooling, structure SSRS.
 
 Channels last (vectors run along channels)::
@@ -37,35 +37,38 @@ from gtco.tensor.space import Config, Decision, Option
 from gtco.tensor.stage import Operator, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-BLOCK_COST = 8.0  # vector operations in the time that starting a block of columns takes
+BLOCK_COST = 8.0  # the start of a block of columns takes the time of so many vector operations
 
 
 class Taps(Protocol):
-    """What a window does with the elements it covers."""
+    """The computation of a window on the elements it covers."""
 
     @property
     def start(self) -> float:
-        """What the accumulators begin with."""
+        """The value with which the accumulators begin."""
         ...
 
     def weight(self, em: Emitter, kh: Expr, kw: int, c: Expr, j: int = 0) -> Expr | None:
-        """The tap's factor at an output channel, of input channel ``j`` of its group; None where it
-        has none.
+        """The tap's factor for an output channel, of input channel ``j`` of its group; None if
+        there is no factor.
         """
         ...
 
     def combine(self, em: Emitter, total: Expr, x: Expr, weight: Expr | None) -> Expr: ...
 
     def scale(self, em: Emitter, y: Expr, x: Expr) -> Expr | None:
-        """A factor of the whole window at output row ``y``, column ``x`` (may vary over lanes);
+        """A factor of the whole window at output row ``y``, column ``x`` (it may vary over lanes);
         None for 1.
         """
         ...
 
 
 def next_decision(g: Geometry, target: Target, chosen: Mapping[str, Option]) -> Decision | None:
-    """columns: accumulators side by side; channels: the chunk that a task works on; rows: output
-    rows of a task.
+    """The decisions, in order:
+
+    - columns: accumulators side by side;
+    - channels: the chunk that a task works on;
+    - rows: output rows of a task.
     """
     last = g.layout == "NHWC"
     if "columns" not in chosen:
@@ -106,7 +109,7 @@ def workload(
     others = [o for o in stage.operators if o != op and o not in tail.operators]
     before = cost.vectors(stage, others, lanes).total
     inputs = g.group[0]
-    loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # and a shuffle an input
+    loads *= 0.5 + before + (0.5 * inputs if g.group != (1, 1) else 0)  # plus a shuffle an input
     behind = cost.epilogue_vectors(tail, lanes)
     vectors = outputs * (prod(g.kernel) * inputs + loads + 1)
     # wide chunks stream, narrow ones hop from pixel to pixel
@@ -125,7 +128,7 @@ def workload(
 
 
 def kernel_rows(em: Emitter, g: Geometry, y: Expr) -> tuple[Expr, Expr]:
-    """The kh [start, start + extent) whose input row exists for output row ``y``."""
+    """The range of kh [start, start + extent) whose input row exists for output row ``y``."""
     k, d, h = g.kernel[0], g.dilation[0], g.source[1]
     top = em.index(y * g.strides[0] - g.padding[0])
     if em.known(top >= 0) is True and em.known(top + (k - 1) * d < h) is True:
@@ -136,7 +139,7 @@ def kernel_rows(em: Emitter, g: Geometry, y: Expr) -> tuple[Expr, Expr]:
 
 
 class WindowLoops:
-    """One config of one windowed stage, being emitted."""
+    """The emitter of one config of one windowed stage."""
 
     scratch = Scratch(())
 
@@ -171,7 +174,7 @@ class WindowLoops:
         em, g = self.em, self.g
         begin, end = g.interior
         everything = list(range(g.kernel[1]))
-        if end - begin < self.columns:  # not one block: every column by its own taps
+        if end - begin < self.columns:  # less than one block: every column has its own taps
             self.border(n, y, 0, g.output[2], start, extent, c0, width)
             return
         self.border(n, y, 0, begin, start, extent, c0, width)
@@ -203,7 +206,9 @@ class WindowLoops:
         c0: Expr,
         width: int,
     ) -> None:
-        """Output columns [begin, end), some of whose taps lie outside the image, in blocks too."""
+        """Emits output columns [begin, end), some of whose taps lie outside the image, also in
+        blocks.
+        """
         for x in range(begin, end, self.columns):
             taps = [self.g.taps(o) for o in range(x, min(x + self.columns, end))]
             self.block(n, y, x, taps, start, extent, c0, width)
@@ -219,7 +224,8 @@ class WindowLoops:
         c0: Expr,
         width: int,
     ) -> None:
-        """Neighbouring outputs of ``width`` channels from ``c0``, each with its ``own`` taps."""
+        """Emits neighbouring outputs of ``width`` channels from ``c0``, each with its ``own`` taps.
+        """
         em, g = self.em, self.g
         columns, taps = len(own), sorted({kw for each in own for kw in each})
         serves: dict[
@@ -268,7 +274,7 @@ class WindowLoops:
         acc: Array,
         lanes: int,
     ) -> None:
-        """One row of taps: every input vector serves all columns that it is a tap of."""
+        """Emits one row of taps. Every input vector serves all columns of which it is a tap."""
         em = self.em
         with em.vector(lanes) as lane:
             weights = {kw: self.what.weight(em, kh, kw, first + lane) for kw in taps}
@@ -315,7 +321,7 @@ class WindowLoops:
         start: Expr,
         extent: Expr,
     ) -> None:
-        """``lanes`` neighbouring outputs of one channel."""
+        """Emits ``lanes`` neighbouring outputs of one channel."""
         em, g = self.em, self.g
         acc = em.registers(lanes)
         self.clear(acc, 1, lanes)

@@ -1,5 +1,5 @@
-"""One row of a window's taps where narrow groups mix their channels: a vector of outputs covers
-several groups, and takes its input channels apart by shuffles.
+"""One row of a window's taps for narrow groups that mix their channels. A vector of outputs covers
+several groups, and separates its input channels by shuffles.
 
 ::
 
@@ -31,9 +31,9 @@ def mix(
     acc: Array,
     lanes: int,
 ) -> None:
-    """``lanes`` output channels from ``first``, a multiple of a group's outputs; ``x(p, c)`` is the
-    input at column p of the block, ``weight(kw, c, j)`` the factor of output channel c and of its
-    group's input channel j.
+    """Emits ``lanes`` output channels from ``first``, a multiple of a group's outputs. ``x(p, c)``
+    is the input at column p of the block, and ``weight(kw, c, j)`` the factor of output channel c
+    for its group's input channel j.
     """
     inputs, outputs = group
     span = lanes // outputs * inputs
@@ -63,14 +63,15 @@ def mix(
 
 
 def _lanes(em: Emitter, array: Array, at: int, lanes: int) -> Expr:
-    """A vector, or a scalar where it has one lane."""
+    """A vector, or a scalar if it has one lane."""
     return em.load(array, [at]) if lanes == 1 else em.load_vector(array, [at], lanes)
 
 
 def _spread(
     em: Emitter, read: Array, span: int, lanes: int, group: tuple[int, int]
 ) -> Callable[[int], Expr]:
-    """Of ``span`` input channels that were read, the j-th of its group for every output lane."""
+    """For every output lane, the j-th input channel of its group, out of ``span`` that were read.
+    """
     if lanes == 1:
         return lambda j: em.load(read, [j])
     if span == 1:
@@ -79,7 +80,9 @@ def _spread(
     parts = [em.let(em.load_vector(read, [0], span), "x")] * ceil(lanes / span)
 
     def shuffled(j: int) -> Expr:
-        """TVM's shuffle gives no more lanes than it takes, so it takes the vector several times."""
+        """TVM's shuffle gives at most as many lanes as it takes, so it takes the vector several
+        times.
+        """
         return tirx.Shuffle(parts, [lane // outputs * inputs + j for lane in range(lanes)])
 
     return shuffled

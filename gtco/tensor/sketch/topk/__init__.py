@@ -1,1 +1,1 @@
-"""Where the largest or least of each row lie."""
+"""The places of the largest or least elements of each row."""

@@ -14,9 +14,9 @@
       sort (key, index): few by merging, bottom up, many by 8 bits at a time, the lowest first
       output = indices
 
-Key and index lie in one int64, so equal elements come by the lower index; NaN is the largest, as in
-PyTorch and numpy. Where few are wanted the time depends on how they lie: k (1 + ln(n / k)) of n
-elements in any order are put in their place, of rising ones all.
+Key and index lie in one int64, so of equal elements the lower index comes first. NaN is the
+largest, as in PyTorch and numpy. If few elements are wanted, the time depends on their order: of n
+elements in random order k (1 + ln(n / k)) are put in their place, of rising elements all.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ SORTED = ("float32", "int32", "int16", "uint16", "int8", "uint8")  # their keys 
 DIGIT = 8  # bits
 LAST = 2**31 - 1
 INSERTED = 64  # pairs that are kept in order while the row is read, at most
-MERGED = 64  # pairs that are sorted by merging, at most
-# instructions of an element that is selected, of a pair that is merged or moved, of a count
+MERGED = 64  # most pairs that are sorted by merging
+# instructions to select an element, to merge or move a pair, and to count
 SELECTING, MERGING, MOVING, SCANNING = 6.0, 12.0, 6.0, 2.0
 INSERTING = 6.0  # of 8 pairs that one more may move
 
 
 def match(stage: Stage, target: Target) -> TopK | None:
-    """The stage of one ``topk`` of what 32 bits order, else None."""
+    """The stage as one ``topk`` of a dtype that 32 bits can order, else None."""
     op = stage.output
     if len(stage.operators) != 1 or op.kind != "topk" or not is_static(stage):
         return None
@@ -81,7 +81,7 @@ class TopK:
 
     @property
     def n(self) -> int:
-        """Elements of a row."""
+        """The elements of a row."""
         return shape_of(self.stage, self.op.inputs[0])[-1]
 
     @property
@@ -102,19 +102,19 @@ class TopK:
 
     @property
     def merges(self) -> bool:
-        """Is what is wanted sorted by merging?"""
+        """True if the selected elements are sorted by merging."""
         return self.k <= MERGED
 
     @property
     def levels(self) -> int:
-        """Passes over what is sorted."""
+        """Passes of the sort."""
         if not self.merges:
             return 32 // DIGIT
         return ceil(log2(self.k)) if self.k > 1 else 0
 
     @property
     def scratch(self) -> Scratch:
-        # what is not taken is stored behind what is, and overwritten
+        # every pair is stored behind those taken; one that is not taken is overwritten
         chooses = self.selects and not self.inserts
         pool = (Piece("pool", (self.n + 1,), "int64"),) if chooses else ()
         wanted = self.k + 1
@@ -158,7 +158,7 @@ class TopK:
 
 
 class _Row:
-    """The loops of one row, being emitted."""
+    """The emitter of the loops of one row."""
 
     def __init__(self, sketch: TopK, em: Emitter, args: KernelArguments) -> None:
         self.sketch, self.em = sketch, em
@@ -192,8 +192,8 @@ class _Row:
             self.em.store(self.output, [row * self.k + i], tirx.const(LAST, "int64") - low)
 
     def ordered(self, row: Expr, begin: Expr, lanes: int) -> None:
-        """The keys of ``lanes`` neighbours: int32 that order as the elements do, NaN last; turned
-        where the least are wanted.
+        """The keys of ``lanes`` neighbours: int32 that order as the elements do, NaN last; reversed
+        if the least elements are wanted.
         """
         em = self.em
         with em.vector(lanes) as lane:
@@ -211,7 +211,7 @@ class _Row:
             em.store(self.keys, [begin + lane], key)
 
     def pair(self, key: Expr, index: Expr) -> Expr:
-        """Key and index in one number: the larger comes first."""
+        """Key and index in one number. The larger number comes first."""
         high = tirx.shift_left(tirx.Cast("int64", key), tirx.const(32, "int64"))
         return tirx.bitwise_or(high, tirx.Cast("int64", LAST - index))
 
@@ -242,11 +242,11 @@ class _Row:
 
     # selection ------------------------------------------------------------------------------------
     def selected(self) -> tuple[Expr, Expr, Expr]:
-        """How many pairs are in the pool, the k-th largest key, and how many of its equals are
-        wanted.
+        """The number of pairs in the pool, the k-th largest key, and the number of elements equal
+        to it that are wanted.
         """
         em = self.em
-        state = em.registers(2, "int32")  # the bits so far, and what rank is left among their keys
+        state = em.registers(2, "int32")  # the bits so far, and the rank among their keys
         em.store(state, [0], 0)
         em.store(state, [1], self.k)
         self.clear()
@@ -273,7 +273,7 @@ class _Row:
         self.em.store(self.counts, [place], self.em.load(self.counts, [place]) + 1)
 
     def place(self, key: Expr, shift: int) -> Expr:
-        """8 bits of a key, from 0: the highest have the sign."""
+        """8 bits of a key, from 0 on. The highest 8 bits contain the sign."""
         digit = tirx.shift_right(key, shift)
         if shift + DIGIT == 32:
             digit = digit + (1 << (DIGIT - 1))
@@ -282,7 +282,7 @@ class _Row:
         return bound
 
     def digit(self, state: Array, shift: int) -> None:
-        """The 8 bits in which the wanted rank lies, from the largest down, behind those so far."""
+        """Finds the next 8 bits of the wanted rank's key, from the largest down."""
         em = self.em
         found = em.registers(2, "int32")
         em.store(found, [0], -1)
@@ -304,7 +304,7 @@ class _Row:
         em.store(state, [1], em.load(found, [1]))
 
     def pooled(self, high: Expr) -> Expr:
-        """The pairs of all keys whose first bits are no less than ``high``, in the pool."""
+        """Puts the pairs of all keys whose first bits are at least ``high`` into the pool."""
         em = self.em
         size = em.registers(1, "int32")
         em.store(size, [0], 0)
@@ -321,9 +321,9 @@ class _Row:
         return tirx.Cast("int32", tirx.shift_right(pair, tirx.const(32, "int64")))
 
     def chosen(self, size: Expr, kth: Expr, equals: Expr) -> None:
-        """The pairs of what is larger than the k-th, and of its first equals."""
+        """Takes the pairs of all keys above the k-th, and the first ones equal to it."""
         em = self.em
-        place = em.registers(2, "int32")  # where the next goes, and how many equals went
+        place = em.registers(2, "int32")  # the next pair's place, and the number of equals taken
         em.store(place, [0], 0)
         em.store(place, [1], 0)
         with em.loop(size, "i") as i:
@@ -338,7 +338,7 @@ class _Row:
 
     # sorting --------------------------------------------------------------------------------------
     def sort(self) -> Array:
-        """The pairs, the largest first; where they lie then."""
+        """Sorts the pairs, the largest first. Returns the array that then holds them."""
         source, target = self.wanted, self.sorted
         for level in range(self.sketch.levels):
             if self.sketch.merges:
@@ -349,7 +349,9 @@ class _Row:
         return source
 
     def deal(self, source: Array, target: Array, shift: int) -> None:
-        """The pairs by 8 bits of their keys, the largest first, else in the order they have."""
+        """Sorts the pairs by 8 bits of their keys, the largest first. Pairs with equal bits keep
+        their order.
+        """
         em = self.em
         self.clear()
         with em.loop(self.k, "i") as i:
@@ -371,7 +373,7 @@ class _Row:
             em.store(self.counts, [place], at + 1)
 
     def merge(self, source: Array, target: Array, width: int) -> None:
-        """Neighbouring runs of ``width`` made one."""
+        """Merges neighbouring runs of ``width`` pairs."""
         em, k = self.em, self.k
         heads = em.registers(2, "int32")
         with em.loop(ceil(k / (2 * width)), "runs") as runs:

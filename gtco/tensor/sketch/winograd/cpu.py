@@ -1,6 +1,6 @@
 """Sketch rule for 3x3 convolutions of stride 1 by Winograd's minimal filtering (Lavin and Gray
-2016), structure SSSRS: F(2x2, 3x3) takes 2.25 and F(4x4, 3x3) 4 times fewer products than any sum
-over taps does.
+2016), structure SSSRS. F(2x2, 3x3) takes 2.25 times and F(4x4, 3x3) 4 times fewer products than a
+sum over the taps.
 
 ::
 
@@ -15,16 +15,16 @@ over taps does.
 U = G w G^T is made when weights are packed, in float64 and rounded once. A tile at the border is
 copied with zeros around it first.
 
-Accuracy, beside float64 on random data of 16 to 512 channels: the root of the mean square error is
-0.6 to 0.8 of a direct convolution's for F(2x2), and 1.7 to 2.5 of it for F(4x4), which grows with
-the square root of the channels as a direct one's does (8e-7 of the outputs' at 64 channels, 2.2e-6
-at 512). Errors are relative to the largest inputs of a tile's window: an output that is small
-beside its neighbours has fewer digits. A NaN or an infinity reaches all m x m outputs of a tile as
-NaN, and inputs whose products come within 10^4 of the largest float32 may overflow.
+Accuracy was compared with float64 on random data of 16 to 512 channels. The root mean square error
+is 0.6 to 0.8 times that of a direct convolution for F(2x2), and 1.7 to 2.5 times for F(4x4). The
+latter grows with the square root of the channels, as a direct one's does (8e-7 of the outputs' at
+64 channels, 2.2e-6 at 512). Errors are relative to the largest inputs of a tile's window: an output
+that is small beside its neighbours has fewer digits. A NaN or an infinity reaches all m x m outputs
+of a tile as NaN, and inputs whose products come within 10^4 of the largest float32 may overflow.
 
-bfloat16 operands are transformed in float32 and rounded once more: F(2x2) is off by twice as much
-as a direct convolution is whose operands were rounded (4.5e-3 of the outputs for 2.3e-3), F(4x4)
-would be by ten times and is no option.
+bfloat16 operands are transformed in float32 and rounded once more. The error of F(2x2) is twice
+that of a direct convolution with rounded operands (4.5e-3 of the outputs for 2.3e-3). That of
+F(4x4) would be ten times as large, so it is no option.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-MOVE_COST = 3.0  # vector instructions in the time that a vector is loaded and stored in
-SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, that the transformed inputs of the held tiles may take
+MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2: shares for the transformed inputs of the held tiles
 
 
 def match(stage: Stage, target: Target) -> Winograd | None:
-    """A 3x3 convolution of stride 1 with constant weights, channels last, that ``gemm`` takes."""
+    """The stage as a 3x3 convolution of stride 1 with constant weights, channels last, that
+    ``gemm`` takes; else None.
+    """
     op = anchor(stage, "conv2d")
     if op is None or op.inputs[1] not in stage.constants:
         return None
@@ -67,7 +69,7 @@ def match(stage: Stage, target: Target) -> Winograd | None:
     if product is None or not isinstance(product.view, ConvView) or product.view.channels_first:
         return None
     assert not isinstance(product.view, TransposedView)
-    if product.operand == "float16":  # what is transformed would be rounded once more
+    if product.operand == "float16":  # the transformed values would be rounded once more
         return None
     found = Winograd(product)
     return found if found.kinds else None
@@ -82,13 +84,13 @@ class Winograd(WinogradFacts):
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of micro-kernels: those whose steps of k are whole."""
+        """The kinds of micro-kernels whose steps of k are whole."""
         every = kinds(self.target, self.product.operand)
         return tuple(kind for kind in every if self.view.channels % kind.step == 0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of tiles: rounded to bfloat16, those of 4x4 would be off by too much."""
+        """The sizes of tiles. In bfloat16, tiles of 4x4 would have too large an error."""
         return tuple(TRANSFORMS) if self.product.operand == "float32" else (min(TRANSFORMS),)
 
     # tiles ----------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Winograd(WinogradFacts):
         size, lanes, depth, columns = config["m"], self.target.lanes, v.channels, tile.columns
         transform = TRANSFORMS[size]
         positions, tiles = transform.positions, self.tiles(size)
-        # bytes of an element as it is multiplied, of A and B, and in the tensors
+        # bytes of an element of A and B when it is multiplied, and in the tensors
         item_a, item_b = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes)
         item = float(ITEM_BYTES[self.product.operand])
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
@@ -151,7 +153,7 @@ class Winograd(WinogradFacts):
             (Stream(a_tile, inputs + products), Stream(b_panel, b_panel + a_tile)),
             (Stream(c_tile, inputs + products),),
         )
-        # all cores walk the same weights: they come from memory once
+        # all cores read the same weights: they come from memory once
         weights = item_b * positions * depth * v.n
         rounds = passes * ceil(shape.tasks / self.target.cores)
         again = b_panel * (1 - 1 / rounds)
@@ -162,7 +164,7 @@ class Winograd(WinogradFacts):
         )
         read = item * rows * (size * size) * depth
         image = Stream(read, item * prod(v.a_shape), handed=True)
-        held_layer = Layer(  # products wait for the transforms, and these for memory
+        held_layer = Layer(  # products wait for the transforms, and the transforms wait for memory
             passes,
             (image, Stream(products * panels, inputs + products)),
             (Stream(inputs, inputs + products),),
@@ -191,8 +193,8 @@ class Winograd(WinogradFacts):
         )
 
     def conversions(self, kind: Kind) -> float:
-        """Vector instructions that a vector of the input takes to float32 and to what is
-        multiplied.
+        """Vector instructions that convert a vector of the input to float32, and then to the dtype
+        that is multiplied.
         """
         return cost.conversion(self.product.operand, "float32", self.target.lanes) + (
             cost.conversion("float32", kind.a.dtype, self.target.lanes)
@@ -207,14 +209,14 @@ class Winograd(WinogradFacts):
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
-        """All that the space and the price without prologue and epilogue depend on."""
+        """All values that the space and the price without prologue and epilogue depend on."""
         v = self.view
         operand, out = self.product.operand, self.stage.output.type.dtype
         return (self.name, operand, out, v.a_shape, v.b_shape, v.result, v.op["padding"])
 
     # the program ----------------------------------------------------------------------------------
     def packing(self, config: Config) -> Packing:
-        """[panels, positions, k / step, nr, step], the last only where it is not 1."""
+        """[panels, positions, k / step, nr, step]; the last axis only if it is not 1."""
         v, tile = self.view, self.row(config)
         transform, step = TRANSFORMS[config["m"]], tile.kind.b.step
         panels = ceil(v.n / tile.columns)

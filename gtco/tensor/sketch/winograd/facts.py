@@ -1,4 +1,4 @@
-"""What a convolution by Winograd's filtering is: its tiles, and how a config cuts them."""
+"""The facts of a convolution by Winograd's filtering: its tiles, and the way a config cuts them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gtco.tensor.space import Config, Option
 
 @dataclass(frozen=True)
 class WinogradFacts(ImageProduct):
-    """A 3x3 convolution: its tiles, and how a config cuts them."""
+    """A 3x3 convolution: its tiles, and the way a config cuts them."""
 
     def grid(self, size: int) -> tuple[int, int, int]:
-        """Images, and rows and columns of tiles of ``size`` x ``size`` outputs."""
+        """The number of images, and of rows and columns of tiles of ``size`` x ``size`` outputs."""
         images, height, width = self.view.result
         return images, ceil(height / size), ceil(width / size)
 
@@ -27,7 +27,7 @@ class WinogradFacts(ImageProduct):
         return prod(self.grid(size))
 
     def widths(self, size: int) -> tuple[int, ...]:
-        """Outputs that tiles have along a row, the most first."""
+        """The numbers of outputs that tiles have along a row, the largest first."""
         width = self.view.result[2]
         return tuple(dict.fromkeys((min(size, width), width % size or min(size, width))))
 
@@ -56,5 +56,5 @@ class WinogradFacts(ImageProduct):
         return task_shape(self.line(size).view, tile, chunks_m, chunks_n)
 
     def shape(self, config: Config) -> TaskShape:
-        """How the tiles, as rows, and the columns are cut."""
+        """The cut of the tiles (as rows) and of the columns."""
         return self._shape(config["m"], self.row(config), config["chunks_m"], config["chunks_n"])

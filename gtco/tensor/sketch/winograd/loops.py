@@ -30,15 +30,15 @@ LINE = 64  # bytes of a cache line
 
 
 def spread(elements: int, dtype: str = "float32") -> int:
-    """So many elements, and what makes them an odd number of cache lines: what lies so far apart
-    shares no cache set.
+    """The number of elements, rounded up to an odd number of cache lines. Data at such distances
+    does not share cache sets.
     """
     line = LINE // ITEM_BYTES[dtype]
     return (ceil(elements / line) // 2 * 2 + 1) * line
 
 
 class WinogradLoops:
-    """One config of one stage, being emitted."""
+    """The emitter of one config of one stage."""
 
     def __init__(self, sketch: WinogradFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
@@ -56,7 +56,7 @@ class WinogradLoops:
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
-        """What a thread keeps beside its registers."""
+        """The scratch that a thread keeps beside its registers."""
         positions = self.transform.positions
         yield Piece("inputs", (positions, self.plane_a), self.multiplied)
         yield Piece("products", (positions, self.plane_c))
@@ -163,8 +163,9 @@ class WinogradLoops:
         return convert(self.em, value, self.operand, "float32")
 
     def prefetch(self, image: Expr, row: Expr, column: Expr) -> None:
-        """Ask for what the tile at an input's row and column has beyond the one to its left: short
-        runs in many rows, which no hardware follows. Only where the input lies as it is read.
+        """Prefetches the part of the tile at an input's row and column that the tile to its left
+        does not have: short runs in many rows, which no hardware prefetcher follows. It is done
+        only if the input is read in place.
         """
         em, view = self.em, self.view
         source = view.op.inputs[0]
@@ -256,7 +257,7 @@ class WinogradLoops:
             store.write(outputs.part(i, em, "line"), panel, column, columns)
 
     def _least(self, size: int, extent: int, first: Expr) -> Expr:
-        """Outputs of a tile along an axis."""
+        """The number of outputs of a tile along an axis."""
         if extent % size == 0:
             return size
         return self.em.let_index(tirx.min(size, extent - first), "outputs")

@@ -1,11 +1,11 @@
 """The transforms of Winograd's minimal filtering F(m x m, 3 x 3), as matrices and as code.
 
-After Lavin and Gray 2016 (eq. 8), with the matrices that Cook and Toom's interpolation gives for a
-set of points:  y = A^T [ (G w G^T) * (B^T x B) ] A, of a tile of m + 2 by m + 2 inputs, the product
-in the middle element by element. The points decide what it costs and how it rounds. F(4 x 4) has
-0, +-3/4, +-3/2 and infinity: on random data its error was read at half to a third of that with the
-usual 0, +-1, +-2, and as all its coefficients are multiples of a power of two, A and B hold them
-exactly.
+They follow Lavin and Gray 2016 (eq. 8), with the matrices that Cook and Toom's interpolation gives
+for a set of points:  y = A^T [ (G w G^T) * (B^T x B) ] A, for a tile of m + 2 by m + 2 inputs. The
+product in the middle is element by element. The points decide the cost and the rounding. F(4 x 4)
+has 0, +-3/4, +-3/2 and infinity. On random data its error was measured at a third to a half of that
+with the usual 0, +-1, +-2. All its coefficients are multiples of a power of two, so A and B hold
+them exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 @dataclass(frozen=True)
 class Transform:
     """F(size x size, 3 x 3). The finite points are 0 and those of ``pairs`` with either sign; the
-    last is infinity. Positions of a tile are numbered row by row.
+    last point is infinity. Positions of a tile are numbered row by row.
     """
 
     size: int
@@ -38,29 +38,32 @@ class Transform:
 
     @property
     def width(self) -> int:
-        """Inputs of a tile along an axis."""
+        """The inputs of a tile along an axis."""
         return self.size + TAPS - 1
 
     @property
     def positions(self) -> int:
-        """Products that a tile takes for a channel."""
+        """The products of a tile for a channel."""
         return self.width**2
 
     @cached_property
     def points(self) -> tuple[Fraction, ...]:
-        """The finite ones."""
+        """The finite points."""
         return Fraction(0), *(s for p in self.pairs for s in (p, -p))
 
     @cached_property
     def inputs(self) -> Matrix:
-        """B^T [width, width]: row i holds the coefficients of the polynomial that is zero at all
-        finite points but the i-th, the last that of the one that is zero at all.
+        """B^T [width, width]. Row i holds the coefficients of the polynomial that is zero at all
+        finite points but the i-th. The last row holds those of the polynomial that is zero at all
+        of them.
         """
         return tuple(self._vanishing(skipped) for skipped in (*self.points, None))
 
     @cached_property
     def weights(self) -> Matrix:
-        """G [width, 3]: powers of the points, over what the polynomials of B^T are there."""
+        """G [width, 3]: powers of the points, divided by the values of the polynomials of B^T
+        there.
+        """
         rows = [
             tuple(p**k / prod(p - q for q in self.points if q != p) for k in range(TAPS))
             for p in self.points
@@ -77,7 +80,7 @@ class Transform:
 
     @property
     def weight_matrix(self) -> tuple[tuple[float, ...], ...]:
-        """G in double precision, as a packing takes it."""
+        """G in double precision, for a packing."""
         return tuple(tuple(float(x) for x in row) for row in self.weights)
 
     def _vanishing(self, skipped: Fraction | None) -> tuple[Fraction, ...]:
@@ -101,7 +104,8 @@ class Transform:
         return [self._gathered(em, row) for row in zip(*columns, strict=True)]
 
     def _transformed(self, em: Emitter, x: Sequence[Expr]) -> list[Expr]:
-        """B^T x. Rows of a pair of points differ in the sign of every second coefficient."""
+        """B^T x. The two rows of a pair of points differ in the sign of every second coefficient.
+        """
         rows = self.inputs
         made = [_sum(em, rows[0], x)]
         for i in range(1, self.width - 1, 2):
@@ -114,7 +118,7 @@ class Transform:
         return [*made, _sum(em, rows[-1], x)]
 
     def _gathered(self, em: Emitter, m: Sequence[Expr]) -> list[Expr]:
-        """A^T m. Columns of a pair of points are equal, or differ in sign, row by row."""
+        """A^T m. The two columns of a pair of points are equal or differ in sign, row by row."""
         folded: list[list[Expr]] = [[], []]
         for i in range(1, self.width - 1, 2):
             folded[0].append(em.let(m[i] + m[i + 1]))
@@ -127,7 +131,8 @@ class Transform:
 
 
 def _sum(em: Emitter, factors: Sequence[Fraction], values: Sequence[Expr]) -> Expr:
-    """The sum of products, those with a factor of 1 first: a multiply-add for each of the others.
+    """The sum of products. Those with a factor of 1 come first, and each of the others is a
+    multiply-add.
     """
     parts = [(f, x) for f, x in zip(factors, values, strict=True) if f]
     parts.sort(key=lambda part: part[0] != 1)
