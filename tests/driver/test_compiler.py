@@ -108,7 +108,7 @@ def test_report_dump_and_progress(tmp_path: Path) -> None:
     phases = ["read", "simplify", "fuse", "generate", "link", "verify"]
     told = [name for name, seconds, _ in said if seconds is not None]
     assert [name for name, _ in report.phases] == told
-    assert [name for name in told if name != "calibrate"] == phases  # once a machine
+    assert [name for name in told if name != "calibrate"] == phases  # once for each machine
     assert report.seconds == sum(s for _, s in report.phases) and report.verification.passed
     assert len(report.stages) == len(compiled.stages) >= 2
     assert report.predicted_seconds > 0 and report.weights_bytes >= 24 * 25 * 4
@@ -122,8 +122,9 @@ def test_report_dump_and_progress(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("name", ["native", "x86-64-v3"])
 def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as the model is compiled for cut its work and share it in the price; the rates are
-    those of the machine, measured once whatever a compile's threads.
+    """The work is cut for the threads that the model is compiled for, and its price assumes that
+    they share it. The rates are those of the machine; they are measured once, for any number of
+    threads.
     """
     asked: list[Target] = []
 
@@ -145,8 +146,8 @@ def test_threads_mean_one_thing(name: str, threads: int, monkeypatch: pytest.Mon
 def test_measuring_the_machine_is_a_phase_of_its_own(
     known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where it is measured now; how far it is and what went wrong is said, and without a
-    table the target's constants are what kernels are picked by.
+    """The phase exists only if the machine is measured now. Its progress and its failures are
+    shown. Without a table, kernels are picked by the target's constants.
     """
     said: list[tuple[str, float | None, str]] = []
 
@@ -220,8 +221,9 @@ def wrong(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_what_fails_the_verification_is_not_published(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The reference is another model: the older library stays, and so does an empty folder; the
-    table of errors is in the error's report and on the screen."""
+    """The reference is another model. The older library stays, and so does an empty folder. The
+    table of errors is in the error's report and on the screen.
+    """
     model = mlp()
     verify = verification.verify
 
@@ -254,7 +256,9 @@ def test_what_fails_the_verification_is_not_published(
 
 
 def test_wrong_kernels_are_not_published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every stage reads its neighbour's weights: wrong code, seen where nothing is published."""
+    """Every stage reads its neighbour's weights: the code is wrong, and this is found before
+    anything is published.
+    """
     model, library = mlp(layers=2), tmp_path / "mlp.so"
     compile_to_file(model, library, verify=True)
     before = library.read_bytes()
@@ -351,7 +355,7 @@ def crashing(folder: Path, sketch: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_crash_of_the_compiler_costs_speed_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every GEMM's process dies: its operators come from the fallback, and notes say so."""
+    """The process of every GEMM dies. The fallback builds its operators, and notes say so."""
     crashing(tmp_path, "gemm", monkeypatch)
     model = mlp()
     compiled = compile_model(model)
@@ -388,7 +392,9 @@ compile_model(sys.argv[1], progress=say)
 
 
 def test_ctrl_c_leaves_nothing_of_a_model_in_memory(root: Path, tmp_path: Path) -> None:
-    """No temporary folder, no worker. What goes to a file: test_interrupt.py."""
+    """No temporary folder and no worker are left. test_interrupt.py tests models that are written
+    to a file.
+    """
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""Fusion and tuning by turns, and what measured and predicted costs are to each other."""
+"""Fusion and tuning by turns, and how measured costs compare with predicted ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.tuning.test_tuning import small_model
 
 
 def block(width: int = 64) -> Graph:
-    """gelu(x w1) w2 + x, behind a layer norm."""
+    """gelu(x w1) w2 + x, after a layer norm."""
     graph = Graph(("x",), (), {"x": TensorType((50, width))})
     one = graph.add_constant(np.ones(width, "float32"), "one")
     w1 = graph.add_constant(np.ones((width, 4 * width), "float32"), "w1")
@@ -68,7 +68,7 @@ def test_calibration_is_by_sketch_and_by_the_first_choice() -> None:
         ]
     )
     assert found.bias("gemm") == 1.5 and found.bias("rows") == 0.5
-    assert found.bias("attention") == 1.25  # the middle of all: 0.5, 1, 1.5, 2
+    assert found.bias("attention") == 1.25  # the median of 0.5, 1, 1.5 and 2
     assert found.least == 0.5
     assert calibrated([]).bias("gemm") == calibrated([]).least == 1.0
 
@@ -98,7 +98,9 @@ def test_predictions_beside_readings_are_put_on_their_scale(tmp_path: Path) -> N
 
 
 def test_a_slow_machine_alone_changes_no_partition(tmp_path: Path) -> None:
-    """Every stage reads thrice its prediction: so do those that were not measured."""
+    """Every stage takes three times its prediction, so the stages that were not measured are
+    expected to as well.
+    """
     analytic = AnalyticPolicy(target("x86-64-v3"))
     _, before = fuse(block(), analytic.predict, analytic.floor, analytic.possible)
     with Records(tmp_path / "r") as records:
@@ -130,7 +132,7 @@ def test_a_stage_that_measures_badly_is_cut(tmp_path: Path) -> None:
 def recorded(
     folder: Path,
 ) -> Iterator[tuple[Compilation, Records, RecordedPolicy, AnalyticPolicy]]:
-    """A compilation for this machine, empty records, and the policies that go by them."""
+    """A compilation for this machine, empty records, and the policies that use them."""
     compilation = Compilation(b"", folder / "m.so", None, CompileOptions(), silent)
     with Records(folder / "r") as records:
         policy = compilation.policy_for(target("native"), records)
@@ -140,9 +142,10 @@ def recorded(
 
 @pytest.mark.parametrize("named", [True, False])
 def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> None:
-    """Not as the cheapest of what was read at many moments would have it: one stage reads slow, and
-    what takes its place is taken once a tuning ended with it. It stands until another tuning of the
-    model comes to its end, but in records that do not say of which model they are.
+    """The partition is not the cheapest by readings from many different times. One stage reads
+    slow; its replacement is taken only after a tuning ended with it. That partition stays until
+    another tuning of the model ends. If the records do not name their model, it goes as soon as one
+    of its stages is measured again.
     """
     graph = block()
     with recorded(tmp_path) as (compilation, records, policy, analytic):
@@ -150,7 +153,7 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
         slow = next(s for s in before.stages if "gelu" in s.label)
 
         def read(stages: Sequence[Stage], outcome: str) -> dict[str, int]:
-            """What is cut with these in the records too."""
+            """The partition if these stages are in the records too."""
             records.add(
                 record(analytic, s, (99.0 if s is slow else 1.0) * analytic.predict(s))
                 for s in stages
@@ -174,9 +177,9 @@ def test_records_cut_a_model_as_its_tuning_did(tmp_path: Path, named: bool) -> N
 
 
 def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_path: Path) -> None:
-    """Read alone it is cheaper, so a tuning that goes on from the records would measure it anew,
-    had they not been told what it takes in the model. A compile by them does without: it goes by
-    what was chosen.
+    """Its stages are cheaper when measured alone. A tuning that continues from the records would
+    measure the partition again, but the records say what it takes in the model. A compile by the
+    records does not need this: it uses the partition that was chosen.
     """
     graph = block()
     with recorded(tmp_path) as (compilation, records, policy, analytic):
@@ -224,7 +227,7 @@ def test_a_partition_that_the_whole_model_refuted_is_not_searched_for_again(tmp_
 
 
 def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> None:
-    """The whole way: the same stages and kernels, though nothing is measured again."""
+    """The whole way: the compile gives the same stages and kernels, and measures nothing."""
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(
         torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
@@ -238,7 +241,7 @@ def test_what_tuning_ended_with_is_compiled_from_its_records(tmp_path: Path) -> 
         (s["key"], json.dumps(s["schedule"])) for s in tuned.stages
     }
     assert len({(r.reason, r.time) for r in kept}) == 1 and kept[0].reason
-    with Records(path) as records:  # as by another tuning that did not come to its end
+    with Records(path) as records:  # as another tuning would that did not end
         records.add(replace(r, outcome="kept", reason="") for r in kept)
     again = gtco.compile_model(model, x, records=path)
     assert [(s["key"], s["schedule"]) for s in again.stages] == [
@@ -267,8 +270,8 @@ ROUNDS = 20
 
 @dataclass
 class Machine:
-    """Steps over synthetic partitions: each a list of stages whose true seconds ``truth`` has; what
-    was not raced yet is thought to take ``thought``.
+    """Steps over synthetic partitions. Each is a list of stages; ``truth`` has their true seconds.
+    A stage that was not raced yet is expected to take ``thought``.
     """
 
     truth: dict[str, float]
@@ -349,8 +352,8 @@ def test_one_that_measures_the_same_does_not() -> None:
 
 
 def test_the_search_goes_on_with_what_was_measured() -> None:
-    """The first one is slower than thought: what the search finds then is measured too, and the
-    third after it; it ends when nothing promises more.
+    """The first partition is slower than expected. The next one that the search finds is measured
+    too, and then the third. The search ends when no partition promises more.
     """
     truth = {"relu+softmax": 2.0, "relu": 1.0, "softmax": 0.6, "gelu": 0.5}
     machine = Machine(truth, THOUGHT, [ONE, TWO, THREE])
@@ -373,8 +376,8 @@ def test_no_time_to_measure_partitions_is_said() -> None:
 
 
 def test_only_what_differs_is_compared() -> None:
-    """Noise of a stage that both have does not hide what one of them saves; noise of what differs
-    does.
+    """Noise of a stage that both partitions have does not hide what one of them saves; noise of
+    stages that differ does.
     """
     random = np.random.default_rng(0)
     loud = 100.0 * (1 + 0.3 * random.random((ROUNDS, 2)))
@@ -397,8 +400,8 @@ def test_budgets_add_up() -> None:
 def test_what_was_chosen_is_kept_where_no_time_is_left_to_tune_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last tuning measures nothing, those by turns with fusion did: which stage the few trials
-    went to depends on the machine, and it may be one of a partition that gave way.
+    """The tunings by turns with fusion measure; the last tuning has no time to. The machine decides
+    which stage the few trials go to, and this stage may belong to a partition that was given up.
     """
     left = Tune(trials=1, seconds=0.01, learned=False)
     monkeypatch.setattr("gtco.driver.measuring.rest", lambda effort, seconds, trials: left)

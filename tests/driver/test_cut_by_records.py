@@ -1,5 +1,5 @@
-"""What models are cut into by records: what the last finished tuning of each ended with, whatever
-was measured of its stages since; and what computed something else is nothing to go by.
+"""The partition of a model by records is the one that its last finished tuning ended with, whatever
+was measured of its stages since. Configs that computed something wrong do not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.driver.test_cooptimize import block, record
 
 @dataclass
 class Cut:
-    """Two models that share operators, cut by records."""
+    """Two models that share operators, partitioned by records."""
 
     records: Records
     compilation: Compilation
@@ -42,7 +42,7 @@ class Cut:
         return self.compilation.fuse(graph, self.policy)[1].weights()
 
     def as_predicted(self, graph: Graph, without: str = "none") -> Partition:
-        """The cheapest partition, with no stage of gelu and this kind."""
+        """The cheapest partition that has no stage with both gelu and this kind."""
 
         def price(stage: Stage) -> float:
             kinds = stage.label.split("+")
@@ -51,7 +51,8 @@ class Cut:
         return fuse(graph, price, self.policy.policy.floor, self.policy.possible)[1]
 
     def end(self, graph: Graph, partition: Partition, day: int, seconds: float = 1.0) -> None:
-        """What a tuning of the model leaves at its end; ``seconds`` of its stages, over predicted.
+        """Adds the records of a tuning of the model that ended; its stages take ``seconds`` times
+        their predictions.
         """
         for stage in {s.key: s for s in partition.stages}.values():
             found = self.row(stage, seconds, "chosen", day)
@@ -72,7 +73,7 @@ def cut(tmp_path: Path) -> Iterator[Cut]:
 
 
 def followed(graph: Graph) -> Graph:
-    """The same with one more operator."""
+    """The same graph with one more operator."""
     graph = graph.copy()
     graph.outputs = (graph.add("matmul", [graph.outputs[0], graph.add_constant(LAST)]),)
     return graph.check()
@@ -82,22 +83,24 @@ LAST = np.ones((64, 2000), "float32")
 
 
 def test_models_that_share_stages_keep_their_own_partitions(cut: Cut) -> None:
-    """Whatever the other's stages took, and whoever was tuned last."""
+    """This does not depend on what the other model's stages took, or on which model was tuned
+    last.
+    """
     one, two = block(), followed(block())
     fused, apart = cut.as_predicted(one), cut.as_predicted(two, without="matmul")
     gelu = [s for s in fused.stages if "gelu" in s.label]
     assert gelu and not {s.key for s in gelu} & apart.weights().keys()
-    for day, seconds in enumerate([9.0, 0.01], 1):  # no bargain to the other model, then one
+    for day, seconds in enumerate([9.0, 0.01], 1):  # expensive for the other model, then cheap
         cut.end(one, fused, 2 * day)
         cut.end(two, apart, 2 * day + 1, seconds)
         assert cut.by(one) == fused.weights()
         assert cut.by(two) == apart.weights()
-    # carried elsewhere, in the order of the stages' names
+    # copied to another file, in the order of the stages' names
     lines = only_standing(cut.records.all())
     cut.policy.records = Records(":memory:")
     cut.policy.records.add(reversed(lines))
     assert cut.by(one) == fused.weights() and cut.by(two) == apart.weights()
-    # and shipped, where something was measured of each stage since
+    # and shipped, after each stage was measured again
     cut.policy.records = Records(":memory:")
     cut.policy.shipped = lines
     cut.policy.records.add(cut.row(s, 1.0, "kept", 9) for s in {*fused.stages, *apart.stages})
@@ -128,8 +131,8 @@ def test_what_ships_without_a_model_stands_though_stages_were_measured_since(cut
 
 
 def test_a_newer_reading_changes_the_kernel_and_not_the_partition(cut: Cut) -> None:
-    """Unless the kernel was wrong: then an older one that stood is taken and, where none did, the
-    model is cut by what is known.
+    """The exception is a wrong kernel. Then an older one that was right is taken. If there is none,
+    the model is partitioned by the other records.
     """
     graph = block()
     apart = cut.as_predicted(graph, without="matmul")
@@ -162,7 +165,9 @@ def wrong(found: Record) -> Record:
 
 
 def test_what_computed_something_else_is_no_price(cut: Cut) -> None:
-    """Not even its earlier reading; what stood before it is, as it is the pick."""
+    """Its earlier reading does not count either. The reading of the config before it does, because
+    that config is the pick.
+    """
     stage = next(s for s in cut.as_predicted(block()).stages if "matmul" in s.label)
     other = cut.policy.best(stage, 2)[1].config.to_json()
     fast = replace(cut.row(stage, 1e-3, "taken", 2), config=json.dumps(other))
@@ -175,7 +180,9 @@ def test_what_computed_something_else_is_no_price(cut: Cut) -> None:
 
 
 def test_a_model_has_a_key() -> None:
-    """Of what it computes, not of names and weights; what it gives is part of that."""
+    """The key depends on what the model computes, including its outputs, and not on names and
+    weights.
+    """
 
     def made(x: str, value: float = 1.0, width: int = 64, both: bool = False) -> str:
         graph = Graph((x,), (), {x: TensorType((50, width))})
@@ -190,7 +197,7 @@ def test_a_model_has_a_key() -> None:
 
 
 def test_an_export_of_what_stands_has_the_ends(cut: Cut) -> None:
-    """The last one of each model, before the newest that stood."""
+    """The last end of each model comes before the newest record of the pick."""
     one, two = block(), followed(block())
     partition = cut.as_predicted(one)
     for day, model in enumerate([one, two, one], 1):

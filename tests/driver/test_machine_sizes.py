@@ -1,5 +1,5 @@
-"""Models for machines of any size: what sysfs may say of caches and cores changes neither what is
-right nor, beyond a bound, what a model takes.
+"""Models for machines of any size. Whatever sysfs says of caches and cores, results stay right, and
+what a model takes of memory and tasks stays within a bound.
 """
 # ruff: noqa: F811 (a fixture is imported, and arguments of the same name)
 
@@ -21,7 +21,7 @@ from gtco.tensor.space import Program
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 from tests.driver.test_repeatable import model  # noqa: F401
 
-SCRATCH = 4 << 20  # bytes of one thread: what it works on lies in its caches, of any real size
+SCRATCH = 4 << 20  # bytes of one thread: its data fit in its caches, whatever their real size
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ LARGE = {"product": product(2048, 1024, 2048), "softmax": softmax(512, 8192)}
 @pytest.mark.parametrize("cores", [1, 192])
 @pytest.mark.parametrize("stage", LARGE.values(), ids=LARGE)
 def test_scratch_and_tasks_of_large_stages_are_bounded(stage: Stage, cores: int) -> None:
-    """With the largest caches that :func:`gtco.machine.target.detect` believes in, a thread works
-    on no more than its own cache holds, and tasks are no more than a few for each core.
+    """The machine has the largest caches that :func:`gtco.machine.target.detect` believes. A thread
+    still works on no more than its own cache holds, and there are only a few tasks for each core.
     """
     known = targets.TARGETS["x86-64-v4"]
     levels = (replace(m, capacity=targets.CACHE_BOUNDS[m.name][1]) for m in known.memory[:-1])

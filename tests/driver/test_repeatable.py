@@ -1,5 +1,5 @@
-"""Builds that repeat: the same model, versions and table give the same bytes, in whatever order the
-workers come to an end, wherever it is built; and for a named target on any machine.
+"""Builds that repeat. The same model, versions and table give the same bytes, wherever they are
+built and in whatever order the workers end. For a named target this holds on any machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every stage is called by a node of the model whose work it does."""
+"""Every stage has the name of a node of the model whose work it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.compiler import compile_model
 
-# what a stage computes that is called by a node of this type
+# operators of a stage that is named after a node of this type
 DOES = {
     "LayerNormalization": {"layer_norm"},
     "MatMul": {"matmul", "attention"},
@@ -25,8 +25,9 @@ DOES = {
 
 
 def block(tokens: int, width: int) -> onnx.ModelProto:
-    """Layer normalisation, single-headed attention, a residual, an MLP; nodes are called by their
-    types."""
+    """Layer normalisation, single-headed attention, a residual and an MLP; each node is named after
+    its type.
+    """
     rng = np.random.default_rng(0)
     made: dict[str, np.ndarray] = {
         "one": np.ones(width, np.float32),
@@ -76,8 +77,8 @@ def test_a_stage_holds_the_node_that_it_is_called_by(tokens):
         found = [(stage["name"], stage["operators"]) for stage in model.stages]
     assert len(found) >= 4
     for name, operators in found:
-        kind = re.split("[._]", name)[0]  # onnxsim numbers those that it makes
+        kind = re.split("[._]", name)[0]  # onnxsim numbers the nodes that it makes
         assert DOES[kind] & set(operators), (name, operators)
-    # the heaviest of a stage gives the name
+    # the heaviest node of a stage gives the name
     for name, operators in found:
         assert "matmul" not in operators or name.startswith("MatMul"), (name, operators)

@@ -1,4 +1,4 @@
-"""What is written: the library's dependencies and exports, its header, and nothing at all when
+"""What is written: the library's dependencies and exports, its header, and nothing at all if
 writing fails.
 """
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
@@ -58,8 +58,8 @@ def test_has_no_executable_stack(small: Path) -> None:
 
 
 def test_runtime_uses_baseline_instructions_only(small: Path, tmp_path: Path) -> None:
-    """Before the CPU is checked nothing may run that an old CPU lacks: no ymm or zmm register
-    anywhere.
+    """Code that runs before the CPU is checked must run on an old CPU: it uses no ymm or zmm
+    register.
     """
     dump = subprocess.run(
         ["objdump", "-d", str(small)], capture_output=True, text=True, check=True
@@ -104,8 +104,9 @@ def test_c_example_runs(small: Path, tmp_path: Path) -> None:
 
 
 def test_names_and_kernels_may_be_spelt_anyhow(tmp_path: Path, kernels: bytes) -> None:
-    """Names that would end the header's comment, open another, continue a line, or stop a C
-    string: the header compiles with every warning an error, also where trigraphs are on."""
+    """Names that would end the header's comment, open another, continue a line, or end a C string.
+    The header compiles with every warning as an error, also with trigraphs.
+    """
     base = small_artifact(kernels)
     names = ('x "é"??/\n *\\\n/ #error a', "*\r/ /* // \u202e\0??/")
     inputs = tuple(
@@ -208,7 +209,9 @@ def test_feature_names() -> None:
 
 
 def test_a_full_disk_leaves_the_old_model(tmp_path: Path, kernels: bytes) -> None:
-    """For real: the process may write no file above 1 MB (RLIMIT_FSIZE), the weights are 2 MB."""
+    """A real failure: the process may write no file above 1 MB (RLIMIT_FSIZE), and the weights are
+    2 MB.
+    """
     path = write_artifact(small_artifact(kernels), tmp_path / "m.so")
     before = path.read_bytes()
     (tmp_path / "kernels.bin").write_bytes(kernels)

@@ -1,4 +1,4 @@
-"""The C runtime's objects: made once, early where there is something else to do meanwhile."""
+"""The objects of the C runtime are compiled once, and early if other work can run meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = CPU_SOURCES[:2]
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has made none."""
+    """The state of a process that has compiled no objects."""
     monkeypatch.setattr(c_objects, "_made", {})
     monkeypatch.setattr(c_objects, "_begun", {})
 
@@ -48,7 +48,9 @@ def test_they_are_made_once(tmp_path: Path) -> None:
 
 
 def test_other_flags_are_other_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build with a sanitizer neither gets nor leaves what is without."""
+    """A build with a sanitizer neither takes objects that were compiled without it nor leaves its
+    own for builds without it.
+    """
     plain = objects(tmp_path / "a", c_compiler())
     with monkeypatch.context() as patch:
         patch.setattr(c_objects, "COMPILE_FLAGS", [*c_objects.COMPILE_FLAGS, "-O0"])

@@ -1,4 +1,6 @@
-"""The ways to call a model: by dictionary, as ONNX Runtime is called, into arrays of the caller."""
+"""The ways to call a model: with a dictionary, as ONNX Runtime is called, and into the caller's
+arrays.
+"""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tests.runtime.test_models import (
 
 
 def given_outputs() -> tuple[np.ndarray, np.ndarray]:
-    """Arrays for ``out=`` that hold what no run writes."""
+    """Arrays for ``out=`` with values that no run writes."""
     return np.full((ROWS, COLUMNS), np.nan, np.float32), np.full(COLUMNS, np.nan, np.float32)
 
 
@@ -67,7 +69,7 @@ def test_onnx_runtimes_call(small: Path) -> None:
 
 
 def test_an_input_may_be_called_out(tmp_path: Path, kernels: bytes) -> None:
-    """Then ``out=`` is that input."""
+    """``out=`` is then this input."""
     spec = (TensorSpec("out", "float32", (ROWS, COLUMNS)), TensorSpec("mask", "int8", (ROWS,)))
     path = write_artifact(small_artifact(kernels, inputs=spec), tmp_path / "named.so")
     x, mask = example_inputs()
@@ -78,7 +80,9 @@ def test_an_input_may_be_called_out(tmp_path: Path, kernels: bytes) -> None:
 
 @pytest.mark.parametrize("by", [0, 4])
 def test_results_in_the_callers_arrays(small: Path, by: int) -> None:
-    """``by``: bytes off what the kernels need, so that a run writes elsewhere and copies."""
+    """The arrays are ``by`` bytes off the alignment that the kernels need; if it is not 0, a run
+    writes elsewhere and copies.
+    """
     x, mask = example_inputs()
     y, total = (
         np.frombuffer(bytearray(array.nbytes + by), np.uint8)[by:]
@@ -170,7 +174,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def test_read_only_empty_and_converted_inputs_take_the_same_way(small: Path) -> None:
-    """A call looks at arrays in a quick way first, which these do not fit."""
+    """A call first tries a quick check of the arrays, which these arrays do not pass."""
     x, mask = example_inputs()
     with load(small) as model:
         check(model(frozen(x.copy()), mask), x, mask)

@@ -1,4 +1,4 @@
-"""What is read from a library without loading it, and that damage of any loaded byte is seen."""
+"""Reading a library without loading it, and seeing damage of any loaded byte."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def test_the_metadata_is_read_and_nothing_is_run(
 
 
 def test_every_damaged_byte_of_the_loaded_part_is_seen(small: Path, tmp_path: Path) -> None:
-    """Headers, code, tables, metadata; not the section headers and the weights, with which no
-    process can die."""
+    """Headers, code, tables and metadata. Section headers and weights are left out, because damage
+    there cannot make a process die.
+    """
     data = small.read_bytes()
     rng = random.Random(0)
     metadata = data.index(b'{"target": "test"')
@@ -81,7 +82,7 @@ def test_no_digest_no_regular_file_no_such_name(small: Path, tmp_path: Path) -> 
 def test_what_a_file_was_to_be_is_what_its_error_names(
     small: Path, tmp_path: Path, kept: int
 ) -> None:
-    """The name says it, or the one who reads."""
+    """The kind of file comes from its name or from the reader."""
     for name in ("m.so", "m.bundle"):
         (tmp_path / name).write_bytes(small.read_bytes()[:kept])
     compiles, candidates = r"gtco compile|compile the model", "'gtco candidates'"

@@ -1,5 +1,5 @@
-"""Small artifacts with kernels written in C, for the tests of the runtime; and the first test: they
-compute right.
+"""Small artifacts with kernels written in C, for the tests of the runtime. The first test checks
+that they compute right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 96, 40
 ARENA = ROWS * COLUMNS * 4
 
 # y = relu(x * scale + mask), total = sum of rows of y: rows are tasks, the last step has one. The
-# workspace is really used, every buffer's alignment is checked, and the first step records in the
+# steps use the workspace and check the alignment of every buffer. The first step records in the
 # arena what a thread must not see twice.
 KERNELS = """
 #include <stdint.h>
@@ -52,7 +52,7 @@ SCALE = np.linspace(-1, 2, COLUMNS, dtype=np.float32)
 
 
 def compile_kernels(source: str, folder: Path) -> bytes:
-    """The ELF object of C kernels."""
+    """The ELF object of the C kernels."""
     (folder / "kernels.c").write_text(source)
     subprocess.run(
         [c_compiler(), "-O2", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"],
@@ -139,7 +139,9 @@ void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
 
 
 def some_tasks(source: str, folder: Path, tasks: int = 8) -> Path:
-    """The library of a model of one step, ``slow``, with so many tasks of an element each."""
+    """The library of a model with one step, ``slow``, which has so many tasks of one element
+    each.
+    """
     artifact = small_artifact(
         compile_kernels(source, folder),
         inputs=(TensorSpec("x", "float32", (tasks,)),),

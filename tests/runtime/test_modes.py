@@ -1,5 +1,5 @@
-"""The floating-point mode (MXCSR): a run neither depends on the caller's nor changes it, and
-denormal numbers count as zero on every thread.
+"""The floating-point mode (MXCSR). A run does not depend on the caller's mode and does not change
+it, and denormal numbers count as zero on every thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gtco.support.options import c_compiler
 from tests.runtime.test_models import compile_kernels, small_artifact
 
 TASKS = 64
-# A task per row: the mode it runs in, then arithmetic that differs between modes, or traps.
+# One task for each row: the mode that it runs in, then arithmetic that traps or differs by mode.
 KERNEL = """
 #include <stdint.h>
 #include <time.h>
@@ -48,7 +48,7 @@ ANSWER = np.array(
     [0x9F80 | 0x40, np.float32(1) / np.float32(3), np.inf, 0, 0, np.nan, np.inf, 1e-40], np.float32
 )
 
-# Runs a model in the mode that is given, and tells the mode afterwards.
+# Runs a model in the given mode, and tells the mode afterwards.
 CALLER = """
 #include <xmmintrin.h>
 typedef int (*run)(void*, void*, void*);
@@ -96,7 +96,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def run(caller: Any, model: Model, mode: int) -> tuple[np.ndarray, int]:
-    """The outputs of a run whose caller is in ``mode``, and its mode afterwards."""
+    """The outputs of a run whose caller is in ``mode``, and the caller's mode after it."""
     x = np.tile(VALUES, (TASKS, 1))
     y = np.zeros_like(x)
     after = ctypes.c_uint()
@@ -112,7 +112,7 @@ def run(caller: Any, model: Model, mode: int) -> tuple[np.ndarray, int]:
 @pytest.mark.parametrize("name", MODES)
 def test_every_thread_runs_in_one_mode(modes: Path, caller: Any, name: str, threads: int) -> None:
     with load(modes, threads) as model:
-        for _ in range(2):  # workers that have just started, and that have run before
+        for _ in range(2):  # workers that have just started, then workers that ran before
             y, after = run(caller, model, MODES[name])
             assert after == MODES[name], f"the caller's mode came back as {after:#x}"
             np.testing.assert_array_equal(y, np.tile(ANSWER, (TASKS, 1)))

@@ -1,4 +1,4 @@
-"""gtco.load and Model: tensors in and out, errors that name the fix."""
+"""gtco.load and Model: tensors as inputs and outputs, and errors that name the fix."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def unaligned(array: np.ndarray, by: int) -> np.ndarray:
-    """A copy whose data begins `by` bytes after a multiple of 64."""
+    """A copy whose data begins ``by`` bytes after a multiple of 64."""
     buffer = np.empty(array.nbytes + 128, np.uint8)
     start = -buffer.ctypes.data % 64 + by
     copy = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -79,7 +79,7 @@ def test_strided_unaligned_and_read_only_inputs(small: Path) -> None:
 
 
 def c_run(model, inputs: list[int | None], outputs: list[int | None]) -> tuple[int, str]:  # type: ignore[no-untyped-def]
-    """gtco_run with these addresses; the status and the message."""
+    """Calls gtco_run with these addresses; gives the status and the message."""
     library, handle = model._library, model._handle
     arrays = [(ctypes.c_void_p * len(a))(*a) for a in (inputs, outputs)]
     status = library.run(handle, *arrays)
@@ -98,7 +98,7 @@ def test_c_pointers_of_any_alignment(small: Path, by: int) -> None:
         ) == (0, "")
     check((y, total), x, mask)
     start = y.ctypes.data - guard.ctypes.data
-    np.testing.assert_array_equal(guard[:start], before[:start])  # nothing around it is written
+    np.testing.assert_array_equal(guard[:start], before[:start])  # nothing is written around it
     np.testing.assert_array_equal(guard[start + y.nbytes :], before[start + y.nbytes :])
 
 
@@ -115,7 +115,7 @@ def test_c_bad_pointers_are_errors(small: Path) -> None:
         assert status == 1 and "output 'y' overlaps 'x'" in message
         status, message = c_run(model, good, [y.ctypes.data, y.ctypes.data + 640])
         assert status == 1 and "output 'total' overlaps 'y'" in message
-        assert c_run(model, good, [y.ctypes.data, total.ctypes.data]) == (0, "")  # still in order
+        assert c_run(model, good, [y.ctypes.data, total.ctypes.data]) == (0, "")  # still usable
         assert model._library.run(model._handle, None, None) == 1
 
 
@@ -143,7 +143,7 @@ def test_torch_in_torch_out(small: Path) -> None:
 
 
 def test_a_tensor_that_stands_for_the_negative_of_its_memory(small: Path) -> None:
-    """DLPack knows nothing of torch's negative bit, which ``z.conj().imag`` has."""
+    """DLPack does not know torch's negative bit, which ``z.conj().imag`` has."""
     torch = pytest.importorskip("torch")
     x, mask = example_inputs()
     given = torch.complex(torch.zeros(x.shape), -torch.from_numpy(x)).conj().imag
@@ -247,7 +247,7 @@ def test_imports_nothing_heavy(small: Path) -> None:
 
 
 def test_bfloat16_tensors_need_nothing_imported_before() -> None:
-    """numpy knows the type's name only where ml_dtypes is imported."""
+    """numpy knows the type's name only after ml_dtypes is imported."""
     code = (
         "from gtco.runtime.plan import TensorSpec; from gtco.runtime.tensors import aligned_empty\n"
         "x = aligned_empty(TensorSpec('x', 'bfloat16', (2, 3)))\n"
@@ -293,7 +293,7 @@ print("done")
 
 
 def test_the_run_time_half_needs_numpy_alone(small: Path) -> None:
-    """As after ``pip install --no-deps gtco numpy``."""
+    """The state after ``pip install --no-deps gtco numpy``."""
     script = WITH_NUMPY_ALONE.replace("PATH", repr(str(small)))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY

@@ -1,5 +1,5 @@
-"""gtco.load of what may not open: instructions that the CPU lacks, files that are no models, lost,
-moved or rewritten weights.
+"""gtco.load of files that may not open: instructions that the CPU lacks, files that are no models,
+and weights that are lost, moved or rewritten.
 """
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
@@ -38,7 +38,7 @@ def test_lacking_instructions_are_named_at_open(kernels: bytes, tmp_path: Path) 
 
 
 def test_present_instructions_are_found(kernels: bytes, tmp_path: Path) -> None:
-    """Against the kernel's own list, for what both name alike."""
+    """Compared with the kernel's own list, for the instruction sets that both name alike."""
     flags = next(
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")
     )
@@ -151,7 +151,7 @@ def test_weights_file_lost_cut_or_swapped(kernels: bytes, tmp_path: Path) -> Non
 
 
 def test_compiled_again_to_the_same_path(kernels: bytes, tmp_path: Path) -> None:
-    """The loader knows libraries by name, so the second must not come back as the first."""
+    """The loader knows libraries by name; the second library must not give the first one again."""
     x, mask = example_inputs()
     first = load(write_artifact(small_artifact(kernels), tmp_path / "m.so"))
     doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))
@@ -173,7 +173,7 @@ def test_save(kernels: bytes, tmp_path: Path, limit: int) -> None:
             model.save(tmp_path / "deep" / "copy.so")
         (tmp_path / "deep").mkdir()
         saved = model.save(tmp_path / "deep" / "copy.so")
-    assert not source.exists()  # a temporary model takes its folder with it
+    assert not source.exists()  # a temporary model removes its folder
     names = {p.name for p in saved.parent.iterdir()}
     weights = weights_beside(saved)
     assert len(weights) == (limit == 0)

@@ -1,4 +1,4 @@
-"""The arena planner: what lives at once never overlaps, and memory is used again."""
+"""The arena planner: tensors that live at once never overlap, and memory is used again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_total_lies_between_the_live_sum_and_the_sum_of_all(
 
 @given(st.integers(1, 10_000), st.integers(3, 40))
 def test_a_chain_takes_the_room_of_two(nbytes: int, steps: int) -> None:
-    """Tensor i is made at step i and read at step i + 1: two live at once."""
+    """Tensor i is made at step i and read at step i + 1, so two tensors live at once."""
     _, total = plan_arena([(nbytes, step, step + 1) for step in range(steps)])
     assert total == 2 * aligned(nbytes)
 
@@ -58,7 +58,9 @@ def test_equal_tensors_that_live_at_once_get_places_of_their_own() -> None:
 
 
 def test_the_smallest_gap_that_fits_is_taken() -> None:
-    """100 bytes fit into the gaps of 256 and of 128 that the short-lived leave: the latter."""
+    """The short-lived tensors leave gaps of 256 and of 128 bytes. 100 bytes fit in both, and go
+    into the gap of 128.
+    """
     tensors = [(1024, 0, 9), (512, 0, 9), (256, 0, 1), (192, 0, 9), (128, 0, 1), (128, 0, 9)]
     offsets, total = plan_arena([*tensors, (100, 5, 6)])
     assert offsets[-1] == offsets[4]

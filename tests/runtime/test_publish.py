@@ -1,4 +1,4 @@
-"""How a compiled model's files come under their final names: whole, whatever interrupts."""
+"""How a compiled model's files get their final names: all of them or none, whatever interrupts."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def pair(kernels: bytes, folder: Path) -> None:
-    """one.so with its weights beside it, two.so with other weights inside."""
+    """one.so has its weights beside it; two.so has other weights inside."""
     write_artifact(small_artifact(kernels), folder / "one.so", weights_inside_limit=0)
     doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)), name="two")
     write_artifact(doubled, folder / "two.so")
@@ -42,7 +42,7 @@ def kill_again_and_again(kernels: bytes, folder: Path, seconds: float, seed: int
     assert done.returncode == 0, done.stdout + done.stderr
     kills, one, two = map(int, done.stdout.split())
     assert kills == one + two >= 20 and one and two
-    # what the killed ones left behind is gone with the next
+    # the next run removes what the killed ones left behind
     out = folder / "out"
     assert {p.name for p in out.iterdir()} == {"m.so", "m.h", weights_beside(out / "m.so")[0].name}
 
@@ -66,7 +66,7 @@ def test_an_error_at_every_step_leaves_the_older_one(
     old_inside: bool,
     new_inside: bool,
 ) -> None:
-    """Each rename fails in its turn: the older set opens, and nothing else is there."""
+    """Each rename fails in its turn. The older set opens, and no other file is there."""
     path = tmp_path / "m.so"
     write_artifact(small_artifact(kernels), path, weights_inside_limit=10**9 * old_inside)
     before = {p.name for p in tmp_path.iterdir()}
@@ -93,9 +93,9 @@ def test_an_error_at_every_step_leaves_the_older_one(
 def test_everything_is_on_the_disk_before_it_has_its_name(
     kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a loss of power may undo is the last step alone: every file is flushed before the first
-    rename, the folder between the others' renames and the library's, and again before the older
-    library's weights go.
+    """A loss of power may undo only the last step. Every file is flushed before the first rename.
+    The folder is flushed between the other files' renames and the library's, and again before the
+    older library's weights are removed.
     """
     path = tmp_path / "m.so"
     write_artifact(small_artifact(kernels), path, weights_inside_limit=0)
@@ -136,8 +136,9 @@ def test_everything_is_on_the_disk_before_it_has_its_name(
 def test_a_folder_that_cannot_be_flushed(
     kernels: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that cannot flush folders is no reason to refuse; a file that cannot be written
-    is."""
+    """A file system that cannot flush folders is accepted; a file that cannot be written is an
+    error.
+    """
     path = tmp_path / "m.so"
     write_artifact(small_artifact(kernels), path)
     before = path.read_bytes()
@@ -176,7 +177,9 @@ def test_a_leftover_goes_and_a_living_one_stays(kernels: bytes, tmp_path: Path) 
 
 
 def test_two_at_once_to_one_path(kernels: bytes, tmp_path: Path) -> None:
-    """Neither takes the other's weights for stale ones; whoever loads meanwhile gets a model."""
+    """Neither takes the other's weights for stale ones. A process that loads meanwhile gets a
+    model.
+    """
     pair(kernels, tmp_path)
     write_artifact(
         small_artifact(kernels, weights=((0, np.zeros(1)), (64, 3 * SCALE))),
@@ -215,7 +218,7 @@ def test_a_path_through_a_symlink(kernels: bytes, tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_the_file_as_it_is_now(kernels: bytes, tmp_path: Path) -> None:
-    """Also where another compile has replaced it since it was opened."""
+    """This also holds if another compile has replaced it since it was opened."""
     path = write_artifact(small_artifact(kernels), tmp_path / "m.so", weights_inside_limit=0)
     with load(path) as model:
         doubled = small_artifact(kernels, weights=((0, np.zeros(1)), (64, 2 * SCALE)))

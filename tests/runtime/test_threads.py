@@ -1,4 +1,6 @@
-"""Threads of a library: how many, who gets which task; handles and calls side by side; forks."""
+"""The threads of a library: how many there are, which one gets which task, handles and calls side
+by side, and forks.
+"""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from tests.runtime.test_module import REPOSITORY, c_run
 
 
 def on_threads(count: int, work: Callable[[int], None]) -> None:
-    """The work on so many threads at once, each given its number; what one raises is raised."""
+    """Runs the work on so many threads at once, and gives each its number. An exception of one of
+    them is raised here.
+    """
     with ThreadPoolExecutor(count) as threads:
         for done in [threads.submit(work, number) for number in range(count)]:
             done.result()
@@ -81,14 +85,14 @@ void slow(void* x, void* y, void* w, int64_t begin, int64_t end) {
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_tasks_are_shared_out(threads: int, tmp_path: Path) -> None:
-    """A task waits (up to five minutes) until as many have begun as there are threads: all of them
-    end only where every thread works at once, and does as many of the 8 as the others.
+    """A task waits (up to five minutes) until as many tasks have begun as there are threads. So all
+    tasks end only if every thread works at once, and each does the same number of the 8.
     """
     x = np.full(8, threads, np.float32)
     with load(some_tasks(WAVES, tmp_path), threads) as model:
         for _ in range(3):
             np.testing.assert_array_equal(model(x), np.ones(8, np.float32))
-            time.sleep(0.02)  # the workers may fall asleep, or not
+            time.sleep(0.02)  # the workers may fall asleep or stay awake
 
 
 COUNTS = """
@@ -186,7 +190,7 @@ def test_number_of_threads(kernels: bytes, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ArtifactError, match=f"GTCO_NUM_THREADS is '{bad}'"):
             load(path)
     monkeypatch.delenv("GTCO_NUM_THREADS")
-    for wrong in (-1, 1025, 2**32 + 1, "2", 1.5, None):  # the third is 1 to C
+    for wrong in (-1, 1025, 2**32 + 1, "2", 1.5, None):  # C would read the third as 1
         with pytest.raises(OptionError, match=r"threads=.* a whole number from 0 to 1024"):
             load(path, wrong)  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match="num_threads is -1"):
@@ -201,14 +205,14 @@ def test_default_threads_follow_the_affinity_mask(small: Path) -> None:
         os.sched_setaffinity(0, {min(allowed)})
         with load(small) as model:
             assert model.threads == 1
-        with load(small, 2) as model:  # more threads than CPUs still end
+        with load(small, 2) as model:  # a run with more threads than CPUs still ends
             check(model(*example_inputs()), *example_inputs())
     finally:
         os.sched_setaffinity(0, allowed)
 
 
 def test_no_thread_is_an_error(small: Path) -> None:
-    """A thread's stack takes 8 MB of address space, of which 1 GB more is allowed."""
+    """A thread's stack takes 8 MB of address space; 1 GB more is allowed."""
     script = (
         "import resource, numpy\n"
         "from gtco.support.errors import ArtifactError\n"
@@ -229,8 +233,9 @@ def test_no_thread_is_an_error(small: Path) -> None:
 
 
 def workers_seconds(handles: int) -> dict[str, int]:
-    """The nanoseconds on a CPU so far of each thread of ``handles`` models of two threads; read
-    once all of them sleep."""
+    """The nanoseconds on a CPU so far, for each worker thread of ``handles`` models of two threads;
+    read once all of them sleep.
+    """
     while True:
         states, spent = [], {}
         for task in Path("/proc/self/task").iterdir():

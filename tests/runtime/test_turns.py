@@ -1,5 +1,5 @@
-"""A CPU that another process shares: no task is begun that the scheduler's next tick would find
-under way (csrc/turns.c), and results beside such a process are right.
+"""A CPU that another process shares (csrc/turns.c): no task begins if the scheduler's next tick
+would come before its end. Results beside such a process are right.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gtco.runtime.table import CSRC
 from gtco.support.options import c_compiler
 from tests.runtime.test_models import compile_kernels, small_artifact
 
-COARSE = 6  # CLOCK_MONOTONIC_COARSE, which moves at ticks
+COARSE = 6  # CLOCK_MONOTONIC_COARSE, which advances at ticks
 SETTLING = 50_000  # SETTLING_NS of turns.c
 
 
 class Turns(ctypes.Structure):
-    """gtco_turns"""
+    """The struct ``gtco_turns`` of csrc/turns.h."""
 
     _fields_ = (
         ("switches", ctypes.c_long),
@@ -59,13 +59,13 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> Any:
     dll.gtco_tick_ns.restype = ctypes.c_int64
     assert dll.gtco_tick_ns() == 0
     watch = (ctypes.c_int64 * 2)()
-    while dll.gtco_tick_ns() == 0:  # until this process is not away when a tick comes
+    while dll.gtco_tick_ns() == 0:  # until this process runs when a tick comes
         dll.gtco_watch_ticks(ctypes.addressof(watch), time.monotonic_ns())
     return dll
 
 
 def shared(turns: Any, ago: int) -> Turns:
-    """What a thread knows whose CPU was taken away every ``ago`` nanoseconds."""
+    """The state of a thread whose CPU was taken away every ``ago`` nanoseconds."""
     now = time.monotonic_ns()
     state = Turns()
     for _ in range(4):
@@ -75,14 +75,14 @@ def shared(turns: Any, ago: int) -> Turns:
 
 
 def test_a_cpu_counts_as_shared_when_it_is_taken_often(turns: Any) -> None:
-    assert shared(turns, 10**9).until_ns == 0  # a kernel thread, now and then
+    assert shared(turns, 10**9).until_ns == 0  # only a kernel thread, now and then
     state = shared(turns, 4_000_000)
     assert state.switches >= 0 and state.until_ns > state.switched_ns
 
 
 @pytest.mark.parametrize("task", [0, 1_000, 200_000])
 def test_tasks_that_end_before_the_next_tick(turns: Any, task: int) -> None:
-    """Over three ticks, in steps of 10 us: the number of tasks falls until none fits, then there is
+    """Over three ticks, in steps of 10 us: the number of tasks falls until none fits. Then there is
     a pause around the tick.
     """
     tick = turns.gtco_tick_ns()
@@ -100,7 +100,7 @@ def test_tasks_that_end_before_the_next_tick(turns: Any, task: int) -> None:
     assert 2 <= len(ticks) <= 4
     for a, b in pairwise(ticks):
         assert abs((b - a) * 10_000 - tick) <= 10_000
-        if task:  # from the tick on the time that is left, in tasks
+        if task:  # the time that is left, in tasks, falls after the tick
             assert counts[a] <= (tick - SETTLING) // task
             assert counts[a] > counts[(a + b) // 2] > 0
 
@@ -139,7 +139,7 @@ void sum(float* x, float* y, void* w, int64_t begin, int64_t end) {
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two CPUs")
 def test_right_beside_a_process_that_spins(tmp_path: Path) -> None:
-    """Long steps, steps of one task, and a second of it, so that the threads notice."""
+    """Long steps and steps of one task, for a second, so that the threads notice."""
     arena = [BufferRef("arena", 256 * i) for i in range(3)]
     steps = (
         Step("each", (BufferRef("input", 0), arena[0]), 64),
