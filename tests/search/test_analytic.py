@@ -1,4 +1,4 @@
-"""The analytic policy: Helix's equations on numbers reckoned by hand, and what it picks."""
+"""The analytic policy: Helix's equations on numbers computed by hand, and what the policy picks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ L1, L2, DRAM = Stream(50, 100), Stream(50, 5_000), Stream(50, 1 << 30)
 
 
 def policy(threads: int = 1) -> AnalyticPolicy:
-    """``unit`` runs 2 operations a second."""
+    """A policy whose ``unit`` runs 2 operations a second."""
     return AnalyticPolicy(replace(TOY, cores=threads), RateTable(TOY, (("unit", 2.0),)))
 
 
@@ -37,7 +37,7 @@ def on_cores(name: str, cores: int) -> AnalyticPolicy:
 
 
 def seconds(*layers: Layer, work: float = 6.0, threads: int = 1, **more: object) -> float:
-    """Without the launch."""
+    """The seconds of the workload, without the launch."""
     given = Workload("unit", work, layers, 0.0, **more)  # type: ignore[arg-type]
     return policy(threads).seconds(given) - LAUNCH
 
@@ -48,14 +48,16 @@ def test_level_0_is_the_tables() -> None:
 
 
 def test_a_working_set_lies_in_the_first_level_that_holds_it() -> None:
-    """Eq. 1; a quarter of each cache is left to others."""
+    """Eq. 1; a quarter of each cache is left to other data."""
     sizes = {750: "L1", 751: "L2", 7_500: "L2", 75_000: "L3", 75_001: "DRAM"}
     assert {s: policy().source(Stream(1, s)).name for s in sizes} == sizes
     assert policy().source(Stream(1, 10, memory="DRAM")).name == "DRAM"
 
 
 def test_each_core_keeps_its_share_in_its_own_cache() -> None:
-    """What all share holds the whole of it, for there the other cores' shares lie too."""
+    """A cache that all cores share holds the whole working set, because the shares of all cores lie
+    in it.
+    """
     own = MemoryLevel("L1", 1000, 1.0, 1.0), MemoryLevel("L2", 9000, 1.0, 1.0)
     shared = MemoryLevel("L3", 20_000, 1.0, 1.0, shared=True)
     memory = (*own, shared, MemoryLevel("DRAM", 1 << 40, 1.0, 1.0, shared=True))
@@ -70,7 +72,7 @@ def test_each_core_keeps_its_share_in_its_own_cache() -> None:
 
 
 def test_bytes_at_the_levels_bandwidth() -> None:
-    """Eq. 2; cores share the memory, not the caches."""
+    """Eq. 2; cores share the memory, but not the caches."""
     assert policy().transfer(L1, 1) == pytest.approx(0.5)
     assert policy().transfer(L2, 3) == pytest.approx(1.0)
     assert policy().transfer(DRAM, 1) == pytest.approx(5.0)
@@ -79,8 +81,8 @@ def test_bytes_at_the_levels_bandwidth() -> None:
 
 
 def test_what_passes_between_cores() -> None:
-    """It comes at its own rate, and of a working set in the cache that all share, what their own
-    caches hold comes out of these. One core hands nothing over.
+    """Such bytes come at their own rate. If the working set is in the cache that all cores share,
+    the part that fits in the cores' own caches comes from those. A single core hands nothing over.
     """
     given = (("L2", 10.0), ("L3", 16.0), ("DRAM", 8.0))
 
@@ -90,7 +92,7 @@ def test_what_passes_between_cores() -> None:
         return chooser.transfer(Stream(400, resident, handed=True), cores)
 
     assert price(100, 4) == price(5_000, 4) == pytest.approx(400 / 10)
-    held = 4 * 10_000 / 50_000  # of L3's, in four caches of 10 KB
+    held = 4 * 10_000 / 50_000  # the part of L3's bytes that lies in four caches of 10 KB
     assert price(50_000, 4) == pytest.approx(400 * (held / 10 + (1 - held) / 16))
     far = 4 * 10_000 / 100_000
     assert price(100_000, 3) == pytest.approx(400 * (far / 10 + (1 - far) * 3 / 8))
@@ -100,7 +102,7 @@ def test_what_passes_between_cores() -> None:
 
 
 def test_between_cores_where_nothing_was_measured() -> None:
-    """By the innermost level that they share, or slower where a cache is."""
+    """The rate is that of the innermost level that the cores share, or of a slower cache."""
     rates = RateTable(TOY)
     assert [rates.handover(level) for level in MEMORY] == [20.0, 20.0, 20.0, 10.0]
 
@@ -111,19 +113,19 @@ def test_short_runs_wait_for_each_line() -> None:
 
 
 def test_loads_hide_behind_computing() -> None:
-    """Eq. 5: the first load and its latency, then the longer of loading and computing, then the
-    last computing, and a store each time.
+    """Eq. 5: the first load with its latency, then the longer of loading and computing for each
+    step, then the last computing, and a store each time.
     """
     store = Stream(20, 100)
     step = 3.0 + (1 - HIDDEN) * 1.0
     wanted = (1.0 + 2.0) + (5 - 1) * step + 3.0 + 5 * 0.2
     assert seconds(Layer(5, (L2,), (store,))) == pytest.approx(wanted)
-    slow = 5.0 + (1 - HIDDEN) * 3.0  # memory is the longer
+    slow = 5.0 + (1 - HIDDEN) * 3.0  # memory takes longer
     assert seconds(Layer(5, (DRAM,))) == pytest.approx(5.0 + 20.0 + 4 * slow + 3.0)
 
 
 def test_the_barrier_is_the_tables() -> None:
-    """It is in every stage and every floor."""
+    """The barrier counts in every stage and in every floor."""
     table = RateTable(TOY, (("unit", 2.0),), launch=0.25)
     chooser = AnalyticPolicy(replace(TOY, cores=1), table)
     work = Workload("unit", 6.0, (Layer(5, (L2,)),), 0.0)
@@ -135,7 +137,7 @@ def test_the_barrier_is_the_tables() -> None:
 
 
 def test_work_beside_belongs_to_every_iteration() -> None:
-    """It hides loads as the rest does, and goes at its own rate."""
+    """It hides loads as the other work does, and has its own rate."""
     table = RateTable(TOY, (("unit", 2.0), ("other", 4.0)))
     chooser = AnalyticPolicy(replace(TOY, cores=1), table)
     beside = (Extra("other", 2.0, 4.0),)  # 2 seconds an iteration
@@ -216,7 +218,7 @@ def test_default_rates() -> None:
     ports, hertz = machine.fma_ports, machine.frequency
     full = 0.98 * ports * hertz
     assert default_rate(machine, "fma:12x2") == pytest.approx(full)
-    # one accumulator waits four cycles for itself
+    # one accumulator waits four cycles for its own result
     assert default_rate(machine, "fma:1x1") == pytest.approx(0.98 * hertz / 4)
     assert {default_rate(machine, name) for name in ("fma", *WORK)} == {ports * hertz}
     table = RateTable(machine, (("fma:1x1", 5.0),))
@@ -260,7 +262,7 @@ EPILOGUES = ((), ("relu",), ("gelu", "exp"))
 
 
 def around(m: int, k: int, n: int, before: tuple[str, ...], behind: tuple[str, ...]) -> Stage:
-    """A product of m x k and k x n between other operators, B constant."""
+    """A product of m x k and k x n between other operators; B is constant."""
     types = {"w": TensorType((k, n)), "g": TensorType((k,)), "h": TensorType((k,))}
     ops: list[Operator] = []
 
@@ -298,8 +300,8 @@ def around(m: int, k: int, n: int, before: tuple[str, ...], behind: tuple[str, .
 def test_what_stages_share_of_a_ranking_changes_no_price(
     sizes: tuple[int, int, int], threads: int, asked: list[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> None:
-    """One policy ranks stages around the same product: each gets the config that the full price of
-    every candidate, epilogue apart, gives it, whichever was asked for before.
+    """One policy ranks several stages around the same product. Each gets the config that has the
+    best full price among all candidates (epilogue apart), whichever stage came before.
     """
     chooser = on_cores("x86-64-v4", threads)
     for before, behind in asked:
@@ -321,7 +323,7 @@ def test_what_stages_share_of_a_ranking_changes_no_price(
 @pytest.mark.parametrize("before", PROLOGUES)
 @pytest.mark.parametrize(("m", "k", "n"), [(197, 768, 64), (49, 1500, 33), (1, 64, 7)])
 def test_overlapping_never_costs(m: int, k: int, n: int, before: tuple[str, ...]) -> None:
-    """By equation 5, so the policy looks at no other option."""
+    """This follows from equation 5, so the policy looks at no other option."""
     chooser = on_cores("x86-64-v4", 2)
     for sketch in sketches(around(m, k, n, before, ()), chooser.target):
         price = {c: chooser.seconds(sketch.workload(c)) for c in configs(sketch)}
@@ -340,7 +342,7 @@ def test_a_large_product_uses_every_thread() -> None:
     best = on_cores("x86-64-v4", 4).choose(stage)
     assert best is not None
     tasks = prod(layer.parallel for layer in best.sketch.workload(best.config).layers)
-    assert tasks >= 4 and tasks / (4 * ceil(tasks / 4)) > 0.8  # and leaves none of them idle
+    assert tasks >= 4 and tasks / (4 * ceil(tasks / 4)) > 0.8  # no core is idle
 
 
 def test_predictions_grow_with_the_problem() -> None:
@@ -352,7 +354,7 @@ def test_predictions_grow_with_the_problem() -> None:
 
 
 def test_no_sketch_no_time() -> None:
-    """Two softmaxes in a row have no kernel as one stage; each alone has."""
+    """Two softmaxes in a row have no kernel as one stage; each of them alone has one."""
     shape = TensorType((4, 8))
     axis = make_attrs(axis=1)
     first = Operator("softmax", ("x",), "a", shape, axis)
@@ -371,7 +373,7 @@ def test_no_sketch_no_time() -> None:
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_no_stage_is_cheaper_than_the_floor_of_its_operators(name: str, threads: int) -> None:
-    """What lets the fusion search leave a stage unpriced."""
+    """Because of this the fusion search may leave a stage unpriced."""
     chooser = on_cores(name, threads)
 
     def check(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""What stands between two stages, timed by the C runtime's own pool."""
+"""The barrier between two stages, timed by the thread pool of the C runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gtco.support.errors import BuildError
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_seconds_beyond_the_tasks(threads: int) -> None:
-    """However busy the machine: more threads than cores is slow, and never a hang."""
+    """This holds on a busy machine too. More threads than cores are slow, but never hang."""
     seconds = barrier_seconds(threads, 2)
     assert math.isfinite(seconds) and seconds >= 0
 
@@ -35,8 +35,8 @@ def test_no_threads() -> None:
 
 @pytest.mark.parametrize(("threads", "tasks", "steps"), [(1, 1, 2), (2, 16, MOST_STEPS), (5, 8, 6)])
 def test_steps_that_read_what_the_step_before_wrote(threads: int, tasks: int, steps: int) -> None:
-    """Each adds 1 to all of its input, in turns from one buffer to the other; the first run is not
-    counted.
+    """Each step adds 1 to its whole input, alternately from one buffer to the other. The first run
+    is not counted.
     """
     machine = detect()
     size = tasks * 4 * machine.lanes
@@ -68,7 +68,7 @@ def test_memory_is_read_or_copied_whole(threads: int, tasks: int) -> None:
 
 
 def test_runs_end_with_their_time() -> None:
-    """One is made in any case; a million would take minutes."""
+    """One run is made in any case; a million would take minutes."""
     x, y = aligned(1024), aligned(1024)
     assert barrier_seconds(1, 1_000_000, 0.0) >= 0
     assert memory_seconds(1, 1, x, y, 1_000_000, 0.0) > 0

@@ -1,4 +1,5 @@
-"""The learned cost model: what it makes of few and of many trials, and how its quality is counted.
+"""The learned cost model: what it learns from few and from many trials, and how its quality is
+computed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MISSES = NAMES.index("beyond_2")
 
 
 def examples(n: int, stages: int = 3, seed: int = 0) -> list[Example]:
-    """Programs whose time is what the analytic policy predicts, times what it does not see: bytes
-    from beyond L2. Stages differ in scale by orders of magnitude.
+    """Programs whose time is the analytic policy's prediction times something that the policy does
+    not see: bytes from beyond L2. The scales of the stages differ by orders of magnitude.
     """
     random = np.random.default_rng(seed)
     found = []
@@ -43,7 +44,7 @@ def examples(n: int, stages: int = 3, seed: int = 0) -> list[Example]:
 
 
 def ranked(model: CostModel, held_out: list[Example]) -> list[float]:
-    """Share of pairs in the right order, stage by stage."""
+    """The share of pairs in the right order, stage by stage."""
     shares = []
     for stage in dict.fromkeys(e.stage for e in held_out):
         mine = [e for e in held_out if e.stage == stage]
@@ -53,7 +54,7 @@ def ranked(model: CostModel, held_out: list[Example]) -> list[float]:
 
 
 def test_it_learns_what_the_analytic_price_does_not_see() -> None:
-    """On programs that it was not shown, and on stages that it was not shown."""
+    """On programs and on stages that it did not see in training."""
     model = CostModel()
     held_out = examples(40, seed=1)
     before = ranked(model, held_out)
@@ -91,7 +92,7 @@ def test_a_seed_says_all() -> None:
 
 
 def test_throughput_is_over_the_stages_best() -> None:
-    """Whatever the unit of a stage's times."""
+    """The unit of a stage's times does not matter."""
     made = examples(3, stages=2)
     wanted = throughputs(made)
     assert (wanted[:3].max(), wanted[3:].max()) == (1.0, 1.0) and (wanted > 0).all()
@@ -111,7 +112,7 @@ def test_quality_of_a_ranking() -> None:
 
 
 def test_held_out_programs_are_not_known() -> None:
-    """Times that follow from nothing are ranked by chance, whatever the model has seen of them."""
+    """Random times are ranked by chance, whatever else the model has seen."""
     random = np.random.default_rng(3)
     made = examples(60)
     for price, model in held_out(made).values():

@@ -1,5 +1,5 @@
-"""Evolutionary search: it finds the optimum of spaces where that is known, within a budget, and a
-seed says all.
+"""Evolutionary search finds the optimum of spaces where it is known, within a budget. The same seed
+gives the same search.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = 16
 
 @dataclass(frozen=True)
 class Hills:
-    """Four numbers, the last one's options depending on the first."""
+    """Four numbers; the options of the last one depend on the first."""
 
     name: str = "hills"
 
@@ -47,7 +47,7 @@ def hills(*names: str) -> Space:
 
 
 def height(config: Config) -> float:
-    """The best is a=3, b=12, c=7, d=10; ``a`` and ``b`` only help together."""
+    """The best is a=3, b=12, c=7, d=10; ``a`` and ``b`` help only together."""
     c = config.by_name
     a, b = abs(int(c["a"]) - 3), abs(int(c["b"]) - 12)
     return -(a * b + a + b + abs(int(c["c"]) - 7) + abs(int(c["d"]) - 10))
@@ -59,7 +59,7 @@ def heights(configs: Sequence[Config]) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_optimum_is_found_within_a_budget_of_trials(seed: int) -> None:
-    """Rounds of eight, each from what was best before: within 160 of 65536 configs."""
+    """Rounds of eight, each starting from the best so far: within 160 of 65536 configs."""
     space, rng, measured = hills(), Random(seed), dict[Config, float]()
     while max(measured.values(), default=-inf) < 0:
         best = sorted(measured, key=lambda config: -measured[config])[:6]
@@ -76,7 +76,7 @@ def test_a_seed_says_all() -> None:
 
 
 def test_what_has_no_program_is_never_proposed() -> None:
-    """The sketch that scores -inf everywhere, though it is most of what is drawn."""
+    """One sketch scores -inf everywhere, although most configs that are drawn are its own."""
 
     def score(configs: Sequence[Config]) -> list[float]:
         return [height(c) if c.sketch == "hills" else -inf for c in configs]
@@ -87,7 +87,7 @@ def test_what_has_no_program_is_never_proposed() -> None:
 
 
 def test_a_share_is_drawn_blindly() -> None:
-    """However sure the model is: without, the best alone."""
+    """This holds however sure the model is. Without the share, only the best are proposed."""
     sure = evolve(hills(), heights, [], 10, Random(1), epsilon=0.0)
     assert heights(sure) == sorted(heights(sure), reverse=True)
     mixed = evolve(hills(), heights, [], 10, Random(1), epsilon=0.3)
@@ -95,7 +95,7 @@ def test_a_share_is_drawn_blindly() -> None:
 
 
 def test_a_small_space_ends() -> None:
-    """Every config once, and no more than there are."""
+    """Every config comes once, and there are no more than the space has."""
     kind = TensorType((4,), "int64")
     small = make_stage([Operator("relax", ("x",), "y", kind)], {"x": kind}, [])
     space = space_of(small, V4)
@@ -118,8 +118,8 @@ def product(m: int, k: int, n: int) -> Space:
 
 
 def test_a_config_of_a_similar_stage() -> None:
-    """The same choices where they are options, else the nearest number; None where nothing is
-    like it.
+    """The same choices if they are options, otherwise the nearest number; None if nothing is
+    similar.
     """
     one, other, rng = product(197, 192, 768), product(50, 96, 130), Random(0)
     for _ in range(50):
@@ -132,5 +132,7 @@ def test_a_config_of_a_similar_stage() -> None:
     assert adapted(other, Config("gemm", (("tile", "99x9"),))) is None
     said = config_with(one.sketches[0], order="panels")
     before = tuple(choice for choice in said.choices if choice[0] != "order")
-    assert adapted(one, Config("gemm", before)) == said  # written when there was one order
+    assert (
+        adapted(one, Config("gemm", before)) == said
+    )  # it was written when there was only one order
     assert adapted(other, Config("no such sketch")) is None

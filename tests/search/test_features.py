@@ -1,5 +1,5 @@
-"""Features of built programs: what statements count, exactly where the answer is known, and that
-the vector tells programs apart, is finite for every kind of stage and the same everywhere.
+"""Features of built programs. The counts of statements are exact where the answer is known. The
+vector tells programs apart, is finite for every kind of stage, and is the same in every process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def product(m: int, k: int, n: int) -> Stage:
 
 
 def gemm(stage: Stage, **choices: int | str) -> tuple[Space, Config]:
-    """A config of the stage's product, with these choices where they are options."""
+    """A config of the stage's product that has these choices, if they are options."""
     space = space_of(stage, V4)
     chosen: dict[str, int | str] = {"sketch": "gemm"}
     while decision := space.next_decision(chosen):
@@ -51,8 +51,8 @@ def vector(space: Space, config: Config, seconds: float = 1e-5) -> dict[str, flo
 
 @pytest.mark.parametrize(("m", "k", "n", "tile"), [(48, 64, 96, "6x2"), (50, 33, 64, "7x2")])
 def test_what_a_product_computes_and_touches(m: int, k: int, n: int, tile: str) -> None:
-    """Every multiply-add once, in vectors of 16, also where rows are cut into blocks of two
-    heights; all of the operands and of the result.
+    """Every multiply-add counts once, in vectors of 16, also if rows are cut into blocks of two
+    heights. All elements of the operands and of the result are touched.
     """
     space, config = gemm(product(m, k, n), tile=tile, a="direct", kc=k)
     program = space.build(config, "k")
@@ -77,8 +77,8 @@ def test_what_a_product_computes_and_touches(m: int, k: int, n: int, tile: str) 
 
 
 def test_each_decision_shows() -> None:
-    """Prefetching, packing, a smaller block of k, more tasks: other numbers, where one expects
-    them.
+    """Prefetching, packing, a smaller block of k and more tasks each change the expected
+    numbers.
     """
     stage = product(96, 256, 256)
     plain = vector(*gemm(stage, tile="8x2", a="direct", kc=256, prefetch="none"))
@@ -95,7 +95,7 @@ def test_each_decision_shows() -> None:
 
 
 def test_different_programs_have_different_features() -> None:
-    """Of a sample of one stage, no two configs look alike to a model."""
+    """In a sample of one stage, no two configs look the same to a model."""
     space, rng = space_of(product(50, 96, 160), V4), Random(0)
     configs = {space.sample(rng) for _ in range(25)}
     rows = {tuple(vector(space, config).values()) for config in configs}
@@ -104,7 +104,7 @@ def test_different_programs_have_different_features() -> None:
 
 @pytest.mark.parametrize("core", CORES, ids=lambda core: core.__name__)
 def test_every_kind_of_stage_has_finite_features(core: object) -> None:
-    """Any sketch's program, whatever surrounds the operator."""
+    """The program of any sketch, whatever surrounds the operator."""
     seen = 0
     for seed in range(12):
         what = f"{core.__name__}{seed}"  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ def drawn_vectors() -> list[list[float]]:
 
 
 def test_the_same_in_every_process() -> None:
-    """Nothing in the numbers depends on how objects hash."""
+    """The numbers do not depend on the hashes of objects."""
     code = "from tests.search.test_features import drawn_vectors; print(drawn_vectors())"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""A graph of kernels or one persistent kernel: predictions of both follow from the machine."""
+"""A graph of kernels or one persistent kernel: the predictions of both follow from the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gtco.tensor.space import Rejection
 
 H100 = GpuPolicy(GPUS["cuda:h100"])
 WEIGHTS = 8e6  # bytes, which take longer than the loops
-# A product of a block a multiprocessor that reads its weights once, as at batch 1.
+# A product with one block for each multiprocessor that reads its weights once, as at batch 1.
 SMALL = Launch(
     blocks=132,
     threads=256,
@@ -58,7 +58,9 @@ def test_a_step_of_one_kernel_costs_its_barrier_at_least():
 
 
 def test_a_kernel_with_few_threads_pays_for_the_one_with_many():
-    """Blocks of all steps are resident as those of the greediest: fewer of the others at once."""
+    """As many blocks are resident as fit of the greediest step, so the other steps have fewer at
+    once.
+    """
     many = replace(SMALL, blocks=8 * 132, threads=64, shared=8 << 10, registers=64)
     found = [
         launch_prices(H100, [(many, 0.0), (replace(SMALL, shared=shared << 10), 0.0)])
@@ -133,7 +135,7 @@ def test_what_was_asked_for_by_name_and_cannot_be_is_an_error(
 def launched(
     monkeypatch: pytest.MonkeyPatch, wanted: str, made: Any, prices: tuple[float, float]
 ) -> Launching:
-    """How a model is launched whose persistent kernel comes out as ``made``."""
+    """The launching of a model whose persistent kernel is ``made``."""
     found = made if isinstance(made, Rejection) else (_kernel(made), "")
     monkeypatch.setattr(launching, "persistent", lambda *_, **__: found)
     monkeypatch.setattr(launching, "launch_prices", lambda *_: LaunchPrices(*prices))

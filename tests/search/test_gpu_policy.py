@@ -1,4 +1,4 @@
-"""The policy for GPUs on synthetic sketches: what it prefers follows from the machine alone."""
+"""The policy for GPUs on synthetic sketches: its preferences follow from the machine alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TILES = ("32x32", "64x64", "128x128", "256x128")
 
 @dataclass(frozen=True)
 class Product:
-    """An m x n x k product of float16 as blocks of a tile, with a loop of 32 of k in stages."""
+    """An m x n x k product of float16 in blocks of a tile, with a loop over k in staged steps of
+    32.
+    """
 
     m: int
     n: int
@@ -103,12 +105,14 @@ def test_a_long_k_of_few_blocks_is_split_and_one_of_many_is_not():
 
 
 def test_tensor_cores_are_not_worth_padding_of_tiny_products():
-    """Helix, Figure 12: where tiles are mostly padding, CUDA cores that multiply what there is."""
+    """Helix, Figure 12: if tiles are mostly padding, CUDA cores win, since they multiply only real
+    elements.
+    """
     policy, tensor = GpuPolicy(A100), Product(197, 64, 64)
     config = Config("product", (("tile", "64x64"), ("stages", 3), ("split", 1)))
     wide = tensor.workload(config)
     exact = replace(wide, unit="fma", work=wide.flops)
-    assert policy.seconds(exact) > policy.seconds(wide)  # no padding to speak of
+    assert policy.seconds(exact) > policy.seconds(wide)  # almost no padding
     padded = replace(wide, work=64 * wide.work, staged=64 * wide.staged)
     assert policy.seconds(padded) > policy.seconds(exact)
 

@@ -1,4 +1,4 @@
-"""Level 0's kernels do the work that they are credited with."""
+"""The kernels of level 0 do the work that is counted for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tile_of(machine: Target) -> MicroKernel:
 
 
 def run(probe: TimedKernel, machine: Target) -> list[np.ndarray]:
-    """The probe's operands, drawn, and what it makes of them."""
+    """The probe's operands, which are drawn, and its results."""
     library = load([probe.function], machine)
     rng = np.random.default_rng(1)
     buffers = []
@@ -87,7 +87,7 @@ def test_units_are_those_that_sketches_count() -> None:
     assert found["pack"] == {"pack": 2 * ROWS * DEPTH / 16}
     c = 4 * tile.rows * tile.vectors
     assert found["store"] == {tile.kernel: pytest.approx(2 * c), "store": pytest.approx(4 * c)}
-    # add, relu, multiply; second operands of two of them, a load for the chain; a store
+    # add, relu and multiply, second operands of two of them, a load for the chain, and a store
     assert found["vector"] == {"vector": pytest.approx(vectors * (3 + 2 + 1 + 1))}
 
 

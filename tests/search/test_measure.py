@@ -1,5 +1,5 @@
-"""Measuring the machine for real: what is in the table, and that it stays within its memory and its
-time whatever the machine says of itself.
+"""Real measurements of the machine: the table has all rows, and measuring keeps to its memory and
+its time, whatever the machine says of itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ MACHINE = target("x86-64-v3")
 
 
 def with_caches(machine: Target, nbytes: int) -> Target:
-    """The machine, all of whose caches have so many bytes."""
+    """The machine, with this many bytes in each of its caches."""
     memory = (*(replace(m, capacity=nbytes) for m in machine.memory[:-1]), machine.memory[-1])
     return replace(machine, memory=memory)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less of the real thing, and all the time that it takes beside other tests."""
+    """Measures less than a compile does, and allows all the time that this takes beside other
+    tests.
+    """
     monkeypatch.setattr(measure, "MOST_SECONDS", 600.0)
     monkeypatch.setattr(measure, "ROUNDS", 1)
     monkeypatch.setattr(level0, "REPEATS", 100)
@@ -45,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_measurement(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every micro-kernel, work of every kind, every level, all within the bounds."""
+    """Every micro-kernel, every kind of work and every level; all rates are within the bounds."""
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path))
     machine, said = detect(), list[str]()
     found = profile.machine_table(machine, said.append)
@@ -68,7 +70,7 @@ def test_a_real_measurement(quick: None, monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize("capacity", [0, 1 << 30])
 @pytest.mark.parametrize("cores", [1, 3, 24])
 def test_whatever_a_machine_says_of_itself(quick: None, cores: int, capacity: int) -> None:
-    """No caches or huge ones, few cores or more than there are: all of it is measured."""
+    """No caches or huge ones, few cores or more than there are: everything is measured."""
     machine = with_caches(replace(detect(), cores=cores), capacity)
     tiles = every_micro_kernel(machine)[:2]
     with pytest.MonkeyPatch.context() as few:
@@ -102,8 +104,8 @@ print(used() - before)
 
 
 def test_memory_does_not_grow_with_the_machine() -> None:
-    """A process that measures a machine of many cores with caches of a gigabyte takes no more than
-    was promised; kernels being built and threads are in that.
+    """The process measures a machine of many cores with caches of a gigabyte. It takes no more
+    memory than promised; this includes the building of kernels and the threads.
     """
     done = subprocess.run(
         [sys.executable, "-c", MEMORY.format(cores=32)],
@@ -126,7 +128,7 @@ def test_no_more_than_a_share_of_the_memory_that_is_left(monkeypatch: pytest.Mon
 
 
 def test_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later rounds are left out where the time is over; where not even one was done there is no
+    """Later rounds are left out if the time is over. If not even one round was done, there is no
     table.
     """
     now = [0.0]
@@ -155,7 +157,7 @@ def test_what_is_read_of_a_cache() -> None:
 
 
 def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that a step reads and writes, by its time without the barrier."""
+    """The bytes that a step reads and writes, divided by its time without the barrier."""
     seen: list[tuple[int, int]] = []
 
     def timed(
@@ -181,7 +183,9 @@ def test_what_passes_between_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy reads, and writes what has to go back to memory after the last task ended."""
+    """A copy reads memory. It also writes bytes that go back to memory after the last task has
+    ended.
+    """
     monkeypatch.setattr(measure, "memory_seconds", lambda *a: 3.0 if a[3] is not None else 2.0)
     x, y = operands(2, measure.MEMORY_BYTES // 2)
     n = measure.MEMORY_BYTES

@@ -1,4 +1,6 @@
-"""The machine's arithmetic peak: read one way, once an hour, with its spread."""
+"""The machine's arithmetic peak: every command reads it in the same way, once an hour, with its
+spread.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ from gtco.tensor.intrinsics.table import micro_kernels
 from tests.instructions import instructions
 
 MACHINE = target("x86-64-v3")
-held = [1.0]  # what the next reading had of the cores
+held = [1.0]  # the share of the cores that the next reading had
 
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, str]]:
-    """The readings made, each another one and of three windows; the cache is an empty folder, and
-    the clock stands at 10^9 seconds.
+    """The readings so far. Each has three windows and differs from the others. The cache is an
+    empty folder, and the clock stays at 10^9 seconds.
     """
     made: list[tuple[int, str]] = []
     held[0] = 1.0
@@ -123,7 +125,7 @@ def test_the_peak_kernel_does_all_the_work_it_is_credited_with(chains: int) -> N
 
 
 def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flops that the kernel's instructions do, times the calls a second that are sustained."""
+    """The peak is the flops of the kernel's instructions times the sustained calls a second."""
     seen: list[tuple[int, float]] = []
 
     def sustained(calls: list, seconds: float) -> float:
@@ -151,7 +153,7 @@ def test_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
 def test_the_peak_is_of_fused_multiply_adds(name: str) -> None:
-    """A product and a sum apart would halve it; a call to anything would do worse."""
+    """A separate product and sum would halve it, and a call would be even slower."""
     machine = target(name)
     code = object_code([level0.peak_kernel(12, 1000, machine.lanes)], machine)
     lines = instructions(code)

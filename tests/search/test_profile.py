@@ -1,4 +1,4 @@
-"""Measuring the machine: once, kept by CPU, and again where what was kept is damaged."""
+"""Measuring the machine: once, kept for each CPU, and again if the kept file is damaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MACHINE = target("x86-64-v3")
 
 
 def made_up(machine: Target, number: int) -> MachineRates:
-    """A plausible measurement, another one for every number."""
+    """A plausible measurement that differs for every number."""
     names = [*(tile.kernel for tile in every_micro_kernel(machine)), *WORK]
     rates = {name: 1e9 + number for name in names}
     bandwidths = {m.name: 1e10 for m in machine.memory}
@@ -32,13 +32,13 @@ def table(machine: Target, number: int) -> RateTable:
 
 
 def found(machine: Target) -> RateTable | None:
-    """What a compile would go by; measured now where nothing is kept."""
+    """The table that a compile would use; the machine is measured now if no table is kept."""
     return profile.machine_table(machine).rates
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Target]:
-    """The measurements made, each of them quick and made up; the cache is an empty folder."""
+    """The measurements so far; each is quick and made up. The cache is an empty folder."""
     calls: list[Target] = []
 
     def measured_now(machine: Target, say: object) -> MachineRates:
@@ -165,7 +165,7 @@ def test_a_value_too_many_or_too_few(measured: list[Target], tmp_path: Path, par
 
 
 def test_a_file_under_the_name_of_another(measured: list[Target], tmp_path: Path) -> None:
-    """What counts is what the file says that it was measured under."""
+    """The circumstances inside the file count, not its name."""
     found(MACHINE)
     (path,) = files(tmp_path)
     other = CHANGES["cores"]
@@ -200,8 +200,8 @@ def test_a_damaged_file_is_measured_again(
 def test_a_cache_that_cannot_be_written(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Measured once a process and no error, since the table is what matters; and it is said, each
-    time, with what to do.
+    """The machine is measured once in each process. This is no error, since the table is there. A
+    note each time says what to do.
     """
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GTCO_CACHE", str(tmp_path / "file" / "cache"))
@@ -215,7 +215,7 @@ def test_a_cache_that_cannot_be_written(
 def test_a_machine_that_could_not_be_measured(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """There is no table then, and a note; it is tried once a process, and nothing is kept."""
+    """There is no table then, but a note. Each process tries once, and nothing is kept."""
     tried = []
 
     def in_vain(machine: Target, say: object) -> MachineRates:
@@ -233,7 +233,7 @@ def test_a_machine_that_could_not_be_measured(
 def test_containers_that_share_a_folder(
     measured: list[Target], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Their processes have the same number: neither writes into the other's file."""
+    """Their processes have the same number; still neither writes into the other's file."""
     written: list[Path] = []
 
     def replaced(self: Path, path: Path) -> Path:

@@ -1,4 +1,6 @@
-"""Files of records: nothing is lost, nothing of elsewhere is applied, damage is said."""
+"""Files of records: nothing is lost, no record of another machine is applied, and damage is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_files_that_cannot_be_used_are_said_and_left_alone(tmp_path: Path) -> No
 
 
 def test_reading_needs_no_lock(tmp_path: Path) -> None:
-    """Another process holds the file for writing: it is read all the same."""
+    """Another process holds the file for writing, and it can still be read."""
     with Records(tmp_path / "r") as records:
         records.add(some(2))
     writer = sqlite3.connect(tmp_path / "r", isolation_level=None)
@@ -165,8 +167,8 @@ def test_reading_needs_no_lock(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_compiled_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And measuring into it is refused before the work is done. SQLite is told that the file is
-    read-only: root may write to any.
+    """Measuring into it is refused before the work begins. The test opens the file as read-only in
+    SQLite, because root may write to any file.
     """
     with Records(tmp_path / "r") as records:
         records.add(some(2))
@@ -190,7 +192,7 @@ def test_a_file_that_cannot_be_written_is_compiled_from(
 
 
 def test_two_ends_within_a_second_are_two(tmp_path: Path) -> None:
-    """The later one counts, alone."""
+    """Only the later one counts."""
     rows = [replace(record(Config("gemm")), outcome="chosen", reason="m", stage=s) for s in "ab"]
     rows = [replace(row, time=now()) for row in rows]
     assert rows[0].time < rows[1].time
@@ -261,7 +263,9 @@ def test_a_row_that_is_no_record_is_an_error(
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
-    """A limit on the file's size stands for it: SQLite gets the same refusal from the system."""
+    """A limit on the file's size stands for the full disk: the system refuses SQLite's write in the
+    same way.
+    """
     path = tmp_path / "a"
     with Records(path) as records:
         records.add(some(10))
@@ -287,8 +291,9 @@ with Records({str(path)!r}) as records:
 
 
 def test_writers_at_once_and_killed_at_any_moment(tmp_path: Path) -> None:
-    """Three processes write transactions of three rows and are killed at random moments; what is
-    there then is whole transactions, in order, and as many as were reported."""
+    """Three processes write transactions of three rows and are killed at random moments. After this
+    the file has whole transactions, in order, and as many as were reported.
+    """
     path = tmp_path / "a"
     Records(path).__exit__()
     script = f"""
@@ -335,7 +340,7 @@ def linear() -> Stage:
 
 
 def test_stages_are_remembered_by_what_they_compute(tmp_path: Path) -> None:
-    """A file from before knows none; what another version wrote is passed over."""
+    """An old file has no stages. Those that another version wrote are ignored."""
     stage = linear()
     with Records(tmp_path / "a") as records:
         assert records.stages() == {}

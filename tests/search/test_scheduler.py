@@ -1,4 +1,4 @@
-"""The subgraph scheduler on synthetic histories: where slots go, and where they stop."""
+"""The subgraph scheduler on synthetic histories: which tasks get slots, and when they stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def follow(
     requirements: tuple[float, ...] = (0.0,),
     batch: int = 1,
 ) -> list[Task]:
-    """Give out ``slots``; task i reads ``curves[i](t)`` after its slot t."""
+    """Gives out ``slots``; task i reads ``curves[i](t)`` after its slot t."""
     left = slots
     while left > 0:
         given = allot(tasks, min(batch, left), requirements)
@@ -33,7 +33,7 @@ def follow(
 
 
 def falling(start: float, rate: float, limit: float) -> Callable[[int], float]:
-    """Geometrically towards ``limit``."""
+    """A curve that falls geometrically towards ``limit``."""
     return lambda t: limit + (start - limit) * rate**t
 
 
@@ -60,7 +60,7 @@ def test_the_longer_of_two_equals_gets_more() -> None:
 
 
 def test_what_still_gains_gets_more_than_what_gains_little() -> None:
-    """Equal weights and seconds; one came from twice as much, the other from 1 % more."""
+    """Equal weights and seconds; one started from twice as much, and the other from 1 % more."""
     fast, slow = (Task((1,), (before, before, before, 1.0), patience=9) for before in (2.0, 1.01))
     assert allot([slow, fast], 1) == [0, 1]
     assert gradient([fast])[0] > gradient([slow])[0] > 0
@@ -75,30 +75,30 @@ def test_a_stage_without_gains_stops_for_good() -> None:
     assert flat.slots == 3 and flat.stopped
     assert gaining.slots == 37
     assert gradient([flat, gaining])[0] == 0
-    # and where all have stopped, the rest of the slots is not spent
+    # once all tasks have stopped, the other slots are not spent
     tasks = follow([Task((1,), (1.0,)), Task((5,), (2.0,))], [lambda t: 1.0, lambda t: 2.0], 100)
     assert [t.slots for t in tasks] == [2, 2] and not any(allot(tasks, 10))
 
 
 def test_a_model_that_is_fast_enough_gets_no_more() -> None:
-    """Two models share the second stage; the first one's requirement is met early."""
+    """Two models share the second stage; the first model meets its requirement early."""
     curves = [falling(1.0, 0.7, 0.0)] * 3
     tasks = [Task((1, 0), (1.0,)), Task((1, 1), (1.0,)), Task((0, 1), (1.0,))]
     needs = (1.2, 0.0)
     first, shared, second = follow(tasks, curves, 60, needs)
     tasks = [first, shared, second]
     assert latency(tasks, 0) <= needs[0]
-    # what only the first has was left alone from then on, what both have was not
+    # from then on the first model's own stage got no slots, and the shared stage did
     assert first.slots < shared.slots and first.slots < second.slots
     assert gradient(tasks, needs)[0] == 0
     assert objective(tasks, needs) == pytest.approx(needs[0] + latency(tasks, 1))
-    # both met: no slot is given
+    # both models meet their requirements: no slot is given
     assert not any(allot(tasks, 10, (5.0, 5.0)))
     assert not any(allot([Task((1,), (1.0,))], 10, (2.0,)))
 
 
 def test_no_slot_beyond_the_floor() -> None:
-    """At the machine's peak nothing is to be hoped for, whatever the weight."""
+    """A stage at the machine's peak cannot gain, whatever its weight."""
     at_peak = Task((50,), (1.0, 0.8), floor=0.8, patience=9)
     far = Task((1,), (1.0, 0.8), patience=9)
     assert gradient([at_peak])[0] < gradient([replace(at_peak, floor=0.4)])[0]
@@ -119,8 +119,8 @@ def test_what_more_slots_would_gain() -> None:
 
 
 def test_less_time_than_round_robin_on_the_same_curves() -> None:
-    """Thirty tasks of many weights; after each number of slots f is no more than round-robin's in
-    nearly all, and less in sum.
+    """Thirty tasks with many weights. For nearly every number of slots f is at most that of
+    round-robin, and its sum is smaller.
     """
     random = Random(3)
     starts = [random.uniform(0.1, 3.0) for _ in range(30)]

@@ -1,5 +1,5 @@
-"""Records that come with gtco: under the same circumstances records as any other, elsewhere the
-first to be measured and nothing more; stale ones are passed over, damaged ones are said.
+"""Records that come with gtco. Under the same circumstances they count as any other records;
+elsewhere they are only measured first. Stale ones are ignored, and damaged ones are reported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HERE = circumstances(POLICY.target)
 STAGE = STAGES[0]
 FIRST = POLICY.choose(STAGE)
 assert FIRST is not None
-# not what the analytic policy would try early
+# a config that the analytic policy would not try early
 RIVAL = POLICY.alternatives(STAGE, FIRST, {FIRST.config})[-1].config
 
 
@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def tuned(
     rows: Sequence[Record], records: Records | None = None, **effort: object
 ) -> tuple[list[StageResult], Config]:
-    """The results of a short tuning of :data:`STAGE`, and what stands then."""
+    """The results of a short tuning of :data:`STAGE`, and its final config."""
     made = generated(STAGE)
     policy = RecordedPolicy(POLICY, records, shipped=rows) if records else POLICY
     pick = policy.choose(STAGE)
@@ -154,7 +154,7 @@ def test_the_most_alike_circumstances_come_first() -> None:
 
 
 def test_a_config_that_the_space_has_no_more_is_passed_over(machine: Machine) -> None:
-    """On another machine, and on this one, where the stage is measured as if nothing were known."""
+    """On another machine, and on this one; here the stage is measured as if nothing were known."""
     stale = Config("gemm", (*RIVAL.choices, ("decision_of_old", 3)))
     gone = Config("sketch_of_old", (("kc", 1),))
     for known in (OTHER_CPU, HERE):
@@ -178,7 +178,7 @@ def test_under_the_same_circumstances_it_counts_as_any_record(
         results, stands = tuned([row(known=HERE)], records, learned=False, again=False)
         assert results == [] and stands == RIVAL and machine.trials == []
         results, _ = tuned([row(known=HERE)], records, learned=False, patience=1)
-        assert results[0].measured  # who asks for more gets it
+        assert results[0].measured  # a compile that asks for more tuning gets it
         assert RIVAL not in {pick.config for pick in machine.trials[0].picks[1:]}
 
 
@@ -202,7 +202,7 @@ def test_a_stale_record_of_this_machine_is_no_pick_and_no_note(tmp_path: Path) -
 # whole compiles -------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where what ships is, in the place of the package's own; empty."""
+    """An empty folder that replaces the package's folder of shipped records."""
     place = tmp_path / "measured"
     place.mkdir()
     monkeypatch.setattr(shipping, "FOLDER", place)
@@ -210,7 +210,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def product() -> Any:
-    """One matmul, which is one stage whatever it is priced at."""
+    """One matmul, which is one stage at any price."""
     weight = np.random.default_rng(5).standard_normal((48, 96)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -305,7 +305,7 @@ def test_what_ships_is_what_stood_on_cpus() -> None:
         assert record.outcome in STANDING
         assert record.seconds or (record.outcome == "chosen" and record.reason)
         assert {"cpu", "features", "gtco", "mcpu", "threads", "tvm"} == set(record.known)
-    unnamed = [(r.stage, r.circumstances) for r in rows if not r.reason]  # as to the model
+    unnamed = [(r.stage, r.circumstances) for r in rows if not r.reason]  # of no model
     assert len(set(rows)) == len(rows) and len(set(unnamed)) == len(unnamed)
 
 

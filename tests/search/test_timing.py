@@ -1,4 +1,4 @@
-"""Timing calls on threads: what counts as time, by whose clock."""
+"""Timing of calls on threads: what counts as time, and by which clock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gtco.search.calibration.timing import of_each, together
 
 
 def test_calls_together_are_counted_from_the_first_start_to_each_end() -> None:
-    """Calls of known length, which sleep: as many a second as they take, however busy the machine;
-    never more, and with every thread at work at once.
+    """Calls of known length, which sleep. The rate follows from their length, however busy the
+    machine is, and is never higher. Every thread is at work at once.
     """
     present = threading.Barrier(3, timeout=60)  # breaks unless all three are inside at once
     calls = [0, 0, 0]
@@ -30,7 +30,9 @@ def test_calls_together_are_counted_from_the_first_start_to_each_end() -> None:
 
 
 def test_a_late_thread_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of our own: one of two threads starts half-way through the window of the other."""
+    """The test has its own clock: one of two threads starts half-way through the window of the
+    other.
+    """
     local, turns = threading.local(), iter([0.0, 5.0])
     turn = threading.Lock()
 
@@ -45,20 +47,20 @@ def test_a_late_thread_counts_as_idle(monkeypatch: pytest.MonkeyPatch) -> None:
             local.now += 1.0
 
     monkeypatch.setattr(timing.time, "perf_counter", clock)
-    # One makes 10 calls in 10 seconds; the other, from 5 to 15, has made 10 in 15.
+    # One thread makes 10 calls in 10 seconds. The other runs from 5 to 15: 10 calls in 15 seconds.
     assert together([call, call], 10.0) == pytest.approx(10 / 10 + 10 / 15)
 
 
 def test_a_micro_kernel_is_timed_by_what_its_thread_computes() -> None:
-    """Other processes that have the core for a while slow no rate down: a call that sleeps stands
-    for one that is kept waiting.
+    """Other processes that have the core for a while do not lower the rate. A call that sleeps
+    stands for a call that waits for the core.
     """
     rate = of_each([lambda: time.sleep(0.01)], 1e-4)
     assert rate > 2 / 0.01
 
 
 def test_of_each_all_threads_are_at_work() -> None:
-    """Calls of all threads run at once, and the rate is one thread's."""
+    """The calls of all threads run at once; the rate is that of one thread."""
     present = threading.Barrier(3, timeout=60)  # breaks unless all three are inside at once
     calls = [0, 0, 0]
 

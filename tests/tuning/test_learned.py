@@ -1,5 +1,5 @@
-"""Proposals of a learned model: rounds against a machine that is made up, which is not what the
-analytic policy thinks it is.
+"""Proposals of a learned model, in rounds on a made-up machine that differs from the analytic
+policy's predictions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ V4 = target("x86-64-v4")
 
 
 def machine(policy: AnalyticPolicy, pick: Pick) -> float:
-    """Seconds on a machine where rows of a tile and reading A where it lies cost more than is
+    """Seconds on a machine where the rows of a tile, and reading A in place, cost more than
     predicted.
     """
     rows = int(str(pick.config.by_name.get("tile", "1x1")).partition("x")[0])
@@ -69,7 +69,9 @@ def round_of(proposals: Proposals, policy: AnalyticPolicy, result: StageResult) 
 
 
 def test_until_it_knows_enough_the_analytic_proposals_stand() -> None:
-    """Then it ranks what it has not seen better than they do, and a seed says all."""
+    """After that, it ranks unseen configs better than they do. The same seed gives the same
+    proposals.
+    """
     policy = AnalyticPolicy(V4)
     tried: list[list[Config]] = []
     for learned_rounds in (2, 1):
@@ -91,7 +93,7 @@ def test_until_it_knows_enough_the_analytic_proposals_stand() -> None:
 
 
 def test_it_begins_with_what_earlier_runs_measured() -> None:
-    """Records of these circumstances are examples before anything is measured."""
+    """Records of the same circumstances are examples before anything is measured."""
     policy, stage = AnalyticPolicy(V4), linear(197, 192, 768)
     result, earlier = result_of(policy, stage), result_of(policy, stage)
     analytic = AnalyticProposals(policy)
@@ -106,7 +108,7 @@ def test_it_begins_with_what_earlier_runs_measured() -> None:
 
 
 def recorded(result: StageResult, policy: AnalyticPolicy) -> list[Record]:
-    """The records of what was measured of a stage, in a file's order."""
+    """The records of what was measured of a stage, in the order of a file."""
     first = machine(policy, result.first)
     stage = result.stage
     return [
@@ -119,7 +121,9 @@ def recorded(result: StageResult, policy: AnalyticPolicy) -> list[Record]:
 
 
 def test_it_learns_from_other_models_too() -> None:
-    """Of stages that the records know and that are not tuned now; not of those unknown by name."""
+    """It learns from stages that the records know and that are not tuned now. Stages that are not
+    known by name are left out.
+    """
     policy, other = AnalyticPolicy(V4), linear(64, 256, 320)
     earlier = result_of(policy, other)
     analytic = AnalyticProposals(policy)
@@ -135,7 +139,7 @@ def test_it_learns_from_other_models_too() -> None:
 
 
 def test_what_stood_for_a_similar_stage_is_tried_first() -> None:
-    """Of another size, and on another machine: no time of it is believed."""
+    """The stage had another size and another machine: its times are not used."""
     policy, stage = AnalyticPolicy(V4), linear(197, 192, 768)
     result = result_of(policy, stage)
     options = [p for p in policy.alternatives(stage, result.last, set()) if p.sketch.name == "gemm"]
@@ -191,7 +195,7 @@ def test_without_xgboost_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sketch_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its programs are no examples; the stage goes on with the analytic proposals."""
+    """Its programs are no examples. The stage continues with the analytic proposals."""
     policy = AnalyticPolicy(V4)
     result = result_of(policy, linear())
 

@@ -1,4 +1,5 @@
-"""Tuning: what is proposed, how it is timed, and that a pick only gives way to what beats it.
+"""Tuning: what is proposed, how it is timed, and that a pick is only replaced by a config that
+beats it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def kernel(stage: Stage, config: Config, machine: Target, symbol: str) -> Kernel
 
 # what is proposed -----------------------------------------------------------------------------
 def test_alternatives_are_points_of_the_space_that_were_not_tested() -> None:
-    """The best of each other sketch, and for each decision one that decides it otherwise."""
+    """The best config of each other sketch and, for each decision, one config that decides it
+    differently.
+    """
     policy = AnalyticPolicy(target("x86-64-v4"))
     stage = linear()
     pick = policy.choose(stage)
@@ -127,7 +130,7 @@ def trial(machine: Target, symbols: str, *stages: Stage) -> list[Trial]:
 
 
 def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) -> None:
-    """Real kernels through the real process: readings of every step, nothing wrong."""
+    """Real kernels in the real process: every step has readings, and no result is wrong."""
     from gtco.runtime.artifact import write_artifact
 
     trials = trial(machine, "fine", linear(), linear(33, 40, 24))
@@ -139,13 +142,13 @@ def test_every_candidate_is_timed_and_compared(machine: Target, tmp_path: Path) 
     readings = np.array(said["seconds"])
     assert readings.shape[1] == 8 and len(readings) >= timing.LEAST_ROUNDS - timing.WARM_ROUNDS
     assert (readings > 0).all()
-    # what takes longer than all there is ends, with the fewest readings
+    # a timing that needs more than the whole time ends with the fewest readings
     said = measure.run(library, 100.0, 0.0)
     assert isinstance(said, dict) and len(said["seconds"]) == 1
 
 
 def test_a_candidate_that_computes_something_else_is_named(machine: Target, tmp_path: Path) -> None:
-    """A kernel of relu poses as a rival of one of gelu."""
+    """A kernel of relu takes the place of a rival of gelu."""
     from gtco.runtime.artifact import write_artifact
 
     (good,) = trial(machine, "good", linear())
@@ -178,7 +181,9 @@ def test_batches_keep_the_order_and_the_limit(machine: Target) -> None:
 
 # the whole ------------------------------------------------------------------------------------
 class Slow(AnalyticPolicy):
-    """Picks the worst by its own prediction first, so that there is something to gain."""
+    """Picks the config that it predicts to be the worst first, so that there is something to
+    gain.
+    """
 
     def choose(self, stage: Stage, without: Any = ()) -> Pick | None:
         picks = [
@@ -195,7 +200,9 @@ def generated(policy: AnalyticPolicy, workers: Workers, *stages: Stage) -> Gener
 
 
 def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Workers) -> None:
-    """Readings are given: what is predicted to be faster reads faster, so the end is known."""
+    """Readings are given: a config that is predicted to be faster reads faster, so the result is
+    known.
+    """
     policy = Slow(machine)
     stage = linear(197, 192, 576)
     made = generated(policy, workers, stage)
@@ -226,17 +233,19 @@ def test_tuning_replaces_pick_and_kernel_together(machine: Target, workers: Work
 
 
 def test_what_one_tuning_took_is_the_first_of_the_next(machine: Target, workers: Workers) -> None:
-    """A kernel of another tuning beside those of this one: each runs under its own name."""
+    """A trial has a kernel of an earlier tuning beside those of this one; each runs under its own
+    name.
+    """
     policy = Slow(machine)
     stage = linear(37, 48, 96)
     made = generated(policy, workers, stage)
     told: list[Trial] = []
 
     def read(self: Any, trials: list[Trial], seconds: float) -> Iterator[measure.Timed]:
-        """The very first one that was built gains."""
+        """In the very first trial the first rival gains."""
         for t in trials:
             told.append(t)
-            artifact([t], machine, 1)  # raises where two are of one name
+            artifact([t], machine, 1)  # raises if two kernels have the same name
             others = [1.5] * (len(t.picks) - 2)
             yield measure.Timed(t, rounds(1.0, 0.5 if len(told) == 1 else 1.5, *others))
 
@@ -268,8 +277,8 @@ def test_a_crash_while_timing_costs_the_candidate_and_not_the_compile(
 def test_what_crashes_is_told_from_its_rivals(
     machine: Target, workers: Workers, tmp_path: Path, bad: int
 ) -> None:
-    """One or several candidates of a trial crash the process that times: they alone are recorded as
-    failed, the others are timed, and the stage is tuned on.
+    """One or several candidates of a trial crash the process that times. Only they are recorded as
+    failed. The others are timed, and the tuning of the stage continues.
     """
     policy = AnalyticPolicy(machine)
     made = generated(policy, workers, linear())
@@ -310,7 +319,9 @@ def test_what_crashes_is_told_from_its_rivals(
 def test_the_process_that_times_may_die_or_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
-    """Its own package in front of ours, with another ``timing``; GRACE is what it may overrun."""
+    """A script takes the place of the interpreter. GRACE is how much longer than its time it may
+    run.
+    """
     script = tmp_path / "python"
     script.write_text(f"#!{sys.executable}\n{code}\n")
     script.chmod(0o755)
@@ -339,7 +350,7 @@ def test_a_tuned_model_is_right(precision: str) -> None:
     """The whole way, on an ONNX model; the report says what was measured."""
     made, effort = small_model(), gtco.Tune(trials=16)
     compiled = gtco.compile_model(made, tune=effort, verify=True, precision=precision)
-    # what a busy machine makes of it is said, and no fault
+    # a busy machine may add a note, which is no fault
     assert all("too noisy" in note for note in compiled.report.notes)
     assert compiled.report.verification.passed
     assert [name for name, _ in compiled.report.phases].count("tune") == 1
@@ -362,8 +373,8 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     tuned = gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
     with Records(path) as records:
         first = records.all()
-    # a config other than the pick, so that it shows where it is taken; it takes no time, or else
-    # fusion would rightly rather do without its stage
+    # The config differs from the pick, so that the test sees that it was taken. It takes no time,
+    # because otherwise fusion would rightly avoid its stage.
     inside = {s["key"] for s in tuned.stages}
     rival = next(r for r in first if r.outcome in ("slower", "noisy") and r.stage in inside)
     with Records(path) as records:
@@ -372,14 +383,14 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
     assert again.report.verification.passed and again.report.tuning == []
     (stage,) = [s for s in again.stages if s["key"] == rival.stage]
     assert stage["schedule"] == json.loads(rival.config)
-    for stage in tuned.stages:  # of those that its cost left as they were
+    for stage in tuned.stages:  # the stages that its cost did not change
         same = [s["schedule"] for s in again.stages if s["key"] == stage["key"] != rival.stage]
         assert all(schedule == stage["schedule"] for schedule in same)
-    # going on from there measures other candidates than those that are known
+    # a tuning that continues from here measures only candidates that are not known
     gtco.compile_model(made, tune=gtco.Tune(trials=16, seconds=60.0), records=path)
     with Records(path) as records:
         new = records.all()[len(first) + 1 :]
-    # but the pick that rivals are held against; a round too noisy to rank any calls it noisy too
+    # except the pick that rivals are compared with; a round that is too noisy calls it noisy too
     picks = {(r.stage, r.config) for r in (*first, rival) if r is rival or r.outcome in STANDING}
     of_picks = ("kept", "beaten", "chosen")
     tried = {(r.stage, r.config) for r in new if r.outcome not in (*of_picks, "noisy")}
@@ -390,7 +401,7 @@ def test_what_was_measured_is_taken_without_measuring_again(tmp_path: Path) -> N
 def test_the_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gtco tune writes a library for each model, and the records; gtco compile takes them."""
+    """gtco tune writes the records, and a library for each model; gtco compile uses them."""
     import onnx
 
     monkeypatch.chdir(tmp_path)
@@ -404,7 +415,7 @@ def test_the_commands(
     assert "gained" in told.out and "another hour" in told.out and "of it: 6 cand" in told.out
     assert all(model.with_suffix(".so").exists() for model in models)
     records = tmp_path / "m.records"
-    with Records(records) as kept:  # what both have was measured once
+    with Records(records) as kept:  # stages that both models have were measured once
         assert len({(r.stage, r.config) for r in kept.all() if r.outcome != "kept"}) <= 6 + 3
     assert main(["records", "show", str(records)]) == 0
     assert "matmul" in capsys.readouterr().out

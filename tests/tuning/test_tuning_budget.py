@@ -1,6 +1,6 @@
-"""What tuning does with its budget: which stages it goes to, when it ends and what it says; several
-models in one run; a machine that is too noisy. Nothing is built and no time passes: builds and
-readings are given, and so is the clock.
+"""How tuning uses its budget: which stages it goes to, when it ends and what it says; several
+models in one run; a machine that is too noisy. Nothing is built and no time passes: builds,
+readings and the clock are given.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ POLICY = AnalyticPolicy(target("x86-64-v4"))
 
 
 class Machine:
-    """A clock that building and timing move, and readings by ``factor`` of each pick."""
+    """A clock that advances with building and timing. ``factor`` gives the readings of each
+    pick.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, build_seconds: float = 0.1) -> None:
         self.now, self.build_seconds = 0.0, build_seconds
-        self.noise = 0.0  # how far the two readings of the first are apart
+        self.noise = 0.0  # the difference between the two readings of the first
         self.trials: list[Trial] = []
         clock = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(tune, "time", clock)
@@ -119,8 +121,8 @@ def test_no_more_trials_than_were_given(machine: Machine) -> None:
 def test_building_counts_too(
     monkeypatch: pytest.MonkeyPatch, seconds: float, build_seconds: float
 ) -> None:
-    """However long a build takes, what is begun is reckoned to end in time; the first of it is
-    reckoned by a guess.
+    """However long a build takes, only work that is expected to end in time begins. The first build
+    is expected to take a guessed time.
     """
     machine = Machine(monkeypatch, build_seconds)
     results, _ = run(generated(*STAGES), seconds=seconds)
@@ -132,7 +134,9 @@ def test_building_counts_too(
 
 @pytest.mark.parametrize("gaining", [False, True])
 def test_every_budget_comes_to_an_end(machine: Machine, gaining: bool) -> None:
-    """Also where what is left suffices for one slot and not for the several that are wanted."""
+    """This includes budgets whose rest is enough for one slot and not for the several that are
+    wanted.
+    """
     if gaining:
         machine.factor = lambda pick, n: 1.0 if n == 0 else 0.9  # type: ignore[method-assign]
     for seconds in np.arange(1.5, 7.0, 0.25):
@@ -142,8 +146,8 @@ def test_every_budget_comes_to_an_end(machine: Machine, gaining: bool) -> None:
 
 
 def test_what_takes_long_to_time_is_held_to_the_budget(machine: Machine) -> None:
-    """A stage whose readings alone would take longer than all there is waits for ever; the others
-    are measured.
+    """The readings of one stage alone would take longer than the whole budget, so it is never
+    measured. The others are.
     """
     giant, small = linear(40000, 4096, 4096), linear(2000, 1024, 1024)
     least = LEAST_ROUNDS * POLICY.predict(giant)
@@ -165,7 +169,9 @@ def test_a_budget_for_nothing_is_said(machine: Machine) -> None:
 
 
 def test_a_stage_of_two_models_is_tuned_once_for_both(machine: Machine) -> None:
-    """Weights are added; what beats the pick goes into both, and each has its own report."""
+    """The weights are added. A config that beats the pick goes into both models, and each has its
+    own report.
+    """
     shared, alone = STAGES[0], STAGES[1]
     first, second = generated(shared, shared, alone), generated(shared, shared, shared)
     machine.factor = lambda pick, n: 1.0 if n == 0 else 0.9 if n == 1 else 1.2  # type: ignore[method-assign]
@@ -184,7 +190,9 @@ def test_a_stage_of_two_models_is_tuned_once_for_both(machine: Machine) -> None:
 
 
 def test_a_model_that_is_fast_enough_is_left_alone(machine: Machine) -> None:
-    """Its stages' times, predicted here, are half of what it may take; without that it is tuned."""
+    """The times of its stages, which are predicted here, are half of its requirement. Without a
+    requirement it is tuned.
+    """
     made = generated(*STAGES[:2])
     enough = 2 * sum(pick.seconds for pick in made.choices.values())
     assert run(made, latency=enough)[0] == [] and machine.now == 0 and not made.notes
@@ -192,7 +200,9 @@ def test_a_model_that_is_fast_enough_is_left_alone(machine: Machine) -> None:
 
 
 def test_a_machine_too_noisy_is_said_and_changes_nothing(machine: Machine, tmp_path: Path) -> None:
-    """Nothing is taken, however fast it read; and the same is measured again on a better day."""
+    """No candidate is taken, however fast it reads. The same candidates are measured again when the
+    machine is quieter.
+    """
     machine.noise = 0.3
     machine.factor = lambda pick, n: 1.0 if n == 0 else 0.3  # type: ignore[method-assign]
     made = generated(STAGES[0])
@@ -212,7 +222,7 @@ def test_a_machine_too_noisy_is_said_and_changes_nothing(machine: Machine, tmp_p
 
 
 def test_what_a_compile_tuned_before_counts_in_what_is_told(machine: Machine) -> None:
-    """For other partitions too: a tuning that has no time left contradicts none of it."""
+    """This includes other partitions. A tuning that has no time left contradicts none of it."""
     machine.factor = lambda pick, n: 1.0 if n == 0 else 0.8  # type: ignore[method-assign]
     both = generated(*STAGES[:2])
     found, before = run(both, trials=16)
@@ -252,7 +262,9 @@ def test_the_end_says_what_was_gained_and_what_to_expect(machine: Machine) -> No
 def test_the_share_of_the_peak_is_of_the_reading_that_all_commands_show(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this machine; read where the effort is worth it, else shown where it is known."""
+    """The peak is that of this machine. It is read if the effort is worth it; otherwise it is shown
+    if it is known.
+    """
     native = AnalyticPolicy(replace(POLICY.target, name="native"))
     peak, read = Peak(1, (2e9, 4e9), 0.0), list[str]()
 

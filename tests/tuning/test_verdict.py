@@ -1,4 +1,4 @@
-"""When readings say that a rival beats the pick: :mod:`gtco.tuning.verdict`."""
+"""When readings show that a rival beats the pick: :mod:`gtco.tuning.verdict`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from gtco.tuning.verdict import judge, luck
 
 
 def rounds(*factors: float, noise: float = 0.0, drift: float = 0.0, n: int = 40) -> np.ndarray:
-    """Seconds [n, rivals + 1] where the machine's throughput wanders by ``drift`` between rounds
-    and by ``noise`` within one."""
+    """Seconds [n, rivals + 1] on a machine whose throughput changes by ``drift`` between rounds and
+    by ``noise`` within one.
+    """
     random = np.random.default_rng(1)
     scale = 1 + drift * random.random((n, 1))
     return scale * np.array([*factors, factors[0]]) * (1 + noise * random.random((n, 1)))
@@ -30,7 +31,9 @@ def test_the_pick_stands_where_nothing_clearly_beats_it(factors: tuple[float, ..
 
 
 def test_a_gain_within_the_noise_of_equals_is_none() -> None:
-    """Both readings of the first are 10 % apart: a rival that is 12 % faster proves nothing."""
+    """The two readings of the first differ by 10 %, so a rival that is 12 % faster proves
+    nothing.
+    """
     readings = rounds(1.0, 0.88)
     readings[:, -1] *= 1.1
     verdict = judge(readings)
@@ -39,14 +42,14 @@ def test_a_gain_within_the_noise_of_equals_is_none() -> None:
 
 
 def test_one_lucky_half_is_not_enough() -> None:
-    """A rival that is much faster in somewhat over half of the rounds, and slower in the others."""
+    """A rival that is much faster in a little over half of the rounds, and slower in the others."""
     readings = rounds(1.0, 0.5, n=40)
     readings[22:, 1] = 1.2
     assert judge(readings).best == 0
 
 
 def test_few_rounds_prove_nothing() -> None:
-    """Of seven equal rivals, one wins all of five rounds by luck once in five trials."""
+    """In one trial of five, one of seven equal rivals wins all of five rounds by luck."""
     assert luck(5, 5) == 1 / 32 and luck(0, 9) == 1 and luck(2, 3) == 1 / 2
     factors = (1.0, *(1.1,) * 6, 0.8)
     assert judge(rounds(*factors, n=5)).best == 0 and not judge(rounds(*factors, n=5)).ranked

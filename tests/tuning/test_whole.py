@@ -1,4 +1,4 @@
-"""What stands once a tuned model was run beside the untuned one."""
+"""What stays after a tuned model was run beside the untuned one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stage(size: int) -> Stage:
 
 
 def model(*sizes: int, config: str) -> Generated:
-    """Stages of these sizes, all of one config; their kernels are told by it."""
+    """Stages of these sizes, all with the same config, which identifies their kernels."""
     stages = [stage(size) for size in sizes]
     sketch: Any = None
     return Generated(
@@ -71,7 +71,9 @@ def test_each_stage_keeps_the_pick_that_is_faster_in_the_model() -> None:
 
 
 def test_a_stage_with_one_config_says_nothing() -> None:
-    """Its kernel is the same: what is read of it twice is noise, and no gain or loss."""
+    """Both models have the same kernel for it. The difference of its two readings is noise, and no
+    gain or loss.
+    """
     first, tuned = model(1, 2, config="a"), model(1, 2, config="b")
     tuned.choices[stage(2).key] = first.choices[stage(2).key]
     verdict = judge(first, tuned, readings([1.0, 5.0], [0.9, 9.0]))
@@ -88,7 +90,9 @@ def test_what_gained_everywhere_stays() -> None:
 
 @pytest.mark.parametrize(("came", "uncut"), [(2.5, False), (3.5, True)])
 def test_a_partition_that_is_slower_in_the_model_goes(came: float, uncut: bool) -> None:
-    """Stages of sizes 2 and 3 became one of size 4; what both have is the better of both."""
+    """Stages of sizes 2 and 3 became one of size 4. A stage that both partitions have keeps its
+    better kernel.
+    """
     first, tuned = model(1, 2, 3, config="a"), model(1, 4, config="b")
     verdict = judge(first, tuned, readings([1.0, 2.0, 1.0], [0.5, came]))
     assert verdict.uncut == uncut and not verdict.back
@@ -98,7 +102,9 @@ def test_a_partition_that_is_slower_in_the_model_goes(came: float, uncut: bool) 
 
 
 def test_a_partition_that_went_is_no_bargain_by_the_records() -> None:
-    """Alone its stage took 2.4 s and those that it came for 3; in the model 3.5 and 3."""
+    """Alone, its stage took 2.4 s, and the stages that it replaced 3 s. In the model they took 3.5
+    s and 3 s.
+    """
     first, tuned = model(1, 2, 3, config="a"), model(1, 4, config="b")
     read = readings([1.0, 2.0, 1.0], [0.5, 3.5])
     assert judge(first, tuned, read).uncut
@@ -112,11 +118,13 @@ def test_a_partition_that_went_is_no_bargain_by_the_records() -> None:
 
 
 # with libraries -----------------------------------------------------------------------------------
-Said = Callable[[Path, Path], ModelReadings | str]  # of the library before tuning and the one after
+Said = Callable[[Path, Path], ModelReadings | str]  # of the libraries before and after tuning
 
 
 def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any:
-    """Every first candidate beats its pick; ``said`` is read of the whole, or what is read."""
+    """The first candidate of every stage beats its pick. ``said`` gives the readings of the whole
+    model; if it is None they are real.
+    """
     from gtco.tuning import tune as module
     from gtco.tuning.verdict import judge as honest
 
@@ -135,7 +143,7 @@ def tuned_model(path: Path, patch: pytest.MonkeyPatch, said: Said | None) -> Any
 def test_a_tuned_model_is_run_beside_the_untuned_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The readings are real; what stands is what the records say too."""
+    """The readings are real. The records name the same picks as the result."""
     path = tmp_path / "m.records"
     compiled = tuned_model(path, monkeypatch, None)
     settled = compiled.report.settled
@@ -156,8 +164,8 @@ def test_a_tuned_model_is_run_beside_the_untuned_one(
 def test_what_stands_is_compiled_from_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
 ) -> None:
-    """Whether all first picks go back or none; a row says what that very config read when it was
-    timed, and a tuning that goes on begins with it.
+    """Either all first picks are restored or none. A row says what its own config read when it was
+    timed, and a later tuning begins with it.
     """
 
     def said(first: Path, tuned: Path) -> ModelReadings:
