@@ -1,8 +1,8 @@
 """Graph: a model as a DAG of canonical operators on named tensors.
 
-A container that passes copy and change: a rewrite starts with ``graph = graph.copy()`` (weights are
-shared, nothing large is copied), edits through the methods below and ends with ``graph.prune()``.
-Operators are frozen, so an edit puts a new operator in the place of an old one.
+Passes copy and change it. A rewrite starts with ``graph = graph.copy()`` (weights are shared,
+nothing large is copied), edits through the methods below and ends with ``graph.prune()``. Operators
+are frozen, so an edit puts a new operator in the place of an old one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gtco.tensor.stage import Operator, TensorType, make_attrs, make_stage
 
 @dataclass
 class Graph:
-    """Operators keyed by the tensor they make, in topological order.
+    """Operators by the tensor that they make, in topological order.
 
-    ``types`` knows every tensor: inputs, constants and operators' outputs. Each output is made by
-    an operator of its own (an output that is an input or a constant goes through an ``identity``)
-    and bears the name the user gave it.
+    ``types`` has the types of all tensors: inputs, constants and outputs of operators. Each output
+    of the graph is made by an operator of its own (an ``identity`` if the output is an input or a
+    constant) and has the name that the user gave it.
     """
 
     inputs: tuple[str, ...]
@@ -46,8 +46,9 @@ class Graph:
     # -- queries -----------------------------------------------------------------------------------
 
     def dag(self) -> networkx.DiGraph:
-        """Output tensors of operators as nodes, producer -> consumer as edges (inputs and constants
-        have no node)."""
+        """The graph of operators: nodes are their output tensors, edges go from producer to
+        consumer. Inputs and constants have no node.
+        """
         dag = networkx.DiGraph()
         dag.add_nodes_from(self.operators)
         dag.add_edges_from(
@@ -60,8 +61,8 @@ class Graph:
 
     @property
     def key(self) -> str:
-        """Hash of the program, 16 hex digits: the same for the same model, whatever its tensors are
-        called and its weights hold.
+        """Hash of the program, 16 hex digits. The same model has the same key, whatever the names
+        of its tensors and the values of its weights are.
         """
         whole = make_stage(self.operators.values(), self.types, self.constants).key
         places = {name: str(n) for n, name in enumerate(self.operators)}
@@ -80,8 +81,9 @@ class Graph:
         return tensor in self.constants
 
     def only_user(self, tensor: str) -> Operator | None:
-        """The one operator that reads ``tensor``, where there is exactly one and it is no output;
-        else None."""
+        """The only operator that reads ``tensor``; None if several or none read it, or if it is an
+        output.
+        """
         users = self._users.get(tensor, {})
         return (
             self.operators[next(iter(users))]
@@ -100,7 +102,7 @@ class Graph:
         return twin
 
     def fresh(self, hint: str) -> str:
-        """A tensor name not used yet, ``hint`` itself where it is free."""
+        """A tensor name that is not used yet: ``hint`` itself if it is free."""
         name = hint
         while name in self.types:
             self._counters[hint] = self._counters.get(hint, 0) + 1
@@ -108,8 +110,9 @@ class Graph:
         return name
 
     def put(self, op: Operator) -> str:
-        """Add ``op``, or put it in the place of the operator that makes the same tensor; gives the
-        tensor's name."""
+        """Adds ``op``, or puts it in the place of the operator that makes the same tensor. Returns
+        the tensor's name.
+        """
         old = self.operators.get(op.output)
         if old is not None:
             self._unregister(old)
@@ -128,16 +131,17 @@ class Graph:
         output: str | None = None,
         **attrs: Any,
     ) -> str:
-        """Append an operator; its type is inferred where the kind and inputs determine it, its
-        output's name is fresh unless ``output`` gives it (then an existing operator of that name is
-        replaced). Gives the output's name."""
+        """Appends an operator. Its type is inferred if kind and inputs determine it. Its output's
+        name is fresh unless ``output`` gives it; then an existing operator of that name is
+        replaced. Returns the output's name.
+        """
         sources = tuple(inputs)
         frozen = make_attrs(**attrs)
         made = type or infer_type(kind, [self.types[source] for source in sources], dict(frozen))
         return self.put(Operator(kind, sources, output or self.fresh(kind), made, frozen, name))
 
     def add_constant(self, value: numpy.ndarray, hint: str = "constant") -> str:
-        """A constant with a fresh name."""
+        """Adds a constant with a fresh name."""
         name = self.fresh(hint)
         array = numpy.asarray(value)
         self.constants[name] = array
@@ -145,8 +149,9 @@ class Graph:
         return name
 
     def replace_uses(self, old: str, new: str) -> None:
-        """Make every reader of ``old`` read ``new``. Where ``old`` is an output it stays, as
-        ``identity(new)``."""
+        """Makes every reader of ``old`` read ``new``. If ``old`` is an output it stays, as
+        ``identity(new)``.
+        """
         if old == new:
             return
         for op in self.consumers(old):
@@ -157,7 +162,7 @@ class Graph:
             self.put(Operator("identity", (new,), old, self.types[old], (), name))
 
     def remove(self, output: str) -> None:
-        """Take out an operator that nobody reads."""
+        """Removes an operator that nobody reads."""
         assert not self._users.get(output) and output not in self.outputs, (
             f"{output} is still in use"
         )
@@ -165,8 +170,9 @@ class Graph:
         del self.types[output]
 
     def drop_dead(self, output: str) -> None:
-        """Take out the operator and, in turn, what only it read (constants stay until
-        ``prune``)."""
+        """Removes the operator and, in turn, the operators that only it read (constants stay until
+        ``prune``).
+        """
         stack = [output]
         while stack:
             tensor = stack.pop()
@@ -179,8 +185,9 @@ class Graph:
                 self.remove(tensor)
 
     def prune(self) -> Graph:
-        """Drop operators and constants that no output needs, sort topologically; gives the graph
-        itself."""
+        """Drops operators and constants that no output needs, and sorts topologically. Returns the
+        graph itself.
+        """
         live: set[str] = set()
         stack = list(self.outputs)
         while stack:
@@ -198,8 +205,9 @@ class Graph:
         return self
 
     def _sort(self) -> None:
-        """Smallest old position first: an order that is already right stays as it is. A cycle is a
-        ``NetworkXUnfeasible``."""
+        """Sorts topologically, the smallest old position first, so a correct order stays as it is.
+        A cycle raises ``NetworkXUnfeasible``.
+        """
         position = {output: index for index, output in enumerate(self.operators)}
         if all(
             position.get(source, -1) < here
@@ -221,7 +229,9 @@ class Graph:
     # -- whole-graph -------------------------------------------------------------------------------
 
     def check(self) -> Graph:
-        """Hold the invariants (an ``AssertionError`` is a bug of ours); gives the graph itself."""
+        """Checks the invariants (an ``AssertionError`` is a bug of gtco's). Returns the graph
+        itself.
+        """
         known = set(self.inputs) | set(self.constants)
         assert not set(self.inputs) & set(self.constants), "an input cannot be a constant"
         for name in known:
@@ -281,7 +291,7 @@ class Graph:
                 values[s] if s in values else _widen(self.constants[s], dtype) for s in op.inputs
             ]
             values[op.output] = evaluate_operator(op, *arrays, dtype=dtype)
-            # what nobody reads any more goes, so that large models fit
+            # tensors without later readers are dropped, so that large models fit
             for source in set(op.inputs):
                 remaining[source] -= 1
                 if remaining[source] == 0 and source not in self.outputs:
@@ -289,7 +299,7 @@ class Graph:
         return {name: values[name] for name in self.outputs}
 
     def histogram(self) -> dict[str, int]:
-        """How many operators there are of each kind, the most frequent first."""
+        """The number of operators of each kind, the most frequent first."""
         counts: dict[str, int] = {}
         for op in self.operators.values():
             counts[op.kind] = counts.get(op.kind, 0) + 1

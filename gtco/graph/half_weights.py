@@ -3,9 +3,10 @@
     before: y = matmul(x, W)            t = gather(E, ids)
     after:  y = matmul(x, W {float16})  h = gather(E {float16}, ids)  t = cast(h)
 
-Products of float32 with weights in float16 are those of float32: kernels widen the weights exactly,
-with F16C. A constant that the file has in float16 is exact in it, and so it is after any movement;
-a constant that was computed from several mostly is not, and stays float32.
+Products of float32 with float16 weights give the same results as with float32 weights, because
+kernels widen the weights exactly, with F16C. A constant that is float16 in the file is exact in
+float16, also after any movement. A constant that was computed from several ones mostly is not
+exact, and stays float32.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from gtco.support.garbage import uncollected
 from gtco.tensor.stage import Operator, TensorType
 
 HALF = "float16"
-# Where operators have weights.
+# The positions of the weights among the inputs of operators.
 _WEIGHTS = {"matmul": 1, "conv2d": 1, "conv_transpose2d": 1, "gather": 0}
 
 
 def half_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor) -> Graph:
-    """The graph with the weights of products and the tables of gathers in float16 where that holds
-    their values. With ``cost``, a product that would be slower keeps its weights; ``floor`` is at
-    most what a stage of the operator costs.
+    """The graph with the weights of products and the tables of gathers in float16, if float16 holds
+    their values. With ``cost``, a product that would be slower keeps its weights. ``floor`` is a
+    lower bound on the cost of a stage with the operator.
     """
     graph = graph.copy()
     prices = Prices(graph, HALF, cost, floor)
-    half: dict[str, str] = {}  # a constant's twin; "" where float16 does not hold its values
+    half: dict[str, str] = {}  # a constant's twin; "" if float16 does not hold its values
 
     def stored(tensor: str) -> str:
         if tensor not in half:
@@ -42,7 +43,7 @@ def half_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
             half[tensor] = graph.add_constant(narrow, tensor) if same else ""
         return half[tensor]
 
-    with uncollected():  # as the fusion search, whose policy prices here too
+    with uncollected():  # as in the fusion search: the same policy prices here
         for op in list(graph.operators.values()):
             where = _weights(graph, op)
             if where is None or not (twin := stored(op.inputs[where])):
@@ -57,7 +58,7 @@ def half_weights(graph: Graph, cost: Cost | None = None, floor: Floor = no_floor
 
 def _weights(graph: Graph, op: Operator) -> int | None:
     """The position of the float32 constant that a product multiplies float32 by, or that a gather
-    reads; None where there is none.
+    reads; None if there is none.
     """
     if op.kind not in _WEIGHTS or op.type.dtype != "float32":
         return None
@@ -69,7 +70,7 @@ def _weights(graph: Graph, op: Operator) -> int | None:
 
 
 def _put_gather(graph: Graph, op: Operator, table: str) -> None:
-    """The gather of ``table``, and a cast that makes what the operator made."""
+    """Adds the gather of ``table``, and a cast that makes the tensor of the old gather."""
     kind = TensorType(op.type.shape, HALF)
     made = graph.fresh(f"{op.output}_fp16")
     graph.put(Operator(op.kind, (table, *op.inputs[1:]), made, kind, op.attrs, op.name))

@@ -13,7 +13,9 @@ _SAME = frozenset("identity softmax log_softmax layer_norm rms_norm group_norm r
 
 
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """numpy's broadcasting; a symbolic size fits itself and 1. Raises ShapeError."""
+    """The shape by numpy's broadcasting. A symbolic size matches itself and 1. Raises
+    ShapeError.
+    """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = []
     for axis in range(rank):
@@ -35,9 +37,10 @@ def infer_type(
     attrs: Mapping[str, Any],
     declared: TensorType | None = None,
 ) -> TensorType:
-    """Type of ``kind(*inputs, **attrs)``. Where the output's type says more than the inputs do
-    (reshape, cast, slice, broadcast, pooling, ...) it is ``declared``, and None there is a
-    ``ValueError``."""
+    """The type of ``kind(*inputs, **attrs)``. For some kinds the inputs do not determine the
+    output's type (reshape, cast, slice, broadcast, pooling, ...); for these it is ``declared``, and
+    None raises a ``ValueError``.
+    """
     row = ELEMENTWISE_OPERATORS.get(kind)
     if row is not None and row.tests:
         return TensorType(broadcast_shapes(*(i.shape for i in inputs)), "bool")
@@ -112,8 +115,8 @@ def infer_type(
 
 
 def _product(dtype: str, declared: TensorType | None) -> str:
-    """The dtype of a contraction's output, by its operands'. Of float16 ones it is float16, as in
-    models of float16, where it is not declared to be float32, as by the precision pass.
+    """The dtype of a contraction's output, by its operands' dtype. Float16 operands give float16,
+    as in float16 models, unless float32 is declared, as the precision pass does.
     """
     if dtype == "float16" and declared is not None and declared.dtype == "float32":
         return "float32"

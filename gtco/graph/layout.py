@@ -1,20 +1,22 @@
-"""Channels last: convolution, pooling, resizing and sampling in NHWC, with the permutations that
-this costs moved about until they meet and cancel.
+"""Channels last: convolution, pooling, resizing and sampling in NHWC. The permutations that this
+adds are moved until they meet and cancel.
 
     before: y = conv2d(x, w) {NCHW}
     after:  y = permute(conv2d(permute(x, 0231), w) {NHWC}, 0312)
 
 NHWC makes a row of im2col contiguous and a 1x1 convolution a plain matrix product. The permutation
-behind such an operator *sinks* towards the outputs through whatever lets it pass (element-wise
-operators, concat, pad, slice, reductions, reshapes that keep its axes apart); the one before it is
-*pulled* towards the inputs. They meet as the identity between two convolutions, and meet the
-model's own: flatten(2).transpose(1, 2) behind a patch embedding cancels, and so does the
-transpose -> view -> convolution -> flatten -> transpose of a transformer's tokens. What remains is
-needed: at most the model's NCHW inputs and outputs, and operators that mix axes.
+after such an operator *sinks* towards the outputs, through every operator that lets it pass
+(element-wise operators, concat, pad, slice, reductions, reshapes that keep its axes apart). The
+permutation before it is *pulled* towards the inputs. Between two convolutions they meet and become
+the identity. They also meet the model's own permutations: flatten(2).transpose(1, 2) after a patch
+embedding cancels, and so does the transpose -> view -> convolution -> flatten -> transpose of a
+transformer's tokens. The rest is needed: at most the model's NCHW inputs and outputs, and operators
+that mix axes.
 
-Pooling and resizing are as fast in either layout. One beside a permutation that remained is tried
-in the other layout, and stays there where fewer elements are moved: one between NCHW tensors moves
-none, and what enlarges a map before an NCHW output is permuted before it, while it is small.
+Pooling and resizing are as fast in either layout. One beside a remaining permutation is tried in
+the other layout, and stays there if fewer elements are moved. Between NCHW tensors it moves none.
+An operator that enlarges a map before an NCHW output has the permutation before it, where the map
+is small.
 """
 
 from __future__ import annotations
@@ -48,11 +50,11 @@ Way = tuple[int, Callable[[], str]]
 
 
 def channels_last(graph: Graph) -> Graph:
-    """The same function with every convolution and sampling in NHWC and as little permuting as
-    found; pooling and resizing in whichever layout that takes.
+    """The same function with every convolution and sampling in NHWC, and with as little permuting
+    as the rules find. Pooling and resizing get the layout that needs less permuting.
 
-    Weights stay OIHW (packing is the kernel's), inputs and outputs keep their names and shapes.
-    Reshapes of reshapes become one. A graph without NCHW operators comes back unchanged in layout.
+    Weights stay OIHW (the kernel packs them). Inputs and outputs keep their names and shapes.
+    Reshapes of reshapes become one. A graph without NCHW operators keeps its layout.
     """
     everything = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE | _EITHER))
     if moved_elements(everything) == 0 or not _beside_permutes(everything):
@@ -62,7 +64,7 @@ def channels_last(graph: Graph) -> Graph:
     best = min(everything, needed, key=moved_elements)
     for op in _beside_permutes(best):
         here = best.producer(op.output)
-        if here is not None and here.kind == op.kind:  # none that was turned changed this one
+        if here is not None and here.kind == op.kind:  # no earlier turn changed this one
             best = min(best, _settled(partial(_turned, best, here)), key=moved_elements)
     return best
 
@@ -72,14 +74,15 @@ def _turned(graph: Graph, op: Operator) -> _Pass:
 
 
 def _settled(begin: Callable[[], _Pass]) -> Graph:
-    """What ``begin`` makes, permutations pulled and sunk, or pulled alone, whichever moves less:
-    sinking past an operator whose other readers need NCHW could move more than it saves.
+    """The graph that ``begin`` makes, with permutations pulled and sunk, or only pulled, whichever
+    moves less. Sinking past an operator whose other readers need NCHW could move more than it
+    saves.
     """
     return min((begin().settle(sink) for sink in (True, False)), key=moved_elements)
 
 
 def _beside_permutes(graph: Graph) -> list[Operator]:
-    """The operators of either layout that a permutation remains before or behind."""
+    """The operators of either layout that have a remaining permutation before or after them."""
     found = {op.output for op in permutes(graph)}
     found |= {op.inputs[0] for op in permutes(graph)}
     return [
@@ -90,12 +93,14 @@ def _beside_permutes(graph: Graph) -> list[Operator]:
 
 
 def moved_elements(graph: Graph) -> int:
-    """Elements that the graph's permutations move; moving axes of size 1 alone moves none."""
+    """The number of elements that the graph's permutations move. A permutation that moves only axes
+    of size 1 moves none.
+    """
     return sum(_size(op.type.shape) for op in permutes(graph))
 
 
 def permutes(graph: Graph) -> list[Operator]:
-    """The permutations that really move something."""
+    """The permutations that move elements."""
     return [
         op
         for op in graph.operators.values()
@@ -104,24 +109,24 @@ def permutes(graph: Graph) -> list[Operator]:
 
 
 def _size(shape: tuple[Dim, ...]) -> int:
-    """Elements, a symbolic size counted as 64: only used to compare."""
+    """The number of elements, with 64 for a symbolic size. It is used only to compare."""
     return prod(dim if isinstance(dim, int) else 64 for dim in shape)
 
 
 class _Pass:
-    """A graph under rewriting; ``down`` names the permutations that sink."""
+    """A graph that is being rewritten. ``down`` names the permutations that sink."""
 
     def __init__(self, graph: Graph):
         self.graph = graph.copy()
         self.down: set[str] = set()
         self.folded: dict[tuple[str, Axes], str] = {}
-        self.current = ""  # the permutation that is being pulled: no substitute for itself
-        self.built: dict[tuple[str, Axes], str] = {}  # by the way in hand: x + x pulls x once
+        self.current = ""  # the permutation that is being pulled: it may not replace itself
+        self.built: dict[tuple[str, Axes], str] = {}  # in the current way: x + x pulls x once
 
     # -- conversion --------------------------------------------------------------------------------
 
     def convert(self, kinds: Collection[str]) -> _Pass:
-        """Every operator of these kinds in NHWC, between permutations."""
+        """Turns every operator of these kinds to NHWC, between permutations."""
         graph = self.graph
         before: dict[str, str] = {}
         for op in list(graph.operators.values()):
@@ -135,14 +140,16 @@ class _Pass:
         return self
 
     def turn(self, op: Operator) -> _Pass:
-        """One operator in the other layout, between permutations."""
+        """Turns one operator to the other layout, between permutations."""
         layout, axes = ("NCHW", TO_NCHW) if op["layout"] == "NHWC" else ("NHWC", TO_NHWC)
         self._replace(op, self.graph.add("permute", [op.inputs[0]], axes=axes), axes, layout)
         self.graph.prune()
         return self
 
     def _replace(self, op: Operator, source: str, axes: Axes, layout: str) -> None:
-        """``op`` reads ``source``, in ``layout``; a permutation behind it restores its output."""
+        """Makes ``op`` read ``source``, in ``layout``; a permutation after it restores
+        its output.
+        """
         graph = self.graph
         made = graph.put(
             Operator(
@@ -160,9 +167,9 @@ class _Pass:
     # -- to a fixed point --------------------------------------------------------------------------
 
     def settle(self, sink: bool) -> Graph:
-        """Apply the rules until none applies. Every step moves a permutation towards the outputs
-        (sink), or moves fewer elements (pull), so it ends. Those that have sunk as far as they go
-        are pulled in the end like all others: they may have met, or what others have made.
+        """Applies the rules until none applies. Every step moves a permutation towards the outputs
+        (sink) or moves fewer elements (pull), so it ends. Permutations that can sink no further are
+        at last pulled like all others, because they may now meet each other or new ones.
         """
         self._until_none_applies(sink)
         if sink:
@@ -176,7 +183,7 @@ class _Pass:
             changed = False
             for output in list(self.graph.operators):
                 op = self.graph.producer(output)
-                if op is None:  # went in this round
+                if op is None:  # it was removed in this round
                     continue
                 if op.kind == "permute":
                     changed |= self._pull(op) or (sink and output in self.down and self._sink(op))
@@ -185,8 +192,9 @@ class _Pass:
             self.graph.prune()
 
     def _pull(self, op: Operator) -> bool:
-        """Replace a permutation by what moves fewer elements: nothing, a folded constant, a
-        reshape, a composition, or permutations further up that cancel there."""
+        """Replaces a permutation by something that moves fewer elements: nothing, a folded
+        constant, a reshape, a composition, or permutations further up that cancel there.
+        """
         graph, (source,) = self.graph, op.inputs
         maker = graph.producer(source)
         moves = 0 if moves_nothing(graph.types[source].shape, op["axes"]) else _size(op.type.shape)
@@ -195,7 +203,7 @@ class _Pass:
         moved, build = self._way(source, op["axes"])
         self.current = ""
         composes = maker is not None and maker.kind == "permute"
-        # One that sinks is not pulled back up, or it would go to and fro across a pad.
+        # A permutation that sinks is not pulled up: it would go back and forth across a pad.
         better = moved < moves if op.output not in self.down else moved == 0
         if not (better or composes or moves == 0):
             return False
@@ -219,7 +227,7 @@ class _Pass:
         graph.put(Operator("reshape", maker.inputs, op.output, op.type, op.attrs, op.name))
         return True
 
-    # -- pull: what does it take to have a tensor permuted? ----------------------------------------
+    # -- pull: the cheapest way to have a tensor permuted --------------------------------------------
 
     def _way(self, tensor: str, axes: Axes) -> Way:
         """The cheapest way found to have ``permute(tensor, axes)``."""
@@ -295,7 +303,9 @@ class _Pass:
         return sum(moved for moved, _ in plans), build
 
     def _way_operand(self, name: str, axes: Axes) -> Way:
-        """An input of an element-wise operator, leading axes of size 1 added where it has fewer."""
+        """An input of an element-wise operator. If it has fewer axes, leading axes of size 1 are
+        added.
+        """
         graph = self.graph
         shape, rank = graph.types[name].shape, len(axes)
         if not shape or len(shape) == rank:
@@ -316,7 +326,7 @@ class _Pass:
         return 0 if flat else _size(shape), build
 
     def _fold(self, name: str, axes: Axes, rank: int) -> str:
-        """A permuted constant, made once."""
+        """The permuted constant. It is made only once."""
         graph = self.graph
         key = (name, axes)
         if key not in self.folded or self.folded[key] not in graph.constants:
@@ -328,7 +338,7 @@ class _Pass:
     # -- sink --------------------------------------------------------------------------------------
 
     def _sink(self, op: Operator) -> bool:
-        """Move a permutation behind each of its readers that lets it pass."""
+        """Moves a permutation after each of its readers that lets it pass."""
         if op.output in self.graph.outputs:
             return False
         changed = False
@@ -340,7 +350,7 @@ class _Pass:
         return changed
 
     def _behind(self, op: Operator, user: Operator) -> Iterator[tuple[str, Axes]]:
-        """``user`` on unpermuted inputs, and the permutation of its output that restores it."""
+        """``user`` on unpermuted inputs, and the permutation that restores its output."""
         graph, (source,) = self.graph, op.inputs
         axes: Axes = op["axes"]
         if user.kind == "reshape":

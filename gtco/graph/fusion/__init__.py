@@ -1,1 +1,1 @@
-"""Cuts a graph into stages: DPOF, its candidates and patterns, and fusion by rules beside it."""
+"""Cuts a graph into stages: DPOF, its candidates and patterns; fusion by rules for comparison."""

@@ -1,5 +1,5 @@
-"""The candidates of one sink: every stage inside its cone, or where there are too many those that a
-descent weighs.
+"""The candidates of one sink: every stage inside its cone, or, if there are too many, those that a
+descent prices.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Members = tuple[int, ...]  # positions in a cone, ascending; the last is the sin
 class Cone:
     """All stages with one sink inside its cone, as positions in the cone.
 
-    An operator of a stage has all its readers there. So the paths from the sink to it are the same
-    in every stage that holds it, and the tables have passed them when the cone was made. What is
-    left to check is which anchors stand together.
+    A stage that holds an operator holds all its readers. So the paths from the sink to the operator
+    are the same in every stage that holds it, and they were checked against the tables when the
+    cone was made. It remains to check which anchors may be together.
 
-    Sets are bit masks. ``given`` is, for each operator but the sink, the stage that it has been the
-    sink of so far; -1 stands for an operator outside of this cone.
+    Sets are bit masks. ``given`` has, for each operator but the sink, the stage that was found for
+    it as a sink; -1 is an operator outside this cone.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Cone:
         self.given = [0 if -1 in stage else sum(1 << m for m in stage) for stage in given]
         self.anchors = sum(1 << n for n, op in enumerate(self.ops) if is_anchor(op.kind))
         self.allowed: dict[int, bool] = {}
-        self.cuts: set[str] = set()  # what limits left out, in words
+        self.cuts: set[str] = set()  # what the limits left out, in words
 
     def stages(self) -> list[Members]:
-        """All of them, or where there are too many those of a descent."""
+        """All stages, or, if there are too many, those of a descent."""
         found: list[int] = []
         for members in self._grow(len(self.ops) - 1, 1 << (len(self.ops) - 1)):
             found.append(members)
@@ -60,8 +60,10 @@ class Cone:
         return [_members(inside) for inside in found]
 
     def _grow(self, below: int, inside: int) -> Iterator[int]:
-        """Each closed set once: the operators above ``below``, last first, are each left out or,
-        where all their readers are inside and the patterns agree, taken in."""
+        """Yields each closed set once. It goes through the operators above ``below``, the last
+        first, and leaves each out or takes it in. It takes in only operators whose readers are all
+        inside and that the patterns allow.
+        """
         yield inside
         if inside.bit_count() >= self.limit:
             if any(self._fits(n, inside) for n in range(below)):
@@ -77,7 +79,7 @@ class Cone:
         return not self.anchors >> n & 1 or self._anchored((inside | 1 << n) & self.anchors)
 
     def _anchored(self, anchors: int) -> bool:
-        """May these anchors stand in one stage?"""
+        """True if one stage may hold these anchors."""
         if anchors not in self.allowed:
             chosen = [self.ops[m] for m in _members(anchors)]
             self.allowed[anchors] = anchors_allowed(chosen, self.paths) and self.possible(
@@ -86,10 +88,11 @@ class Cone:
         return self.allowed[anchors]
 
     def _descend(self) -> list[int]:
-        """The greedy stages and those that two descents meet; at most ``most``.
+        """The stages that were priced on the way: the greedy stages and those of two descents; at
+        most ``most``.
 
-        A greedy stage takes in whatever fits, nearest first. The descents begin at the best greedy
-        stage and at the sink alone.
+        A greedy stage takes in everything that fits, the nearest first. One descent begins at the
+        best greedy stage, the other at the sink alone.
         """
         self.cuts.add(
             f"more than {self.most} stages are possible; a descent weighed as many at most, "
@@ -103,7 +106,7 @@ class Cone:
         weighed: dict[int, float] = {}
 
         def weigh(insides: Iterable[int]) -> tuple[float, int]:
-            """The least total among these, and whose it is; of equal ones the first."""
+            """The least total among these stages, and its stage; of equal ones the first."""
             best, least = math.inf, 0
             for inside in insides:
                 if inside not in weighed and len(weighed) < self.most:
@@ -120,10 +123,10 @@ class Cone:
         return list(weighed)
 
     def _neighbours(self, inside: int) -> Iterator[int]:
-        """The stages that are one step away, nearest to the sink first.
+        """The stages that are one step away, those that differ nearest to the sink first.
 
-        A step takes one operator in, with its readers, alone or with its own stage; or leaves one
-        out, with what it reads.
+        A step takes in one operator with its readers, alone or with its own stage, or it leaves out
+        one operator with everything that it reads.
         """
         for n in range(len(self.ops) - 2, -1, -1):
             change = 1 << n

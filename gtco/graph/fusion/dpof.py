@@ -7,8 +7,8 @@ GTCO Section IV-B, equation 2 and Algorithm 1::
 ``temp[V']`` is ``cost(stage)``, the predicted seconds of the stage as one kernel, or +inf where the
 patterns (``gtco.graph.fusion.patterns``) forbid it or no kernel can do it.
 
-Which segmentation sets have to be visited. A stage has one sink: every other tensor of it is used
-inside the stage alone and is no graph output. Three things follow.
+Which segmentation sets must be visited? A stage has one sink: all its other tensors are used only
+inside the stage and are no graph outputs. Three things follow.
 
 1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is A's sink's, and B's
    sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
@@ -26,19 +26,19 @@ inside the stage alone and is no graph output. Three things follow.
 The segmentation sets that Algorithm 1 ever asks for are therefore the subtrees T(s), one per
 operator: as many states as operators instead of exponentially many, and the same optimum, which the
 tests hold against brute force over all partitions. What stays exponential is the number of stages
-with one sink (wide trees of element-wise operators, the rotary embeddings in front of an
-attention). Where there are more than ``max_candidates``, as many are weighed at most, found by
-descent: from the best of the greedy stages, an operator is taken in (with its readers, and with or
-without the stage it had been given so far) or left out (with what it reads) while that lessens the
-total. Once a search has priced ``MOST_PRICED`` stages, ``HURRIED`` of a sink are too many. Every
-such cut is named in ``Partition.notes``. The bounds count stages, not seconds, so the same model
-always gives the same partition.
+with one sink (wide trees of element-wise operators, the rotary embeddings before an attention). If
+there are more than ``max_candidates``, at most so many are priced, and a descent finds them. It
+starts from the best of the greedy stages. It takes an operator in (with its readers, and with or
+without the stage found for it) or leaves one out (with everything that it reads), as long as that
+lowers the total. Once a search has priced ``MOST_PRICED`` stages, the limit per sink is
+``HURRIED``. ``Partition.notes`` names every such cut. The bounds count stages, not seconds, so the
+same model always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
-a sink by the key of its *cone*, the operators that could ever share a stage with it. Many are not
-priced at all: candidates are taken in the order of what they leave to others, sum of dp[T(c)], and
-one that would be dearer than the best so far even at the least price that any stage with its
-operators has (``floor``) cannot be the optimum.
+a sink by the key of its *cone*, the operators that can ever share a stage with it. Many candidates
+are not priced at all. They are taken in the order of sum of dp[T(c)], the cost of the other stages.
+``floor`` is a lower bound on the price of any stage with the same operators. A candidate that costs
+more than the best so far even at this bound cannot be the optimum.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ MOST_PRICED = 5000
 HURRIED = 128
 
 Cost = Callable[[Stage], float]
-# An operator and its tensors' types -> seconds that no stage with it takes less than.
+# An operator and its tensors' types -> a lower bound on the seconds of any stage with it.
 Floor = Callable[[Operator, Mapping[str, TensorType]], float]
-# Kinds of anchors in topological order -> may a stage that holds them have a finite cost?
+# Kinds of anchors in topological order -> true if a stage that holds them may have a finite cost.
 Possible = Callable[[tuple[str, ...]], bool]
 
 
 @dataclass
 class Pricer:
-    """``cost`` behind a memo: an identical stage is priced once, however often it occurs."""
+    """``cost`` with a memo: identical stages are priced once."""
 
     cost: Cost
     memo: dict[str, float] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Search:
             for source in sources:
                 users[source].append(n)
         self.users = users
-        # A graph output, or what nobody reads, is stored: it can only be a sink.
+        # A graph output, or a tensor without readers, is stored: it can only be a sink.
         self.stored = [op.output in outputs or not users[n] for n, op in enumerate(self.ops)]
         self.parent = post_dominators(users, self.stored)
         self.below: list[list[int]] = [[] for _ in self.ops]
@@ -123,16 +123,16 @@ class Search:
                 self.below[parent].append(n)
         self.dp: list[tuple[float, int]] = []
         self.action: list[tuple[int, ...]] = []
-        # rounded down: what is ruled out by a floor is dearer, not as dear
+        # rounded down: a candidate that a floor rules out costs more, not the same
         self.floors = [int(floor(op, graph.types) * 1e15) for op in self.ops]
         self.cones: dict[str, list[Members]] = {}
         self.prices: dict[str, dict[Members, float]] = {}
         self.transitions = 0
-        self.anchors: dict[int, bool] = {}  # bits of operators: may they stand together?
-        self.cuts: dict[str, list[str]] = {}  # what limits left out, and under which sinks
+        self.anchors: dict[int, bool] = {}  # bits of operators -> true if one stage may hold them
+        self.cuts: dict[str, list[str]] = {}  # what the limits left out, with the sinks
 
     def select_schedule(self) -> list[Stage]:
-        """Lines 5-14: fill dp and action, then read the stages off the action table."""
+        """Lines 5-14: fills dp and action, then reads the stages from the action table."""
         # dp is (time, stages): of equal times the fewest stages win. Time is counted in whole
         # femtoseconds, so that sums are exact and identical layers fall the same way on a tie.
         dp = self.dp
@@ -154,7 +154,7 @@ class Search:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One a kind of cut, with the first sink that it befell."""
+        """One sentence for each kind of cut, with the first sink that was cut."""
         return tuple(
             f"fusion search: {cut}; at {sinks[0]}"
             + (f" and {len(sinks) - 1} more" if len(sinks) > 1 else "")
@@ -175,7 +175,8 @@ class Search:
 
     def _solve(self, sink: int) -> tuple[tuple[float, int], tuple[int, ...]]:
         """dp and action of the subtree of a sink (lines 31-40). Candidates and their prices are
-        found once per kind of cone, as positions in it."""
+        found once per kind of cone, as positions in it.
+        """
         paths = self._cone(sink)
         cone = sorted(paths)
         whole = self._stage(cone)
@@ -219,7 +220,7 @@ class Search:
         return best[:2], tuple(cone[m] for m in chosen)
 
     def _most(self) -> int:
-        """Stages of the next kind of sink that may be weighed."""
+        """The number of stages that may be priced for the next kind of sink."""
         hurried = len(self.pricer.memo) - self.priced_before >= MOST_PRICED
         return min(HURRIED, self.max_candidates) if hurried else self.max_candidates
 
@@ -228,8 +229,8 @@ class Search:
         below = [sum(self.dp[c][0] for c in self.below[n]) for n in cone]
         count = [sum(self.dp[c][1] for c in self.below[n]) for n in cone]
         finite = all(time < math.inf for time in below)
-        # A member but the sink has its parent in the tree among the members. So what hangs below
-        # the stage is what hangs below each of its members, less those members themselves.
+        # Each member but the sink has its parent in the tree among the members. So the operators
+        # below the stage are those below each of its members, without the members themselves.
         for position, n in enumerate(cone[:-1]):
             below[position] -= self.dp[n][0] if finite else 0
             count[position] -= self.dp[n][1]
@@ -244,9 +245,13 @@ class Search:
         return rest
 
     def _cone(self, sink: int) -> dict[int, set[str]]:
-        """The operators that some stage with this sink may hold, with their paths from it: all
-        their readers are in the cone, every path to the sink is one the patterns allow, and the
-        anchors on these, which a stage with the operator holds too, may stand together."""
+        """The operators that some stage with this sink may hold, with their paths from the sink. An
+        operator is in the cone if:
+
+        - all its readers are in the cone;
+        - the patterns allow every path from it to the sink;
+        - one stage may hold all anchors on these paths. A stage with the operator holds them too.
+        """
         first = extend_path("", self.ops[sink])
         assert first is not None, "a single operator is always a stage"
         paths: dict[int, set[str]] = {sink: {first}}
@@ -295,9 +300,9 @@ class Search:
 
 
 def post_dominators(users: Sequence[Sequence[int]], stored: Sequence[bool]) -> list[int]:
-    """Immediate post-dominator of every operator of a DAG; -1 is the exit.
+    """The immediate post-dominator of every operator of a DAG; -1 is the exit.
 
-    ``users[n]`` are n's readers, ``stored[n]`` says that n also leads to the exit directly.
+    ``users[n]`` are the readers of n. ``stored[n]`` is true if n also leads to the exit directly.
     """
     backwards = networkx.DiGraph((user, n) for n, readers in enumerate(users) for user in readers)
     backwards.add_node(-1)

@@ -1,11 +1,12 @@
-"""Copies of pure data movement, one for each reader, so that it can vanish into their kernels.
+"""Copies data movement, one copy for each reader, so that their kernels can take it in.
 
     before: p = permute(qkv)     q = slice(p)     k = slice(p)
     after:  p = permute(qkv)     q = slice(p)     p' = permute(qkv)     k = slice(p')
 
-A stage keeps a tensor to itself, so DPOF cannot fuse what two stages read. Movement costs no
-arithmetic: read through its index map, it is free to repeat. Anything that computes is not copied,
-nor is a cast to bfloat16 or float16, whose result is what is to be stored.
+A tensor inside a stage has readers only in that stage, so DPOF cannot fuse an operator that two
+stages read. Movement costs no arithmetic: a kernel reads through its index map, so repeating it is
+free. Operators that compute are not copied. Neither is a cast to bfloat16 or float16, because its
+narrow result is the tensor to store.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ MOVEMENT = frozenset("identity reshape permute slice broadcast cast".split())
 
 
 def copyable(op: Operator) -> bool:
-    """Is it movement that may be repeated for each reader?"""
+    """True if the operator is movement that may be repeated for each reader."""
     return op.kind in MOVEMENT and not (op.kind == "cast" and op.type.dtype in NARROW)
 
 
 def duplicate_movement(graph: Graph, keep: Iterable[str] = ()) -> Graph:
-    """Every operator of ``MOVEMENT`` with several readers gets a copy for each of them but the
-    first; those named in ``keep`` and graph outputs, which are stored anyway, stay single.
+    """Copies every operator of ``MOVEMENT`` that has several readers: each reader but the first
+    gets a copy. Operators named in ``keep`` stay single, and so do graph outputs, which are stored
+    anyway.
 
-    Chains are copied whole, because readers are dealt with before what they read.
+    Chains are copied whole, because readers are handled before the operators that they read.
     """
     graph = graph.copy()
     single = set(keep) | set(graph.outputs)
@@ -47,11 +49,11 @@ def duplicate_movement(graph: Graph, keep: Iterable[str] = ()) -> Graph:
 
 
 def copied_in_vain(graph: Graph, stages: Iterable[Stage]) -> set[str]:
-    """Movement of ``graph`` (the one without copies) that a partition of the graph with copies
-    still stores, once for each of several readers: better kept single.
+    """The movement of ``graph`` (the one without copies) that is better kept single: a partition of
+    the graph with copies still stores it once for each of several readers.
 
-    A copy shows as a stage of movement alone; copies are equal where they make the same thing of
-    the same tensors, and then every operator of the chain is to be kept.
+    A stored copy is a stage of movement alone. Copies are equal if they make the same tensor from
+    the same tensors; then every operator of the chain is kept single.
     """
     seen: dict[tuple[object, ...], int] = {}
     for stage in stages:

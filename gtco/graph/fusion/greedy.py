@@ -1,6 +1,6 @@
-"""Fusion by rules, in the manner of TVM's FuseOps and Ansor: what DPOF is compared with.
+"""Fusion by rules, as in TVM's FuseOps and Ansor, as a comparison for DPOF.
 
-A complex operator takes the element-wise and injective operators behind it; a reduction takes the
+A complex operator takes the element-wise and injective operators after it; a reduction takes the
 element-wise and injective ones before it; injective operators join each other. No rule looks at a
 cost. Only the benchmarks ``partition`` and ``ablation`` use this.
 """
@@ -19,7 +19,7 @@ _LIGHT = (ELEMENTWISE, INJECTIVE)
 
 
 def fuse_greedy(graph: Graph, cost: Cost) -> Partition:
-    """A partition by the rules above; a stage that ``cost`` refuses is cut into its operators."""
+    """A partition by the rules above. A stage that ``cost`` refuses is cut into its operators."""
     pricer = Pricer(cost)
     order = list(graph.operators.values())
     taken: set[str] = set()
@@ -49,7 +49,7 @@ def fuse_greedy(graph: Graph, cost: Cost) -> Partition:
 
 
 def _grow(graph: Graph, sink: Operator, taken: set[str]) -> list[Operator]:
-    """The stage that ends in ``sink``, from the sink upwards until a rule stops it."""
+    """The stage that ends in ``sink``. It grows upwards from the sink until a rule stops it."""
     group = {sink.output: sink}
     anchor = pattern(sink.kind) in (COMPLEX, REDUCTION)
     if pattern(sink.kind) in (OPAQUE, COMPLEX):

@@ -1,11 +1,11 @@
 """Which operators may share a stage: the five patterns of GTCO, Section III, as two small tables.
 
-An operator's pattern is its row in ``gtco.tensor.operators``. What the tables forbid has cost +inf
-in Algorithm 1 (``pattern(v_i, v_j) = opaque``, line 36) and is never priced; what they allow, the
-cost function may still refuse, because it alone knows the sketches.
+The pattern of an operator is in its row of ``gtco.tensor.operators``. A stage that the tables
+forbid has cost +inf in Algorithm 1 (``pattern(v_i, v_j) = opaque``, line 36) and is never priced.
+The cost function may still refuse a stage that they allow, because only it knows the sketches.
 
 The paper marks softmax opaque and splits layer normalization into element-wise operators. Here both
-arrive whole and are reductions: that admits every fusion the paper's labels admit, and also
+are whole operators and reductions. This allows every fusion that the paper's labels allow, and also
 softmax between two matrix products (Section IV-D) and layer normalization as a prologue.
 """
 
@@ -32,9 +32,9 @@ _PAIRS: frozenset[tuple[str, str]] = frozenset(
     # COMPLEX -> COMPLEX and REDUCTION -> REDUCTION: no kernel keeps that tensor in registers.
 )
 
-# What a path inside a stage may meet, listed from the sink upwards: M matmul, C another complex
-# operator, S softmax, R another reduction. Element-wise and injective operators, of which there may
-# be any number in between, have no letter. O is an opaque operator, alone in its stage.
+# The anchors that a path inside a stage may meet, from the sink upwards: M matmul, C another
+# complex operator, S softmax, R another reduction. Element-wise and injective operators have no
+# letter; any number of them may be in between. O is an opaque operator, alone in its stage.
 _PATHS: frozenset[str] = frozenset(
     ["", "O", "MSM"]
     + [below + anchor + above for anchor in "MC" for below in ("", *"SR") for above in ("", *"SR")]
@@ -52,40 +52,39 @@ def _letter(op: Operator) -> str:
 
 
 def fusable(producer: Operator, consumer: Operator) -> bool:
-    """May the tensor between these two stay inside a stage?"""
+    """True if the tensor between these two operators may stay inside a stage."""
     return (pattern(producer.kind), pattern(consumer.kind)) in _PAIRS
 
 
 def extend_path(path: str, op: Operator) -> str | None:
-    """The path grown upwards by ``op``; None where no stage may hold the grown path.
+    """The path extended upwards by ``op``; None if no stage may hold the extended path.
 
-    ``path`` names the anchors (complex operators, reductions) met between the stage's sink and
-    ``op``, the sink's side first; start with ``""``.
+    ``path`` names the anchors (complex operators, reductions) between the stage's sink and ``op``,
+    those near the sink first; start with ``""``.
     """
     grown = path + _letter(op)
     return grown if grown in _PATHS else None
 
 
 def stage_allowed(operators: Iterable[Operator]) -> bool:
-    """May these operators (topological order, the last is the sink, all others used inside alone)
-    be one stage?
+    """True if these operators may be one stage. They are in topological order; the last is the
+    sink, and all others are used only inside.
 
     Every edge must be in the pair table, every path in the path table, and the whole has one
     anchor: at most one complex operator (two as matmul -> softmax -> matmul) with at most one
-    reduction before and one behind it; without a complex operator, at most one reduction. Taking
-    away an operator that reads no other operator of the stage leaves an allowed stage allowed, so a
-    search may grow stages upwards from the sink and stop at the first refusal.
+    reduction before it and one after it; without a complex operator, at most one reduction. A stage
+    stays allowed if an operator that reads no other operator of the stage is removed. So a search
+    may grow stages upwards from the sink and stop at the first refusal.
     """
     ops = tuple(operators)
     paths = _paths(ops)
-    return paths is not None and anchors_allowed(
-        [op for op in ops if is_anchor(op.kind)], paths
-    )
+    return paths is not None and anchors_allowed([op for op in ops if is_anchor(op.kind)], paths)
 
 
 def _paths(ops: tuple[Operator, ...]) -> dict[str, set[str]] | None:
-    """The paths from the sink to each operator, itself included; None where an edge or a path is in
-    no table."""
+    """The paths from the sink to each operator, itself included; None if an edge or a path is in no
+    table.
+    """
     makers = {op.output: op for op in ops}
     paths: dict[str, set[str]] = {op.output: set() for op in ops}
     paths[ops[-1].output].add(_letter(ops[-1]))
@@ -105,7 +104,7 @@ def _paths(ops: tuple[Operator, ...]) -> dict[str, set[str]] | None:
 
 
 def anchors_allowed(anchors: Sequence[Operator], paths: Mapping[str, Collection[str]]) -> bool:
-    """May these, in topological order, be all the anchors of one stage?
+    """True if these, in topological order, may be all the anchors of one stage.
 
     ``paths`` has the paths from the sink to each (``extend_path``).
     """

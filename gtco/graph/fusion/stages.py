@@ -1,4 +1,6 @@
-"""A graph to stages at the least cost, its movement copied for each reader where that pays."""
+"""Cuts a graph into stages at the least cost. Movement is copied for each reader if that costs
+less.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,30 @@ from gtco.support.garbage import uncollected
 from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType
 
-MOST_CANDIDATES = 1024  # stages with one sink that are priced; one takes about a millisecond
-# Share of an attention's price, alone, that its parts must come to before the graph is tried with
-# them. A price is off by a factor that kernels of one kind share, and these are of three kinds:
-# with K and V packed for one row, parts that promised 0.46-0.68 of it took 0.55-1.07 on a Zen 5,
-# and those that promised 0.83-0.93 took 0.91-1.42.
+MOST_CANDIDATES = 1024  # priced stages of one sink; each takes about a millisecond
+# The graph is tried with the parts of an attention if they cost at most this share of its price,
+# both alone. Kernels of one kind have prices that are wrong by about the same factor, and these are
+# of three kinds. With K and V packed for one row, on a Zen 5, parts with a predicted share of
+# 0.46-0.68 took 0.55-1.07, and parts with a predicted share of 0.83-0.93 took 0.91-1.42.
 PROMISING = 0.67
-# Where prices were measured, or are to be: attention and its parts that are within this of each
-# other, and partitions within this of the best.
+# Used if prices were measured or will be: for attention and its parts within this factor of each
+# other, and for partitions within this factor of the best.
 CLOSE, NEAR = 1.25, 1.1
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Stages in execution order, with what the search did.
+    """Stages in execution order, with figures of the search.
 
-    ``seconds`` is the predicted total, ``costs`` each stage's share. ``states`` counts the
-    segmentation sets visited, ``transitions`` the (V, V') pairs weighed, ``priced`` the calls of
-    the cost function, ``unique`` the different stages in the result; ``elapsed`` is the whole
-    search in seconds, ``cost_elapsed`` the part of it inside the cost function. ``notes`` says
-    where the search was cut short; empty means that the result is the optimum.
+    - ``seconds``: the predicted total;
+    - ``costs``: the share of each stage;
+    - ``states``: the number of segmentation sets visited;
+    - ``transitions``: the number of pairs (V, V') compared;
+    - ``priced``: the number of calls of the cost function;
+    - ``unique``: the number of different stages in the result;
+    - ``elapsed``: seconds of the whole search;
+    - ``cost_elapsed``: those of them inside the cost function;
+    - ``notes``: where the search was cut short; empty means that the result is the optimum.
     """
 
     stages: tuple[Stage, ...]
@@ -57,7 +63,7 @@ class Partition:
         return counts
 
     def text(self) -> str:
-        """A line for each stage: what it costs, its key and operators, what it makes."""
+        """A line for each stage: its cost, its key, its operators, and the tensor that it makes."""
         return "\n".join(
             f"{cost * 1e6:10.1f} us  {stage.key}  {stage.label} -> {stage.output.type}"
             for stage, cost in zip(self.stages, self.costs, strict=True)
@@ -65,12 +71,14 @@ class Partition:
 
 
 def no_floor(op: Operator, types: Mapping[str, TensorType]) -> float:
-    """What is known of any cost: it is not negative."""
+    """The lower bound that holds for any cost: it is not negative."""
     return 0.0
 
 
 def any_anchors(anchors: tuple[str, ...]) -> bool:
-    """What is known of any cost: nothing that the patterns allow is out of the question."""
+    """The answer that holds for any cost: every set of anchors that the patterns allow
+    is possible.
+    """
     return True
 
 
@@ -85,13 +93,16 @@ def partition(
 ) -> Partition:
     """The cheapest partition of ``graph`` into stages (GTCO, Algorithm 1).
 
-    ``cost(stage)`` gives predicted seconds, ``math.inf`` where no kernel can do the stage, and is
-    at least ``floor`` of each of its operators; it is infinite for every stage that holds anchors
-    (complex operators and reductions) of which ``possible`` says no. Stages have at most
-    ``max_operators`` operators; where one sink has more than ``max_candidates`` possible stages, a
-    descent picks those that are weighed. Both limits report themselves in ``notes`` when they cut
-    anything. Raises UnsupportedError where no partition has a finite cost, naming the operators
-    that no kernel can do.
+    - ``cost(stage)`` gives predicted seconds, or ``math.inf`` if no kernel can do the stage;
+    - ``floor`` is a lower bound on the cost of a stage, for each of its operators;
+    - ``possible`` says no to anchors (complex operators and reductions) if every stage that holds
+      them has infinite cost;
+    - ``max_operators`` limits the operators of a stage;
+    - ``max_candidates`` limits the stages of one sink. If more are possible, a descent picks those
+      that are priced.
+
+    Both limits are reported in ``notes`` if they cut anything. Raises UnsupportedError if no
+    partition has a finite cost; it names the operators that no kernel can do.
     """
     start = time.perf_counter()
     pricer = cost if isinstance(cost, Pricer) else Pricer(cost)
@@ -122,22 +133,25 @@ def fuse(
     *,
     promising: float = PROMISING,
 ) -> tuple[Graph, Partition]:
-    """``partition`` of the graph at its cheapest in two respects that no stage shows; gives the
-    graph that the stages belong to. Counters and times are those of all rounds together.
+    """The cheapest ``partition`` of the graph, with two choices that no stage shows, and the graph
+    to which its stages belong. Counters and times are those of all rounds together.
 
-    Movement is copied for each reader, or stored, whichever costs less: copies that no kernel took
-    in are taken back, and the rest partitioned anew, until every copy that is left saves something.
+    Movement is copied for each reader, or stored, whichever costs less. Copies that no kernel took
+    in are undone, and the graph is partitioned again, until every copy that is left saves
+    something.
 
-    Attention is one operator, or the products and the softmax that it stands for: a kind of
-    attention whose parts cost at most ``promising`` of it, alone, is taken apart, and stays so
-    where the whole graph costs less for it.
+    Attention is one operator, or the products and the softmax that it stands for. A kind of
+    attention is taken apart if its parts cost at most ``promising`` of it, both alone. It stays
+    apart if the whole graph then costs less.
     """
-    with uncollected():  # else half of the search's time: it makes values by the million
+    with (
+        uncollected()
+    ):  # garbage collection would take half of the search's time: it makes millions of values
         pricer = Pricer(cost)
         best = _fuse(graph, pricer, floor, possible)
         rounds = [best[1]]
         for alone, attentions in kinds_of_attention(graph):
-            # alone first: a search of the whole graph takes seconds
+            # alone first, because a search of the whole graph takes seconds
             share, spent = _apart(alone, pricer, floor, possible)
             rounds += spent
             if share > promising:
@@ -153,7 +167,9 @@ def fuse(
 def _apart(
     alone: Graph, pricer: Pricer, floor: Floor, possible: Possible
 ) -> tuple[float, tuple[Partition, Partition]]:
-    """What an attention costs in parts, as a share of what it costs as one; and both partitions."""
+    """The cost of an attention in parts as a share of its cost as one operator; and both
+    partitions.
+    """
     apart = partition(taken_apart(alone, alone.outputs), pricer, floor, possible)
     one = partition(alone, pricer, floor, possible)
     return apart.seconds / one.seconds, (apart, one)
@@ -168,9 +184,9 @@ def rivals(
     *,
     most: int = 4,
 ) -> list[tuple[Graph, Partition]]:
-    """Partitions of the graph that ``best`` is one of, worth measuring beside it, with the graphs
-    they belong to: the best one without each of its ``most`` heaviest fused stages, and that with
-    each kind of attention in parts. Only those whose price comes near that of the best.
+    """Other partitions of the graph of ``best`` that are worth measuring beside it, with their
+    graphs: ``best`` without each of its ``most`` heaviest fused stages, and ``best`` with each kind
+    of attention in parts. Only partitions with a price near that of ``best`` are returned.
     """
     found: list[tuple[Graph, Partition]] = []
     weights = best.weights()
@@ -199,7 +215,9 @@ def has_anchor(stage: Stage) -> bool:
 def _fuse(
     graph: Graph, pricer: Pricer, floor: Floor, possible: Possible
 ) -> tuple[Graph, Partition]:
-    """The cheaper of the graph with its movement copied and of the graph as it is."""
+    """The cheaper of two partitions: of the graph with its movement copied, and of the graph as it
+    is.
+    """
     best, rounds = (graph, partition(graph, pricer, floor, possible)), []
     rounds.append(best[1])
     keep: set[str] = set()

@@ -1,10 +1,11 @@
-"""Attention as the operators it stands for, so that a partition may make stages of its parts.
+"""Attention as the operators that it stands for, so that a partition may make stages of its parts.
 
     before: a = attention(q, k, v, bias) {scale}
     after:  t = permute(k)    s = matmul(q * scale, t)    p = softmax(s + bias)    a = matmul(p, v)
 
-The scale goes to the smaller of q and the scores. Hidden scores are the bias itself, and a guarded
-softmax's NaN are 0, as in :mod:`gtco.graph.rewrites.attention`, which made the one of the other.
+The scale multiplies the smaller of q and the scores. Hidden scores are the bias itself, and NaN of
+a guarded softmax become 0, as in :mod:`gtco.graph.rewrites.attention`, which made one attention of
+these operators.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from gtco.tensor.stage import Operator, TensorType, make_stage
 
 
 def kinds_of_attention(graph: Graph) -> list[tuple[Graph, tuple[str, ...]]]:
-    """One of each kind as a graph of its own, and all of that kind, by the tensors they make."""
+    """Each kind of attention: one of that kind as a graph of its own, and the tensors that all of
+    that kind make.
+    """
     kinds: dict[str, list[Operator]] = {}
     for op in graph.operators.values():
         if op.kind == "attention":
@@ -41,7 +44,9 @@ def _alone(graph: Graph, op: Operator) -> Graph:
 
 
 def taken_apart(graph: Graph, attentions: Collection[str]) -> Graph:
-    """The graph with these attentions, by the tensors they make, as products and a softmax."""
+    """The graph with these attentions, named by the tensors they make, as products and
+    a softmax.
+    """
 
     def rule(graph: Graph, op: Operator) -> str | None:
         return _parts(graph, op) if op.output in attentions else None
@@ -51,14 +56,16 @@ def taken_apart(graph: Graph, attentions: Collection[str]) -> Graph:
 
 
 def _parts(graph: Graph, op: Operator) -> str:
-    """Adds the operators of an attention to the graph; gives the tensor that they make."""
+    """Adds the operators of an attention to the graph. Returns the tensor that they make."""
     q, k, v = op.inputs[:3]
 
     def add(kind: str, *inputs: str, **attrs: Any) -> str:
         return graph.add(kind, inputs, name=op.name, **attrs)
 
     def product(a: str, b: str) -> str:
-        """In the dtype that the attention sums in, which is wider than float16 operands."""
+        """The product in the dtype in which the attention sums, which is wider than float16
+        operands.
+        """
         before, behind = graph.types[a].shape, graph.types[b].shape
         shape = (*broadcast_shapes(before[:-2], behind[:-2]), before[-2], behind[-1])
         return graph.add("matmul", (a, b), TensorType(shape, op.type.dtype), name=op.name)
@@ -69,7 +76,7 @@ def _parts(graph: Graph, op: Operator) -> str:
     narrow = graph.types[q].dtype
     rank = len(graph.types[k].shape)
     transposed = add("permute", k, axes=(*range(rank - 2), rank - 1, rank - 2))
-    # products of narrow operands are float32, and scaling its operands would round them once more
+    # products of narrow operands are float32; scaling an operand would round it once more
     keys, width = (int(d) for d in graph.types[k].shape[-2:])
     early = narrow == "float32" and width <= keys
     if op["scale"] != 1.0 and early:
