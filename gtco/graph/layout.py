@@ -227,7 +227,7 @@ class _Pass:
         graph.put(Operator("reshape", maker.inputs, op.output, op.type, op.attrs, op.name))
         return True
 
-    # -- pull: the cheapest way to have a tensor permuted --------------------------------------------
+    # -- pull: the cheapest way to have a tensor permuted ------------------------------------------
 
     def _way(self, tensor: str, axes: Axes) -> Way:
         """The cheapest way found to have ``permute(tensor, axes)``."""
