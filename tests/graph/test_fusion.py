@@ -58,7 +58,7 @@ def graphs(draw: st.DrawFn, most: int = 7) -> Graph:
 
 
 def random_cost(seed: int, infinite: int):
-    """Whole numbers, so sums are exact; a share ``infinite``/16 of the stages has no kernel."""
+    """Whole numbers, so that sums are exact; ``infinite``/16 of the stages have no kernel."""
 
     def cost(stage: Stage) -> float:
         digest = hashlib.sha256(f"{seed} {stage.key}".encode()).digest()
@@ -82,7 +82,7 @@ def set_partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
 
 
 def valid_block(graph: Graph, dag: networkx.DiGraph, block: Sequence[str]) -> bool:
-    """The definition, word by word: one sink, connected, convex, allowed by the patterns."""
+    """The definition, word for word: one sink, connected, convex, and allowed by the patterns."""
     inside = set(block)
     escaping = [
         t for t in block if t in graph.outputs or any(s not in inside for s in dag.successors(t))
@@ -130,7 +130,7 @@ def test_equals_brute_force(graph: Graph, seed: int, infinite: int, floor: float
     made = [op.output for stage in found.stages for op in stage.operators]
     assert sorted(made) == sorted(graph.operators)
     known = {"x", "w"}
-    for stage in found.stages:  # an execution order, and nothing inside a stage is read outside
+    for stage in found.stages:  # in execution order; nothing inside a stage is read outside
         assert {i.name for i in stage.inputs} <= known
         known.add(stage.output.output)
     assert set(graph.outputs) <= known
@@ -143,7 +143,9 @@ def anchors_of(stage: Stage) -> tuple[str, ...]:
 @settings(max_examples=120, deadline=None)
 @given(graphs(), st.integers(0, 1 << 20))
 def test_anchors_that_cannot_stand_together_change_no_optimum(graph: Graph, seed: int) -> None:
-    """What ``possible`` rules out costs infinity anyway; the search only need not ask."""
+    """A stage that ``possible`` rules out costs infinity anyway; the search only does not need to
+    ask.
+    """
     taken = {(), ("softmax",), ("matmul",), ("layer_norm",), ("layer_norm", "matmul")}
     plain = random_cost(seed, 3)
 
@@ -165,8 +167,9 @@ def test_anchors_that_cannot_stand_together_change_no_optimum(graph: Graph, seed
 
 
 def test_random_graphs_do_fuse() -> None:
-    """The property above is worth something only if stages of several operators, several readers
-    and infinities occur: a fixed graph whose optimum needs all of them."""
+    """The property above is only worth something if the optimum uses stages of several operators,
+    several readers and infinite costs. The optimum of this fixed graph needs all of them.
+    """
     graph = chain_graph(
         [("relu", [-1]), ("permute", [0]), ("add", [0, 1]), ("matmul", [2, -2]), ("add", [3, 2])],
         [4],
@@ -211,7 +214,7 @@ def layers(count: int) -> list[tuple[str, list[int]]]:
 
 def test_identical_layers_are_priced_once_and_the_search_is_linear_in_them() -> None:
     def cost(count: int) -> tuple[int, float]:
-        """Stages priced; pairs weighed per layer."""
+        """The number of stages priced, and the pairs weighed per layer."""
         rows = layers(count)
         found = partition(chain_graph(rows, [len(rows) - 1]), lambda s: 1.0 + len(s.operators))
         assert found.states == len(rows) and found.unique <= len(found.stages)
@@ -257,8 +260,10 @@ def test_a_search_that_has_priced_much_hurries(monkeypatch: pytest.MonkeyPatch) 
 @settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(0, 1 << 20))
 def test_a_descent_gives_a_partition_no_worse_than_none(graph: Graph, seed: int) -> None:
-    """With room for 3 candidates a sink nearly every search is cut: what comes out is a partition
-    of the cost it names, between the optimum's and every operator's own, and always the same."""
+    """With room for 3 candidates a sink, nearly every search is cut. The partition has the cost
+    that it names, which lies between the optimum and the sum of the single operators. It is the
+    same each time.
+    """
     cost = random_cost(seed, 0)
     exact, cut = partition(graph, cost), partition(graph, cost, max_candidates=3)
     alone = sum(
@@ -271,7 +276,7 @@ def test_a_descent_gives_a_partition_no_worse_than_none(graph: Graph, seed: int)
 
 
 def test_a_descent_leaves_out_what_does_not_pay() -> None:
-    """Two dear operators in a wide tree, which no greedy stage goes round."""
+    """Two expensive operators in a wide tree; every greedy stage contains them."""
     graph = wide(12, dear=(2, 7))
 
     def cost(stage: Stage) -> float:
@@ -306,7 +311,7 @@ def test_impossible_operators_are_all_named() -> None:
 @settings(max_examples=200, deadline=None)
 @given(graphs(most=10))
 def test_post_dominators_stand_on_every_way_out(graph: Graph) -> None:
-    """The nearest operator without which the exit is not reached; -1 where there is none."""
+    """The nearest operator that lies on all ways to the exit; -1 if there is none."""
     names = list(graph.operators)
     position = {name: n for n, name in enumerate(names)}
     users = [[position[op.output] for op in graph.consumers(name)] for name in names]

@@ -1,4 +1,6 @@
-"""Copies of movement, kept where they vanish and taken back where they do not; fusion by rules."""
+"""Copies of movement, which are kept if they vanish in a kernel and undone if they do not; fusion
+by rules.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def two_readers() -> Graph:
 
 
 def movement_is_free(stage: Stage) -> float:
-    """Movement costs nothing on the way into a kernel; no kernel moves what a product makes."""
+    """Movement costs nothing on the way into a kernel, and no kernel moves the result of a
+    product.
+    """
     kinds = [pattern(op.kind) for op in stage.operators]
     if COMPLEX in kinds and INJECTIVE in kinds[kinds.index(COMPLEX) :]:
         return math.inf

@@ -1,4 +1,4 @@
-"""Which constants of a float16 file the graph keeps in float16, without changing any value."""
+"""Which constants of a float16 file the graph keeps in float16 without changing any value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.graphs import build
 
 
 def exact(graph: Graph, *shape: int) -> str:
-    """Values that float16 holds."""
+    """A constant with values that float16 holds exactly."""
     values = np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float16)
     return graph.add_constant(values.astype(np.float32), "w")
 
@@ -47,7 +47,7 @@ def test_what_float16_holds_is_kept_in_it() -> None:
     assert sorted(readers) == [("gather", "float16"), ("matmul", "float32")]
     stored = [after.constants[x] for x in after.constants if after.types[x].dtype == "float16"]
     assert sorted(array.shape for array in stored) == [(3, 4), (8, 6)]
-    assert [op.kind for op in after.operators.values()].count("cast") == 1  # of what is gathered
+    assert [op.kind for op in after.operators.values()].count("cast") == 1  # of gathered rows
     np.testing.assert_array_equal(values(after), values(graph))
 
 

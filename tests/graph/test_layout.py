@@ -16,7 +16,7 @@ from gtco.tensor.stage import TensorType
 
 
 class Build:
-    """A small model by hand; every constant is random and seeded."""
+    """A small model built by hand; every constant is random and seeded."""
 
     def __init__(self, *shape: int, name: str = "x"):
         self.random = numpy.random.default_rng(0)
@@ -78,7 +78,9 @@ class Build:
 
 
 def same(graph: Graph) -> Graph:
-    """channels_last(graph), held to be valid, NHWC where it must be, and numerically equal."""
+    """Gives channels_last(graph), after checks that it is valid, NHWC where it must be, and
+    numerically equal.
+    """
     before = graph.dump()
     made = channels_last(graph)
     assert graph.dump() == before, "the pass changed its argument"
@@ -108,7 +110,7 @@ def same(graph: Graph) -> Graph:
 
 
 def sizes(graph: Graph) -> list[tuple[str, tuple[int, ...]]]:
-    """Who reads each remaining permutation, and its axes."""
+    """The reader of each remaining permutation, and its axes."""
     return [
         ("+".join(c.kind for c in graph.consumers(op.output)) or "output", op["axes"])
         for op in permutes(graph)
@@ -184,7 +186,7 @@ def test_layer_norm_over_channels_pad_roll_and_slice_let_it_pass() -> None:
 
 
 def layouts(graph: Graph) -> dict[str, str]:
-    """The layouts of pooling and resizing; one operator a kind."""
+    """The layouts of pooling and resizing; the graph has one operator of each kind."""
     kinds = ("max_pool2d", "avg_pool2d", "resize2d")
     return {op.kind: op["layout"] for op in graph.operators.values() if op.kind in kinds}
 
@@ -329,7 +331,7 @@ def test_across_reshape(data: st.DataObject) -> None:
     if swapped is not None:
         expected = x.transpose(axes).reshape(target)
         numpy.testing.assert_array_equal(x.reshape(swapped[0]).transpose(swapped[1]), expected)
-    elif len(target) <= 5:  # None must mean that no order of the target's axes would do
+    elif len(target) <= 5:  # None must mean that no order of the target's axes is possible
         expected = x.transpose(axes).reshape(target)
         for order in itertools.permutations(range(len(target))):
             tried = x.reshape([target[n] for n in order]).transpose(invert(order))

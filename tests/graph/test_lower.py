@@ -1,7 +1,7 @@
-"""Operators of ONNX models as canonical graphs: what they come to, and their values beside ONNX
-Runtime's.
+"""Operators of ONNX models as canonical graphs: which operators they become, and their values
+against ONNX Runtime.
 
-The node tests of ONNX itself show that what the front end does not refuse it gets right.
+The node tests of ONNX show that the front end gets right whatever it does not refuse.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lowered(
     shape: tuple[int, ...],
     opset: int = 18,
 ) -> tuple[Graph, list[np.ndarray], list[np.ndarray]]:
-    """The graph of such a model, its outputs, and ONNX Runtime's."""
+    """The graph of such a model, its outputs, and the outputs of ONNX Runtime."""
     model = single(nodes, constants, shape, opset)
     graph = canonicalize(lower(load_onnx(model)).check())
     feed = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
@@ -103,7 +103,7 @@ def test_a_constant_border_is_the_canonical_pad(inputs, opset, border) -> None:
 
 @pytest.mark.parametrize("given", [("low", "high"), ("low", ""), ("", "high"), ("nan", "high")])
 def test_a_clip_is_canonical(given) -> None:
-    """Bounds that are scalars, left out, or NaN, which ONNX Runtime takes for none."""
+    """Bounds that are scalars, missing, or NaN. ONNX Runtime ignores a NaN bound."""
     bounds = {"low": np.float32(-0.5), "high": np.float32(0.75), "nan": np.float32(np.nan)}
     used = {name: value for name, value in bounds.items() if name in given}
     graph, found, wanted = lowered([helper.make_node("Clip", ["x", *given], ["y"])], used, (3, 7))
@@ -141,7 +141,9 @@ def test_pooling_of_one_axis_is_canonical(kind) -> None:
 
 
 def test_rows_picked_by_repeated_indices_are_gathered() -> None:
-    """As RT-DETR takes its queries: the row's number, known at run time, repeated along the row."""
+    """RT-DETR takes its queries in this way: the number of the row is known at run time and
+    repeated along the row.
+    """
     nodes = [
         helper.make_node("TopK", ["x", "three"], ["values", "top"], axis=1),
         helper.make_node("Slice", ["top", "begin", "end", "last"], ["some"]),
@@ -171,7 +173,7 @@ def test_a_tile_is_canonical() -> None:
 
 @pytest.mark.parametrize("scatter", ["ScatterND", "ScatterElements"])
 def test_what_has_no_elements_is_written_nowhere(scatter) -> None:
-    """As siglip2 is exported, whose padding is a slice of no rows."""
+    """siglip2 is exported in this way; its padding is a slice of no rows."""
     rows = {"ScatterND": (0, 1), "ScatterElements": (0, 5)}[scatter]
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
@@ -186,7 +188,7 @@ def test_what_has_no_elements_is_written_nowhere(scatter) -> None:
 
 
 def test_tvm_builds_what_layers_share_once() -> None:
-    """Layers have a table each, and do alike with it what only TVM knows."""
+    """Each layer has its own table, and does the same with it by operators that only TVM knows."""
     tables = np.random.default_rng(1).standard_normal((3, 7, 2)).astype(np.float32)
     nodes = []
     for layer in range(3):
@@ -221,14 +223,14 @@ OPERATORS = set(
 DATA = set("Add And Div Equal Greater Less Mod Mul Or Pow Sub Where Xor".split())
 
 
-# Those that the fallback compiles in some node test; every other has kernels in all of them.
+# Operators that the fallback compiles in some node test; all others have kernels in all tests.
 IN_THE_FALLBACK = set(
     "AveragePool Conv ConvTranspose MaxPool TopK Trilu".split()
 )
 
 
 def as_constants(model: onnx.ModelProto, values: list[np.ndarray]) -> tuple[onnx.ModelProto, dict]:
-    """Shapes, axes and the like, which the node tests feed at run time, as initializers."""
+    """Turns shapes, axes and the like, which the node tests feed at run time, into initializers."""
     node = model.graph.node[0]
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

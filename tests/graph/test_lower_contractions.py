@@ -1,5 +1,5 @@
-"""Einsum and convolutions of all ranks as canonical operators: which they come to, and their values
-beside ONNX Runtime's.
+"""Einsum and convolutions of all ranks as canonical operators: which operators they become, and
+their values against ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ EINSUMS = [
     ("...ij,...jk->...ik", [(2, 5, 3, 4), (2, 5, 4, 6)], {"matmul"}),
     ("...ij,jk", [(2, 3, 4), (4, 6)], {"matmul"}),
     ("ij,jk", [(3, 4), (4, 5)], {"matmul"}),
-    ("ba,cb", [(4, 3), (5, 4)], {"matmul"}),  # the result's order is the alphabet's
-    ("abc,cd->da", [(2, 3, 4), (4, 5)], {"matmul", "sum"}),  # b is summed on one side alone
+    ("ba,cb", [(4, 3), (5, 4)], {"matmul"}),  # the result's axes are in alphabetical order
+    ("abc,cd->da", [(2, 3, 4), (4, 5)], {"matmul", "sum"}),  # b is summed on one side only
     ("ij,kl->ijkl", [(2, 3), (4, 5)], {"multiply"}),
     ("bij,bij->b", [(2, 3, 4), (2, 3, 4)], {"matmul"}),
     ("i,i->", [(5,), (5,)], {"matmul"}),
@@ -90,7 +90,7 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], kinds: set[str]) -
 
 
 def test_weights_of_an_einsum_stand_on_the_right() -> None:
-    """So that they are packed when the model is compiled."""
+    """Weights on the right are packed when the model is compiled."""
     values = draw({"w": (5, 4), "x": (2, 3, 4)})
     node = helper.make_node("Einsum", ["w", "x"], ["y"], equation="oc,bnc->bno")
     graph, want = graph_of(node, {"x": values["x"]}, {"w": values["w"]})

@@ -1,5 +1,5 @@
-"""Whole ONNX and PyTorch models as canonical graphs: the operators they come to, whichever exporter
-wrote them, and their values beside PyTorch's.
+"""Whole ONNX and PyTorch models as canonical graphs: which operators they become, by either
+exporter, and their values against PyTorch.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ SIZES = {detr: (64, 96), segformer: (64, 64)}
 
 
 class Tensors(torch.nn.Module):
-    """A Hugging Face model that gives tensors, with every parameter and statistic random."""
+    """A Hugging Face model that gives tensors; all its parameters and statistics are random."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def expect(graph: Graph, wanted: dict[str, int]) -> None:
     )
 
 
-# The class token's query in the last block is a product of its own.
+# In the last block, the query of the class token has its own product.
 CLASSIFIER = LAYERS | {"matmul": 10}
 MODELS = [
     (vit, "sdpa", True, CLASSIFIER),
@@ -183,7 +183,7 @@ MODELS = [
         segformer,
         "",
         False,
-        # the convolution that fuses four scales is one of each
+        # the convolution that fuses four scales becomes one of each
         {"attention": 4, "gelu": 4, "conv2d": 16, "resize2d": 4, "softmax": 0, "multiply": 0},
     ),
     (detr, "eager", False, {"attention": 5, "conv2d": 17, "softmax": 0, "multiply": 0}),

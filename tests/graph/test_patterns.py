@@ -50,10 +50,10 @@ def test_allowed(rows: list[str]) -> None:
         ["a=conv2d x w", "b=softmax a", "c=matmul b w"],
         ["a=matmul q k", "b=softmax a", "c=matmul b b2", "d=layer_norm c g h"],
         ["a=layer_norm x g h", "b=matmul a k", "c=softmax b", "d=matmul c v"],
-        ["a=matmul q k", "b=softmax a", "c=add a b", "d=matmul c v"],  # scores also go round
+        ["a=matmul q k", "b=softmax a", "c=add a b", "d=matmul c v"],  # the scores bypass b
         ["a=softmax x", "b=relu a", "c=mean b"],
         ["a=softmax x", "b=softmax y", "c=add a b"],
-        ["a=matmul x w", "b=softmax y", "c=add a b"],  # neither before the product nor behind it
+        ["a=matmul x w", "b=softmax y", "c=add a b"],  # neither before nor after the product
         ["a=matmul x w", "b=softmax a", "c=mean a", "d=add b c"],
         ["a=max_pool2d x", "b=relu a"],
         ["a=relu x", "b=max_pool2d a"],
@@ -74,7 +74,7 @@ def test_pairs() -> None:
 @settings(max_examples=600, deadline=None)
 @given(st.data())
 def test_dropping_a_source_keeps_a_stage_allowed(data: st.DataObject) -> None:
-    """Growing from the sink and stopping at the first refusal loses nothing."""
+    """So growing from the sink and stopping at the first refusal loses nothing."""
     kinds = ["relu", "add", "permute", "softmax", "layer_norm", "matmul", "conv2d"]
     stage: list[Operator] = []
     for n in range(data.draw(st.integers(2, 6))):

@@ -20,11 +20,13 @@ from tests.graphs import build, weights
 CONVOLUTION = {"strides": (1, 1), "padding": (1, 1, 1, 1), "dilation": (1, 1), "layout": "NHWC"}
 
 
-ROUNDINGS = {"bfloat16": 2.0**-6, "float16": 2.0**-9}  # a few of 2^-9 or 2^-12 each
+ROUNDINGS = {"bfloat16": 2.0**-6, "float16": 2.0**-9}  # a few roundings of 2^-9 or 2^-12 each
 
 
 def halved(graph: Graph, dtype: str = "bfloat16") -> Graph:
-    """The pass with its constants folded; outputs keep their types, and their values nearly."""
+    """The graph after the pass, with its constants folded. Outputs keep their types, and nearly
+    their values.
+    """
     after = fold_constants(narrow_operands(graph, dtype)).check()
     assert [after.types[o] for o in after.outputs] == [graph.types[o] for o in graph.outputs]
     rng = np.random.default_rng(5)
@@ -46,12 +48,12 @@ def halved(graph: Graph, dtype: str = "bfloat16") -> Graph:
 
 
 def of_dtype(graph: Graph, dtype: str) -> Counter[str]:
-    """Kinds of the operators that give this dtype."""
+    """The kinds of the operators that give this dtype."""
     return Counter(op.kind for op in graph.operators.values() if op.type.dtype == dtype)
 
 
 def attention_block(g: Graph, x: str) -> str:
-    """x + projection(attention(layer_norm(x))), q, k and v as slices of one product."""
+    """x + projection(attention(layer_norm(x))); q, k and v are slices of one product."""
     n, c, heads = 5, 8, 2
     normal = g.add("layer_norm", (x, weights(g, c), weights(g, c)), epsilon=1e-5)
     qkv = g.add("add", (g.add("matmul", (normal, weights(g, c, 3 * c))), weights(g, 3 * c)))
@@ -71,7 +73,7 @@ def attention_block(g: Graph, x: str) -> str:
 def test_a_block_of_a_transformer(dtype: str) -> None:
     after = halved(build(attention_block), dtype)
     half = of_dtype(after, dtype)
-    # one cast each behind the norm, the biased q, k and v together, and the attention
+    # one cast each after the norm, after the biased q, k and v together, and after the attention
     assert half == {"cast": 3, "slice": 3, "reshape": 4, "permute": 4}
     assert of_dtype(after, "float32") == {
         "layer_norm": 1,
@@ -90,7 +92,7 @@ def test_a_block_of_a_transformer(dtype: str) -> None:
 
 
 def test_casts_to_bfloat16_are_not_copied_for_their_readers() -> None:
-    """What several products read is stored rounded, once."""
+    """A tensor that several products read is rounded and stored once."""
 
     def body(g: Graph, x: str) -> str:
         n = g.add("relu", (x,))
@@ -168,7 +170,7 @@ def test_a_graph_without_contractions_is_left_alone() -> None:
 
 
 def test_what_would_be_slower_stays_float32() -> None:
-    """The cost is asked of each different product alone, with and without rounded operands."""
+    """The cost is asked once for each different product, with and without rounded operands."""
 
     def body(g: Graph, x: str) -> str:
         first = g.add("matmul", (x, weights(g, 8, 8)))
@@ -199,7 +201,9 @@ def test_what_would_be_slower_stays_float32() -> None:
 
 
 def test_what_is_slower_at_best_is_not_priced() -> None:
-    """A contraction whose floor alone says that narrow operands pay; a price is a search."""
+    """The floor of a contraction may already show that narrow operands pay. Its price would need a
+    search.
+    """
 
     def body(g: Graph, x: str) -> str:
         w = g.add_constant(np.full((8, 3), 0.5, np.float32))
@@ -225,7 +229,7 @@ def test_what_is_slower_at_best_is_not_priced() -> None:
         (65504.0, "float16", True),
         (65600.0, "float16", False),
         (-7e4, "float16", False),
-        (float("inf"), "float16", True),  # it is one in any format
+        (float("inf"), "float16", True),  # it is infinite in any format
         (7e4, "bfloat16", True),
     ],
 )
@@ -243,7 +247,7 @@ def test_weights_beyond_the_format_stay_float32(largest: float, dtype: str, narr
 
 @pytest.mark.parametrize("dtype", ROUNDINGS)
 def test_masks_stay_float32(dtype: str) -> None:
-    """The least float32 says what is hidden; float16 has no such number."""
+    """The least float32 marks hidden elements; float16 has no such number."""
 
     def body(g: Graph, x: str) -> str:
         q = g.add("reshape", (x,), TensorType((2, 1, 5, 8)))

@@ -1,4 +1,6 @@
-"""Each rewrite on the smallest graph that shows it: the form it gives, and that the values stay."""
+"""Each rewrite on the smallest graph that shows it: the form that it gives, and that the values
+stay the same.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def root_mean_square(g: Graph, x: str, axis: int, reciprocal: bool) -> str:
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_rms_norm(reciprocal: bool) -> None:
-    """As Hugging Face writes it; an addition behind it is no part of it."""
+    """As Hugging Face writes it; an addition after it is no part of it."""
 
     def body(g: Graph, x: str) -> str:
         size = int(g.types[x].shape[-1])
@@ -79,7 +81,7 @@ def rms_of_centred(graph: Graph, x: str, axis: int, order: tuple[int, ...]) -> s
 
 @pytest.mark.parametrize(("axis", "order"), [(2, (0, 1, 2)), (1, (0, 2, 1))])
 def test_rms_norm_of_what_has_no_mean_is_layer_norm(axis: int, order: tuple[int, ...]) -> None:
-    """ONNX Runtime's optimizer moves a transposition between the mean and the rest."""
+    """ONNX Runtime's optimizer moves a transposition between the mean and the other operators."""
     graph = build(lambda graph, x: rms_of_centred(graph, x, axis, order))
     moved = {"permute": 1} if axis == 1 else {}
     same(graph, {"layer_norm": 1} | moved)
@@ -96,7 +98,7 @@ def test_rms_norm_over_another_axis_stays() -> None:
 
 
 def test_normalisation_over_another_axis() -> None:
-    """SAM's LayerNorm2d, scale and shift folded through the permutation."""
+    """SAM's LayerNorm2d; its scale and shift are folded through the permutation."""
     graph = build(lambda g, x: affine(g, centred_over(g, x, (1,)), 5, 1, 1), (2, 5, 4, 3))
     after = same(graph, {"permute": 2, "layer_norm": 1}, 2e-6)
     norm = next(op for op in after.operators.values() if op.kind == "layer_norm")
@@ -315,7 +317,9 @@ def test_gather_of_a_range_is_a_slice_and_of_anything_else_stays() -> None:
 
 @pytest.mark.parametrize("axis, above", [(0, True), (1, False)])
 def test_every_second_slice_of_a_reshape(axis: int, above: bool) -> None:
-    """It passes an axis that the reshape keeps, and none that it takes apart."""
+    """The slice moves above the reshape along an axis that the reshape keeps, and not along one
+    that it takes apart.
+    """
 
     def body(g: Graph, x: str) -> str:
         y = g.add("reshape", (x,), TensorType((2, 4, 3)))
@@ -328,7 +332,9 @@ def test_every_second_slice_of_a_reshape(axis: int, above: bool) -> None:
 
 
 def test_a_stack_that_is_flattened_at_once_is_a_concatenation() -> None:
-    """As deformable attention puts its levels together; behind the next axis it is none."""
+    """Deformable attention puts its levels together in this way. A stack behind the next axis is no
+    concatenation.
+    """
 
     def stacked(one: tuple[int, ...], axis: int) -> Callable[[Graph, str], str]:
         def body(g: Graph, x: str) -> str:

@@ -1,4 +1,4 @@
-"""Rewrites that find attention: scores, masks of every spelling, guards, the products before."""
+"""Rewrites that find attention: scores, masks in every form, guards, and the products before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from tests.graphs import RNG, build, number, same, weights
 
 
 def attention_parts(g: Graph, x: str, mask: np.ndarray | None, guard: bool, scale_q: bool) -> str:
-    """[batch, 5, 8] -> two heads of 4, scores scaled on q and k or afterwards, masked, guarded."""
+    """[batch, 5, 8] -> two heads of 4; the scores are scaled on q and k or afterwards, masked, and
+    guarded.
+    """
     batch = int(g.types[x].shape[0])
     parts = []
     for _ in range(3):
@@ -92,7 +94,9 @@ def test_guard_makes_a_row_zero_that_is_masked_whole(reshaped: bool) -> None:
 @pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1, 1), (3, 2, 1, 1), (1,), ()])
 @pytest.mark.parametrize("inside", ["nothing", "a scale", "a bias"])
 def test_a_temperature_of_each_head(shape: tuple[int, ...], inside: str) -> None:
-    """As in Swin V2: (q k^T) * t + b with t at run time. A bias that t multiplies too stays."""
+    """As in Swin V2: (q k^T) * t + b with t at run time. A bias that is also multiplied by t
+    stays.
+    """
     types = {"q": TensorType((3, 2, 5, 4)), "k": TensorType((3, 2, 7, 4)), "t": TensorType(shape)}
     graph = Graph(("q", "k", "t"), (), types)
     scores = graph.add("matmul", ("q", graph.add("permute", ("k",), axes=(0, 1, 3, 2))))
@@ -133,7 +137,7 @@ LOWEST = float(np.finfo(np.float32).min)
     "place", ["bare", "bias inside", "scale outside", "bias outside", "swapped"]
 )
 def test_mask_at_run_time(low: float, place: str) -> None:
-    """Whatever hides rows whole, and whatever non-finite score it hides."""
+    """This includes masks that hide whole rows, and hidden scores that are not finite."""
     graph = Graph(("x", "m"), (), {"x": TensorType((2, 5, 8)), "m": TensorType((2, 5, 5), "bool")})
     scores = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
     bias = weights(graph, 5, 5)
@@ -168,15 +172,15 @@ def test_mask_at_run_time(low: float, place: str) -> None:
 @pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e9, -1e4])
 @pytest.mark.parametrize("lower", [False, True])
 def test_a_constant_mask_with_a_bias_behind_it(low: float, lower: bool) -> None:
-    """A hidden score stays hidden, also an infinite one, whatever is added to it; one that the bias
-    puts as low is none.
+    """A hidden score stays hidden, even an infinite one, whatever is added to it. A score that is
+    low only because of the bias is not hidden.
     """
     graph = Graph(("x",), (), {"x": TensorType((2, 5, 8))})
     scores = graph.add("matmul", ("x", graph.add("permute", ("x",), axes=(0, 2, 1))))
     mask = np.ones((5, 5), bool)
     mask[:, 3], mask[0, 1] = False, False
     bias = RNG.standard_normal((5, 5)).astype(np.float32)
-    if lower:  # of the first row's kept keys
+    if lower:  # for the keys that the first row keeps
         bias[0, [0, 2, 4]] = low
     condition = graph.add_constant(mask, "m")
     scores = graph.add("where", (condition, scores, number(graph, low)))
@@ -198,7 +202,7 @@ def test_a_constant_mask_with_a_bias_behind_it(low: float, lower: bool) -> None:
 @pytest.mark.parametrize("low", [-np.inf, LOWEST, -1e30, -1e9, -1e4])
 @pytest.mark.parametrize("constant", [True, False])
 def test_a_bias_as_low_as_the_mask_hides_nothing_itself(low: float, constant: bool) -> None:
-    """Scores that are as low by what is added to them still differ, where sums can tell."""
+    """Scores that a bias makes as low still differ, if their sums can show it."""
     graph = Graph(("x", "m"), (), {"x": TensorType((2, 5, 8)), "m": TensorType((2, 5, 1), "bool")})
     values = RNG.choice(np.float32([0, 0.5, low]), (2, 5, 5)).astype(np.float32)
     values[0, 1], values[1, 2] = low, 0.0
@@ -224,9 +228,9 @@ def test_a_bias_as_low_as_the_mask_hides_nothing_itself(low: float, constant: bo
 
 @pytest.mark.parametrize("seed", range(300))
 def test_masks_and_biases_in_any_order(seed: int) -> None:
-    """One mask and up to two biases, constant or not, of which some hold the mask's value or -inf,
-    with scales between: what is hidden is hidden, and rows that have nothing else keep their
-    values.
+    """One mask and up to two biases, constant or not, with scales between them. Some biases hold
+    the mask's value or -inf. Hidden scores stay hidden, and rows that have no other scores keep
+    their values.
     """
     rng = np.random.default_rng(seed)
     low = float(rng.choice([-np.inf, LOWEST, -1e30, -1e9, -1e4]))
@@ -267,7 +271,7 @@ def test_masks_and_biases_in_any_order(seed: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_swin_mask_through_reshapes(batch: int) -> None:
-    """Scores [batch * 3 windows, 2 heads, 4, 4] plus a mask per window, as Swin adds it."""
+    """Scores [batch * 3 windows, 2 heads, 4, 4] plus one mask for each window, as Swin adds it."""
 
     def body(g: Graph, x: str) -> str:
         k = g.add("permute", (x,), axes=(0, 1, 3, 2))

@@ -1,5 +1,5 @@
-"""The rewrites that leave multiplications out: what they make of the smallest graphs, that values
-stay on drawn ones, and that they keep away where they would add work.
+"""The rewrites that leave multiplications out: their results on the smallest graphs, equal values
+on drawn ones, and that they do nothing where they would add work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN = {"strides": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups
 
 
 def products(graph: Graph) -> int:
-    """Multiply-adds of all contractions by constants."""
+    """The multiply-adds of all contractions by constants."""
     total = 0
     for op in graph.operators.values():
         if op.kind in ("matmul", "conv2d"):
@@ -57,8 +57,9 @@ def test_a_pointwise_convolution_comes_before_the_upsampling() -> None:
 
 
 def test_a_head_of_several_scales() -> None:
-    """SegFormer's: what is upsampled leaves the concatenation, the rest stays in it; projections
-    to a common width are composed with what takes their sum."""
+    """The head of SegFormer. Parts that are upsampled leave the concatenation, and the others stay
+    in it. Projections to a common width are composed with the convolution that takes their sum.
+    """
 
     def body(g: Graph, x: str) -> str:
         def tokens(height: int, width: int, channels: int) -> str:
@@ -85,8 +86,9 @@ def test_a_head_of_several_scales() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_heads(seed: int) -> None:
-    """Any layout, method, sizes up and down, parts that are upsampled or not, one of them twice,
-    a second reader of the concatenation or of a part."""
+    """Any layout and method, sizes up and down, and parts that are upsampled or not. One part may
+    come twice, and the concatenation or a part may have a second reader.
+    """
     rng = np.random.default_rng(seed)
     layout, axis = [("NCHW", 1), ("NHWC", 3)][seed % 2]
     height, width, count = int(rng.integers(4, 9)), int(rng.integers(4, 9)), int(rng.integers(1, 5))
@@ -158,7 +160,7 @@ def test_convolutions_that_stay_behind_the_resizing(case: str) -> None:
 @pytest.mark.parametrize("first", ["matmul", "conv2d"])
 @pytest.mark.parametrize("second", ["matmul", "conv2d"])
 def test_products_in_a_row(first: str, second: str, bias: bool) -> None:
-    """Through a bias and, where channels are last, a reshape."""
+    """Through a bias and, if channels are last, a reshape."""
 
     def body(g: Graph, x: str) -> str:
         if first == "matmul":
@@ -232,7 +234,7 @@ def test_products_that_stay_two(case: str) -> None:
 
 
 def block(g: Graph, x: str, merged: bool, heads: int = 2) -> str:
-    """A transformer's block, its projections merged or apart."""
+    """A transformer's block; its projections are merged or separate."""
     n, tokens, width = (int(d) for d in g.types[x].shape)
     y = g.add("layer_norm", (x, weights(g, width), weights(g, width)), epsilon=1e-5)
     if merged:
@@ -264,7 +266,7 @@ def taken(g: Graph, x: str, rows: int, first: int = 0, stride: int = 1) -> str:
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("rows, first, stride", [(1, 0, 1), (2, 3, 1), (3, 1, 3)])
 def test_rows_that_are_unread(merged: bool, rows: int, first: int, stride: int) -> None:
-    """Of the last block only the keys and values are computed of all tokens."""
+    """In the last block, only the keys and values are computed for all tokens."""
 
     def body(g: Graph, x: str) -> str:
         y = block(g, block(g, x, merged), merged)
@@ -273,7 +275,7 @@ def test_rows_that_are_unread(merged: bool, rows: int, first: int, stride: int) 
 
     graph = build(body, (2, 9, 8))
     after = canonicalize(graph)
-    whole = 8 * 8 * (4 + 8)  # of a row through a block
+    whole = 8 * 8 * (4 + 8)  # multiply-adds of a row through a block
     assert products(after) == 2 * (9 * whole + 9 * 2 * 64 + rows * (whole - 2 * 64) + rows * 24)
     x = {"x": RNG.standard_normal((2, 9, 8)).astype(np.float32)}
     (before,), (now,) = (g.evaluate(x, dtype="float64").values() for g in (graph, after))
@@ -295,7 +297,9 @@ def test_images_of_a_batch_that_are_unread() -> None:
 
 @pytest.mark.parametrize("case", ["whole", "overlap", "read"])
 def test_products_that_stay_merged(case: str) -> None:
-    """Where all parts are read for all rows, two share columns, or somebody reads everything."""
+    """They stay merged if all parts are read for all rows, if two share columns, or if one operator
+    reads everything.
+    """
 
     def body(g: Graph, x: str) -> str:
         y = g.add("add", (g.add("matmul", (x, weights(g, 8, 24))), weights(g, 24)))
@@ -336,7 +340,7 @@ def test_rows_that_stay(case: str) -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_drawn_slices(seed: int) -> None:
-    """Slices behind whatever broadcasts, normalises or multiplies, of any axes, backwards too."""
+    """Slices of any axes, also backwards, after operators that broadcast, normalise or multiply."""
     rng = np.random.default_rng(seed)
     shape = tuple(int(rng.integers(1, 7)) for _ in range(int(rng.integers(2, 5))))
 

@@ -1,4 +1,4 @@
-"""Reductions cut in two steps: equal values, and enough tasks."""
+"""Reductions that are cut into two steps: equal values, and enough tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def graph_of(kind: str, shape: tuple[int, ...], channels: int = 0, **attrs: obje
 
 
 def split(graph: Graph, tolerance: float = 1e-9) -> Graph:
-    """Split for 8 cores; values in float64 must be those of before."""
+    """The graph, split for 8 cores. Its values in float64 must stay the same."""
     after = split_reductions(graph, 8).check()
     x = RNG.standard_normal(graph.types["x"].shape).astype(np.float32) + np.float32(3)
     before = graph.evaluate({"x": x}, dtype="float64")["y"]

@@ -1,4 +1,6 @@
-"""Attention as one stage or as its parts: equal values, and the fusion search takes the cheaper."""
+"""Attention as one stage or as its parts: the values are equal, and the fusion search takes the
+cheaper form.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def attention(
     dtype: str = "float32",
     **attrs: object,
 ) -> Graph:
-    """y = attention(q, k, v, bias), the bias a constant."""
+    """y = attention(q, k, v, bias); the bias is a constant."""
     types = {name: TensorType(s, dtype) for name, s in zip("qkv", (q, k, v), strict=True)}
     graph = Graph(("q", "k", "v"), (), types)
     inputs = ["q", "k", "v"]
@@ -76,12 +78,12 @@ def test_the_parts_compute_the_same(
     inputs = values(graph)
     with np.errstate(invalid="ignore"):
         want, got = (g.evaluate(inputs, dtype="float64")["y"] for g in (graph, apart))
-    # the scale is a constant of float32 in the one, an attribute in the other
+    # the scale is a float32 constant in one form and an attribute in the other
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 def test_the_parts_of_bfloat16_round_its_weights_alone() -> None:
-    """Eight bits of the weights, rounded after the division instead of before it."""
+    """The weights are rounded to eight bits after the division instead of before it."""
     graph = attention((2, 5, 4), (2, 6, 4), (2, 6, 3), dtype="bfloat16")
     apart = taken_apart(graph, ["y"]).check()
     inputs = values(graph)
@@ -99,7 +101,9 @@ def test_the_others_stay() -> None:
 
 
 def by_parts(one: float, part: float) -> Callable[[Stage], float]:
-    """Seconds of an attention, and of each product and softmax; other operators cost little."""
+    """Seconds of an attention, and of each product and softmax; other operators cost almost
+    nothing.
+    """
 
     def cost(stage: Stage) -> float:
         anchors = [op.kind for op in stage.operators if is_anchor(op.kind)]
@@ -112,7 +116,8 @@ def by_parts(one: float, part: float) -> Callable[[Stage], float]:
 
 @pytest.mark.parametrize(("one", "wanted"), [(5.0, False), (3.5, True)])
 def test_the_search_takes_the_cheaper(one: float, wanted: bool) -> None:
-    """Three stages of a second each, or one of five; one of 3.5 is as likely as good. Of two kinds.
+    """The parts are three stages of a second each. An attention of 5 s is taken apart, and one of
+    3.5 s is not. The graph has two different attentions.
     """
     graph = attention((2, 5, 4), (2, 6, 4), (2, 6, 3))
     other = graph.add("attention", ["q", "k", "k"], output="z", scale=0.3)
@@ -125,7 +130,7 @@ def test_the_search_takes_the_cheaper(one: float, wanted: bool) -> None:
 
 
 def test_one_query_is_taken_apart_and_many_are_not() -> None:
-    """K and V would be packed for a single row, which the products read where they lie."""
+    """The attention would pack K and V for a single row; the products read them in place."""
     policy = AnalyticPolicy(target("znver4"))
     for queries, wanted in ((1, False), (576, True)):
         graph = attention((48, queries, 64), (48, 576, 64), (48, 576, 64))

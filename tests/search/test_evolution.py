@@ -132,7 +132,6 @@ def test_a_config_of_a_similar_stage() -> None:
     assert adapted(other, Config("gemm", (("tile", "99x9"),))) is None
     said = config_with(one.sketches[0], order="panels")
     before = tuple(choice for choice in said.choices if choice[0] != "order")
-    assert (
-        adapted(one, Config("gemm", before)) == said
-    )  # it was written when there was only one order
+    # a config that was written when there was only one order
+    assert adapted(one, Config("gemm", before)) == said
     assert adapted(other, Config("no such sketch")) is None
