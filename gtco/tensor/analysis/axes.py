@@ -1,7 +1,7 @@
-"""Which axes of a stage's output run as one: how far neighbours along them lie apart in every
+"""The axes of a stage's output that run as one: the distance of neighbours along them in every
 input.
 
-A row is the output's axes from ``cut`` on, taken as one; its positions are counted by one variable.
+A row is the output's axes from ``cut`` on, taken as one; one variable counts its positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gtco.tensor.analysis.probe import Probe
 from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Stage
 
-MOST_SEGMENTS = 16  # more are not worth their code
+MOST_SEGMENTS = 16  # more segments are not worth their code
 PROBED_ROW = 8192  # longer rows are not probed position by position
 
 
@@ -31,7 +31,8 @@ class Segment:
     """Positions ``begin + k * length + [0, length)`` of a row, ``k < repeat``, regular in every
     input for each k.
 
-    ``smooth``: no condition depends on the position inside a run, so that its lanes may be vectors.
+    ``smooth`` is true if no condition depends on the position inside a run, so that its lanes may
+    be vectors.
     """
 
     begin: int
@@ -41,7 +42,7 @@ class Segment:
 
 
 def regular(stage: Stage, cut: int) -> bool:
-    """Is every load contiguous or constant along a row?"""
+    """True if every load is contiguous or constant along a row."""
     shape = output_shape(stage)
     probe = Probe(stage)
     j, *index = probe.scope.variables((prod(shape[cut:]), *shape[:cut]))
@@ -49,8 +50,8 @@ def regular(stage: Stage, cut: int) -> bool:
 
 
 def longest_row(stage: Stage) -> int | None:
-    """The first axis of the longest row that is regular. The whole output is asked first, then the
-    shortest row, which all others hold.
+    """The first axis of the longest row that is regular; None if there is none. The whole output is
+    tried first, then the shortest row, which is a part of all others.
     """
     last = len(output_shape(stage)) - 1
     if last >= 0 and regular(stage, 0):
@@ -62,7 +63,8 @@ def longest_row(stage: Stage) -> int | None:
 
 def longest_piece(stage: Stage, lanes: int) -> int | None:
     """The longest piece of the last axis, of ``lanes`` positions at least, in which every load is
-    contiguous or constant, wherever it begins: a divisor that some tensor's trailing axes span.
+    contiguous or constant, wherever the piece begins. It is a divisor that some tensor's trailing
+    axes span.
     """
     shape = output_shape(stage)
     row = shape[-1] if shape else 1
@@ -81,13 +83,13 @@ def longest_piece(stage: Stage, lanes: int) -> int | None:
 
 
 def gathers(stage: Stage, cut: int) -> int:
-    """Loads that are no vectors along a row."""
+    """The number of loads that are not vectors along a row."""
     probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
     return probe.apart(j)
 
 
 def picks(stage: Stage, cut: int) -> bool:
-    """Does a gather read elsewhere for each position of a row?"""
+    """True if a gather reads another place for each position of a row."""
     if not any(op.kind == "gather" for op in stage.operators):
         return False
     probe, j = _probed(stage, cut, Segment(0, prod(output_shape(stage)[cut:])))
@@ -95,8 +97,8 @@ def picks(stage: Stage, cut: int) -> bool:
 
 
 def segments(stage: Stage, cut: int) -> tuple[Segment, ...]:
-    """A row cut where the source of some load jumps, as seen in the first, middle and last row. It
-    takes a probe a position: for a kernel alone, since a price does not need it.
+    """A row, cut at the places where the source of some load jumps in the first, middle or last
+    row. It takes a probe for each position, so only kernels use it; a price does not need it.
     """
     shape = output_shape(stage)
     length = prod(shape[cut:])
@@ -109,7 +111,7 @@ def segments(stage: Stage, cut: int) -> tuple[Segment, ...]:
     each = [Segment(a, n) for a, n in zip(edges, lengths, strict=False)]
     if len(set(lengths)) == 1 and len(lengths) > 2:
         same = Segment(0, lengths[0], len(lengths))
-        # a concat's parts are told apart by their position: in one loop no part is known
+        # the position tells the parts of a concat apart: in one loop no part is known
         if len(lengths) > MOST_SEGMENTS or _smooth(stage, cut, same):
             each = [same]
     elif len(lengths) > MOST_SEGMENTS:
@@ -134,8 +136,8 @@ def _smooth(stage: Stage, cut: int, segment: Segment) -> bool:
 
 
 def _jumps(stage: Stage, row: Sequence[int], length: int) -> set[int]:
-    """Positions of a row where some load's address does not go on as it did before, or another part
-    of a concat begins.
+    """The positions of a row at which some load's address does not continue as before, or another
+    part of a concat begins.
     """
     cuts: set[int] = set()
     before: list[tuple[str, Expr]] = []
@@ -165,7 +167,7 @@ def phase_steps(
     stage: Stage, cut: int, phases: int, phase: int, most: int
 ) -> tuple[int, ...] | None:
     """The steps over 1 by which every ``phases``-th position of a row, from ``phase`` on, runs
-    through the inputs; None where one is uneven or longer than ``most``.
+    through the inputs. None if a step is uneven or longer than ``most``.
     """
     shape = output_shape(stage)
     probe = Probe(stage)
@@ -179,8 +181,8 @@ def phase_steps(
 # axes that inputs do not have ---------------------------------------------------------------------
 @dataclass(frozen=True)
 class Standing:
-    """Inputs of ``nbytes`` are the same along the output's axes ``first`` to ``stop``, and are read
-    anew for each step there.
+    """Inputs of ``nbytes`` that are the same along the output's axes ``first`` to ``stop``, so that
+    each step there reads them again.
     """
 
     first: int
@@ -189,7 +191,7 @@ class Standing:
 
 
 def standing(stage: Stage, cut: int) -> Standing | None:
-    """The axes before ``cut`` along which the most bytes are read again; None where none are."""
+    """The axes before ``cut`` along which the most bytes are read again; None if there are none."""
     axes = _Axes(stage)
     best, most = None, 0.0
     for first in range(cut):
@@ -204,8 +206,9 @@ def standing(stage: Stage, cut: int) -> Standing | None:
 # turned axes --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Turned:
-    """``inputs`` are contiguous along the output's axes ``first`` to ``stop`` as one; all others,
-    and the output, along those from ``cut`` on.
+    """The axes of a transposing stage. ``inputs`` are contiguous along the output's axes ``first``
+    to ``stop`` as one. All other inputs, and the output, are contiguous along those from ``cut``
+    on.
     """
 
     first: int
@@ -215,8 +218,8 @@ class Turned:
 
 
 def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Turned | None:
-    """The axes whose blocks of ``lanes`` x ``lanes``, turned, make every load a vector; None where
-    there are none. What is turned is of ``dtypes``.
+    """The axes whose blocks of ``lanes`` x ``lanes``, if turned, make every load a vector; None if
+    there are none. Turned inputs have one of the ``dtypes``.
     """
     if any(op.kind == "gather" for op in stage.operators):
         return None
@@ -242,7 +245,7 @@ def turned(stage: Stage, lanes: int, dtypes: Sequence[str] = ("float32",)) -> Tu
 
 
 class _Axes:
-    """How each load runs along each axis of the output."""
+    """The distances of neighbours, for each load and each axis of the output."""
 
     def __init__(self, stage: Stage) -> None:
         self.shape = output_shape(stage)
@@ -256,8 +259,8 @@ class _Axes:
         self.smooth = [not probe.decided_by(axis) for axis in axes]
 
     def inside(self, load: int) -> bool:
-        """Does a load stay inside its tensor when nobody asks what it depends on? Behind a concat
-        or a pad it need not: only where they choose it does its index mean anything.
+        """True if a load stays inside its tensor even if no condition guards it. A load after a
+        concat or a pad need not: its index has a meaning only if the operator chooses it.
         """
         if not self.probe.conditions:
             return True
@@ -267,11 +270,11 @@ class _Axes:
         return known(flat >= 0) is True and known(flat < size) is True
 
     def carry(self, first: int, stop: int, lanes: int) -> bool:
-        """May vectors run along these axes as one?"""
+        """True if vectors may run along these axes as one."""
         return prod(self.shape[first:stop]) >= lanes and all(self.smooth[first:stop])
 
     def along(self, load: int, first: int, stop: int) -> int | None:
-        """How far neighbours along these axes as one lie apart; None where it differs."""
+        """The distance of neighbours along these axes as one; None if it varies."""
         found: int | None = 0
         reach = 1
         for n in range(stop - 1, first - 1, -1):
@@ -286,7 +289,8 @@ class _Axes:
         return found
 
     def same(self, first: int, stop: int) -> float:
-        """Bytes of the inputs that stand still along these axes, at one place of those before."""
+        """Bytes of the inputs that do not change along these axes, at one place of the axes before.
+        """
         still: dict[str, float] = {}
         moving = {""}  # the constant of a padding
         for n, name in enumerate(self.loads):
@@ -299,6 +303,6 @@ class _Axes:
         return sum(nbytes for name, nbytes in still.items() if name not in moving)
 
     def apart(self, cut: int) -> list[int]:
-        """The loads that are no vectors along a row."""
+        """The loads that are not vectors along a row."""
         rank = len(self.shape)
         return [n for n in range(len(self.loads)) if self.along(n, cut, rank) not in (0, 1)]

@@ -1,5 +1,5 @@
-"""Chains of operators around an anchor (a matmul, a reduction): what it is computed from, and the
-epilogue that each of its elements goes through.
+"""Chains of operators around an anchor (a matmul, a reduction): the operators that it is computed
+from, and the epilogue that each of its elements goes through.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_static(stage: Stage) -> bool:
 
 
 def anchor(stage: Stage, *kinds: str) -> Operator | None:
-    """The operator of these kinds, where the stage has just one."""
+    """The operator of these kinds, if the stage has exactly one; else None."""
     found = [op for op in stage.operators if op.kind in kinds]
     return found[0] if len(found) == 1 else None
 
@@ -32,16 +32,17 @@ def float32(stage: Stage, tensors: Iterable[str]) -> bool:
 
 
 def readable(op: Operator) -> bool:
-    """Can one element of its output be computed from elements of its inputs at a glance?"""
+    """True if one element of its output can be computed directly from elements of its inputs."""
     return op.kind in MOVEMENT or pattern(op.kind) == ELEMENTWISE
 
 
 def prologue_readable(
     stage: Stage, tensors: Sequence[str], known: frozenset[str] = frozenset()
 ) -> bool:
-    """Are these tensors, and all they come from, readable from the stage's inputs?
+    """True if these tensors, and all that they are computed from, are readable from the stage's
+    inputs.
 
-    ``known`` are tensors whose values the kernel has itself.
+    The kernel itself has the values of the tensors in ``known``.
     """
     todo = [t for t in tensors if t in stage.producers and t not in known]
     while todo:
@@ -76,7 +77,7 @@ def derived(stage: Stage, anchor: str) -> list[Operator]:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The operators behind an anchor, when each maps its elements one to one; :func:`epilogue`
+    """The operators that follow an anchor, if each maps its elements one to one; :func:`epilogue`
     checks that.
     """
 
@@ -93,7 +94,9 @@ class Epilogue:
         return self.positions(list(index))[self.stage.output.output]
 
     def positions(self, index: list[Expr]) -> dict[str, list[Expr]]:
-        """Where each tensor of the epilogue has the element that the anchor has at ``index``."""
+        """For each tensor of the epilogue, the index of the element that the anchor has at
+        ``index``.
+        """
         where = {self.anchor: index}
         for op in self.operators:
             source = next(x for x in op.inputs if x in where)
@@ -102,15 +105,14 @@ class Epilogue:
 
 
 def epilogue(stage: Stage, anchor: str) -> Epilogue | None:
-    """The epilogue behind ``anchor``, or None where some operator is no one-to-one map of its
-    elements.
+    """The epilogue of ``anchor``, or None if some operator is not a one-to-one map of its elements.
 
-    Element-wise operators need all operands that depend on the anchor in the result's own shape and
-    at the same position (``x * sigmoid(x)`` is fine, ``x + transpose(x)`` is not); other operands
-    must be readable from the stage's inputs.
+    In an element-wise operator, all operands that depend on the anchor must have the result's own
+    shape and the same position (``x * sigmoid(x)`` is fine, ``x + transpose(x)`` is not). Other
+    operands must be readable from the stage's inputs.
     """
     operators = derived(stage, anchor)
-    space: dict[str, tuple[str, ...]] = {anchor: ()}  # the movement operators passed on the way
+    space: dict[str, tuple[str, ...]] = {anchor: ()}  # the movement operators passed so far
     for op in operators:
         dependent = [x for x in op.inputs if x in space]
         if op.kind in BIJECTIVE:

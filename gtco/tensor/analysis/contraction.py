@@ -1,7 +1,7 @@
-"""Contractions: matmul, convolution and transposed convolution seen as
-C[b, m, n] += A[b, m, k] * B[b, k, n].
+"""Contractions: matmul, convolution and transposed convolution seen as C[b, m, n] += A[b, m, k] *
+B[b, k, n].
 
-The view says which tensor element each of A, B and C is, as index expressions; a sketch over it
+The view gives the tensor element of each of A, B and C as index expressions. A sketch over it
 serves dense layers, batched products and convolutions (implicit GEMM) alike. A group of a
 convolution is a batch, and so is a phase of a transposed one.
 """
@@ -53,9 +53,9 @@ class Contraction:
         raise AssertionError
 
     def packing(self, nr: int, step: int = 1) -> Packing:
-        """Constant B in panels of ``nr`` columns, ``step`` neighbours of k side by side, with zeros
-        at the ends: [batches, ceil(n / nr), ceil(k / step), nr, step], the last only where it is
-        not 1.
+        """Constant B in panels of ``nr`` columns, with ``step`` neighbours of k side by side and
+        zeros at the ends: [batches, ceil(n / nr), ceil(k / step), nr, step]. The last axis exists
+        only if it is not 1.
         """
         panels, depth = ceil(self.n / nr), ceil(self.k / step)
         pad = (0, depth * step - self.k, panels * nr - self.n)
@@ -71,7 +71,7 @@ class Contraction:
         return replace(matrix, then=laid) if matrix else laid
 
     def matrix_packing(self) -> Packing | None:
-        """Constant B as [batches, k, n]; None where it lies so."""
+        """Constant B as [batches, k, n]; None if it has this layout already."""
         return None
 
     def row_packing(self) -> Packing:
@@ -79,29 +79,29 @@ class Contraction:
         raise AssertionError
 
     def packed_batch(self, b: Expr) -> Expr:
-        """Which batch of the packed B a batch reads."""
+        """The batch of the packed B that a batch reads."""
         return b
 
 
 @dataclass(frozen=True)
 class MatmulView(Contraction):
-    """numpy.matmul. Of the output's leading axes, those along which B is the same (of size 1 or
-    absent) are folded into m, in front of the rows; those along which it differs are batches.
+    """numpy.matmul. The leading axes of the output along which B is the same (of size 1 or absent)
+    are folded into m, before the rows; the others are batches.
     """
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """B's leading axes, as many as the output's."""
+        """The leading axes of B, as many as the output has."""
         rank = len(self.out_shape) - len(self.b_shape)
         return (1,) * rank + self.b_shape[:-2]
 
     @property
     def folded(self) -> bool:
-        """Is there one B for all of A?"""
+        """True if there is one B for all of A."""
         return prod(self.leading) == 1
 
     def position(self, b: Expr, m: Expr) -> list[Expr]:
-        """The output's index without its column."""
+        """The output's index, without its column."""
         rows = tuple(
             d for d, own in zip(self.out_shape[:-2], self.leading, strict=True) if own == 1
         )
@@ -161,7 +161,7 @@ class ConvView(Contraction):
 
     @property
     def padded(self) -> bool:
-        """May a tap lie outside the image?"""
+        """True if a tap may lie outside the image."""
         return any(self.op["padding"])
 
     def group(self, b: Expr) -> Expr:
@@ -185,7 +185,7 @@ class ConvView(Contraction):
         return place(self.op["layout"], image, row, column, c)
 
     def x_index(self, b: Expr, image: Expr, row: Expr, column: Expr, c: Expr) -> list[Expr]:
-        """Where the input's channel ``c`` of the batch's group lies."""
+        """The index of the input's channel ``c`` of the batch's group."""
         return self.place(image, row, column, self.group(b) * self.channels + c)
 
     def taps(self, k: Expr) -> tuple[Expr, Expr, Expr]:
@@ -202,7 +202,7 @@ class ConvView(Contraction):
         return self.place(image, row, column, self.group(b) * self.n + n)
 
     def a_index(self, b: Expr, m: Expr, k: Expr) -> list[Expr]:
-        """Meaningful without padding."""
+        """The index of an element of A; it is valid only without padding."""
         i, j, c = self.taps(k)
         pixel = self.pixel(m)
         return self.x_index(b, pixel[0], *self.source(b, pixel, i, j), c)
@@ -226,15 +226,16 @@ class ConvView(Contraction):
 
 @dataclass(frozen=True)
 class TransposedView(ConvView):
-    """A transposed convolution as one convolution of stride 1 a phase, no zeros inserted.
+    """A transposed convolution as one convolution of stride 1 for each phase, without inserted
+    zeros.
 
     ::
 
         y[s * q + f] = sum over t, c of  x[q + (f + p) // s - t, c] * w[c, s * t + (f + p) % s]
 
-    along each axis, with s the stride, p the padding and f the phase, a row's place among s
-    neighbours: b = (group, phase of rows, phase of columns), m = (image, q of rows, q of columns),
-    k = (t of rows, t of columns, c). A phase that has fewer taps than the others has zeros packed.
+    along each axis, with s the stride, p the padding and f the phase (a row's place among s
+    neighbours). b = (group, phase of rows, phase of columns), m = (image, q of rows, q of columns),
+    k = (t of rows, t of columns, c). If a phase has fewer taps than others, zeros are packed.
     """
 
     @property
@@ -312,9 +313,9 @@ class TransposedView(ConvView):
 
 
 def contraction(stage: Stage, op: Operator) -> Contraction | None:
-    """The view of one of ``CONTRACTIONS``; None for a depthwise convolution, which contracts no
-    channels, for a transposed one whose output is no whole number of strides, for symbolic
-    shapes, and where there is nothing to multiply.
+    """The view of one of ``CONTRACTIONS``, or None. There is none for a depthwise convolution
+    (which contracts no channels), for a transposed one whose output is not a whole number of
+    strides, for symbolic shapes, and if there is nothing to multiply.
     """
     shapes = [stage.types[x].shape for x in op.inputs[:2]]
     if any(isinstance(d, str) for shape in (*shapes, op.type.shape) for d in shape):
@@ -332,7 +333,7 @@ def contraction(stage: Stage, op: Operator) -> Contraction | None:
         if any(size % stride for size, stride in zip(space, op["strides"], strict=True)):
             return None
     nest = loop_nest(op, a, b)
-    # what B has and A has not is a batch all the same: panels of B are packed one batch at a time
+    # an axis that only B has is a batch too: panels of B are packed one batch at a time
     mapping = widest(nest, frozenset(x for x in nest.loops if x.startswith("batch of B")))
     assert mapping is not None, f"no mapping of {nest}"
     batch = nest.extent(x for x in nest.loops if x not in mapping.mapped)

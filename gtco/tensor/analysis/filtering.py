@@ -1,5 +1,5 @@
-"""Which convolutions minimal filtering computes with fewer products, and how many it saves (Lavin
-and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd`).
+"""The convolutions that minimal filtering computes with fewer products, and the number it saves
+(Lavin and Gray 2016; the kernels are :mod:`gtco.tensor.sketch.winograd`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def applicable(op: Operator, weights: Sequence[int | str]) -> bool:
 
 
 def least_products(op: Operator, weights: Sequence[int | str]) -> float:
-    """The smallest share of a convolution's products that some tile size computes it with."""
+    """The smallest share of a convolution's products that a tile size needs."""
     if not applicable(op, weights):
         return 1.0
     return min(((size + TAPS - 1) / (size * TAPS)) ** 2 for size in SIZES)

@@ -20,5 +20,5 @@ def nhwc(shape: Sequence[int | str], layout: str) -> tuple[int, int, int, int]:
 
 
 def place(layout: str, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
-    """The index in the layout's own order."""
+    """The index, in the order of the layout."""
     return [n, y, x, c] if layout == "NHWC" else [n, c, y, x]

@@ -1,5 +1,5 @@
-"""Indices of tensors as expressions: flat positions, groups of axes, and what reshaping and
-broadcasting make of an index.
+"""Indices of tensors as expressions: flat positions, groups of axes, and the effect of reshaping
+and broadcasting on an index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The flat position of an index, row-major."""
     flat: Expr = 0
     for extent, i in zip(shape, index, strict=True):
-        # TIR folds a factor of 1 and a 0 too, but asks first what each is: most of the time here
+        # TIR folds a factor of 1 and a 0 too, but its checks took most of the time here
         flat = flat if extent == 1 else flat * extent
         if isinstance(flat, int) and flat == 0:
             flat = i
@@ -51,10 +51,10 @@ def split_flat(flat: Expr, shape: Sequence[int]) -> list[Expr]:
 Groups = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
-@lru_cache(maxsize=4096)  # a search reads a reshape's index again and again
+@lru_cache(maxsize=4096)  # a search needs the index of a reshape many times
 def axis_groups(source: tuple[int, ...], target: tuple[int, ...]) -> Groups:
-    """Smallest groups of axes of a reshape with equal products: (axes of source, axes of
-    target) each.
+    """The smallest groups of axes of a reshape with equal products: for each group (axes of source,
+    axes of target).
     """
     if 0 in source or 0 in target:
         return ((tuple(range(len(source))), tuple(range(len(target)))),)
@@ -74,11 +74,11 @@ def axis_groups(source: tuple[int, ...], target: tuple[int, ...]) -> Groups:
 
 
 def reshape_index(index: Sequence[Expr], old: Sequence[int], new: Sequence[int]) -> list[Expr]:
-    """The index into shape ``new`` of the element at ``index`` of shape ``old``: both row-major, of
-    one size.
+    """The index into shape ``new`` of the element at ``index`` of shape ``old``. Both are row-major
+    and have the same size.
 
-    Dimensions are regrouped where prefix products agree, so that [197, 768] -> [197, 12, 64]
-    divides 768 alone.
+    Dimensions are regrouped at equal prefix products, so that [197, 768] -> [197, 12, 64] divides
+    only 768.
     """
     result: list[Expr] = []
     for left, right in axis_groups(tuple(old), tuple(new)):

@@ -1,4 +1,4 @@
-"""The loops of contractions, and what indexes their tensors."""
+"""The loops of contractions, and the loops that index each of their tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gtco.tensor.stage import Operator
 @lru_cache(maxsize=256)
 def loop_nest(op: Operator, a: tuple[int, ...], b: tuple[int, ...]) -> LoopNest:
     """The loops of one of ``CONTRACTIONS`` on operands of these shapes, in the order in which its
-    view counts through them, with what indexes each tensor.
+    view counts through them, and the loops that index each tensor.
     """
     return (_matmul_nest if op.kind == "matmul" else _convolution_nest)(op, a, b)
 
@@ -41,8 +41,8 @@ def _matmul_nest(op: Operator, a: tuple[int, ...], b: tuple[int, ...]) -> LoopNe
 
 
 def _convolution_nest(op: Operator, a: tuple[int, ...], b: tuple[int, ...]) -> LoopNest:
-    """An output pixel adds taps to its place in the input; a transposed one's phase is part of its
-    place everywhere.
+    """The loops of a convolution. An output pixel adds taps to its place in the input. In a
+    transposed convolution the phase is a part of this place everywhere.
     """
     out = tuple(int(d) for d in op.type.shape)
     height, width = out[1:3] if op["layout"] == "NHWC" else out[2:]

@@ -1,7 +1,8 @@
-"""A contraction under a mapping: the loops that become a row's m, n and k, and those outside.
+"""A contraction under a mapping: the loops that become a row's m, n and k, and the loops outside.
 
-Outside, loops of the output are batches, and loops that are added up are cuts of k: each has its
-own run of k, which is padded by itself. Every legal mapping has its product, all of one result.
+Outside, loops of the output are batches. Loops that are added up are cuts of k: each step has its
+own run of k, with its own padding. Every legal mapping has its product, and all products have the
+same result.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ OTHER = "batch of B"  # loops that stay batches of the view: see contraction()
 
 @dataclass(frozen=True)
 class MappedProduct:
-    """C[b, m, n] += A[b, m, k] * B[b, k, n] with ``outer`` runs of ``depth`` steps of k: k counts
-    through them all, 0 <= k < outer * depth.
+    """C[b, m, n] += A[b, m, k] * B[b, k, n] with ``outer`` runs of ``depth`` steps of k. k counts
+    through all of them, 0 <= k < outer * depth.
     """
 
     view: Contraction
@@ -49,7 +50,9 @@ class MappedProduct:
 
     @cached_property
     def _k_order(self) -> tuple[str, ...]:
-        """The loops of k as this product counts through them: those outside first."""
+        """The loops of k in the order in which this product counts through them: those outside
+        first.
+        """
         return (*(x for x in self._k_loops if x not in self.mapping.k), *self.inside)
 
     @cached_property
@@ -74,12 +77,12 @@ class MappedProduct:
 
     @cached_property
     def depth(self) -> int:
-        """Steps of one run of k."""
+        """The steps of one run of k."""
         return self.nest.extent(self.mapping.k)
 
     @cached_property
     def outer(self) -> int:
-        """Runs of k."""
+        """The number of runs of k."""
         return self.view.k // self.depth
 
     @property
@@ -92,7 +95,9 @@ class MappedProduct:
         return self.batch, self.m, self.n, self.outer, self.depth
 
     def waste(self, rows: tuple[int, int, int]) -> float:
-        """What a row of these extents multiplies, over what there is to multiply."""
+        """The products that a row of these extents computes, divided by the products that are
+        needed.
+        """
         sizes = zip((self.m, self.n, self.depth), rows, strict=True)
         return prod(ceil(size / row) * row / size for size, row in sizes)
 
@@ -126,11 +131,13 @@ class MappedProduct:
         return self.view.b_index(self.parts(b, 0)[0], self.step(k), n)
 
     def packed_batch(self, b: Expr) -> Expr:
-        """Which batch of the packed B a batch reads."""
+        """The batch of the packed B that a batch reads."""
         return self.view.packed_batch(self.parts(b, 0)[0])
 
     def source(self, b: Expr, m: Expr, k: Expr) -> tuple[Expr, Expr]:
-        """Of a convolution: the row and column of the input, outside of it under padding."""
+        """For a convolution, the row and column of the input; under padding they may lie outside of
+        it.
+        """
         view = self.view
         assert isinstance(view, ConvView)
         batch, place = self.parts(b, m)
@@ -182,8 +189,8 @@ def _others(view: Contraction) -> frozenset[str]:
 
 def mapped_products(view: Contraction) -> list[MappedProduct]:
     """The product of every legal mapping, the widest first: step one of GTCO's hierarchical
-    mapping, without any limit. Loops of one iteration are where the widest has them, and mappings
-    that differ in those alone are one.
+    mapping, without any limit. Loops of one iteration are in the place that the widest mapping
+    gives them, so mappings that differ only in those count as one.
     """
     nest = _nest(view)
     most = widest(nest, _others(view))

@@ -1,17 +1,16 @@
-"""Which loops of a contraction become which loop of a row, every legal assignment (GTCO, Section
-V).
+"""Every legal assignment of the loops of a contraction to the loops of a row (GTCO, Section V).
 
 A row multiplies matrices: ``C[m, n] += A[m, k] * B[k, n]``. A loop of the contraction can become m
-where it indexes C and A alone, n where it indexes C and B alone, k where it indexes A and B alone;
-one that indexes all three stays outside of the row, and so may any other. Several loops become one
-by being counted through, one after the other.
+if it indexes only C and A, n if it indexes only C and B, and k if it indexes only A and B. A loop
+that indexes all three stays outside of the row, and any other may. Several loops become one if they
+are counted through one after the other.
 
-What is multiplied must be a matrix, though. Two loops, one a row's and one a column's of an
-operand, span a matrix where each has an index of its own there; where one index is their sum, as
-``p + r`` of a convolution's input, all they reach is a vector, read again and again. So the least
-mapping is a pair of loops that spans a matrix, and a mapping is a union of such pairs: every loop
-in it needs a partner on the operand's other side. Of the seven loops of a 2-D convolution 35
-mappings are legal, as the paper says, of a 1-D one 6, of a 3-D one 180.
+The operands must be matrices, though. Two loops, one for an operand's rows and one for its columns,
+span a matrix if each has an index of its own there. If one index is their sum, like ``p + r`` of a
+convolution's input, they reach only a vector, which is read again and again. So the least mapping
+is a pair of loops that spans a matrix. A mapping is a union of such pairs: every loop in it needs a
+partner on the operand's other side. Of the seven loops of a 2-D convolution 35 mappings are legal,
+as the paper says, of a 1-D one 6, of a 3-D one 180.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class LoopNest:
         return tuple(name for name, _ in self.extents)
 
     def extent(self, loops: Iterable[str]) -> int:
-        """Steps that these loops make together."""
+        """The number of steps that these loops make together."""
         known = dict(self.extents)
         return prod(known[name] for name in loops)
 
     def shared(self, first: Index, second: Index, third: Index) -> tuple[str, ...]:
-        """Loops that index the first two tensors and not the third."""
+        """The loops that index the first two tensors and not the third."""
         return tuple(
             x for x in self.loops if _in(x, first) and _in(x, second) and not _in(x, third)
         )
@@ -57,7 +56,8 @@ class LoopNest:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The loops that become a row's m, n and k, each in the nest's order; others stay outside."""
+    """The loops that become a row's m, n and k, each in the nest's order. The others stay outside.
+    """
 
     m: tuple[str, ...]
     n: tuple[str, ...]
@@ -73,13 +73,14 @@ def _in(loop: str, index: Index) -> bool:
 
 
 def spans(index: Index, x: str, y: str) -> bool:
-    """Do two loops reach a matrix of the tensor: has each of them an index without the other?"""
+    """True if two loops reach a matrix of the tensor: each of them has an index without the other.
+    """
     return not any(x in part and y in part for part in index)
 
 
 def legal(nest: LoopNest, mapping: Mapping) -> bool:
-    """Is the mapping a union of pairs that span matrices, of all three operands, its groups those
-    that the row's loops stand for, and none of them empty?
+    """True if the mapping is a union of pairs that span matrices of all three operands, and if its
+    groups are those that the row's loops stand for, none of them empty.
     """
     groups = (mapping.m, mapping.n, mapping.k)
     if not all(x and set(x) <= set(fit) for x, fit in zip(groups, _candidates(nest), strict=True)):
@@ -113,16 +114,16 @@ def mappings(nest: LoopNest) -> tuple[Mapping, ...]:
 
 
 def _subsets(loops: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Those that are not empty."""
+    """The subsets that are not empty."""
     sizes = range(1, len(loops) + 1)
     return list(chain.from_iterable(combinations(loops, size) for size in sizes))
 
 
 @lru_cache(maxsize=1024)
 def widest(nest: LoopNest, outside: frozenset[str] = frozenset()) -> Mapping | None:
-    """The legal mapping that holds all others but for loops that shall stay ``outside``; None where
-    there is none. The union of two legal mappings is legal, so it is what remains of all loops when
-    those without a partner are taken away.
+    """The legal mapping that contains all others, without the loops that must stay ``outside``;
+    None if there is none. The union of two legal mappings is legal, so the widest is found by
+    removing from all loops those without a partner.
     """
     m, n, k = (tuple(x for x in group if x not in outside) for group in _candidates(nest))
     while True:

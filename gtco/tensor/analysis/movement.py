@@ -1,4 +1,4 @@
-"""Where movement operators read and write: index maps, backward and forward."""
+"""The places that movement operators read and write: index maps, backward and forward."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gtco.tensor.analysis.scope import Expr
 from gtco.tensor.stage import Operator
 
 BIJECTIVE = frozenset({"reshape", "permute", "roll", "identity"})
-CHOOSING = frozenset({"concat", "pad", "gather"})  # what they read depends on the index
+CHOOSING = frozenset({"concat", "pad", "gather"})  # the index decides which tensor they read
 MOVEMENT = BIJECTIVE | CHOOSING | {"slice", "broadcast"}
 
 
 def source_index(op: Operator, index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
-    """Where the operator, one of ``MOVEMENT`` that is not choosing, reads its input of ``shape``
-    for the element at ``index`` of its output.
+    """The index of the input of ``shape`` that the operator reads for the element at ``index`` of
+    its output. The operator is one of ``MOVEMENT`` that does not choose between inputs.
     """
     match op.kind:
         case "identity":
@@ -41,8 +41,8 @@ def source_index(op: Operator, index: Sequence[Expr], shape: Sequence[int]) -> l
 
 
 def result_index(op: Operator, index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
-    """Where the operator, one of ``BIJECTIVE`` or element-wise, puts what its input of ``shape``
-    has at ``index``.
+    """The index of the output at which the operator puts the element at ``index`` of its input of
+    ``shape``. The operator is one of ``BIJECTIVE`` or element-wise.
     """
     match op.kind:
         case "reshape":

@@ -1,4 +1,4 @@
-"""How a contraction's operands and its result lie in memory."""
+"""The places of a contraction's operands and result in memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gtco.tensor.stage import Stage
 
 
 def row_stride(stage: Stage, view: Contraction) -> int | None:
-    """How far rows of A lie apart in an input, where A lies there as it is; else None."""
+    """The distance of A's rows in an input, if A lies there unchanged; else None."""
     scope = Scope(wide=stage.wide)
     b, m, k = scope.variables((view.batch, view.m, view.k))
     return _stride(stage, scope, view.op.inputs[0], view.a_index(b, m, k), m, k)
 
 
 def column_stride(stage: Stage, view: Contraction) -> int | None:
-    """How far rows of B lie apart in an input, where B lies there as it is; else None."""
+    """The distance of B's rows in an input, if B lies there unchanged; else None."""
     scope = Scope(wide=stage.wide)
     b, k, n = scope.variables((view.batch, view.k, view.n))
     return _stride(stage, scope, view.op.inputs[1], view.b_index(b, k, n), k, n)
@@ -48,7 +48,7 @@ def _stride(
 
 
 def stores_columns(view: Contraction, tail: Epilogue) -> bool:
-    """Do rows of C, not columns, lie side by side in the output (a transposed store)?"""
+    """True if rows of C, not columns, lie side by side in the output (a transposed store)."""
     scope = Scope(wide=tail.stage.wide)
     b, m, n = scope.variables((view.batch, view.m, view.n))
     shape = shape_of(tail.stage, tail.stage.output.output)
@@ -60,10 +60,11 @@ def stores_columns(view: Contraction, tail: Epilogue) -> bool:
 
 
 def unit_stride(stage: Stage, view: ConvView, axis: str) -> bool:
-    """Do neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side in
-    memory?
+    """True if neighbours along the input's channel (``c``) or column (``kw``) axis lie side by side
+    in memory.
 
-    Of several tensors that the input is computed from, as before a gate, the largest decides.
+    If the input is computed from several tensors (by a gate, for example), the largest of them
+    decides.
     """
     scope = Scope(wide=stage.wide)
     names = ("image", "row", "kw", "c")
@@ -88,7 +89,7 @@ def along_memory(stage: Stage, view: ConvView) -> ConvView:
 
 
 def run_breaks(stage: Stage, view: Contraction) -> tuple[int, ...]:
-    """Where a run of k passes from one part of a concatenation to the next."""
+    """The places at which a run of k passes from one part of a concatenation to the next."""
     width = view.groups * view.channels if isinstance(view, ConvView) else view.k
     if isinstance(view, ConvView) and view.groups > 1:  # a run is a part of the channels
         return ()

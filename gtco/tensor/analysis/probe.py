@@ -1,4 +1,6 @@
-"""How a stage's tensors lie in memory along a variable: index maps followed, no code emitted."""
+"""The places of a stage's tensors in memory along a variable. Index maps are followed; no code is
+emitted.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from gtco.tensor.stage import Operator, Stage
 
 
 class _Uneven(Exception):
-    """What was asked for cannot be true any more."""
+    """The answer is already known to be no."""
 
 
 @dataclass
 class _Place:
-    """What was found at one index, in simplest form, that others ask for again: which tensors were
-    followed there (None: that is not kept), and by shape of a tensor where it lies flat and at
-    which index broadcasting reads it.
+    """The results at one index, in simplest form, that later calls need again: the tensors that
+    were followed there (None if that is not kept), and by shape of a tensor its flat place and the
+    index that broadcasting reads.
     """
 
     index: list[Expr]
@@ -36,31 +38,34 @@ class _Place:
 
 @dataclass
 class Probe:
-    """Records where each load of a stage lies, flat, and each condition that a range does not
-    decide, of the tensors that are followed.
+    """Records the flat place of each load of a stage, and each condition that a range does not
+    decide, for the tensors that are followed.
     """
 
     stage: Stage
-    scope: Scope = None  # type: ignore[assignment]  # of the stage's indices where none is given
+    scope: Scope = None  # type: ignore[assignment]  # for the stage's indices, if none is given
     loads: list[tuple[str, Expr]] = field(default_factory=list)
     conditions: list[Expr] = field(default_factory=list)
-    parts: list[int] = field(default_factory=list)  # where the parts of concats begin that are read
-    indices: list[Expr] = field(default_factory=list)  # where the indices of gathers lie, flat
-    # Where gathers read along their axis, by their outputs: known at run time alone, so a variable,
-    # the same one for all places of the output. Probes of one stage may share them.
+    parts: list[int] = field(default_factory=list)  # the begins of the concat parts that are read
+    indices: list[Expr] = field(default_factory=list)  # the flat places of the indices of gathers
+    # The places that gathers read along their axis, by their outputs. They are known only at run
+    # time, so each is a variable, the same for all places of the output. Probes of a stage may
+    # share them.
     rows: dict[str, Expr] = field(default_factory=dict)
-    # by the ids of an index's expressions; holds these, so that none gets another's id
+    # by the ids of an index's expressions; it holds these, so that no id is used again
     _places: dict[tuple[int, ...], _Place] = field(default_factory=dict)
 
-    _asked: tuple[Expr, int] | None = None  # the variable that loads run evenly along, and its most
+    # the variable along which loads must run evenly, and the greatest distance
+    _asked: tuple[Expr, int] | None = None
 
     def __post_init__(self) -> None:
         if self.scope is None:
             self.scope = Scope(wide=self.stage.wide)
 
     def even(self, tensor: str, index: Sequence[Expr], var: Expr, most: int) -> bool:
-        """Does all that ``tensor`` reads at an index lie 0 to ``most`` apart for neighbours along
-        ``var``, on which no condition depends? Followed until the first that does not.
+        """True if all places that ``tensor`` reads at an index are 0 to ``most`` apart for
+        neighbours along ``var``, and no condition depends on ``var``. It stops at the first load
+        that is not so.
         """
         self._asked = (var, most)
         try:
@@ -72,19 +77,19 @@ class Probe:
         return True
 
     def follow(self, tensor: str, index: Sequence[Expr]) -> None:
-        """Everything that ``tensor`` reads at an index."""
+        """Records everything that ``tensor`` reads at an index."""
         self._follow(tensor, self._place([self.scope.index(i) for i in index]))
 
     def _place(self, index: list[Expr]) -> _Place:
-        """What is known at an index in simplest form. Nothing is kept of one of numbers alone: it
-        costs little, and every reader of it counts.
+        """The results at an index in simplest form. An index of numbers alone is not kept: it costs
+        little, and every reader of it counts.
         """
         if all(type(i) is int for i in index):
             return _Place(index, None)
         return self._places.setdefault(tuple(map(id, index)), _Place(index, set()))
 
     def _follow(self, tensor: str, place: _Place) -> None:
-        """Through ``tensor`` at a place. A tensor that several operators read at one symbolic index
+        """Follows ``tensor`` at a place. A tensor that several operators read at one symbolic index
         is followed once.
         """
         if place.seen is not None:
@@ -173,8 +178,8 @@ class Probe:
         self.follow(op.inputs[0], inner)
 
     def through(self, tail: Epilogue, index: Sequence[Expr]) -> None:
-        """What the epilogue loads for the anchor's element at ``index``, and where its result goes,
-        recorded like a load.
+        """Records the loads of the epilogue for the anchor's element at ``index``, and the place of
+        its result like a load.
         """
         where = tail.positions([self.scope.index(i) for i in index])
         for op in tail.operators:
@@ -185,32 +190,32 @@ class Probe:
         self._load(output, self._place(list(where[output])))
 
     def strides(self, var: Expr) -> list[int | None]:
-        """For each load, how far the next value of ``var`` lies in memory; None where that differs
+        """For each load, the distance in memory to the next value of ``var``; None if it varies
         from place to place.
         """
         return [_stride(flat, var) for _, flat in self.loads]
 
     def apart(self, var: Expr) -> int:
-        """How many loads are no vectors along ``var``."""
+        """The number of loads that are not vectors along ``var``."""
         return sum(s not in (0, 1) for s in self.strides(var))
 
     def picked_by(self, var: Expr) -> bool:
-        """Does a gather read elsewhere for the next value of ``var``?"""
+        """True if a gather reads another place for the next value of ``var``."""
         return any(depends_on(index, var) for index in self.indices)
 
     def decided_by(self, var: Expr) -> int:
-        """How many conditions depend on ``var``."""
+        """The number of conditions that depend on ``var``."""
         return sum(depends_on(condition, var) for condition in self.conditions)
 
 
 def _stride(flat: Expr, var: Expr) -> int | None:
-    """How far ``flat`` goes with ``var``; None where that differs from place to place."""
+    """The distance by which ``flat`` moves with ``var``; None if it varies from place to place."""
     parts = (0, 0) if isinstance(flat, int) else detect_linear_equation(flat, [var])
     return int(parts[0]) if len(parts) == 2 else None
 
 
 def depends_on(expr: Expr, var: Expr) -> bool:
-    """Does the variable occur in the expression?"""
+    """True if the variable occurs in the expression."""
     return isinstance(expr, tvm.ir.Expr) and any(
         v.same_as(var) for v in tirx.analysis.undefined_vars(expr)
     )

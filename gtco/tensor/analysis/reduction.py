@@ -20,8 +20,8 @@ NORMALISATIONS = ("layer_norm", "rms_norm", "softmax", "log_softmax")
 
 @dataclass(frozen=True)
 class Reduction:
-    """``op``, one of the above, in its stage. By rows, the trailing axes are folded; by columns,
-    others are and the last one is kept.
+    """``op``, one of the kinds above, in its stage. By rows, the trailing axes are folded. By
+    columns, other axes are, and the last one is kept.
     """
 
     stage: Stage
@@ -49,12 +49,12 @@ class Reduction:
 
     @property
     def count(self) -> int:
-        """Elements that become one."""
+        """The number of elements that become one."""
         return prod(self.shape[a] for a in self.axes)
 
     def result_index(self, index: Sequence[Expr]) -> list[Expr]:
-        """Where a sum, mean, product or extreme puts what it makes of the elements around
-        ``index``.
+        """The index at which a sum, mean, product or extreme puts the result for the elements
+        around ``index``.
         """
         if self.op["keepdims"]:
             return [0 if a in self.folded else i for a, i in enumerate(index)]
@@ -62,7 +62,7 @@ class Reduction:
 
     @cached_property
     def trailing(self) -> int:
-        """The first of the trailing axes that are all reduced: vectors run along their product."""
+        """The first of the trailing axes that are all reduced; vectors run along their product."""
         cut = len(self.shape)
         while cut > 0 and (cut - 1 in self.axes or self.shape[cut - 1] == 1):
             cut -= 1
@@ -70,27 +70,27 @@ class Reduction:
 
     @property
     def by_rows(self) -> bool:
-        """Do vectors run along the reduction? Also where nothing is reduced, and for a last axis of
-        extent 1.
+        """True if vectors run along the reduction. It is also true if nothing is reduced, and for a
+        last axis of extent 1.
         """
         return any(a >= self.trailing for a in self.axes) or not self.axes
 
     @property
     def length(self) -> int:
-        """Positions that one vector loop reduces."""
+        """The positions that one vector loop reduces."""
         return prod(self.shape[self.trailing :])
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """Extents of the axes that count rows: neither reduced nor, by columns, the last one;
-        others are 1.
+        """The extents of the axes that count rows. They are neither reduced nor, by columns, the
+        last one; the other axes are 1.
         """
         last = len(self.shape) if self.by_rows else len(self.shape) - 1
         return tuple(1 if a in self.axes or a >= last else n for a, n in enumerate(self.shape))
 
     def piece(self, lanes: int, tail: Epilogue | None) -> int:
         """The longest piece of a row in which neighbours are neighbours in everything that is read
-        and written: it is what vector loops run over. The whole row where none is long enough.
+        and written: vector loops run over it. The whole row if no piece is long enough.
         """
         if not self.by_rows:
             return self.length
@@ -104,8 +104,8 @@ class Reduction:
         return next((n for n in fitting if not self.scattered(n, tail)), self.length)
 
     def scattered(self, piece: int, tail: Epilogue | None) -> int:
-        """How many loads, and stores behind ``tail``, are no vectors in a piece of ``piece``
-        positions.
+        """The number of loads, and of stores of ``tail``, that are not vectors in a piece of
+        ``piece`` positions.
         """
         probe = Probe(self.stage)
         i, p = probe.scope.variables((piece, self.length // piece))

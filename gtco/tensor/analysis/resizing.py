@@ -1,4 +1,4 @@
-"""Where nearest-neighbour resizing reads, in whole numbers."""
+"""The positions that nearest-neighbour resizing reads, in whole numbers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from math import gcd
 
 
 def nearest(size: int, out: int, coordinates: str, rounding: str) -> tuple[int, int, int]:
-    """(times, plus, over): output position ``i`` of ``out`` copies position
-    ``(i * times + plus) // over`` of ``size``, cut to the axis. ONNX's Resize by sizes, whose
-    names these are (``round`` is ``round_prefer_floor``).
+    """(times, plus, over): output position ``i`` of ``out`` copies position ``(i * times + plus) //
+    over`` of ``size``, cut to the axis. This is ONNX's Resize by sizes, with its names (``round``
+    is ``round_prefer_floor``).
     """
     match coordinates:  # the position is (i * times + plus) / over
         case "align_corners":
@@ -28,8 +28,8 @@ def nearest(size: int, out: int, coordinates: str, rounding: str) -> tuple[int, 
             plus += over - 1
         case "round_prefer_ceil":
             times, plus, over = 2 * times, 2 * plus + over, 2 * over
-        case _:  # as the least whole number that is not below the position less a half
+        case _:  # the least whole number that is not below the position minus a half
             times, plus, over = 2 * times, 2 * plus + over - 1, 2 * over
     common = gcd(times, over)
-    # what is lost of plus is less than the step between two positions
+    # the part of plus that is lost is less than the step between two positions
     return times // common, plus // common, over // common

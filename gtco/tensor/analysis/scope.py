@@ -1,4 +1,4 @@
-"""What is known of integers: the ranges of variables, and what follows from them."""
+"""The known facts about integers: the ranges of variables, and their consequences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
-Expr = Any  # a TIR expression, or a Python number where TIR takes one
+Expr = Any  # a TIR expression, or a Python number if TIR takes one
 Index = Sequence[Expr]
 
 
 @dataclass
 class Scope:
-    """Variables with their ranges. What emits code is one, with the loops around it
-    (:class:`gtco.tensor.emit.emitter.Emitter`); what only asks makes its own.
+    """Variables with their ranges. The emitter of code is a scope with the loops around it
+    (:class:`gtco.tensor.emit.emitter.Emitter`); an analysis makes its own.
     """
 
     analyzer: Any = field(default_factory=Analyzer, kw_only=True)
-    wide: bool = field(default=False, kw_only=True)  # are indices int64, for tensors beyond int32?
+    wide: bool = field(default=False, kw_only=True)  # True if indices are int64
 
     @property
     def index_dtype(self) -> str:
@@ -31,11 +31,11 @@ class Scope:
         return tirx.Var(name, self.index_dtype)
 
     def number(self, value: Expr) -> Expr:
-        """A number as a constant of the indices' dtype; an expression as it is."""
+        """A number as a constant of the indices' dtype; an expression unchanged."""
         return tirx.const(value, self.index_dtype) if isinstance(value, int) else value
 
     def bind(self, var: Expr, extent: int, low: int = 0) -> None:
-        """Let the simplifier know that low <= var < low + extent; a number is known already."""
+        """Tells the simplifier that low <= var < low + extent. A number needs no range."""
         if isinstance(var, tirx.Var):
             dtype = str(var.ty)
             ends = (tirx.const(end, dtype) for end in (low, low + extent))
@@ -56,7 +56,7 @@ class Scope:
         return int(simple.value) if isinstance(simple, tirx.IntImm) else simple
 
     def known(self, condition: Expr) -> bool | None:
-        """True or False where the ranges decide the condition, else None."""
+        """True or False if the ranges decide the condition, else None."""
         if isinstance(condition, bool):
             return condition
         value = self.analyzer.simplify(condition)

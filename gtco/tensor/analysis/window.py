@@ -1,4 +1,4 @@
-"""Windows that slide over images, as depthwise convolution and pooling have them."""
+"""Windows that slide over images, for depthwise convolution and pooling."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gtco.tensor.analysis.images import nhwc, place
 from gtco.tensor.analysis.scope import Expr, Scope
 from gtco.tensor.stage import Operator
 
-MOST_MIXED = 8  # inputs of a group: of more, the sums of a vector find no registers
+MOST_MIXED = 8  # most inputs of a group: with more, the sums of a vector do not fit the registers
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A window sliding over images; shapes are (images, height, width, channels) whatever the
+    """A window that slides over images. Shapes are (images, height, width, channels) in every
     layout.
     """
 
@@ -30,7 +30,7 @@ class Geometry:
     layout: str
     source: tuple[int, int, int, int]
     output: tuple[int, int, int, int]
-    group: tuple[int, int] = (1, 1)  # input and output channels of a group, as a convolution has
+    group: tuple[int, int] = (1, 1)  # input and output channels of a group of a convolution
 
     def place(self, n: Expr, y: Expr, x: Expr, c: Expr) -> list[Expr]:
         """The index in the tensor's own layout."""
@@ -38,7 +38,7 @@ class Geometry:
 
     @cached_property
     def interior(self) -> tuple[int, int]:
-        """Output columns [begin, end) all of whose taps lie in the image."""
+        """Output columns [begin, end) whose taps all lie in the image."""
         (_, k), (_, s), (_, left, _, _), (_, d) = (
             self.kernel,
             self.strides,
@@ -50,9 +50,9 @@ class Geometry:
         return begin, max(begin, min(end, self.output[2]))
 
     def counted(self, scope: Scope, start: Expr, axis: int, include_pad: bool) -> Expr:
-        """How many positions of a window from input row (axis 0) or column ``start`` on count in a
-        mean: those of the image and, if ``include_pad``, of its padding, but never what ceil mode
-        adds beyond it.
+        """The number of positions that count in a mean, for a window from input row (axis 0) or
+        column ``start`` on: those of the image and, if ``include_pad``, of its padding, but never
+        those that ceil mode adds.
         """
         before, after = (
             (self.padding[axis], self.padding[axis + 2]) if include_pad else (0, 0)
@@ -99,6 +99,6 @@ def geometry(op: Operator, source: Sequence[Any], kernel: Sequence[int]) -> Geom
 
 def narrow_groups(op: Operator, weights: Sequence[Any]) -> bool:
     """True for a convolution whose groups mix so few channels (depthwise ones mix one) that it is
-    computed in vectors of channels and not as products; ``weights`` is the shape of its weights.
+    computed in vectors of channels and not as products. ``weights`` is the shape of its weights.
     """
     return op.kind == "conv2d" and op["groups"] > 1 and int(weights[1]) <= MOST_MIXED

@@ -1,1 +1,1 @@
-"""Emits loops: the emitter, and the expressions and loops that several sketches write."""
+"""Emits loops: the emitter, and the expressions and loops that several sketches use."""

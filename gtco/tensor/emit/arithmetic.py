@@ -1,8 +1,8 @@
-"""Arithmetic of every dtype as TIR expressions: what the element-wise operators are made of.
+"""Arithmetic of every dtype as TIR expressions, from which the element-wise operators are made.
 
 Floating-point arithmetic follows numpy (NaN propagates through ``maximum``). Integers follow ONNX:
 ``divide`` and ``mod`` truncate towards zero, ``floor_divide`` and ``floor_mod`` towards minus
-infinity, and anything divided by 0 is 0 as in numpy, where the CPU would trap.
+infinity. Any integer divided by 0 is 0 as in numpy; the CPU would trap.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.emitter import Emitter, Expr, lanes_of
 from gtco.tensor.emit.vector_math import constant, dtype_of
 
-# The functions that LLVM calls the C library for, a lane at a time in vectors, and what one call
-# costs in the time of a vector instruction: read in kernels on a Zen 5 (two FMA ports).
+# The functions for which LLVM calls the C library (in vectors, for each lane), and the cost of one
+# call in the time of a vector instruction, measured in kernels on a Zen 5 (two FMA ports).
 LIBM: dict[str, float] = {
     "exp": 20,
     "log": 20,
@@ -37,8 +37,8 @@ LIBM: dict[str, float] = {
 
 
 def libm(name: str, *args: Expr) -> Expr:
-    """A call of the C library's function, a lane at a time in vectors (LLVM's intrinsic of that
-    name, unrolled). ``name`` is a row of ``LIBM``.
+    """A call of the C library's function. In vectors it is called for each lane (LLVM unrolls its
+    intrinsic of that name). ``name`` is a row of ``LIBM``.
     """
     assert name in LIBM, f"no cost of the C library's '{name}'"
     return intrinsic(name, *args)
@@ -50,23 +50,23 @@ def intrinsic(name: str, *args: Expr) -> Expr:
 
 
 def nearest(x: Expr) -> Expr:
-    """The nearest integer, to even, as numpy and ONNX round; tirx.nearbyint has no vectors."""
+    """The nearest integer, to even, as numpy and ONNX round. tirx.nearbyint does not vectorize."""
     return intrinsic("nearbyint", x)
 
 
 def extern_erf(x: Expr) -> Expr:
-    """The C library's erf, for which LLVM has no intrinsic: scalars only."""
+    """The C library's erf, for scalars only. LLVM has no intrinsic for it."""
     return tirx.call_pure_extern(dtype_of(x), "erf", x)
 
 
 # conditions and casts -----------------------------------------------------------------------------
 def cast(x: Expr, old: str, new: str) -> Expr:
-    """``x`` as another dtype: floats to integers towards zero, anything to bool by ``!= 0``."""
+    """``x`` as another dtype: floats to integers towards zero, any dtype to bool by ``!= 0``."""
     if old == new:
         return x
     if new == "bool":  # NaN is true
         return tirx.Not(tirx.EQ(x, constant(x, 0)))
-    if old == "bool":  # TVM binds no value that casts a vector of them
+    if old == "bool":  # TVM cannot bind a value that casts a vector of bools
         return tirx.Select(x, constant(x, 1, new), constant(x, 0, new))
     lanes = lanes_of(x)
     return tirx.Cast(f"{new}x{lanes}" if lanes > 1 else new, x)
@@ -81,13 +81,13 @@ def either(a: Expr, b: Expr) -> Expr:
 
 
 def logical(combine: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> Expr:
-    """Two conditions combined as int8: TVM's And and Or do not take vectors of them everywhere."""
+    """Two conditions, combined as int8. TVM's And and Or do not take vectors of them everywhere."""
     both = combine(cast(a, "bool", "int8"), cast(b, "bool", "int8"))
     return tirx.NE(both, constant(both, 0))
 
 
 def is_nan(x: Expr) -> Expr:
-    """``x`` must be bound: it is used twice."""
+    """True if ``x`` is NaN. ``x`` must be bound, because it is used twice."""
     return tirx.Not(tirx.EQ(x, x))
 
 
@@ -110,10 +110,10 @@ def absolute(em: Emitter, x: Expr, dtype: str) -> Expr:
 def extreme(
     em: Emitter, a: Expr, b: Expr, dtype: str, choose: Callable[[Expr, Expr], Expr]
 ) -> Expr:
-    """``choose``, T.max or T.min, such that a NaN among floats stays one."""
+    """``choose`` (T.max or T.min), with NaN as the result if one float is NaN."""
     if not is_float(dtype):
         return choose(a, b)
-    a = em.let(a)  # max(a, b) is b where either is NaN
+    a = em.let(a)  # max(a, b) is b if either is NaN
     return tirx.Select(is_nan(a), a, choose(a, b))
 
 
@@ -125,8 +125,8 @@ def power(a: Expr, b: Expr, dtype: str) -> Expr:
 
 
 def shift(em: Emitter, a: Expr, b: Expr, dtype: str, left: bool) -> Expr:
-    """By the width or more: 0, or the sign where that is shifted in (numpy's; a CPU would take the
-    count modulo).
+    """A shift. By the width or more, the result is 0, or the sign if signs are shifted in (as in
+    numpy; a CPU would take the count modulo the width).
     """
     a, b = em.let(a), em.let(b)
     width = np.dtype(dtype).itemsize * 8
@@ -140,7 +140,7 @@ def shift(em: Emitter, a: Expr, b: Expr, dtype: str, left: bool) -> Expr:
 
 
 def quotient(em: Emitter, a: Expr, b: Expr, dtype: str, floor: bool) -> Expr:
-    """a / b; of integers rounded towards zero, or down for ``floor``."""
+    """a / b. Integers are rounded towards zero, or down for ``floor``."""
     a, b = em.let(a), em.let(b)
     if is_float(dtype):
         return tirx.floor(a / b) if floor else a / b
@@ -153,7 +153,7 @@ def quotient(em: Emitter, a: Expr, b: Expr, dtype: str, floor: bool) -> Expr:
 
 
 def remainder(em: Emitter, a: Expr, b: Expr, dtype: str, floor: bool) -> Expr:
-    """What :func:`quotient` leaves: of the sign of ``a``, or of ``b`` for ``floor``."""
+    """The remainder of :func:`quotient`. It has the sign of ``a``, or of ``b`` for ``floor``."""
     a, b = em.let(a), em.let(b)
     if is_float(dtype):
         return _float_remainder(em, floor, a, b)
@@ -177,17 +177,17 @@ def _float_remainder(em: Emitter, floor: bool, a: Expr, b: Expr) -> Expr:
 
 
 def _opposite(rest: Expr, b: Expr) -> Expr:
-    """Is the remainder not 0 and of the other sign than ``b``?"""
+    """True if the remainder is not 0 and has another sign than ``b``."""
     zero = constant(b, 0)
     return either(both(rest < zero, b > zero), both(rest > zero, b < zero))
 
 
 def _int_division(em: Emitter, a: Expr, b: Expr) -> tuple[Expr, Expr, Expr]:
-    """Is ``b`` 0, and the quotient and remainder of a division that never traps."""
+    """Whether ``b`` is 0, and the quotient and remainder of a division that never traps."""
     one = constant(a, 1)
     by_zero = tirx.EQ(b, constant(a, 0))
     trapping = by_zero
-    if not dtype_of(a).startswith("uint"):  # the least integer over -1 traps as well
+    if not dtype_of(a).startswith("uint"):  # the least integer divided by -1 traps as well
         trapping = either(by_zero, tirx.EQ(b, constant(a, -1)))
     safe = em.let(tirx.Select(trapping, one, b))
     whole = em.let(tirx.truncdiv(a, safe))
@@ -196,7 +196,7 @@ def _int_division(em: Emitter, a: Expr, b: Expr) -> tuple[Expr, Expr, Expr]:
 
 # composite functions ------------------------------------------------------------------------------
 def log1p(em: Emitter, x: Expr, dtype: str) -> Expr:
-    """log(1 + x) with the error that rounding 1 + x makes put right (Kahan's correction)."""
+    """log(1 + x), with a correction of the error that rounding 1 + x makes (Kahan)."""
     x = em.let(x)
     one = constant(x, 1)
     u = em.let(x + one)

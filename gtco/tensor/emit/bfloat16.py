@@ -1,8 +1,9 @@
 """bfloat16 in kernels: a value is its 16 bits, a ``uint16``, and arithmetic runs in float32.
 
-TVM and LLVM have a type of that name, but TVM computes with it by rewriting whole kernels and its
-LLVM code generator dies of it. A bfloat16 is the upper half of a float32, so both ways are a few
-integer instructions, in vectors too; what multiplies bfloat16 reads the bits as they are.
+TVM and LLVM have a type of that name. But TVM computes with it by rewriting whole kernels, and its
+LLVM code generator crashes on it. A bfloat16 is the upper half of a float32, so both conversions
+are a few integer instructions, also in vectors. Instructions that multiply bfloat16 read the bits
+directly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gtco.tensor.emit.vector_math import bits, constant, from_bits
 BFLOAT16 = "bfloat16"
 ROUND = "tirx.gtco_round_bfloat16"  # an operator: float32 to the bits of the nearest bfloat16
 PURE = 1  # TVM's CallEffectKind
-QUIET = 0x0040  # the first bit of the fraction: what is left of a NaN must not read as infinity
+QUIET = 0x0040  # the first bit of the fraction: a NaN that is cut must not become infinity
 
 tvm.get_global_func("ir.RegisterOp")(ROUND, "float32 to the bits of the nearest bfloat16")
 tvm.ir.register_op_attr(ROUND, "TVectorizable", True)
@@ -27,14 +28,14 @@ tvm.ir.register_op_attr(ROUND, "TCallEffectKind", PURE)
 
 
 def widened(x: Expr) -> Expr:
-    """The float32 of a bfloat16's bits: exact, also of infinities and NaN."""
+    """The float32 of a bfloat16's bits. It is exact, also for infinities and NaN."""
     return from_bits(tirx.shift_left(cast(x, "uint16", "uint32"), constant(x, 16, "uint32")))
 
 
 def rounded(em: Emitter, x: Expr) -> Expr:
-    """The bits of the bfloat16 nearest to a float32, to even between two: beyond the largest it is
-    infinity, as IEEE 754 has it, and NaN stays NaN. It stays an operator of its own until all
-    vectors are made (:mod:`gtco.codegen.round_bfloat16`).
+    """The bits of the bfloat16 nearest to a float32, ties to even. Beyond the largest bfloat16 it
+    is infinity (IEEE 754), and NaN stays NaN. It stays an operator of its own until all vectors are
+    made (:mod:`gtco.codegen.round_bfloat16`).
     """
     if em.bfloat16_rounding:
         return tirx.call_pure_extern("uint16", em.bfloat16_rounding, x)
@@ -43,7 +44,7 @@ def rounded(em: Emitter, x: Expr) -> Expr:
 
 
 def rounded_by_integers(x: Expr) -> Expr:
-    """What :func:`rounded` says, where there is no instruction for it."""
+    """The result of :func:`rounded`, for machines without an instruction for it."""
     word = bits(x)
     one, sixteen = constant(word, 1), constant(word, 16)
     odd = tirx.bitwise_and(tirx.shift_right(word, sixteen), one)
@@ -53,9 +54,9 @@ def rounded_by_integers(x: Expr) -> Expr:
 
 
 def rounded_weight(x: Expr) -> Expr:
-    """The bits of the bfloat16 nearest to a weight of a softmax, 0 to 1, the larger of two. A NaN
-    may become a number: the sum that the weight is divided by is one. Three instructions that leave
-    the multipliers alone, as vcvtneps2bf16 on a Zen 4 does not.
+    """The bits of the bfloat16 nearest to a weight of a softmax, from 0 to 1; of two equally near,
+    the larger. A NaN may become a number, because the sum that divides the weight is NaN too. It
+    takes three instructions that do not use the multipliers; vcvtneps2bf16 on a Zen 4 does.
     """
     word = bits(x)
     nearest = tirx.shift_right(word + constant(word, 0x8000), constant(word, 16))
@@ -63,13 +64,13 @@ def rounded_weight(x: Expr) -> Expr:
 
 
 def pair(low: Expr, high: Expr) -> Expr:
-    """The bits of two, the first in the lower half of an int32."""
+    """The bits of two bfloat16, with the first in the lower half of an int32."""
     upper = tirx.shift_left(tirx.Cast("int32", high), tirx.const(16, "int32"))
     return tirx.bitwise_or(tirx.Cast("int32", low), upper)
 
 
 def convert(em: Emitter, x: Expr, old: str, new: str) -> Expr:
-    """``x`` as another dtype, bfloat16 among them; what lies between it and others is float32."""
+    """``x`` as another dtype, if one of them is bfloat16. The conversion goes through float32."""
     if old == new:
         return x
     if old == BFLOAT16:
@@ -80,7 +81,7 @@ def convert(em: Emitter, x: Expr, old: str, new: str) -> Expr:
 
 
 def literal(value: float, dtype: str) -> Expr:
-    """A scalar constant as kernels hold values of ``dtype``."""
+    """A scalar constant in the form in which kernels hold values of ``dtype``."""
     if dtype != BFLOAT16:
         return tirx.const(value, dtype)
     return tirx.const(int(np.asarray(value, ml_dtypes.bfloat16).view(np.uint16)), "uint16")

@@ -1,6 +1,6 @@
-"""What element-wise operators compute that is more than one expression: signs and tests,
-activations with attributes, inverse hyperbolic functions, and in float64, by libm, what float32 has
-vector arithmetic for.
+"""Element-wise operators that take more than one expression: signs and tests, activations with
+attributes, inverse hyperbolic functions, and the float64 forms, by libm, of functions for which
+float32 has vector arithmetic.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def atanh(em: Emitter, op: Operator, x: Expr, dtype: str) -> Expr:
     return tirx.Select(x < zero, zero - grown, grown)
 
 
-# float64's spellings of what float32 has vector arithmetic for
+# the float64 forms of functions for which float32 has vector arithmetic
 def double_sigmoid(em: Emitter, x: Expr) -> Expr:
     one = constant(x, 1)
     return one / (one + libm("exp", constant(x, 0) - x))

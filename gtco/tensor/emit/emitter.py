@@ -1,9 +1,9 @@
-"""A thin layer over TVM's TIR builder: what every sketch writes its loops with.
+"""A thin layer over TVM's TIR builder, with which every sketch writes its loops.
 
 Kernels have the ABI of ``gtco.runtime``: ``void symbol(buffers..., workspace, begin, end)`` over a
 range of tasks. They are built without TVM's packed convention, so an object file holds plain C
 functions and needs no TVM at run time. Index expressions are simplified here, where the loops'
-ranges are known; TVM's own simplifier would inline every ``let`` and let expressions grow
+ranges are known. TVM's own simplifier would inline every ``let``, and expressions would grow
 exponentially.
 """
 
@@ -24,12 +24,12 @@ from gtco.tensor.analysis.indices import flatten
 from gtco.tensor.analysis.scope import Expr, Index, Scope
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
-# TVM keeps a range's extent in 32 bits: one that is larger wraps, and decides conditions wrongly.
+# TVM keeps a range's extent in 32 bits. A larger one wraps, and conditions are decided wrongly.
 INDEX_LIMIT = 2**31
-# TVM's passes and its LLVM code generator know a bound variable as its value, written out in the
-# values of the variables in it: a chain of n values, each used twice, has 2^n nodes. What is read
-# from memory is not written out, so a value of more nodes than this goes through an array, which
-# LLVM removes.
+# TVM's passes and its LLVM code generator replace a bound variable by its value, and the variables
+# in that value by theirs: a chain of n values, each used twice, has 2^n nodes. A value read from
+# memory is not replaced, so a value of more nodes than this goes through an array, which LLVM
+# removes.
 MOST_NODES = 2000
 
 
@@ -40,7 +40,7 @@ def lanes_of(x: Expr) -> int:
 
 
 def operands(x: Expr) -> Sequence[Expr]:
-    """The values that a value is computed from; none for what is read from memory."""
+    """The values from which a value is computed; none for a value read from memory."""
     match x:
         case tvm.ir.Call():
             return x.args
@@ -56,7 +56,7 @@ def operands(x: Expr) -> Sequence[Expr]:
 
 
 def _chooses(x: Expr) -> bool:
-    """Is a choice part of the value, bound variables not written out?"""
+    """True if a choice is part of the value, without looking into bound variables."""
     return isinstance(x, tirx.Select) or any(map(_chooses, operands(x)))
 
 
@@ -73,7 +73,7 @@ class Array:
         return flatten(index, self.shape) + self.offset
 
     def part(self, i: Expr, em: Emitter | None = None, name: str = "part") -> Array:
-        """What lies at position ``i`` of the first axis; ``em`` binds where it begins."""
+        """The subarray at position ``i`` of the first axis; ``em`` binds its begin."""
         at = self.flat([i, *(0 for _ in self.shape[1:])])
         return Array(self.buffer, self.shape[1:], self.dtype, em.let_index(at, name) if em else at)
 
@@ -84,10 +84,10 @@ class Emitter(Scope):
 
     lanes: int
     _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
-    _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around, and how many it has
+    _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around: lane, number of lanes
     _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
 
-    # the external function that rounds float32 to a bfloat16's bits, where the machine has one
+    # the external function that rounds float32 to a bfloat16's bits, if the machine has one
     bfloat16_rounding = ""
 
     # loops ----------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Emitter(Scope):
 
     @contextmanager
     def vector(self, lanes: int, name: str = "v") -> Iterator[Expr]:
-        """A loop whose iterations become the lanes of vector instructions; any number of lanes is
+        """A loop whose iterations become the lanes of vector instructions. Any number of lanes is
         legal.
         """
         with self.loop(lanes, name, T.vectorized) as lane:
@@ -118,7 +118,7 @@ class Emitter(Scope):
             self._varying, self._lane = before
 
     def varies(self, value: Expr) -> bool:
-        """Does the value depend on the lane of the vector loop around?"""
+        """True if the value depends on the lane of the vector loop around it."""
         if isinstance(value, int | float | bool) or not self._varying:
             return False
         return not self._varying.isdisjoint(tirx.analysis.undefined_vars(value, []))
@@ -131,7 +131,7 @@ class Emitter(Scope):
 
     @contextmanager
     def when(self, condition: Expr) -> Iterator[None]:
-        """``if condition:``, decided at build time where it can be."""
+        """``if condition:``, decided at build time if possible."""
         known = self.known(condition)
         if known is True:
             yield
@@ -154,7 +154,7 @@ class Emitter(Scope):
 
     # values ---------------------------------------------------------------------------------------
     def let(self, value: Expr, name: str = "x") -> Expr:
-        """Evaluate once, use many times."""
+        """Binds a value, so that it is evaluated once and used many times."""
         if isinstance(value, int | float) or isinstance(
             value, tirx.Var | tirx.IntImm | tirx.FloatImm
         ):
@@ -162,7 +162,7 @@ class Emitter(Scope):
         return self._bound(self._reread(value), name)
 
     def _reread(self, value: Expr) -> Expr:
-        """``value``, stored and read again where it has too many nodes."""
+        """``value``; if it has too many nodes, it is stored and read again."""
         dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
         if dtype == "bool" or self._count(value) <= MOST_NODES:
             return value
@@ -174,13 +174,15 @@ class Emitter(Scope):
         return array.buffer[place]
 
     def _count(self, value: Expr) -> int:
-        """Nodes of the expression tree, with bound variables written out; what is read is one."""
+        """Nodes of the expression tree, with bound variables written out. A value read from memory
+        is one.
+        """
         if isinstance(value, tirx.Var):
             return self._nodes.get(value, 1)
         return 1 + sum(map(self._count, operands(value)))
 
     def _bound(self, value: Expr, name: str) -> Expr:
-        if str(value.ty).startswith("bool"):  # TVM binds no vectors of them
+        if str(value.ty).startswith("bool"):  # TVM cannot bind vectors of bools
             lanes = lanes_of(value)
             one, zero = (
                 tirx.Broadcast(c, lanes) if lanes > 1 else c
@@ -195,10 +197,11 @@ class Emitter(Scope):
         return var
 
     def _unread(self, value: Expr) -> Expr:
-        """``value``; behind two reinterpretations where it is a float that a choice is part of.
-        TVM's passes ask for the interval of every bound value, and asking for that of a product
-        with a choice between floats makes an integer constant of a float's type, which is an error.
-        They do not look into a reinterpretation, and LLVM removes both.
+        """``value``; if it is a float that contains a choice, behind two reinterpretations.
+
+        TVM's passes compute the interval of every bound value. For a product with a choice between
+        floats they then make an integer constant of a float's type, which is an error. They do not
+        look into a reinterpretation, and LLVM removes both.
         """
         dtype, lanes = str(value.ty).partition("x")[0], lanes_of(value)
         if not dtype.startswith("float") or not _chooses(value):
@@ -207,7 +210,7 @@ class Emitter(Scope):
         return tirx.reinterpret(dtype + vector, tirx.reinterpret(integer + vector, value))
 
     def let_index(self, value: Expr, name: str = "n") -> Expr:
-        """Like :meth:`let` for an integer, keeping what is known about its range."""
+        """Like :meth:`let` for an integer, and keeps the known range."""
         value = self.index(value)
         if isinstance(value, int) or isinstance(value, tirx.Var):
             return value
@@ -228,7 +231,7 @@ class Emitter(Scope):
 
     # whole vectors --------------------------------------------------------------------------------
     def ramp(self, position: Expr, lanes: int | None = None) -> Expr:
-        """The indices of ``lanes`` neighbours; of one, its own."""
+        """The indices of ``lanes`` neighbours; for one lane, the position itself."""
         first, lanes = self.index(position), lanes or self.lanes
         return tirx.Ramp(first, 1, lanes) if lanes > 1 else first
 
@@ -242,7 +245,9 @@ class Emitter(Scope):
         T.buffer_store(array.buffer, value, [self.ramp(array.flat(index), lanes)])
 
     def splat(self, value: Expr, lanes: int | None = None) -> Expr:
-        """``value`` in every lane; of one lane as it is, which TVM has no vectors of."""
+        """``value`` in every lane. With one lane it is unchanged, because TVM has no vectors of
+        one.
+        """
         value = tirx.const(value, "float32") if isinstance(value, int | float) else value
         lanes = lanes or self.lanes
         return value if lanes == 1 else tirx.Broadcast(value, lanes)
@@ -254,7 +259,7 @@ class Emitter(Scope):
         lanes: int | None = None,
         left: int = 1,
     ) -> Expr:
-        """Fold a vector's lanes by halving, down to a scalar or a vector of ``left`` lanes."""
+        """Folds a vector's lanes by halving, down to a scalar or a vector of ``left`` lanes."""
         width = lanes or self.lanes
         while width > max(left, 2):
             width //= 2
@@ -269,19 +274,20 @@ class Emitter(Scope):
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
     def prefetch(self, array: Array, position: Expr) -> None:
-        """Ask for the cache line at a flat position, into L2; outside the array it does nothing."""
+        """Prefetches the cache line at a flat position into L2. Outside the array it does nothing.
+        """
         self.prefetch_value(array.buffer[self.index(position)])
 
     def prefetch_value(self, load: Expr, level: int = 2, write: bool = False) -> None:
-        """Like :meth:`prefetch`, of the line that ``load`` would read, into L1 or L2; to be written
-        to where ``write`` says so.
+        """Like :meth:`prefetch`, for the line that ``load`` would read, into L1 or L2. With
+        ``write`` the line is going to be written.
         """
         where, kind = tirx.address_of(load), int(write)
         T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, kind, 4 - level, 1))
 
     # memory ---------------------------------------------------------------------------------------
     def registers(self, size: int, dtype: str = "float32") -> Array:
-        """A small private array; with constant indices LLVM keeps it in registers, else on the
+        """A small private array. With constant indices LLVM keeps it in registers, else on the
         stack.
         """
         buffer = T.alloc_buffer((size,), storage(dtype), scope="local")
@@ -317,11 +323,11 @@ def kernel(
     body: Callable[[Emitter, KernelArguments], None],
     wide: bool = False,
 ) -> Any:
-    """The TIR function ``symbol(inputs..., output, workspace, begin, end)`` whose body ``body``
+    """The TIR function ``symbol(inputs..., output, workspace, begin, end)``, whose body ``body``
     emits.
 
-    ``workspace`` is in bytes; ``inputs`` gives the types as the kernel sees them, packed constants
-    in their packed shape. ``wide``: are indices int64?
+    ``workspace`` is in bytes. ``inputs`` gives the types that the kernel sees, packed constants in
+    their packed shape. ``wide`` is true if indices are int64.
     """
     with IRBuilder() as builder:
         with T.prim_func(s_tir=False):
@@ -337,8 +343,8 @@ def kernel(
             emitter = Emitter(lanes, wide=wide)
             arrays = {name: view(pointers[name], t, name) for name, t in inputs.items()}
             work = TensorType((max(workspace // 4, 1),))
-            # No task is negative, which TVM must know: it would divide by adding first what makes
-            # the least int32 positive, and multiply that beyond int32 when it simplifies.
+            # TVM must know that no task is negative. Else, before it divides, it adds a number that
+            # makes the least int32 positive, and multiplies it beyond int32 when it simplifies.
             dtype = emitter.index_dtype
             first, last = (x if wide else tirx.Cast(dtype, x) for x in (begin, end))
             first = tirx.Max(first, tirx.IntImm(dtype, 0))
@@ -356,8 +362,8 @@ def kernel(
 
 
 def storage(dtype: str) -> str:
-    """The dtype of TIR that elements lie in memory as: a bfloat16 is its bits, since TVM's own has
-    no vectors that LLVM's code generator takes (``gtco.tensor.emit.bfloat16``).
+    """The TIR dtype in which elements lie in memory. A bfloat16 is its bits, because LLVM's code
+    generator does not take TVM's vectors of bfloat16 (``gtco.tensor.emit.bfloat16``).
     """
     return "uint16" if dtype == "bfloat16" else dtype
 

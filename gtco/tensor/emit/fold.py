@@ -13,8 +13,8 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 Combine = Callable[[Expr, Expr], Expr]
 Over = Callable[[Callable[[Expr], None]], None]
 
-# Independent chains: an addition's latency x vectors a cycle, in few registers; of one row, and of
-# all rows together.
+# Independent chains: the latency of an addition x vectors a cycle, in few registers; for one row,
+# and for all rows together.
 ACCUMULATORS, ALL_ACCUMULATORS = 4, 8
 
 
@@ -31,8 +31,8 @@ def minimum(a: Expr, b: Expr) -> Expr:
 
 
 def combination(em: Emitter, kind: str) -> tuple[Combine, float]:
-    """How two elements become one, and what changes nothing; NaN propagates through extremes as in
-    numpy.
+    """The combination of two elements, and its neutral value. NaN propagates through extremes, as
+    in numpy.
     """
     if kind in ("sum", "mean"):
         return add, 0.0
@@ -58,7 +58,7 @@ def fold(
     """``value(0)`` to ``value(length - 1)`` combined into one scalar, from ``start`` on.
 
     ``value`` is emitted in vectorized loops. ``over(run)`` may emit loops around ``run``, which
-    folds one row: several rows are then folded into the one value.
+    folds one row; several rows are then folded into the one value.
     """
     return fold_rows(em, 1, length, lambda r, j: value(j), combine, start, over)
 
@@ -76,15 +76,17 @@ def fold_rows(
     ahead: Callable[[Expr], None] | None = None,
 ) -> Expr:
     """``value(r, 0)`` to ``value(r, length - 1)`` combined, for ``rows`` rows side by side (1, 2 or
-    4): a vector of as many lanes, of one row a scalar. ``ahead(j)`` comes before each vector.
+    4). The result is a vector of as many lanes, for one row a scalar. ``ahead(j)`` comes before
+    each vector.
 
     The rows' chains hide each other's latency, and their lanes are folded together. A row's chains
-    are one wide vector, which LLVM cuts: what computes ``value`` hides its latency too. The last
-    ``apart`` positions, each of all rows, are vectors of their own: r is their lane. What whole
-    vectors leave otherwise comes in one more of them, some of whose lanes are not combined: it
-    begins so early that it ends with the row, so that ``value`` is asked twice for some positions,
-    or reaches beyond the row's end where that is ``padded``. Only a row shorter than a vector, and
-    not padded, has a shorter one.
+    are one wide vector, which LLVM splits, so that the latency of ``value`` is hidden too.
+
+    The last ``apart`` positions, each for all rows, are vectors of their own, in which r is the
+    lane. One more vector takes the other positions that whole vectors leave. It begins so early
+    that it ends with the row, so ``value`` is computed twice for some positions; or, if the row is
+    ``padded``, it reaches beyond the row's end. Some of its lanes are not combined. Only a row that
+    is shorter than a vector and not padded has a shorter vector.
     """
     assert not (apart and over)
     lanes = em.lanes
@@ -92,7 +94,7 @@ def fold_rows(
     chains = min(ACCUMULATORS, ALL_ACCUMULATORS // rows, whole)
     groups, left = divmod(whole, max(chains, 1))
     short = bool(rest) and not (padded or whole)
-    # few vectors are written out, and the first ones need not be combined with anything
+    # few vectors are unrolled, and the first ones need not be combined with anything
     written_out = over is None and groups <= 2
     acc = em.registers(rows * max(chains, 1) * lanes)
     odd = em.registers(rows * lanes) if rest else None
@@ -185,7 +187,7 @@ def fold_vectors(
 
 
 def by_pairs(em: Emitter, values: Sequence[Expr], combine: Combine) -> Expr:
-    """All values combined in short chains: neighbours first, then what they make."""
+    """All values combined in short chains: first neighbours, then their results."""
     left = list(values)
     while len(left) > 1:
         pairs = [left[i : i + 2] for i in range(0, len(left), 2)]
@@ -194,8 +196,8 @@ def by_pairs(em: Emitter, values: Sequence[Expr], combine: Combine) -> Expr:
 
 
 def _stacked(em: Emitter, vectors: list[Expr], combine: Combine) -> Expr:
-    """Vectors of one row each, one or 2 or 4, folded into one whose lanes are the rows' parts in
-    turn: r0 r1 r2 r3 r0 r1 ... What moves stays within its 128 bits, where that is cheap.
+    """Vectors of one row each (1, 2 or 4) folded into one, whose lanes are parts of the rows in
+    turn: r0 r1 r2 r3 r0 r1 ... Values move only within 128 bits, where moving is cheap.
     """
     n = 1  # rows of a vector so far
     while len(vectors) > 1:

@@ -1,10 +1,10 @@
 """A stage's element-wise and data-movement operators as expressions.
 
-A reader goes backward: the value of a tensor at an index, through any chain of element-wise and
-injective operators down to the stage's inputs (a prologue). And forward, through an
-:class:`~gtco.tensor.analysis.chains.Epilogue`: from an element that an anchor (a matmul, a
-reduction) has just computed to the element of the stage's output that it decides (a fused epilogue,
-transposed stores included).
+A reader goes backward: it gives the value of a tensor at an index, through any chain of
+element-wise and injective operators down to the stage's inputs (a prologue). It also goes forward,
+through an :class:`~gtco.tensor.analysis.chains.Epilogue`: from an element that an anchor (a matmul,
+a reduction) has just computed to the element of the stage's output that it decides (a fused
+epilogue, transposed stores included).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gtco.tensor.stage import Operator, Stage
 
 @dataclass
 class Reader:
-    """Values of a stage's tensors at an index; ``known`` overrides tensors that the kernel holds
-    itself.
+    """Values of a stage's tensors at an index. ``known`` overrides tensors whose values the kernel
+    has itself.
     """
 
     stage: Stage
@@ -37,7 +37,7 @@ class Reader:
     known: dict[str, Callable[[Sequence[Expr]], Expr]] = field(default_factory=dict)
 
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
-        """``tensor[index]`` as an expression; large intermediate values are bound once."""
+        """``tensor[index]`` as an expression. Large intermediate values are bound once."""
         index = [self.emitter.index(i) for i in index]
         if tensor in self.known:
             return self.known[tensor](index)
@@ -116,21 +116,21 @@ class Reader:
         )
 
     def guarded(self, condition: Expr, tensor: str, index: Sequence[Expr]) -> Expr:
-        """``tensor[index]``, which nobody uses where the condition does not hold."""
+        """``tensor[index]``, which is used only if the condition holds."""
         return self.value(tensor, index)
 
     def conditional(
         self, tensors: Sequence[str], *where: Expr
     ) -> tuple[Callable[[Expr, Expr, Expr], Expr], Callable[[Expr, int], Expr]]:
-        """How to choose between values of ``tensors`` (or a constant), and how to bound an index
-        that may lie outside of them. A choice evaluates both its sides where either is arithmetic,
-        so all tensors of a chain of choices are asked at once.
+        """The function that chooses between values of ``tensors`` (or a constant), and the function
+        that bounds an index that may lie outside of them. A choice evaluates both its sides if
+        either is arithmetic, so all tensors of a chain of choices are given at once.
 
         Movement alone is one expression, which ``if_then_else`` guards. Arithmetic binds values
-        ahead of the choice: it is evaluated either way, at an index that is clamped into the
-        tensor. So is movement where ``where``, the positions that decide, differ from lane to lane:
-        TVM makes scalar code of such a guard, statement by statement, and a value bound before the
-        statement would be its last lane's alone.
+        before the choice, so it is evaluated in either case, at an index that is clamped into the
+        tensor. Movement is evaluated in either case too if the positions ``where`` that decide vary
+        from lane to lane: TVM makes scalar code of such a guard, statement by statement, and a
+        value bound before the statement would be that of its last lane alone.
         """
         varies = any(self.emitter.varies(i) for i in where)
         if not varies and all(t not in self.known and self._moves_only(t) for t in tensors):
@@ -153,7 +153,7 @@ class Reader:
     def through(
         self, tail: Epilogue, index: Sequence[Expr], value: Expr
     ) -> tuple[Expr, list[Expr]]:
-        """The output's element and its index, given the anchor's ``value`` at ``index``."""
+        """The output's element and its index, for the anchor's ``value`` at ``index``."""
         em = self.emitter
         where = tail.positions([em.index(i) for i in index])
         values = {tail.anchor: value}
@@ -174,13 +174,14 @@ class Reader:
         return values[output], where[output]
 
     def finish(self, tail: Epilogue, index: Sequence[Expr], value: Expr, output: Array) -> None:
-        """Store what the epilogue makes of the anchor's ``value`` at ``index`` where it belongs."""
+        """Stores the result of the epilogue for the anchor's ``value`` at ``index`` in its place.
+        """
         result, where = self.through(tail, index, value)
         self.emitter.store(output, where, result)
 
     def prefetch(self, tail: Epilogue, index: Sequence[Expr], output: Array) -> None:
-        """Ask for the lines that :meth:`finish` takes at ``index``, some time before it: the
-        output's, and those of inputs that have an element for each of its own, as a residual has.
+        """Prefetches the lines that :meth:`finish` will use at ``index``: the output's, and those
+        of inputs that have an element for each of the output's, such as a residual.
         """
         em = self.emitter
         where = tail.positions([em.index(i) for i in index])

@@ -1,8 +1,8 @@
-"""Where GridSample reads: positions, weights and validity of an image's rows and columns, as
-expressions of scalars or of vectors.
+"""The positions that GridSample reads: positions, weights and validity of an image's rows and
+columns, as expressions of scalars or of vectors.
 
-The positions are those of ONNX Runtime: a coordinate that is NaN, infinite or beyond 64 bits is
-taken for the image's first edge.
+The positions are those of ONNX Runtime: a coordinate that is NaN, infinite or beyond 64 bits counts
+as the image's first edge.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gtco.tensor.emit.spatial import Source
 from gtco.tensor.emit.vector_math import constant
 from gtco.tensor.stage import Operator, TensorType
 
-FARTHEST = 2.0**63  # a position from here on is no position
+FARTHEST = 2.0**63  # a position from here on is invalid
 CORNERS = {"nearest": 1, "linear": 2}  # positions read along each axis
 
 
 @dataclass(frozen=True)
 class Corner:
-    """One of the positions that a point lies between, in floats: ``at`` within the image, -1 where
-    it lies outside and zero is read; ``weight`` None for 1.
+    """One of the positions around a point, in floats. ``at`` lies within the image, or is -1 if the
+    position lies outside and zero is read. ``weight`` is None for 1.
     """
 
     at: Expr
@@ -35,7 +35,7 @@ class Corner:
 
 
 def corners(em: Emitter, op: Operator, coordinate: Expr, size: int) -> list[Corner]:
-    """The positions that ``coordinate``, from -1 to 1, lies between on an axis of ``size``."""
+    """The positions around ``coordinate``, from -1 to 1, on an axis of ``size``."""
     where = em.let(_position(em, op, coordinate, size), "where")
     if op["method"] == "nearest":
         return [Corner(_within(em, op, nearest(where), size), None)]
@@ -62,7 +62,7 @@ def _position(em: Emitter, op: Operator, coordinate: Expr, size: int) -> Expr:
 
 
 def _within(em: Emitter, op: Operator, at: Expr, size: int) -> Expr:
-    """The whole position ``at`` brought into the image, or -1."""
+    """The whole position ``at``, brought into the image, or -1."""
     at = em.let(at, "at")
     last = constant(at, size - 1)
     match op["padding"]:

@@ -1,8 +1,8 @@
-"""The value of an element-wise operator as a scalar TIR expression; in a vectorized loop it becomes
+"""The value of an element-wise operator as a scalar TIR expression. In a vectorized loop it becomes
 vector instructions.
 
-What each operator computes is its row in :mod:`gtco.tensor.elementwise`. float16 and bfloat16
-compute in float32; float64 calls libm a lane at a time.
+:mod:`gtco.tensor.elementwise` has a row for the computation of each operator. float16 and bfloat16
+compute in float32; float64 calls libm for each lane.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def apply(em: Emitter, op: Operator, args: Sequence[Expr], dtypes: Sequence[str]
 
 
 def _unfolded(x: Expr) -> Expr:
-    """A float constant, such as a padding's, behind a call that gives it back: TVM would compute
-    with it at once, refuses to divide by 0 and takes 0 * x for 0 whatever x is. LLVM folds the call
-    and what follows as IEEE 754 says.
+    """A float constant (a padding's, for example) behind a call that returns it. TVM would fold the
+    constant itself: it refuses to divide by 0, and takes 0 * x for 0 whatever x is. LLVM folds the
+    call and the following operations by IEEE 754.
     """
     return intrinsic("copysign", x, x) if isinstance(x, tirx.FloatImm) else x
 
@@ -48,14 +48,14 @@ def _common(dtypes: Sequence[str]) -> str:
 
 
 def _computed(dtype: str) -> str:
-    """The dtype that arithmetic on this dtype runs in; bool counts as 0 and 1."""
+    """The dtype in which arithmetic on this dtype runs. bool counts as 0 and 1."""
     if dtype in NARROW:
         return "float32"
     return "int8" if dtype == "bool" else dtype
 
 
 def vectorizable(op: Operator, dtypes: Sequence[str]) -> bool:
-    """May the operator stand in a vectorized loop? float64's erf calls libm, which TVM makes a loop
-    of its own for.
+    """True if the operator may be in a vectorized loop. float64's erf may not: it calls libm, and
+    TVM makes a loop of its own for that.
     """
     return not (op.kind in ("erf", "gelu") and dtypes[0] == "float64")

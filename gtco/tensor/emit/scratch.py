@@ -1,8 +1,9 @@
-"""A thread's scratch in named pieces, each with a shape and a dtype; where they lie follows.
+"""A thread's scratch in named pieces, each with a shape and a dtype; the offsets are computed from
+these.
 
-Pieces lie one behind the other in the order given, each on a cache line of its own. A piece has one
-dtype for all that reads and writes it: LLVM takes two accesses for different memory where their
-constant positions differ, and counts positions in elements.
+Pieces follow each other in the order given, each on a cache line of its own. A piece has one dtype
+for all reads and writes: LLVM counts positions in elements, and takes two accesses with different
+constant positions for different memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The pieces of one kernel. Two of one name are an error of the sketch that asks for them."""
+    """The pieces of one kernel. Two of the same name are an error of the sketch."""
 
     pieces: tuple[Piece, ...]
 
@@ -43,7 +44,7 @@ class Scratch:
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
-        """Where each piece starts, in bytes."""
+        """The start of each piece, in bytes."""
         found, end = {}, 0
         for piece in self.pieces:
             found[piece.name] = -(-end // ALIGN) * ALIGN
@@ -52,12 +53,12 @@ class Scratch:
 
     @cached_property
     def nbytes(self) -> int:
-        """What a thread needs for all of them."""
+        """The bytes that a thread needs for all of them."""
         last = self.pieces[-1] if self.pieces else None
         return self.offsets[last.name] + last.nbytes if last else 0
 
     def arrays(self, args: KernelArguments) -> dict[str, Array]:
-        """The pieces of a kernel that is being emitted, by name; asked for once, outside of all
+        """The pieces of a kernel that is being emitted, by name. It is called once, outside of all
         loops.
         """
         buffers = {d: args.scratch_buffer(d) for d in dict.fromkeys(p.dtype for p in self.pieces)}

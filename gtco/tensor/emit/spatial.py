@@ -1,9 +1,10 @@
-"""Where pooling windows and resizing read: index and weight expressions, and one output element as
-scalar code.
+"""The positions that pooling windows and resizing read: index and weight expressions, and one
+output element as scalar code.
 
-The positions are those of ONNX's Resize, in float64 as in ``gtco.tensor.reference_spatial``, where
-a little more or less is a little of a weight. Nearest ones are whole numbers' arithmetic: a
-position half way between two falls on the wrong side by any rounding, or by a fused multiply-add.
+The positions are those of ONNX's Resize, in float64 as in ``gtco.tensor.reference_spatial``; there
+a small error of a position is a small error of a weight. Nearest positions are computed in whole
+numbers: any rounding, or a fused multiply-add, would put a position half way between two on the
+wrong side.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class ResizedAxis:
 
     @property
     def step(self) -> float:
-        """How far apart in the input neighbouring output positions lie."""
+        """The distance in the input between neighbouring output positions."""
         if self.op["coordinates"] == "align_corners":
             return (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
         return self.size / self.out
 
     def position(self, i: Expr) -> Expr:
-        """Where output position ``i`` lies among the input's, in float64."""
+        """The place of output position ``i`` on the input axis, in float64."""
         out, coordinates = self.out, self.op["coordinates"]
         x = tirx.Cast("float64", i) if not isinstance(i, int) else wide(i)
         if coordinates == "align_corners":
@@ -61,7 +62,7 @@ class ResizedAxis:
         return (x + wide(0.5)) * wide(self.step) - wide(0.5)
 
     def clipped(self, em: Emitter, i: Expr) -> Expr:
-        """The index cut to the axis, bound with its range."""
+        """The index, cut to the axis and bound with its range."""
         return em.let_index(tirx.max(0, tirx.min(i, self.size - 1)), "at")
 
     def nearest(self, em: Emitter, i: Expr) -> Expr:
@@ -71,7 +72,8 @@ class ResizedAxis:
         times, plus, over = nearest(
             self.size, self.out, self.op["coordinates"], self.op["rounding"]
         )
-        below = int(plus < 0)  # 1 more before the division and 1 less behind it: none is negative
+        # 1 more before the division and 1 less after it, so that no number is negative
+        below = int(plus < 0)
         large = times * self.out + plus + over >= 1 << 31 and not isinstance(i, int)
         at = tirx.Cast("int64", i) if large else i
         index = (at * times + (plus + below * over)) // over - below
@@ -80,8 +82,8 @@ class ResizedAxis:
         return self.clipped(em, em.let_index(index, "nearest"))
 
     def located(self, em: Emitter, i: Expr, dtype: str = "float32") -> tuple[Expr, list[Expr]]:
-        """Where the taps of output position ``i`` start, from -1 on and not cut to the axis, and
-        the weights of their offsets, ``TAPS`` of the method: linear, or cubic (Keys 1981).
+        """The start of the taps of output position ``i`` (from -1 on, not cut to the axis), and the
+        weights of their offsets, the ``TAPS`` of the method: linear, or cubic (Keys 1981).
         """
         where = em.let(self.position(i), "where")
         base = em.let(tirx.floor(where), "base")
@@ -101,7 +103,7 @@ class ResizedAxis:
         return first, [em.let(w, "weight") for w in narrow]
 
     def taps(self, em: Emitter, i: Expr, dtype: str = "float32") -> list[tuple[Expr, Expr]]:
-        """Indices, cut to the axis, and weights of an interpolation at output position ``i``."""
+        """Indices (cut to the axis) and weights of an interpolation at output position ``i``."""
         first, weights = self.located(em, i, dtype)
         offsets = TAPS[self.op["method"]]
         return [(self.clipped(em, first + o), w) for o, w in zip(offsets, weights, strict=True)]
@@ -146,7 +148,7 @@ def resized(
 
 
 def lowest(dtype: str) -> Any:
-    """What a maximum starts from."""
+    """The value from which a maximum starts."""
     kind = np.dtype(dtype).kind
     return tirx.const(
         -np.inf if kind == "f" else False if kind == "b" else int(np.iinfo(dtype).min), dtype
@@ -154,7 +156,7 @@ def lowest(dtype: str) -> Any:
 
 
 def larger(a: Expr, b: Expr, dtype: str) -> Expr:
-    """max(a, b), NaN where either is one; both must be bound."""
+    """max(a, b), or NaN if one is NaN. Both must be bound."""
     if dtype == "bool":
         return tirx.Or(a, b)
     if not dtype.startswith("float"):

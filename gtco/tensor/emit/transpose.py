@@ -52,8 +52,8 @@ def weave(em: Emitter, vectors: Sequence[Expr]) -> list[Expr]:
 
 
 def pick(em: Emitter, array: Array, first: Expr, step: int, lanes: int) -> Expr:
-    """The vector of every ``step``-th element of ``array`` from flat position ``first`` on; reads
-    nothing behind the last of them.
+    """The vector of every ``step``-th element of ``array`` from flat position ``first`` on. It
+    reads nothing beyond the last of them.
     """
     reach = (lanes - 1) * step + 1
     starts = [*range(0, reach - lanes, lanes), reach - lanes]

@@ -28,7 +28,7 @@ LN2_LOW = LN2 - LN2_HIGH
 ROUND = 1.5 * 2.0**23  # t + ROUND has the integer nearest to t in its low bits
 ROUND_BITS = 0x4B400000
 BIASED_ROUND = ROUND + 127  # the same with the exponent's bias: those bits << 23 are 2^n
-AVX512_LANES = 16  # vectors of so many are AVX-512's, which has an instruction for p 2^n
+AVX512_LANES = 16  # vectors of so many lanes are AVX-512's, which has an instruction for p 2^n
 
 # exp(r) on |r| <= ln(2)/2 as 1 + r + r^2 P(r): highest power first. Errors: 3.1e-9 and 1.0e-7
 # relative.
@@ -48,7 +48,7 @@ EXP2_FROM_0 = {
 FRACTION = "llvm.x86.avx512.mask.reduce.ps.512"  # vreduceps: x less its multiple of 2^-m below
 SCALE = "llvm.x86.avx512.mask.scalef.ps.512"  # vscalefps: a 2^floor(b)
 DOWN = 0b1001  # vreduceps's immediate: m is 0, rounding goes down, nothing is signalled
-AS_SET = 4  # their rounding: by the CPU's mode
+AS_SET = 4  # rounding of these instructions: by the CPU's mode
 
 
 def dtype_of(x: Expr) -> str:
@@ -107,11 +107,11 @@ def _reduced(em: Emitter, x: Expr, shift: float = ROUND) -> tuple[Expr, Expr]:
 
 
 def exp(em: Emitter, x: Expr) -> Expr:
-    """exp over all of float32, denormal results and infinities included; at most 1 ulp (denormals:
-    1 of theirs).
+    """exp over all of float32, denormal results and infinities included; at most 1 ulp (for
+    denormals, 1 ulp of theirs).
     """
     x = em.let(clamp(x, -104.0, 89.0), "x")
-    if em.lanes == AVX512_LANES:  # vscalefps; LLVM has many instructions in its place elsewhere
+    if em.lanes == AVX512_LANES:  # vscalefps; for other vectors LLVM emits many instructions
         r, shifted = _reduced(em, x)
         n = tirx.reinterpret(_with_lanes("int32", x), shifted) - constant(x, ROUND_BITS, "int32")
         p = horner(r, EXP_6)
@@ -131,7 +131,7 @@ def exp_within(em: Emitter, x: Expr) -> Expr:
 
 
 def _power_of_two(biased: Expr) -> Expr:
-    """2^n for n + 127 in the low bits of ``biased``; those beyond the ninth do not count."""
+    """2^n, for n + 127 in the low bits of ``biased``. Bits beyond the ninth do not count."""
     return from_bits(tirx.shift_left(biased, constant(biased, 23)))
 
 
@@ -141,17 +141,16 @@ def exp_nonpositive(em: Emitter, x: Expr) -> Expr:
     """
     x = em.let(x, "x")
     r, shifted = _reduced(em, x, BIASED_ROUND)
-    # a product with 2^n, not a sum of exponents' bits: that would make numbers of some NaNs
+    # a product with 2^n, because a sum of exponents' bits would turn some NaNs into numbers
     value = horner(r, EXP_5) * _power_of_two(shifted)
     return em.let(tirx.Select(x < constant(x, -87.0), constant(x, 0.0), value), "e")
 
 
 def exp2_nonpositive(em: Emitter, x: Expr, degree: int = 5) -> Expr:
     """2^x for ``x <= 0`` or NaN, which stays NaN; at most 3 ulp with a polynomial of degree 5.
-    Below -126, where results are no normal numbers, it may be off as a whole, and from -150 on it
-    is 0.
+    Below -126, where results are not normal numbers, all digits may be wrong; from -150 on it is 0.
     """
-    if lanes_of(x) == AVX512_LANES:  # an explicit vector, which intrinsics take
+    if lanes_of(x) == AVX512_LANES:  # an explicit vector, as intrinsics need
         return _exp2_by_instructions(em, x, EXP2_FROM_0[degree])
     x = em.let(T.max(constant(x, -127.0), x), "x")
     shifted = em.let(x + constant(x, BIASED_ROUND), "s")
@@ -160,8 +159,8 @@ def exp2_nonpositive(em: Emitter, x: Expr, degree: int = 5) -> Expr:
 
 
 def _exp2_by_instructions(em: Emitter, x: Expr, polynomial: Sequence[float]) -> Expr:
-    """2^x = 2^floor(x) P(x - floor(x)), in AVX-512's instructions for both; -inf is none of their
-    special cases.
+    """2^x = 2^floor(x) P(x - floor(x)), with AVX-512's instructions for both. -inf is not one of
+    their special cases.
     """
     x = em.let(x, "x")
     every, as_set = tirx.const(-1, "int16"), tirx.const(AS_SET, "int32")
@@ -228,7 +227,7 @@ def erf(em: Emitter, x: Expr) -> Expr:
 
 
 def tanh(em: Emitter, x: Expr) -> Expr:
-    """At most 2 ulp: a polynomial near 0, else 1 - 2 / (exp(2 |x|) + 1)."""
+    """The hyperbolic tangent, at most 2 ulp: a polynomial near 0, else 1 - 2 / (exp(2 |x|) + 1)."""
     x = em.let(x, "x")
     u, a = em.let(x * x, "u"), em.let(absolute(x), "a")
     small = horner(u, TANH_SMALL) * (u * x) + x
@@ -267,7 +266,9 @@ def gelu(em: Emitter, x: Expr) -> Expr:
 
 
 def _one_and_exp_minus(em: Emitter, x: Expr) -> Expr:
-    """1 + exp(-x): infinity below -88.4, where the exponent of 2^n says so by itself."""
+    """1 + exp(-x). Below -88.4 it is infinity, because the exponent of 2^n is then that of
+    infinity.
+    """
     x = em.let(clamp(x, -89.0, 87.0), "x")
     shifted = em.let(x * constant(x, -LOG2E) + constant(x, BIASED_ROUND), "t")
     n = em.let(shifted - constant(x, BIASED_ROUND), "n")
