@@ -1,6 +1,6 @@
 """The algebra of permutations of axes: composing them, and moving them across other operators.
 
-``permute(x, axes)`` has as axis i the axis ``axes[i]`` of x, as numpy.transpose.
+Axis i of ``permute(x, axes)`` is axis ``axes[i]`` of x, as in numpy.transpose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def compose(first: Axes, then: Axes) -> Axes:
 
 
 def moves_nothing(shape: Sequence[Dim], axes: Axes) -> bool:
-    """Whether only axes of size 1 change places, so that the permutation is a reshape."""
+    """True if only axes of size 1 change places, so that the permutation is a reshape."""
     moved = [axis for axis in axes if shape[axis] != 1]
     return moved == sorted(moved)
 
@@ -41,13 +41,13 @@ def permuted(values: Sequence[Any], axes: Axes) -> tuple[Any, ...]:
 def across_reshape(
     shape: Sequence[Dim], axes: Axes, target: Sequence[Dim]
 ) -> tuple[tuple[Dim, ...], Axes] | None:
-    """Swap a permutation with the reshape behind it.
+    """Swaps a permutation with the reshape after it.
 
     before: ``reshape(permute(x, axes), target)`` with x of ``shape``
     after:  ``permute(reshape(x, new_target), new_axes)``
 
-    Gives ``(new_target, new_axes)``, or None where the reshape merges or splits axes across ones
-    that the permutation separated.
+    Gives ``(new_target, new_axes)``. None if the reshape merges or splits axes across ones that the
+    permutation separated.
     """
     kept = [axis for axis in axes if shape[axis] != 1]  # x's axes in the permuted tensor's order
     slots = [n for n, dim in enumerate(target) if dim != 1]
@@ -55,7 +55,7 @@ def across_reshape(
     if groups is None:
         return None
     in_x = {axis: n for n, axis in enumerate(sorted(kept))}
-    order: list[tuple[int, list[int]]] = []  # place in x, and the target's slots that it becomes
+    order: list[tuple[int, list[int]]] = []  # place in x, and the target's axes that it becomes
     for (begin, end), (out_begin, out_end) in groups:
         places = [in_x[axis] for axis in kept[begin:end]]
         if places != list(range(places[0], places[0] + len(places))):
@@ -72,8 +72,9 @@ def across_reshape(
 def _groups(
     left: Sequence[Dim], right: Sequence[Dim]
 ) -> list[tuple[tuple[int, int], tuple[int, int]]] | None:
-    """Smallest runs of axes of ``left`` and ``right`` that hold the same elements, or None where
-    symbolic sizes keep that from being known."""
+    """The smallest runs of axes of ``left`` and ``right`` that hold the same elements; None if
+    symbolic sizes hide this.
+    """
     groups = []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -106,8 +107,8 @@ def through(op: Operator, axes: Axes) -> tuple[Attrs, tuple[bool, ...]] | None:
 
     before: ``permute(op(x, ...), axes)``    after: ``op'(permute(x, axes), ...)``
 
-    Gives op's new attributes and which of its inputs have to be permuted (the others, such as
-    gamma of a layer normalization, stay); None where ``op`` does not let a permutation pass.
+    Gives op's new attributes, and for each input whether it must be permuted (the others, such as
+    gamma of a layer normalization, stay). None if ``op`` does not let a permutation pass.
     Element-wise inputs of a lower rank count as having leading axes of size 1.
     """
     if OPERATORS[op.kind].pattern == ELEMENTWISE or op.kind in ("identity", "broadcast"):
@@ -132,7 +133,7 @@ def through(op: Operator, axes: Axes) -> tuple[Attrs, tuple[bool, ...]] | None:
 
 
 def through_reduction(op: Operator, axes: Axes) -> tuple[Attrs, Axes]:
-    """A reduction without ``keepdims`` behind a permutation.
+    """A reduction without ``keepdims`` of a permuted tensor.
 
     before: ``op(permute(x, axes))``    after: ``permute(op'(x), new_axes)``
 

@@ -1,25 +1,25 @@
-"""Narrow operands: what contractions read is rounded to bfloat16 or float16, and all else stays
-float32.
+"""Narrow operands: the operands of contractions are rounded to bfloat16 or float16, and everything
+else stays float32.
 
     before: n = layer_norm(x)    y = matmul(n, W)
     after:  n = layer_norm(x)    h = cast(n) {bfloat16}    y = matmul(h, W'), W' in bfloat16
 
-matmul, attention (q, k and v) and conv2d give float32 of narrow operands: sums, softmax,
-normalisation, attention's masks, the residual stream, the model's inputs and outputs keep their
+matmul, attention (q, k and v) and conv2d make float32 results of narrow operands. Sums, softmax,
+normalisation, attention's masks, the residual stream, and the model's inputs and outputs keep their
 precision.
 
-float16 ends at 65504. A contraction with a constant operand beyond that stays in float32. What is
-computed and lies beyond becomes an infinity, as it does in other engines; nothing is saturated, so
-that it shows.
+float16 ends at 65504. A contraction with a larger constant operand stays in float32. A larger
+computed value becomes an infinity, as in other engines; nothing is saturated, so the overflow is
+visible.
 
-A tensor that contractions alone read lies in memory as narrow: the cast stands right behind what
-computes it, in front of the movement between, and once however many read it.
+A tensor that only contractions read is stored as narrow. The cast comes directly after the operator
+that computes the tensor, before any movement, and only once for all readers.
 
     before: s = slice(q)    r = permute(s)               a = attention(r, ...)
     after:  h = cast(q)     s = slice(h)    r = permute(s)    a = attention(r, ...)
 
-Which stage a cast joins, as the epilogue of the one before or the prologue of the one behind, is
-the fusion search's to find.
+The fusion search decides which stage a cast joins: the one before it, as an epilogue, or the one
+after it, as a prologue.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from gtco.support.garbage import uncollected
 from gtco.tensor.analysis.window import narrow_groups
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
-# What casts to it are called.
+# The names of casts, by dtype.
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 # Half of the bytes is worth a difference that predictions do not resolve.
 SLOWER = 1.05
-Cost = Callable[[Stage], float]  # seconds of a stage, infinite where no kernel can do it
-# Movement, which passes bits as they are, and which of its inputs it moves.
+Cost = Callable[[Stage], float]  # seconds of a stage, infinite if no kernel can do it
+# Movement, which does not change bits, by the inputs that it moves.
 _FIRST = frozenset("identity reshape permute slice broadcast roll gather".split())
 _MOVES = _FIRST | {"concat", "pad"}
 
@@ -51,16 +51,17 @@ def narrow_operands(
     graph: Graph, dtype: str, cost: Cost | None = None, floor: Floor = no_floor
 ) -> Graph:
     """The graph with the float32 operands of its contractions rounded to ``dtype``. Depthwise
-    convolutions, and those in groups as narrow, stay: they multiply vectors of channels, and are
-    bound by memory that is float32. With ``cost``, so does a contraction that would be slower, for
-    want of a kernel as good; ``floor`` is at most what a stage of the operator costs.
+    convolutions, and those in equally narrow groups, stay float32: they multiply vectors of
+    channels, and reading their float32 memory limits them. With ``cost``, a contraction that would
+    be slower, because it has no kernel as good, stays too. ``floor`` is a lower bound on the cost
+    of a stage with the operator.
     """
-    with uncollected():  # as the fusion search, whose policy prices here too
+    with uncollected():  # as in the fusion search: the same policy prices here
         return _Narrowing(graph.copy(), dtype, cost, floor).run()
 
 
 def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]:
-    """Positions of the operands that ``dtype`` is for; none where the operator stays as it is."""
+    """The positions of the operands to round to ``dtype``; none if the operator stays as it is."""
     if op.kind not in ("matmul", "attention", "conv2d") or op.type.dtype != "float32":
         return ()
     positions = (0, 1, 2) if op.kind == "attention" else (0, 1)
@@ -75,7 +76,7 @@ def narrowed_operands(graph: Graph, op: Operator, dtype: str) -> tuple[int, ...]
 
 
 def _beyond(graph: Graph, tensor: str, dtype: str) -> bool:
-    """Is it a constant with finite values that ``dtype`` has no number for?"""
+    """True for a constant that has a finite value beyond the range of ``dtype``."""
     array = graph.constants.get(tensor)
     if array is None or not array.size:
         return False
@@ -84,22 +85,24 @@ def _beyond(graph: Graph, tensor: str, dtype: str) -> bool:
 
 
 class Prices:
-    """Is an operator worth narrower operands? Answers are kept for equal operators."""
+    """Decides whether an operator is worth narrower operands. Answers are kept for
+    equal operators.
+    """
 
     def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
         self.graph, self.dtype, self.cost, self.floor = graph, dtype, cost, floor
         self.found: dict[str, bool] = {}
 
     def pays(self, op: Operator, narrow: tuple[int, ...]) -> bool:
-        """Is the operator, alone in a stage, no slower with its operands at ``narrow`` in the
-        dtype? Always, where there are no prices.
+        """True if the operator, alone in a stage, is no slower with its operands at ``narrow`` in
+        the dtype. Always true without prices.
         """
         if self.cost is None:
             return True
         plain = self.alone(op, ())
         if plain.key not in self.found:
             half = self.cost(self.alone(op, narrow))
-            # what the plain one takes at least mostly says it, and needs no search among configs
+            # The lower bound of the plain one mostly decides, and needs no search among configs.
             self.found[plain.key] = isfinite(half) and (
                 half <= SLOWER * self.floor(op, self.graph.types)
                 or half <= SLOWER * self.cost(plain)
@@ -107,14 +110,14 @@ class Prices:
         return self.found[plain.key]
 
     def alone(self, op: Operator, narrow: tuple[int, ...]) -> Stage:
-        """A stage of the operator, its operands at ``narrow`` in the dtype."""
+        """A stage of only the operator, with its operands at ``narrow`` in the dtype."""
         types = {x: self.graph.types[x] for x in op.inputs}
         types |= {op.inputs[i]: TensorType(types[op.inputs[i]].shape, self.dtype) for i in narrow}
         return make_stage((op,), types, self.graph.constants)
 
 
 class _Narrowing:
-    """A graph under the pass; ``half`` is a tensor's rounded twin."""
+    """A graph during the pass. ``half`` has the rounded twin of each tensor."""
 
     def __init__(self, graph: Graph, dtype: str, cost: Cost | None, floor: Floor) -> None:
         self.graph, self.dtype = graph, dtype
@@ -126,7 +129,7 @@ class _Narrowing:
             self.alone[output] = self.read_by_contractions(output)
 
     def narrow(self, op: Operator) -> tuple[int, ...]:
-        """Positions of the operands to be rounded."""
+        """The positions of the operands to round."""
         narrow = narrowed_operands(self.graph, op, self.dtype)
         return narrow if narrow and self.prices.pays(op, narrow) else ()
 
@@ -140,7 +143,9 @@ class _Narrowing:
         return self.graph.prune()
 
     def read_by_contractions(self, tensor: str) -> bool:
-        """Do contractions alone read it, through movement or at once? Asked of readers first."""
+        """True if only contractions read the tensor, directly or through movement. Readers are
+        asked first.
+        """
         if tensor in self.graph.outputs:
             return False
         return all(
@@ -151,11 +156,13 @@ class _Narrowing:
         )
 
     def moved(self, op: Operator, tensor: str) -> bool:
-        """Does the movement move this input of its, and not read it as positions?"""
+        """True if the operator is movement that moves this input, instead of reading it as
+        positions.
+        """
         return op.kind not in _FIRST or tensor not in op.inputs[1:]
 
     def rounded(self, tensor: str) -> str:
-        """``tensor`` rounded: the movement that made it on rounded inputs, or a cast."""
+        """``tensor`` rounded: the movement that made it, applied to rounded inputs, or a cast."""
         if tensor in self.half:
             return self.half[tensor]
         graph, op = self.graph, self.graph.producer(tensor)

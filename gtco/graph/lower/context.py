@@ -1,4 +1,6 @@
-"""What the rules of ``lower_operators`` work with: values, types and the opaque way out."""
+"""The state that the rules of ``lower_operators`` use: values, types, and the opaque form for calls
+without a rule.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 
 class NoRule(Exception):
-    """This call cannot be compiled; the message says why. ``lower`` collects them."""
+    """This call cannot be compiled; the message says why. ``lower`` collects these errors."""
 
 
 class Lowering:
-    """The graph under construction, and what each Relax variable became.
+    """The graph under construction, and the value of each Relax variable in it.
 
-    A tensor is the name of a graph tensor, a tuple a Python tuple, a shape a tuple of integers;
-    None stands for a value whose making failed (the failure is reported already).
+    A tensor is the name of a graph tensor, a tuple is a Python tuple, a shape is a tuple of
+    integers. None is a value that could not be made (the failure is already reported).
     """
 
     def __init__(self, graph: Graph, module: tvm.IRModule) -> None:
@@ -37,7 +39,7 @@ class Lowering:
         self._interned: dict[int, tuple[Any, str]] = {}
 
     def value(self, expr: Any) -> Any:
-        """The value of an argument: tensor name, tuple, numbers."""
+        """The value of an argument: a tensor name, a tuple, or numbers."""
         if isinstance(expr, relax.Var):
             if expr not in self.env:
                 raise NoRule(f"a shape that depends on data or on a symbolic size ('{expr.name}')")
@@ -67,7 +69,7 @@ class Lowering:
         return self.graph.constants.get(tensor)
 
     def computed(self, tensor: str) -> bool:
-        """Does an input of the model decide the tensor's value?"""
+        """True if the tensor's value depends on an input of the model."""
         op = self.graph.producer(tensor)
         if op is None:
             return not self.graph.is_constant(tensor)
@@ -109,7 +111,7 @@ class Lowering:
         return isinstance(argument, relax.Var) and self.env.get(argument, "") is None
 
     def opaque(self, call: relax.Call, name: str) -> Any:
-        """The call as ``relax`` operators carrying their own module, one for each result."""
+        """The call as ``relax`` operators that carry their own module, one for each result."""
         short = name.removeprefix("relax.")
         results = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         types = [tensor_type(result, short) for result in results]
@@ -132,7 +134,7 @@ class Lowering:
 
         arguments = [swap(argument) for argument in call.args]
         if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.call_tir":
-            # the importer counts its functions: einsum, einsum1, ...; to all else they are alike
+            # the importer numbers its functions: einsum, einsum1, ...; the rest is equal
             short = call.args[0].name_hint.rstrip("0123456789")
             arguments[0] = call.args[0]
         body = relax.Call(call.op, arguments, call.attrs, call.ty_args)
@@ -171,8 +173,9 @@ _QUIET = threading.Lock()
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing reaches standard error meanwhile: TVM, written in C++, warns there of what it leaves
-    unfinished where it fails."""
+    """Keeps everything from standard error meanwhile. If TVM fails, its C++ code warns there about
+    unfinished work.
+    """
     with _QUIET, open(os.devnull, "w") as nowhere:
         sys.stderr.flush()
         kept = os.dup(2)
@@ -209,7 +212,7 @@ def _require_legal(module: tvm.IRModule, name: str) -> None:
 
 
 def integer(value: Any) -> int:
-    """A dimension or an attribute as an int; raises NoRule where it is symbolic."""
+    """A dimension or an attribute as an int. Raises NoRule if it is symbolic."""
     if isinstance(value, int):
         return value
     if isinstance(value, tvm.tirx.IntImm):
@@ -222,8 +225,9 @@ def integers(values: Any) -> tuple[int, ...]:
 
 
 def tensor_type(ty: Any, name: str) -> TensorType:
-    """Relax's tensor type as ours. Raises NoRule where the shape is not known or the dtype is none
-    of ours."""
+    """Relax's tensor type as gtco's. Raises NoRule if the shape is not known or gtco has no such
+    dtype.
+    """
     if not isinstance(ty, relax.TensorType):
         raise NoRule(f"{name}: its result is no tensor but {type(ty).__name__}")
     if ty.shape is None:
@@ -241,5 +245,5 @@ Rule = Callable[[Lowering, relax.Call], Any]
 
 
 def result_type(call: relax.Call) -> TensorType:
-    """The type of a call's one result."""
+    """The type of the single result of a call."""
     return tensor_type(call.ty, call.op.name.removeprefix("relax."))

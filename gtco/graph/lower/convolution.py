@@ -1,4 +1,4 @@
-"""What Relax's convolutions become: conv2d and conv_transpose2d, whatever the number of axes."""
+"""Rules for Relax's convolutions of any number of axes: they become conv2d and conv_transpose2d."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _conv2d(lowering: Lowering, call: relax.Call) -> Any:
 
 
 def _conv1d(lowering: Lowering, call: relax.Call) -> Any:
-    """A convolution of one axis is one of two with a height of 1."""
+    """A convolution of one axis becomes one of two axes with a height of 1."""
     a = call.attrs
     if a.data_layout != "NCW" or a.kernel_layout != "OIW" or a.out_layout not in ("", "NCW"):
         return None
@@ -53,7 +53,7 @@ def _conv1d(lowering: Lowering, call: relax.Call) -> Any:
 
 
 def _with_height(lowering: Lowering, call: relax.Call) -> tuple[str, str]:
-    """Data [n, c, w] and weight [o, i, k] with a height of 1."""
+    """Data [n, c, w] and weight [o, i, k], both with a height of 1."""
     made = []
     for argument in call.args[:2]:
         name = lowering.value(argument)
@@ -169,11 +169,12 @@ def _transposed(
     output_padding: tuple[int, ...],
     groups: int,
 ) -> str:
-    """conv_transpose2d. The kernel makes all rows of a stride alike, so its output is computed to
-    whole strides and cut to the size wanted."""
+    """conv_transpose2d. The kernel computes all rows of a stride alike, so its output has whole
+    strides and is cut to the wanted size.
+    """
     missing = [-int(size) % s for size, s in zip(made.shape[2:], strides, strict=True)]
     if made.dtype != "float32" or lowering.array(weight) is None:
-        missing = [0, 0]  # the fallback computes these, and takes less output_padding
+        missing = [0, 0]  # the fallback computes these; it allows less output_padding
     for axis, spread in zip((2, 3), dilation, strict=True):
         weight = _dilated(lowering, weight, axis, spread)
     y = lowering.emit(
@@ -191,7 +192,7 @@ def _transposed(
 
 
 def _dilated(lowering: Lowering, weight: str, axis: int, spread: int) -> str:
-    """The weight with ``spread - 1`` zeros between neighbours of an axis."""
+    """The weight with ``spread - 1`` zeros between neighbours along an axis."""
     shape = [int(d) for d in lowering.type(weight).shape]
     if spread == 1 or shape[axis] == 1:
         return weight

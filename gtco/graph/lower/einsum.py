@@ -1,4 +1,6 @@
-"""What Relax's einsum becomes: permute, reshape and matmul, or multiply where nothing is summed."""
+"""The rule for Relax's einsum: it becomes permute, reshape and matmul, or multiply if nothing is
+summed.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from gtco.tensor.stage import TensorType
 
 @dataclass(frozen=True)
 class _Operand:
-    """A tensor and the label of each of its axes; no label comes twice."""
+    """A tensor and the label of each of its axes. No label occurs twice."""
 
     tensor: str
     labels: tuple[str, ...]
 
 
 def einsum(lowering: Lowering, call: relax.Call) -> str:
-    """Any number of operands and any pattern: labels repeated in an operand take its diagonal,
-    labels that one operand alone has and the result has not are summed, the rest is contracted pair
+    """Any number of operands and any pattern. A label that an operand repeats takes its diagonal. A
+    label that only one operand has, and the result has not, is summed. The rest is contracted pair
     by pair from the left.
 
     ::
@@ -52,8 +54,9 @@ def einsum(lowering: Lowering, call: relax.Call) -> str:
 
 
 def parse(subscripts: str, ranks: Sequence[int]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Labels of every operand's axes and of the result's, the ellipsis written out as labels "0",
-    "1", ... counted from the right, the result's given where the text leaves them out."""
+    """The labels of every operand's axes and of the result's axes. The ellipsis becomes labels "0",
+    "1", ..., counted from the right. The result's labels are added if the text leaves them out.
+    """
     left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
@@ -84,7 +87,9 @@ def parse(subscripts: str, ranks: Sequence[int]) -> tuple[list[tuple[str, ...]],
 def _prepared(
     lowering: Lowering, tensor: str, labels: tuple[str, ...], extents: dict[str, int]
 ) -> _Operand:
-    """Diagonals of repeated labels taken, axes of size 1 that broadcast dropped."""
+    """The operand with the diagonals of repeated labels, and without axes of size 1
+    that broadcast.
+    """
     while len(set(labels)) < len(labels):
         label = next(x for x in labels if labels.count(x) > 1)
         i, j = (n for n, x in enumerate(labels) if x == label)
@@ -117,7 +122,7 @@ def _diagonal(
 
 
 def _summed(lowering: Lowering, operand: _Operand, needed: Collection[str]) -> _Operand:
-    """Summed over the labels that nothing else needs."""
+    """The operand summed over the labels that nothing else needs."""
     axes = tuple(n for n, label in enumerate(operand.labels) if label not in needed)
     if not axes:
         return operand
@@ -137,7 +142,7 @@ def _pair(
     a = _summed(lowering, a, {*needed, *b.labels})
     b = _summed(lowering, b, {*needed, *a.labels})
     if lowering.array(a.tensor) is not None and lowering.array(b.tensor) is None:
-        a, b = b, a  # weights stand on the right, where a kernel packs them
+        a, b = b, a  # weights go to the right, where a kernel packs them
     depth = [x for x in a.labels if x in b.labels and x not in needed]
     columns = [x for x in b.labels if x not in a.labels]
     if not depth:
@@ -170,7 +175,7 @@ def _pair(
 def _aligned(
     lowering: Lowering, operand: _Operand, labels: Sequence[str], extents: dict[str, int]
 ) -> str:
-    """The operand's axes in the order of ``labels``, of size 1 where it has none."""
+    """The operand with its axes in the order of ``labels``; size 1 for labels that it lacks."""
     present = [x for x in labels if x in operand.labels]
     tensor = lowering.permute(operand.tensor, tuple(operand.labels.index(x) for x in present))
     return lowering.reshape(tensor, tuple(extents[x] if x in present else 1 for x in labels))

@@ -1,10 +1,10 @@
-"""What operators become that read or write where indices say: gathers and scatters of flat rows,
-and the places of a row's best elements.
+"""Rules for operators that read or write where indices say: they become gathers and scatters of
+flat rows. Also rules for the places of a row's best elements.
 
 before: gather_nd(x, i)              after: gather(rows of x, i0 * n1 + i1)
-before: gather_elements(x, i, 1)     after: gather(elements of x, i * stride + where the others lie)
+before: gather_elements(x, i, 1)     after: gather(elements of x, i * stride + place of other axes)
 before: scatter_nd, scatter_elements after: scatter(x, the same numbers of rows, updates)
-before: topk, sort, argsort          after: topk, and what lies there
+before: topk, sort, argsort          after: topk, and a gather of its places
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gtco.graph.lower.context import Lowering, Rule, integer
 from gtco.graph.lower.context import result_type as _type
 from gtco.tensor.stage import TensorType
 
-INDEXED = 2**31  # elements that int32 counts
+INDEXED = 2**31  # int32 counts fewer elements than this
 ORDERED = ("float32", "int32", "int16", "uint16", "int8", "uint8")
 
 
 # where elements lie -------------------------------------------------------------------------------
 def _counting(lowering: Lowering, tensor: str) -> str:
-    """The dtype that counts the tensor's elements."""
+    """The integer dtype that can count the tensor's elements."""
     return "int32" if lowering.type(tensor).size < INDEXED else "int64"
 
 
@@ -51,8 +51,8 @@ def _times(lowering: Lowering, tensor: str, factor: int) -> str:
 
 
 def _elements(lowering: Lowering, shape: Sequence[int], indices: str, axis: int, dtype: str) -> str:
-    """The flat positions in a tensor of ``shape`` of what ``indices`` name along ``axis``, each at
-    its own place of the other axes.
+    """The flat positions, in a tensor of ``shape``, of the elements that ``indices`` name along
+    ``axis``. On the other axes each element has the place of its index.
     """
     taken = _shape(lowering, indices)
     strides = [prod(shape[a + 1 :]) for a in range(len(shape))]
@@ -68,8 +68,8 @@ def _elements(lowering: Lowering, shape: Sequence[int], indices: str, axis: int,
 
 
 def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dtype: str) -> str:
-    """The numbers of the rows that the last axis of ``indices`` names, in a tensor of ``shape``
-    whose first ``batch`` axes are those of the indices too.
+    """The numbers of the rows that the last axis of ``indices`` names, in a tensor of ``shape``.
+    Its first ``batch`` axes are those of the indices too.
     """
     *places, count = _shape(lowering, indices)
     sizes = shape[batch : batch + count]
@@ -81,7 +81,7 @@ def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dt
         one = _as(lowering, lowering.reshape(one, tuple(places)), dtype)
         one = _times(lowering, one, prod(sizes[n + 1 :]))
         total = one if total is None else lowering.emit("add", (total, one))
-    if total is None:  # the whole of each place of the batch
+    if total is None:  # the whole row of each place of the batch
         total = lowering.constant(numpy.zeros(places), dtype)
     if batch:
         first = numpy.arange(prod(shape[:batch]), dtype=dtype) * prod(sizes)
@@ -91,7 +91,7 @@ def _rows(lowering: Lowering, shape: Sequence[int], indices: str, batch: int, dt
 
 
 def _not_negative(lowering: Lowering, indices: str, extent: int) -> str:
-    """Indices that count back from the end made positive."""
+    """The indices with negative ones, which count from the end, made positive."""
     dtype = lowering.type(indices).dtype
     value = lowering.array(indices)
     if value is not None:
@@ -168,7 +168,9 @@ REDUCTIONS = ("update", "add", "mul", "max", "min")
 def _best(
     lowering: Lowering, x: str, axis: int, k: int, largest: bool
 ) -> tuple[str, str, tuple[int, ...]] | None:
-    """Values and indices of the best ``k`` along the axis, made last, and the way back."""
+    """The values and indices of the best ``k`` along the axis, which is moved to the end; and the
+    permutation back.
+    """
     shape = _shape(lowering, x)
     if lowering.type(x).dtype not in ORDERED or 0 in shape or not shape:
         return None

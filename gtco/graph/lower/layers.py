@@ -1,4 +1,4 @@
-"""What each Relax layer becomes: pooling, resizing, normalisation, attention."""
+"""Rules for each Relax layer: pooling, resizing, normalisation, attention."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gtco.tensor.stage import TensorType
 
 
 def _windows(kind: str, a: Any, lead: tuple[int, ...] = ()) -> dict[str, Any] | None:
-    """Attributes of a pooling, but for padding and layout; ``lead`` stands for axes that Relax's
-    operator lacks. None for a mean over dilated windows.
+    """The attributes of a pooling without padding and layout. ``lead`` gives values for axes that
+    Relax's operator lacks. None for a mean over dilated windows.
     """
     attrs: dict[str, Any] = {
         "kernel": (*lead, *integers(a.pool_size)),
@@ -46,7 +46,7 @@ def _pool(kind: str) -> Rule:
 
 
 def _pool1d(kind: str) -> Rule:
-    """As two-dimensional pooling of images one row high."""
+    """Pooling of one axis as two-dimensional pooling of images with one row."""
 
     def rule(lowering: Lowering, call: relax.Call) -> Any:
         a = call.attrs
@@ -110,14 +110,16 @@ def _resize2d(lowering: Lowering, call: relax.Call) -> Any:
 
 
 def _grid_sample(lowering: Lowering, call: relax.Call) -> Any:
-    """Relax has the points' coordinates in axis 1, ONNX and the canonical operator in the last."""
+    """Relax has the points' coordinates in axis 1; ONNX and the canonical operator have them in the
+    last.
+    """
     a = call.attrs
     methods = {"nearest": "nearest", "bilinear": "linear"}
     if a.layout != "NCHW" or a.method not in methods:
         return None
     x, grid = (lowering.value(argument) for argument in call.args)
     known = lowering.type(x), lowering.type(grid)
-    if known[0].dtype != known[1].dtype:  # positions are reckoned in the image's dtype
+    if known[0].dtype != known[1].dtype:  # positions are computed in the image's dtype
         grid = lowering.emit("cast", (grid,), TensorType(known[1].shape, known[0].dtype))
     return lowering.emit(
         "grid_sample",
@@ -145,8 +147,9 @@ def _pixel_shuffle(lowering: Lowering, call: relax.Call) -> str:
 def normalize(
     lowering: Lowering, x: str, gamma: str | None, beta: str | None, epsilon: float, axes: int = 1
 ) -> str:
-    """layer_norm over the last ``axes`` axes; gamma and beta (their shapes flattened) default to
-    ones and zeros."""
+    """layer_norm over the last ``axes`` axes. gamma and beta (flattened) default to
+    ones and zeros.
+    """
     known = lowering.type(x)
     size = prod(int(d) for d in known.shape[len(known.shape) - axes :])
     g = (
@@ -166,7 +169,7 @@ def normalize(
 
 
 def _trailing(lowering: Lowering, x: str, axes: Any) -> int:
-    """How many trailing axes ``axes`` are; 0 where they are not the last ones."""
+    """The number of axes if ``axes`` are the last ones; else 0."""
     rank = len(lowering.type(x).shape)
     positive = sorted(a % rank for a in integers(axes))
     return len(positive) if positive == list(range(rank - len(positive), rank)) else 0
@@ -207,7 +210,7 @@ def _per_channel(lowering: Lowering, vector: str, rank: int, axis: int) -> str:
 
 
 def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
-    """Groups of channels normalised together; for InstanceNorm every channel is a group."""
+    """Groups of channels are normalised together. For InstanceNorm every channel is a group."""
     a = call.attrs
     x, gamma, beta = (lowering.value(argument) for argument in call.args)
     known = lowering.type(x)
@@ -231,7 +234,7 @@ def _group_norm(lowering: Lowering, call: relax.Call) -> Any:
 
 def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
     """With the running statistics: x * s + (beta - mean * s), s = gamma / sqrt(var + epsilon),
-    which folds to constants.
+    where s and the shift fold to constants.
     """
     a = call.attrs
     x, gamma, beta, mean, variance = (lowering.value(argument) for argument in call.args)
@@ -252,9 +255,9 @@ def _batch_norm(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
 
 
 def _standardized(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
-    """With the statistics of what is normalised, as TorchScript writes the standardizing of weights
-    (BiT); then all of it folds to constants. Of what an input decides it is refused: that is a
-    model exported in training mode.
+    """With the statistics of the normalised tensor itself, as TorchScript writes the standardizing
+    of weights (BiT); then all of it folds to constants. It is refused for a tensor that depends on
+    an input: such a model was exported in training mode.
     """
     a = call.attrs
     x, gamma, beta, *running = (lowering.value(argument) for argument in call.args)
@@ -287,7 +290,7 @@ def _standardized(lowering: Lowering, call: relax.Call) -> tuple[str, str, str]:
 
 
 def _dropout(lowering: Lowering, call: relax.Call) -> tuple[str, str]:
-    """Nothing, at inference."""
+    """Dropout does nothing at inference."""
     x = lowering.value(call.args[0])
     return x, x
 
@@ -296,8 +299,9 @@ def _dropout(lowering: Lowering, call: relax.Call) -> tuple[str, str]:
 
 
 def _attention(lowering: Lowering, call: relax.Call) -> Any:
-    """Relax has [batch, sequence, heads, depth]; the canonical operator [batch, heads, sequence,
-    depth]."""
+    """Relax has [batch, sequence, heads, depth]; the canonical operator has [batch, heads,
+    sequence, depth].
+    """
     a = call.attrs
     if a.window_size is not None:
         return None

@@ -1,4 +1,4 @@
-"""What each Relax operator becomes that cuts, repeats or borders a tensor, or picks slices of it:
+"""Rules for Relax operators that cut, repeat or pad a tensor, or pick slices of it: they become
 slices, broadcasts, pads and gathers.
 """
 
@@ -36,7 +36,7 @@ def _split(lowering: Lowering, call: relax.Call) -> str | tuple[str, ...]:
     axis = integer(call.attrs.axis) % len(lowering.type(x).shape)
     parts: list[str] = []
     begin = 0
-    apart = isinstance(call.ty, relax.TupleType)  # one part is a tensor, no tuple of one
+    apart = isinstance(call.ty, relax.TupleType)  # a single part is a tensor, not a tuple
     for field in call.ty.fields if apart else [call.ty]:
         count = int(tensor_type(field, "split").shape[axis])
         parts.append(_take_slice(lowering, x, axis, begin, count))
@@ -66,8 +66,9 @@ def _flip(lowering: Lowering, call: relax.Call) -> str:
 
 
 def _gather_elements(lowering: Lowering, call: relax.Call) -> Any:
-    """Indices that are the same for all other axes (a row's number repeated along the row, as
-    detectors pick their queries) pick whole slices."""
+    """Picks whole slices if the indices are the same for all other axes (a row's number repeated
+    along the row, as detectors pick their queries).
+    """
     x, indices = (lowering.value(argument) for argument in call.args[:2])
     shape, taken = lowering.type(x).shape, tuple(map(int, lowering.type(indices).shape))
     axis = integer(call.attrs.axis) % len(shape)
@@ -85,7 +86,9 @@ def _gather_elements(lowering: Lowering, call: relax.Call) -> Any:
 
 
 def _signed(lowering: Lowering, indices: str) -> str:
-    """The indices before the importer made the negative ones positive, which a gather does."""
+    """The indices before the importer made the negative ones positive. A gather does
+    that itself.
+    """
     producer = lowering.graph.producer
     chosen = producer(indices)
     if chosen is None or chosen.kind != "where":
@@ -100,7 +103,7 @@ def _signed(lowering: Lowering, indices: str) -> str:
 
 
 def _origin(lowering: Lowering, tensor: str) -> tuple[str, numpy.ndarray]:
-    """What ``tensor`` is a repetition of, and the flat position there of each of its elements."""
+    """The tensor that ``tensor`` repeats, and the flat position there of each of its elements."""
     op = lowering.graph.producer(tensor)
     shape = tuple(map(int, lowering.type(tensor).shape))
     if op is None or op.kind not in ("reshape", "broadcast"):
@@ -112,8 +115,9 @@ def _origin(lowering: Lowering, tensor: str) -> tuple[str, numpy.ndarray]:
 
 
 def _repeat_to(lowering: Lowering, x: str, repeats: list[int], inner: bool) -> str:
-    """Each axis ``repeats`` times: the whole axis over (tile) or each element (repeat,
-    ``inner``)."""
+    """Repeats each axis ``repeats`` times: the whole axis (tile) or each element (repeat,
+    ``inner``).
+    """
     known = lowering.type(x)
     shape = (1,) * (len(repeats) - len(known.shape)) + tuple(map(int, known.shape))
     pairs = [(d, r) if inner else (r, d) for d, r in zip(shape, repeats, strict=True)]
@@ -171,8 +175,9 @@ _REPEATED: dict[str, Any] = {
 def _pad_repeating(
     lowering: Lowering, x: str, axis: int, around: tuple[int, int], mode: Any
 ) -> str:
-    """A border of the tensor's own elements: its positions fall into runs, each a slice (backwards
-    where it is a reflection, one element many times at an edge)."""
+    """Pads with the tensor's own elements. The positions of a border form runs, and each run is a
+    slice (backwards for a reflection, one element many times for an edge).
+    """
     shape = lowering.type(x).shape
     if not any(around):
         return x

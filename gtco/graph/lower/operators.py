@@ -1,8 +1,8 @@
-"""What each Relax operator becomes: element-wise, data movement, reductions and products.
+"""Rules for each Relax operator: element-wise, data movement, reductions and products.
 
-A rule takes the lowering and the call and gives the value, or None where this use of the operator
-has no canonical form (it then travels as ``relax``). Slices, borders and repetitions are in
-``lower_movement``; image operators, normalisations and attention in ``lower_layers``.
+A rule takes the lowering and the call. It gives the value, or None if this use of the operator has
+no canonical form (the call then becomes a ``relax`` operator). Slices, borders and repetitions are
+in ``lower_movement``; image operators, normalisations and attention in ``lower_layers``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _plain(kind: str) -> Rule:
 
 
 def _tensor(lowering: Lowering, argument: Any, dtype: str) -> str:
-    """A tensor argument; a bare number becomes a scalar constant."""
+    """A tensor argument. A bare number becomes a scalar constant."""
     value = lowering.value(argument)
     return value if isinstance(value, str) else lowering.constant(value, dtype)
 
 
 def _clip(lowering: Lowering, call: relax.Call) -> str:
-    """Bounds known now are attributes; others clip by maximum and minimum."""
+    """Known bounds are attributes; other bounds clip by maximum and minimum."""
     x, dtype = lowering.value(call.args[0]), _type(call).dtype
     bounds = [lowering.value(argument) for argument in call.args[1:3]]
     known = [lowering.array(bound) if isinstance(bound, str) else bound for bound in bounds]
@@ -229,7 +229,7 @@ def _reduction(kind: str) -> Rule:
 
 
 def _place(kind: str) -> Rule:
-    """argmax and argmin; of all elements as of one row."""
+    """The rule of argmax and argmin. Over all elements, the tensor is taken as one row."""
 
     def rule(lowering: Lowering, call: relax.Call) -> str:
         x, result = lowering.value(call.args[0]), _type(call)

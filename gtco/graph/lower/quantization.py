@@ -1,7 +1,9 @@
-"""What quantizing, dequantizing and products of small integers become: arithmetic of floats.
+"""Rules for quantizing, dequantizing and products of small integers: they become arithmetic of
+floats.
 
-An integer product of int8 and uint8 values is computed in float32, which holds every integer up to
-2^24: exact in any order for as many terms as stay below it, so k is cut where there are more.
+A product of int8 and uint8 values is computed in float32, which holds every integer up to 2^24. It
+is exact in any order as long as the sum of its terms stays below that, so a larger k is cut into
+parts.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def _dequantize(lowering: Lowering, call: relax.Call) -> Any:
 
 
 def _along(lowering: Lowering, parameter: str, call: relax.Call, made: TensorType) -> str:
-    """A scale or a zero point, of one element or of one a channel, as it broadcasts."""
+    """A scale or a zero point, of one element or of one per channel, in the shape in which it
+    broadcasts.
+    """
     count = lowering.type(parameter).size
     if count == 1:
         return lowering.reshape(parameter, ())
@@ -68,8 +72,8 @@ def _cast(lowering: Lowering, tensor: str, dtype: str) -> str:
 
 
 def integer_product(lowering: Lowering, a: str, b: str) -> str | None:
-    """``a @ b`` of int32 tensors whose values are small: products in float32, each of so much of k
-    that it is exact, added as int32. None where nothing says that they are small.
+    """``a @ b`` of int32 tensors with small values: products in float32, each of a part of k so
+    short that it is exact, added as int32. None if the values are not known to be small.
     """
     most = _magnitude(lowering, a) * _magnitude(lowering, b)
     k = int(lowering.type(a).shape[-1])
@@ -104,8 +108,8 @@ def _part(lowering: Lowering, tensor: str, axis: int, begin: int, count: int) ->
 
 
 def _magnitude(lowering: Lowering, tensor: str) -> int:
-    """The largest magnitude that an integer tensor may have, followed through casts, differences
-    and movement; more than ``EXACT`` where nothing bounds it.
+    """The largest magnitude that an integer tensor may have, found through casts, differences and
+    movement; more than ``EXACT`` if no bound is known.
     """
     low, high = _range(lowering, tensor)
     return max(abs(low), abs(high))

@@ -1,8 +1,7 @@
 """Relax -> Graph: one walk over the bindings of ``main``.
 
-What each Relax operator becomes is written in ``lower_operators``; whatever has no rule there
-travels as an opaque ``relax`` operator, as long as TVM can legalize it. Nothing is optimised here:
-that is what ``rewrites`` is for.
+``lower_operators`` has a rule for each Relax operator. A call without a rule becomes an opaque
+``relax`` operator if TVM can legalize it. Nothing is optimised here; ``rewrites`` does that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gtco.tensor.stage import TensorType
 
 
 class Imported(Protocol):
-    """What ``lower`` reads of a ``gtco.frontend.imported.ImportedModel``."""
+    """The part of a ``gtco.frontend.imported.ImportedModel`` that ``lower`` reads."""
 
     @property
     def module(self) -> tvm.IRModule: ...
@@ -42,8 +41,8 @@ class Imported(Protocol):
 def lower(imported: Imported) -> Graph:
     """The model as a Graph of canonical operators.
 
-    Raises ShapeError for a parameter whose shape is symbolic and UnsupportedError listing every
-    operator that TVM cannot build or whose output's shape depends on data.
+    Raises ShapeError for a parameter whose shape is symbolic. Raises UnsupportedError, which lists
+    every operator that TVM cannot build or whose output's shape depends on data.
     """
     function = imported.module["main"]
     graph = Graph(tuple(imported.inputs), (), dict(imported.inputs))
@@ -58,7 +57,7 @@ def lower(imported: Imported) -> Graph:
     for parameter in function.params:
         _require_static(parameter, imported.parameters[parameter.name])
         lowering.env[parameter] = imported.parameters[parameter.name]
-    # Output names are taken before any operator gets its name.
+    # Output names are reserved before any operator gets its name.
     returned = (
         function.ret_ty.fields
         if isinstance(function.ret_ty, relax.TupleType)
@@ -91,7 +90,7 @@ def lower(imported: Imported) -> Graph:
     body = function.body.body if isinstance(function.body, relax.SeqExpr) else function.body
     result = lowering.value(body)
     results = list(result) if isinstance(body.ty, relax.TupleType) else [result]
-    # A shape that is given out is a vector of integers.
+    # A shape that is an output is a vector of integers.
     tensors = [lowering.constant(r, "int64") if isinstance(r, tuple) else r for r in results]
     assert len(tensors) == len(outputs) == len(returned), (
         f"{len(tensors)} results, {len(outputs)} outputs"
@@ -118,8 +117,9 @@ def _require_static(parameter: relax.Var, name: str) -> None:
 
 
 def _labels(function: relax.Function, names: Mapping[str, str]) -> dict[str, str]:
-    """The node's name for every variable: those an importer made on the way to a named one belong
-    to its node."""
+    """The node's name for every variable. A variable without a name belongs to the node of the next
+    named one.
+    """
     labels: dict[str, str] = {}
     current = ""
     blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else []
