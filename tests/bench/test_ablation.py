@@ -1,4 +1,6 @@
-"""The variants of ``bench ablation``: each is the same model, without what it says."""
+"""The variants of ``bench ablation``: each is the same model without the part that its name
+says.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SHAPE = (2, WIDTH, SIDE, SIDE)
 
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
-    """A 3x3 convolution, and attention over what it makes: relu(conv(x)), softmax(q k^T) v."""
+    """A 3x3 convolution, and attention over its result: relu(conv(x)), softmax(q k^T) v."""
     rng = np.random.default_rng(0)
     shapes = {"w": (WIDTH, WIDTH, 3, 3), "wq": (WIDTH, WIDTH), "wk": (WIDTH, WIDTH)}
     values = {n: (0.03 * rng.standard_normal(s)).astype(np.float32) for n, s in shapes.items()}
@@ -57,7 +59,7 @@ def sketches(report: CompileReport) -> list[str]:
 
 
 def cells(report: CompileReport) -> int:
-    """Results that the micro-kernels of all stages hold in registers."""
+    """The results that the micro-kernels of all stages hold in registers."""
     names = [stage["schedule"].get("tile") for stage in report.stages]
     tiles = [MicroKernel.parse(name, 8) for name in names if name]
     return sum(tile.rows * tile.columns for tile in tiles)

@@ -1,4 +1,4 @@
-"""A failure costs its row and the exit status, and the numbers are what they say."""
+"""A failure costs its row and the exit status, and the numbers are what their names say."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path, *flags: str) -> tuple[int, list[dict]]:
 
 @pytest.fixture
 def faked(monkeypatch, tmp_path):
-    """Three models; what is built, examined and raced is made up."""
+    """Three models; their builds, examinations and races are made up."""
     for name in ("good", "broken", "wrong"):
         monkeypatch.setitem(family.FAMILY, name, member(name))
     monkeypatch.setattr(check_models, "export", lambda *_: None)
@@ -179,7 +179,7 @@ def test_what_onnx_runtime_is_unstable_about_is_held_against_float64(monkeypatch
     create = family.Member.create
     monkeypatch.setattr(family.Member, "create", lambda self: create(self, seed=1))
     assert examine_here([str(job)]) == 0
-    seen = json.loads(answer.read_text())  # float64 of other weights judges nothing
+    seen = json.loads(answer.read_text())  # float64 results of other weights prove nothing
     assert seen["difference"] == 0.3 and seen["judged"] is None
     assert "on random inputs: differs by 3e-01" in seen["unsettled"]
     assert "float64: off by" in seen["unsettled"] and seen["disagrees"] is None

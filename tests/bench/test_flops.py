@@ -57,7 +57,7 @@ def test_flops_use_inferred_shapes_and_name_what_is_unknown(tmp_path):
 
 
 def test_flops_of_symbolic_dimensions_follow_their_sizes(tmp_path):
-    """Also where an output names a dimension of its own, and where an axis has no name."""
+    """This includes outputs that name a dimension of their own, and axes that have no name."""
     chain = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
         helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]),

@@ -17,8 +17,9 @@ LAYERS = 3
 
 
 def roofline(stage: Stage) -> float:
-    """Bytes at 20 GB/s and a microsecond a kernel; no kernel concatenates behind a product or
-    reduces beside one."""
+    """Bytes at 20 GB/s and a microsecond for each kernel. No kernel concatenates after a product or
+    reduces beside one.
+    """
     kinds = [pattern(op.kind) for op in stage.operators]
     if COMPLEX in kinds and (REDUCTION in kinds or "concat" in stage.label):
         return math.inf
@@ -61,7 +62,9 @@ def test_tvm_subgraphs_repeat_by_layer(encoder: dict) -> None:
 
 
 def test_projections_apart_are_more_kernels(encoder: dict) -> None:
-    """q and k read one tensor: merged they are one product a layer, apart they are two."""
+    """q and k read the same tensor. Merged, they are one product a layer; separate, they are
+    two.
+    """
     apart, merged = encoder["projections apart"], encoder["DPOF"]
     assert sum(apart["weights"]) == sum(merged["weights"]) + LAYERS
 

@@ -1,4 +1,4 @@
-"""``python -m bench gpu`` where there is no GPU: what it says, and what it prepares."""
+"""``python -m bench gpu`` without a GPU: what it says, and what it prepares."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_cells_of_the_table() -> None:
 def test_each_model_is_kept_before_its_stages_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Batch 1 first. A library that was not carried along, a model whose kernels fault and one
-    whose profile never ends cost their own rows.
+    """Batch 1 comes first. Three things cost only their own rows: a missing library, a model whose
+    kernels fault, and one whose profile never ends.
     """
     for name in ("b.b8", "a.b8", "big.b1", "small.b1", "faulty.b1"):
         (tmp_path / f"{name}.json").write_text(json.dumps({"model": name, "precision": "fp16"}))

@@ -1,5 +1,5 @@
-"""The kernels that ``bench gpu`` checks and times one by one: which they are, and what is made of
-what a GPU, a process and compute-sanitizer say of them.
+"""The kernels that ``bench gpu`` checks and times one by one: which they are, and how it reads the
+answers of a GPU, a process and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gtco.machine.gpu import gpu_target
 from gtco.support.options import CompileOptions
 from models import export_onnx
 
-# Of every sketch for GPUs a kernel that it makes.
+# One kernel of every sketch for GPUs.
 FAMILIES = {
     "gemm": "product-1050x250x91",
     "attention": "attention-detr",
@@ -63,15 +63,15 @@ def test_every_family_has_a_kernel(tmp_path: Path) -> None:
 
 
 def test_what_is_greatest_is_so_alone() -> None:
-    """Of two of a kind torch may find the other one."""
+    """If two elements were equal, torch might find the other one."""
     x = KERNELS["greatest"].inputs()[0].half().float()
     first, second = x.topk(2).values.unbind(-1)
     assert (first > second).all()
 
 
 class Device:
-    """One that does nothing before its pause is over: ``host`` and ``free`` are when the host is
-    and when the device has done all that it was given, in cycles.
+    """A device that does nothing before its pause is over. ``host`` and ``free`` are the cycles at
+    which the host and the device have done all their work.
     """
 
     def __init__(self, host: int, device: int) -> None:
@@ -122,7 +122,7 @@ def test_a_host_that_no_pause_is_long_enough_for(monkeypatch: pytest.MonkeyPatch
 def test_a_kernel_beside_torch(
     monkeypatch: pytest.MonkeyPatch, name: str, factor: float, wrong: bool
 ) -> None:
-    """On the CPU, a function in the library's place."""
+    """Runs on the CPU, with a function instead of the library."""
     calls: list[torch.dtype] = []
 
     class Model:
@@ -151,7 +151,9 @@ def test_a_kernel_beside_torch(
 def test_a_fault_ends_the_process_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does a kernel that never ends; what is known of one is there before the next is asked."""
+    """A kernel that never ends does not end the run either. The result of each kernel is there
+    before the next one is asked.
+    """
     names = list(KERNELS)[:5]
     for name in names:
         times.library(tmp_path, name).touch()
@@ -221,7 +223,7 @@ def test_kernels_are_prepared_by_name(
 def test_a_whole_measurement_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kernels, no model, and what watched them, in one file."""
+    """Kernels, no model, and the checks that watched them, in one file."""
     times.library(tmp_path, "joined").touch()
     right = {"kernel": "joined", "difference": 0.0, "wrong": False}
     lines = [{**right, "gtco_s": 2e-6, "torch_s": 5e-6}, {"kernel": "gelu", "error": "a fault"}]

@@ -91,7 +91,7 @@ def test_a_waiting_system_is_stopped_while_another_is_timed(fake):
 
 
 def test_timings_are_at_least_what_the_system_takes(fake):
-    """How much more they are is the machine's affair."""
+    """How much longer they are depends on the machine."""
     result = compare_quickly([fake("fast", 0.002), fake("slow", 0.03)])
     for name, least in (("fast", 0.002), ("slow", 0.03)):
         calls = [seconds for r in result[name].rounds for seconds in r]
@@ -129,7 +129,7 @@ def test_a_missing_command_of_a_worker_is_its_error(fake):
 
 
 def test_a_hanging_worker_times_out():
-    worker = Worker((sys.executable, "-c", "import sys; sys.stdin.read()"))  # for ever
+    worker = Worker((sys.executable, "-c", "import sys; sys.stdin.read()"))  # it never ends
     with pytest.raises(WorkerError, match="no answer in"):
         worker.ask(0.3, do="open", job={})
     worker.kill()
@@ -184,7 +184,9 @@ def test_calls_fill_the_budget_within_bounds():
 
 
 def test_what_was_stopped_is_awake_before_it_is_timed(monkeypatch):
-    """As many calls as fill that time: a GPU's clocks take some milliseconds to rise."""
+    """It is called as often as fills that time, because a GPU's clocks take some milliseconds to
+    rise.
+    """
     now, calls = [0.0], []
 
     def call():

@@ -1,4 +1,4 @@
-"""What the harness is fed and what it prints: FLOPs, inputs, builds, tables, the list of
+"""The inputs and outputs of the harness: FLOPs, inputs, builds, tables, and the list of
 benchmarks.
 """
 
@@ -125,7 +125,7 @@ def test_the_precision_goes_to_every_system(workload, monkeypatch, capsys):
     path = one(workload.onnx, "Relu", [(100,)], (100,))
     for precision in ("fp32", "bf16"):
         prepare(str(path), workload.inputs.parent, 1, precision=precision)
-    names = [library.name for _, library, *_ in asked]  # one does not take the other's place
+    names = [library.name for _, library, *_ in asked]  # neither replaces the other
     assert names == ["m.so", "m.bf16.so"] and [a[-1] for a in asked] == ["fp32", "bf16"]
     assert result(half).to_json()["precision"] == "bf16"
     suite.show(result(half))
@@ -262,8 +262,9 @@ def test_every_setting_of_an_onnx_peer_computes_the_model(system, tmp_path):
 
 
 def test_onnx_peers_are_timed_at_their_best(tmp_path, monkeypatch):
-    """All optimisations and the threads that were asked for; the optimizer's setting runs what the
-    optimizer made."""
+    """They use all optimisations and the number of threads that was asked for. The setting with the
+    optimizer runs the file that the optimizer wrote.
+    """
     import onnxruntime as ort
 
     path = save_graph(
@@ -340,7 +341,7 @@ def test_a_failed_build_is_a_result_with_its_reason(tmp_path):
 
 
 def test_the_reason_of_a_failed_build_is_the_error_and_no_warning_after_it(tmp_path, monkeypatch):
-    """TVM warns of what a failed import left open when the process ends."""
+    """When the process ends, TVM warns of blocks that a failed import left open."""
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\natexit.register(print, 'Warning: blocks remain', file=sys.stderr)\n"
     )
@@ -350,15 +351,16 @@ def test_the_reason_of_a_failed_build_is_the_error_and_no_warning_after_it(tmp_p
 
 
 def test_memory_of_the_whole_family_is_watched():
-    """The grandchild says that it holds its 120 MB, and lets go of them when it is told to, after
-    one more look at least."""
+    """The grandchild says that it holds its 120 MB. It releases them when it is told to, after at
+    least one more look.
+    """
     child = "import sys; b = bytearray(120_000_000); print('held', flush=True); sys.stdin.read()"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
         assert process.stdout.readline() == b"held\n"
         watch = MemoryWatch(process.pid)
-        peak = watch.stop()  # it looks once before it asks whether it is done
+        peak = watch.stop()  # it looks at least once before it stops
     assert 120e6 < peak < 400e6
 
 

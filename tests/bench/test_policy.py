@@ -1,4 +1,4 @@
-"""python -m bench policy: what records say of picks beside the best that was measured."""
+"""``python -m bench policy``: picks compared with the best that was measured, by records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tuning.test_tuning import small_model
 
 
 def test_the_policy_benchmark_reads_records(tmp_path: Path) -> None:
-    """Rows of the stages that the untuned model has, and that more than the pick was timed of."""
+    """One row for each stage of the untuned model that has more timed configs than its pick."""
     import onnx
 
     from bench.search.policy import kept
@@ -31,7 +31,7 @@ def test_the_policy_benchmark_reads_records(tmp_path: Path) -> None:
 
 
 def test_the_policy_benchmark_follows_a_pick_through_rounds() -> None:
-    """Round one: b beats a by a tenth. Round two is relative to b, and c beats it by a fifth."""
+    """Round one: b beats a by a tenth. Round two is relative to b, and c beats b by a fifth."""
     from bench.search.policy import row
 
     def reading(config: str, outcome: str, predicted: float, ratio: float) -> Record:

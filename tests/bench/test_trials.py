@@ -1,4 +1,4 @@
-"""``python -m bench trials``: its arithmetic, and TVM's programs of gtco's stages as steps."""
+"""``python -m bench trials``: its arithmetic, and TVM's programs for gtco's stages as steps."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def test_trials_of_gtco_are_its_first_picks_then_each_candidate_once() -> None:
         _record(b, 1, "failed", None),
         _record(b, 0, "kept", 1.0),
         _record(b, 2, "wrong", 0.1),
-        _record(a, 1, "kept", 1.0),  # what stands, beside which the next are timed
-        _record(a, 3, "slower", 1.5),  # of half of the first pick's time
+        _record(a, 1, "kept", 1.0),  # the pick, beside which the next are timed
+        _record(a, 3, "slower", 1.5),  # relative to half of the first pick's time
     ]
     assert tried(records, results) == [
         *((0, 2.0), (1, 10.0)),
@@ -132,7 +132,7 @@ def _normalised() -> Stage:
 
 
 def _attention() -> Stage:
-    """Query, key and value of one tensor, heads merged behind."""
+    """Query, key and value from one tensor; the heads are merged afterwards."""
     d = _drawing()
     whole = d.input((1, 12, 3 * 32))
     parts = []
@@ -175,11 +175,11 @@ def _mean() -> Stage:
 
 
 def _ran(stage: Stage, module: Any, machine: Target, folder: Path) -> None:
-    """What a scheduled module computes, by way of a library, is what the reference does."""
+    """Checks that a scheduled module, run from a library, computes the same as the reference."""
     kernels = build(TvmJob("under_test", tvm.ir.save_json(module), machine))
     made, runs = artifact(stage, [Program.of_tvm(kernels, module)], machine, threads=2)
-    constants = np.random.default_rng(0)  # those that the library has
-    # tensors of one type are one input of the library
+    constants = np.random.default_rng(0)  # the same constants as in the library
+    # tensors of the same type are one input of the library
     handed = {i.type: values(np.random.default_rng(7), i.type) for i in stage.inputs}
     given = [values(constants, i.type) if i.constant else handed[i.type] for i in stage.inputs]
     inputs = dict.fromkeys(i.type for i in stage.inputs if not i.constant)
@@ -201,8 +201,8 @@ def test_a_stage_for_tvm_computes_what_the_reference_does(make: Any, tmp_path: P
 
 
 def test_nests_layouts_and_scratch_of_a_schedule(tmp_path: Path) -> None:
-    """As MetaSchedule does it: tiles, a parallel loop, a weight in another layout, a tile of the
-    result kept aside.
+    """A schedule like MetaSchedule's: tiles, a parallel loop, a weight in another layout, and a
+    tile of the result in a separate buffer.
     """
     stage, machine = _product().canonical, detect()
     function = program(stage, machine.lanes)

@@ -1,5 +1,5 @@
 """Tuned libraries in the harness: what they are given, what is kept of it, and the tables that show
-untuned, quick and tuned of one run.
+untuned, quick and tuned libraries of one run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MINUTES = {"quick": 0.2, "full": 30.0}
 def result(
     name: str, times: Mapping[str, float], minutes: Mapping[str, float | None] = MINUTES
 ) -> suite.Result:
-    """A model whose systems took so many milliseconds; one of 0 failed."""
+    """A model whose systems took this many milliseconds; a system of 0 ms failed."""
     measured = tuple(
         Measurement(system, "1", ((ms / 1e3,) * 3,), difference=2e-6)
         if ms
@@ -247,7 +247,9 @@ def test_a_model_has_a_file_of_records_for_each_precision(
 
 
 def test_tuning_goes_on_from_its_records_and_its_minutes_add_up(tmp_path: Path) -> None:
-    """Nothing to go on from is an error; then two builds that measure, and one from records."""
+    """Tuning without earlier records is an error. Then two builds measure, and one is made from
+    records.
+    """
     model, file = tmp_path / "mlp.onnx", tmp_path / "mlp.records"
     onnx.save(mlp(layers=2), model)
     nothing = build(model, tmp_path / "m.so", 1, tuning=Tuning("full", 0.0, file))

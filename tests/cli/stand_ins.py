@@ -1,4 +1,4 @@
-"""What stands in for compiler, library and machine in the tests of the command line."""
+"""Replacements for the compiler, a library and the machine in the tests of the command line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Report:
 
 
 class Model:
-    """What gtco.runtime.module.load gives, computing y = 2 x."""
+    """Replaces what gtco.runtime.module.load gives; it computes y = 2 x."""
 
     inputs: ClassVar = [TensorSpec("x", "float32", (2, 3)), TensorSpec("ids", "int64", (2,))]
     outputs: ClassVar = [TensorSpec("y", "float32", (2, 3))]
@@ -81,7 +81,7 @@ class Model:
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """A gtco.compiler that records its calls; ``fail`` is raised when it is set."""
+    """A gtco.compiler that records its calls; if ``fail`` is set, it is raised."""
     module = types.ModuleType("gtco.compiler")
     module.calls, module.fail, module.report = [], None, Report()
 
@@ -103,7 +103,7 @@ def compiler(monkeypatch):
 
 @pytest.fixture
 def model(monkeypatch):
-    """gtco.runtime.module.load and read_metadata replaced by the fake model's."""
+    """Replaces gtco.runtime.module.load and read_metadata by those of the fake model."""
     module, fake = types.ModuleType("gtco.runtime.module"), Model()
     module.load = lambda path, threads=0, device=0: fake
     monkeypatch.setitem(sys.modules, "gtco.runtime.module", module)

@@ -1,5 +1,5 @@
-"""gtco run, inspect and the harness's gtco worker on a real library, built by hand without the
-compiler.
+"""gtco run, inspect and the harness's gtco worker on a real library that is built by hand, without
+the compiler.
 """
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 

@@ -1,4 +1,4 @@
-"""gtco bench: which peers it takes, and what it says of those that cannot run."""
+"""gtco bench: which peers it takes, and what it says of peers that cannot run."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def test_bench_refuses_unknown_peers_and_missing_files(capsys, tmp_path, monkeyp
 
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
-    """Models are not run: every system takes 10 ms, those of ``broken`` fail. What was asked for is
-    in ``asked``."""
+    """Models are not run: every system takes 10 ms, and those of ``broken`` fail. ``asked`` has
+    what was asked for.
+    """
     from gtco.bench.harness import suite
     from gtco.bench.harness.build import Build
     from gtco.bench.harness.rounds import Comparison, Measurement
@@ -61,7 +62,7 @@ def timed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("broken", [(), ("onnxruntime:optimizer",), ("openvino",)])
 def test_bench_fails_where_a_peer_cannot_run(broken, timed, capsys):
-    """By default the peers that read a file are taken; one of a peer's settings may fail."""
+    """By default the peers that read a file are taken; one setting of a peer may fail."""
     timed.broken = broken
     assert cli.main(["bench", "m.onnx"]) == (1 if broken == ("openvino",) else 0)
     said = capsys.readouterr()
@@ -82,14 +83,14 @@ def test_peers_that_are_not_installed_are_left_out_by_default_and_named(
     assert f"not timed: {', '.join(absent)} (pip install {' '.join(absent)})" in said
     left = () if len(absent) == 2 else ("onnxruntime", "onnxruntime:optimizer")
     assert timed.asked == [("m.onnx", left)]
-    timed.broken = absent  # one that is asked for by its name must be there
+    timed.broken = absent  # a peer that is asked for by name must be there
     assert cli.main(["bench", "m.onnx", "--peers", "openvino"]) == 1
     assert "not compared: openvino" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def library(kernels, tmp_path_factory):
-    """A library of gtco's with inputs x and mask, and an .onnx file with others."""
+    """A library of gtco's with inputs x and mask, and an .onnx file with other inputs."""
     folder = tmp_path_factory.mktemp("bench")
     write_artifact(small_artifact(kernels), folder / "small.so")
     one(folder / "other.onnx", "MatMul", [(4, 3), (3, 5)], (4, 5))

@@ -1,4 +1,4 @@
-"""The command line: usage, exit codes, errors; other files test what each command does."""
+"""The command line: usage, exit codes and errors. Other files test what each command does."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ sys.exit(main(sys.argv[2:]))
     ("absent", "package"), [("tvm,onnx,networkx", "apache-tvm"), ("networkx", "networkx")]
 )
 def test_what_compiles_says_which_package_is_not_installed(command, absent, package, root):
-    """As where there is what gtco measure needs, and nothing else."""
+    """As on a machine that has only the packages that gtco measure needs."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TVM, absent, *command.split()],
         cwd=root,
@@ -133,7 +133,7 @@ def test_an_empty_name_is_named(command, capsys):
 
 
 def explained(parser):
-    """Every parser below, with what it takes that has no help."""
+    """Every parser below, with its arguments that have no help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, found in action.choices.items():
@@ -151,7 +151,7 @@ def test_every_option_is_explained():
     "module", ["gtco.cli --help", "gtco doctor --no-peak", "models list", "bench --help"]
 )
 def test_a_closed_pipe_is_no_error(module, root):
-    """``| true`` has ended before anything is written."""
+    """``| true`` ends before anything is written."""
     command = f"set -o pipefail; {{ sleep 0.3; {sys.executable} -m {module}; }} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0 and "roken" not in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""gtco compile hands on what the user said, and shows what the compiler reports."""
+"""gtco compile passes on the user's options, and shows what the compiler reports."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_compile_defaults(compiler):
         ("--target znver4", "off"),  # another machine cannot be measured
         ("--tune off", "off"),
         ("--tune full", "full"),
-        ("--target znver4 --tune quick", "quick"),  # which the compiler refuses
+        ("--target znver4 --tune quick", "quick"),  # the compiler refuses it
     ],
 )
 def test_what_is_measured_by_default(compiler, flags, tune):
@@ -108,8 +108,8 @@ def test_compile_shows_what_measuring_took_and_gained(compiler, capsys):
 
 
 def test_what_is_said_of_measuring_agrees_with_itself(compiler, capsys):
-    """Nothing is called a gain that rounds to none, each time says of what it is, and candidates of
-    partitions that gave way count as measured.
+    """A gain that rounds to none is not called a gain. Each time says what it is a time of.
+    Candidates of partitions that were given up count as measured.
     """
     stages = (StageView("matmul", 1, 3.41e-4, 3.404e-4, None, 24, "done"),)
     view = View("", stages, ((3.41e-4, 3.404e-4),), 9.5, 0.0, changed=1, others=64)

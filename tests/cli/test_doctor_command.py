@@ -1,4 +1,4 @@
-"""gtco doctor: what it finds, what it misses, and that its pins are setup.py's."""
+"""gtco doctor: what it finds, what it misses, and that its pins are those of setup.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peak(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch):
-    """The table of rates, which there is none of."""
+    """There is no table of rates."""
     module = types.ModuleType("gtco.search.calibration.profile")
     module.cached = lambda target: None
     monkeypatch.setitem(sys.modules, "gtco.search.calibration.profile", module)
@@ -112,7 +112,7 @@ def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):
 
 
 def test_ok_is_said_of_what_is_there_alone(monkeypatch):
-    """A line that says that something is not there, or not yet, does not begin with ok."""
+    """A line about something that is missing, or missing so far, does not begin with ok."""
 
     def no_driver():
         raise OSError("no libcuda")
@@ -165,7 +165,7 @@ def test_what_cannot_be_compiled_is_not_promised(monkeypatch, absent):
 
 
 class Driver:
-    """A driver with GPUs, or the error that it gives for one of them."""
+    """A driver with GPUs, or with the error that it gives for one of them."""
 
     def __init__(self, *found):
         self.found = found

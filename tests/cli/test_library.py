@@ -1,4 +1,4 @@
-"""gtco run and gtco inspect, of a library that is none: inputs, outputs, tables, errors."""
+"""gtco run and gtco inspect with a fake library: inputs, outputs, tables, errors."""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def test_inspect_compiles_an_onnx_file_first(model, peak, compiler, capsys):
 
 
 def test_a_share_above_the_whole_peak_says_why(model, peak, capsys, monkeypatch):
-    """Of Winograd's because fewer products are made than counted, of others because the peak was
-    read at another moment.
+    """A Winograd stage is above the peak because it makes fewer products than are counted. Another
+    stage is above it because the peak was read at another moment.
     """
     direct, winograd = (dict(stage, flops=16000) for stage in model.stages)
     winograd["schedule"] = {"sketch": "winograd"}

@@ -1,4 +1,4 @@
-"""Where a library goes by default, and what it is not written over."""
+"""Where a library is written by default, and which files it does not replace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.driver.test_compiler import mlp
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A model, one of the same operators trained further, and another one, all called m.onnx."""
+    """A model, one with the same operators that was trained further, and another one; all are
+    called m.onnx.
+    """
     folder = tmp_path_factory.mktemp("models")
     for name, layers, seed in (("first", 1, 0), ("trained", 1, 1), ("other", 2, 0)):
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Tables in any width: what fits, what folds, what leaves, and that no number is ever cut."""
+"""Tables in any width: which cells fit, fold or are left out, and that no number is ever cut."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_columns_leave_by_their_rank_and_are_named():
     wide = table().lines(200)
     assert wide[0] == "title" and RULE in wide[2] and "order=rows tile_m=6 tile_n=64" in wide[3]
     assert wide == table().lines(None) and not any("not shown" in line for line in wide)
-    for width in range(36, 72):  # everything is there, folded
+    for width in range(36, 72):  # everything is there, in folded lines
         lines = table().lines(width)
         assert max(map(len, lines)) <= width and not any("not shown" in line for line in lines)
     narrow = table().lines(35)
@@ -72,7 +72,7 @@ def test_columns_leave_by_their_rank_and_are_named():
 
 
 def view(stages: int) -> View:
-    """Long names and large numbers."""
+    """A view with long names and large numbers."""
     one = StageView(
         "layer_norm+matmul+add+reshape+transpose+slice+attention",
         144,
@@ -162,7 +162,7 @@ with Phases() as progress:
 
 @pytest.mark.parametrize("columns", [80, 200])
 def test_a_terminal_is_painted_over_and_left_clean(columns, root, tmp_path):
-    """What stands on the screen, followed by a small terminal of our own."""
+    """The test has its own small terminal, which follows the contents of the screen."""
     ours, theirs = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     with subprocess.Popen(

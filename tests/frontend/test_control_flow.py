@@ -1,4 +1,4 @@
-"""If, Loop and Scan written out, against ONNX Runtime, which runs them as they are."""
+"""If, Loop and Scan, written out, against ONNX Runtime, which runs them unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def body(nodes, inputs, outputs, constants=None):
 
 
 def counted(nodes, outputs, constants=None, more=()):
-    """A body of (i, go, acc) that always goes on."""
+    """A body of (i, go, acc) that never stops by its condition."""
     return body(
         [*nodes, make("Identity", ["go"], ["on"])],
         [value("i", INT64, []), value("go", BOOL, []), value("acc"), *more],
@@ -40,7 +40,7 @@ def counted(nodes, outputs, constants=None, more=()):
 @pytest.mark.parametrize("trips", [1, 2, 5])
 @pytest.mark.parametrize("condition", [False, True])
 def test_a_loop_of_constant_count(trips, condition):
-    """The carried value, what each run gives, and the number of the run."""
+    """The carried value, the results of all runs, and the number of the run."""
     nodes = [
         make("Cast", ["i"], ["fi"], to=FLOAT),
         make("Mul", ["acc", "factor"], ["m"]),
@@ -58,7 +58,9 @@ def test_a_loop_of_constant_count(trips, condition):
 
 
 def test_a_count_that_follows_from_a_shape():
-    """As scripted modules are exported: for i in range(x.shape[1]): y += x[:, i] * w[i]."""
+    """Scripted modules are exported in this way: for i in range(x.shape[1]): y += x[:, i] *
+    w[i].
+    """
     nodes = [
         make("Gather", ["x", "i"], ["xi"], axis=1),
         make("Gather", ["w", "i"], ["wi"], axis=0),
@@ -79,7 +81,7 @@ def test_a_count_that_follows_from_a_shape():
 
 
 def test_a_loop_that_ends_by_its_condition():
-    """while size > 10: the condition follows from sizes alone, and sizes change."""
+    """while size > 10: the condition depends only on sizes, and sizes change."""
     nodes = [
         make("MaxPool", ["acc"], ["next"], kernel_shape=[2, 2], strides=[2, 2]),
         make("Shape", ["next"], ["s"]),
@@ -100,8 +102,9 @@ def test_a_loop_that_ends_by_its_condition():
 
 
 def test_loops_within_loops_and_conditions_within_loops():
-    """The inner count and the inner condition come from the outer run's number; names are the same
-    in both bodies."""
+    """The inner count and the inner condition come from the number of the outer run. Both bodies
+    use the same names.
+    """
     inner = counted([make("Add", ["acc", "x"], ["next"])], ["next"])
     then = body([make("Neg", ["deep"], ["branch"])], [], [value("branch")])
     other = body([make("Abs", ["deep"], ["branch"])], [], [value("branch")])
@@ -136,7 +139,7 @@ def test_a_constant_condition_takes_its_branch(chosen):
     out_turned=st.booleans(),
 )
 def test_scan(axes, turned, out_axis, out_turned):
-    """state = 0.5 state + a * b for slices a, b; the states are given out."""
+    """state = 0.5 state + a * b for slices a, b; the states are an output."""
     length, width = 4, 3
 
     def laid(seed, axis):
@@ -181,7 +184,9 @@ def test_a_definition_of_onnx_that_holds_a_scan():
 
 
 def test_what_onnxsim_folds_or_removes_is_not_refused():
-    """A condition computed with more than sizes and counts, and a loop that nobody reads."""
+    """A condition that is computed from more than sizes and counts, and a loop whose result is not
+    read.
+    """
     arrays = {"x": normal(1, 2, 3), "n": np.asarray(3)}
     branches = [body([make(kind, ["x"], ["a"])], [], [value("a")]) for kind in ("Relu", "Abs")]
     nodes = [
@@ -220,7 +225,7 @@ def test_a_loop_too_long_is_refused(monkeypatch):
 
 
 def test_what_only_a_run_decides_is_refused():
-    """With the node's name and what to do."""
+    """The error has the node's name and says what to do."""
     arrays = {"x": normal(1, 2, 3), "n": np.asarray(3), "c": np.asarray(True)}
     inner = counted([make("Add", ["acc", "x"], ["next"])], ["next"])
     made = model([make("Loop", ["n", "", "x"], ["y"], body=inner)], arrays)
@@ -246,7 +251,7 @@ def test_a_loop_that_never_runs_passes_on_what_it_was_given():
 
 
 def test_weights_of_a_body_are_there_once():
-    """A body of 4 runs holds a matrix: one initializer, not four."""
+    """A body with 4 runs holds a matrix: there is one initializer and not four."""
     nodes = [make("MatMul", ["acc", "w"], ["next"])]
     inner = counted(nodes, ["next"], {"w": normal(2, 3, 3)})
     arrays = {"x": normal(1, 2, 3)}
@@ -259,7 +264,7 @@ def test_weights_of_a_body_are_there_once():
 
 
 def test_onnx_reads_what_is_written():
-    """The model between the walk and the importer is a valid one, and onnxsim takes it."""
+    """The model between the walk and the importer is valid, and onnxsim accepts it."""
     proto, arrays = loop_of(3)
     written = expand(typed(proto, by_onnxruntime(proto, arrays)))
     onnx.checker.check_model(written, full_check=True)

@@ -28,7 +28,7 @@ from tests.one_node import compare, model, normal, refused
 def test_deform_conv(
     batch, size, kernel, strides, dilations, pads, group, parts, bias, mask, far, opset
 ):
-    """Offsets of 0 make it an ordinary convolution; far ones read outside of the image."""
+    """Offsets of 0 make it an ordinary convolution; large ones read outside of the image."""
     reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     whole = [n + pads[i] + pads[i + 2] for i, n in enumerate(size)]
     out = [(n - r) // s + 1 for n, r, s in zip(whole, reach, strides, strict=True)]

@@ -1,4 +1,6 @@
-"""Sizes that a model leaves open: what they are called, what may be given, and what is asked."""
+"""Sizes that a model leaves open: their names, the sizes that may be given, and the error that asks
+for them.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,9 @@ def negative(value: onnx.ValueInfoProto) -> None:
 def test_an_output_without_a_type_or_shape_is_inferred(
     spoil: Callable[[onnx.ValueInfoProto], None], contrib: bool
 ) -> None:
-    """Also where ONNX infers nothing, as behind an operator of another domain."""
+    """This includes outputs for which ONNX infers nothing, such as those after an operator of
+    another domain.
+    """
     model = summed((4,), output=())
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     if contrib:

@@ -1,4 +1,4 @@
-"""float16 files as float32 ones: what of the message changes, and what does not."""
+"""float16 files read as float32 ones: what changes in the message, and what does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def graph(text: str, **constants: np.ndarray) -> onnx.ModelProto:
 
 
 def types(model: onnx.ModelProto) -> set[int]:
-    """Of every value inside, as ONNX infers them."""
+    """The types of all values inside, as ONNX infers them."""
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
     return {v.type.tensor_type.elem_type for v in inferred.graph.value_info}
 
@@ -70,7 +70,9 @@ def test_an_input_that_is_an_output_stays_what_it_is() -> None:
 
 
 def test_weights_keep_their_values_and_names_that_are_taken_are_evaded() -> None:
-    """Weights are inputs of the graph; here one is an output too, by a name that is taken."""
+    """Weights are inputs of the graph. Here one is also an output, with a name that is already
+    taken.
+    """
     model = graph(
         """g (float16[3] x, float16[3] w) => (float16[3] w, float16[3] w_float32)
            { w_float32 = Add(x, w) }"""

@@ -64,7 +64,7 @@ def test_dft(shape, axis, complex_, inverse, onesided, length, opset, negative):
 
 
 def test_dft_by_default():
-    """The first axis behind the batch before opset 20, the last one since."""
+    """Before opset 20 it is along the first axis after the batch; since then along the last one."""
     x = {"x": normal(1, 2, 8, 4, 1)}
     for opset in (17, 20):
         made = model([helper.make_node("DFT", ["x"], ["y"])], x, opset=opset)

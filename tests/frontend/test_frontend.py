@@ -181,8 +181,9 @@ def test_onnxsim_out_of_time_or_failing_is_a_note(monkeypatch: pytest.MonkeyPatc
 def test_onnxsim_runs_until_it_folds_no_more_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SAM 2 pads by shapes behind an If: one pass folds the If, the next the shapes. Here a
-    stand-in for onnxsim folds one operator a pass."""
+    """SAM 2 pads by shapes after an If: one pass folds the If, and the next one the shapes. Here a
+    fake onnxsim folds one operator in each pass.
+    """
     (tmp_path / "onnxsim.py").write_text(
         "def simplify(model, skipped_optimizers):\n"
         "    first = model.graph.node[0]\n"
@@ -203,7 +204,7 @@ def test_onnxsim_runs_until_it_folds_no_more_shapes(
 
 
 def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fuses plain attention into ONNX Runtime's own operator, which nothing else compiles."""
+    """It fuses plain attention into an operator of ONNX Runtime, which no other compiler knows."""
     imported = load_onnx(encoder("float32", masked=False))
     assert not imported.notes and lower(imported).check()
     monkeypatch.setattr(simplify, "SKIPPED", [])
@@ -214,7 +215,7 @@ def test_onnxsim_brings_in_no_operators_of_other_domains(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
 def test_onnxsim_leaves_a_softmax_over_one_element(kind: str) -> None:
-    """It is NaN where that element is no number: no constant."""
+    """The result is NaN if that element is no number, so it is not constant."""
     proto = model([helper.make_node(kind, ["x"], ["y"], axis=0)])
     graph = lower(load_onnx(proto)).check()
     assert kind.lower() in [op.kind.replace("_", "") for op in graph.operators.values()]
@@ -239,8 +240,9 @@ def test_output_that_is_an_input_or_a_constant() -> None:
 
 
 def test_more_than_two_gigabytes_of_weights_take_no_memory(tmp_path: Path) -> None:
-    """Two weights of 1.3 GB each in a sparse file: mapped, never read, never in a protobuf
-    message."""
+    """A sparse file has two weights of 1.3 GB each. They are mapped, never read, and never in a
+    protobuf message.
+    """
     rows, columns = 1 << 15, 10_000
     proto = model(
         [

@@ -1,5 +1,5 @@
-"""Models from strangers: text that is none, sizes that cannot be, data that lies where it should
-not. Each gets a GtcoError that says so, and links that are legal work.
+"""Models from strangers: text that is not UTF-8, impossible sizes, and data in forbidden places.
+Each gets a GtcoError that says so, and legal links work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.frontend.test_frontend import RNG, linear, model
 
 
 def external(folder: Path, **entries: str) -> Path:
-    """``linear()`` with its weight in m.data, described by ``entries``."""
+    """``linear()`` with its weight in m.data, which ``entries`` describe."""
     proto = linear()
     tensor = proto.graph.initializer[0]
     (folder / "m.data").write_bytes(tensor.raw_data)
@@ -59,7 +59,7 @@ NBYTES = 256 * 256 * 4
         ({"location": "x" * 5000}, "cannot be found"),
         ({"location": "pipe"}, "missing"),
         ({"location": "circle"}, "cannot be found|missing"),
-        ({"location": "secret"}, "outside"),  # a link that leads out
+        ({"location": "secret"}, "outside"),  # a link that leads out of the folder
     ],
 )
 def test_external_data_that_cannot_be(
@@ -84,7 +84,7 @@ def test_external_data_of_right_offset_and_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("inner", ["onnx/", ""])
 @pytest.mark.parametrize("model_linked", [True, False])
 def test_hugging_faces_cache(tmp_path: Path, inner: str, model_linked: bool) -> None:
-    """snapshots/REVISION holds links into blobs; the data's link leads out of the folder."""
+    """snapshots/REVISION holds links into blobs; the link of the data leads out of the folder."""
     plain = tmp_path / "plain"
     plain.mkdir()
     made = external(plain)
@@ -102,7 +102,7 @@ def test_hugging_faces_cache(tmp_path: Path, inner: str, model_linked: bool) -> 
     wanted = load_onnx(made, simplify=False).weights["w"]
     for path in (snapshot / "m.onnx", os.path.relpath(snapshot / "m.onnx")):
         np.testing.assert_array_equal(load_onnx(path, simplify=False).weights["w"], wanted)
-    # and a link into another repository's blobs is still refused
+    # a link into another repository's blobs is still refused
     (cache.parent / "other").write_bytes(bytes(NBYTES))
     (snapshot / "m.data").unlink()
     (snapshot / "m.data").symlink_to(cache.parent / "other")
@@ -113,7 +113,7 @@ def test_hugging_faces_cache(tmp_path: Path, inner: str, model_linked: bool) -> 
 def test_data_of_an_attribute_is_read_as_carefully(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """onnx itself would read it from the folder that the process is in."""
+    """onnx itself would read it from the folder in which the process runs."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "c.data").write_bytes(bytes(16))
@@ -204,7 +204,7 @@ def test_sizes_types_and_calls_that_cannot_be(damage: Callable[[onnx.ModelProto]
 # node's name, tensor's name, operator, producer, graph
 @pytest.mark.parametrize("name", ["relu", "x", "Relu", "test", "g"])
 def test_text_that_is_not_utf8_is_said(name: str) -> None:
-    """protobuf gives it as it is, and Python dies of it at the first look."""
+    """protobuf gives the bytes unchanged, and Python fails when it first reads them."""
     data = model().SerializeToString()
     field = bytes([len(name)]) + name.encode()
     assert field in data

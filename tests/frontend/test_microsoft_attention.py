@@ -1,6 +1,6 @@
 """Attention, MultiHeadAttention, RotaryEmbedding and packed attention of ONNX Runtime's domain.
 
-What its kernels for CPUs lack (packed sequences, packed Q, K and V) is held against numpy.
+Forms that its kernels for CPUs lack (packed sequences, packed Q, K and V) are compared with numpy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MASKS = st.sampled_from([None, "keys", "rows", "ends", "both ends"])
 
 
 def mask_of(kind: str, batch: int, rows: int, keys: int) -> np.ndarray:
-    """Flags for keys, or for rows and keys, or each sequence's end, or its end and its start."""
+    """Flags for keys, flags for rows and keys, the end of each sequence, or its end and its
+    start.
+    """
     rng = np.random.default_rng(batch * 100 + rows * 10 + keys)
     if kind == "keys":
         drawn = rng.integers(0, 2, (batch, keys))
@@ -61,7 +63,7 @@ def test_attention(
         arrays["mask"], inputs[3] = mask_of(mask, batch, tokens, keys), "mask"
     if past:
         arrays["past"], inputs[4] = normal(4, 2, batch, heads, past, depth), "past"
-    if added and not past:  # ONNX Runtime takes one of the two
+    if added and not past:  # ONNX Runtime takes only one of the two
         lead = [{"batch": batch, "heads": heads}.get(size, size) for size in added]
         arrays["added"], inputs[5] = normal(5, *lead, tokens, keys), "added"
     outputs = ["y", "present"] if past else ["y"]
@@ -189,7 +191,7 @@ def test_fused_attention_is_the_attention_of_a_plain_export():
     assert plain.count("attention") == 1 and plain.count("matmul") <= 3
     fused = node("Attention", ["x", "w", "b"], num_heads=heads)
     assert canonical(model([fused], arrays, constants), arrays) == plain
-    # the product outside of the operator, its bias inside
+    # the product is outside of the operator, and its bias inside
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"]),
         helper.make_node("Split", ["p"], ["q", "k", "v"], axis=2),
@@ -246,7 +248,7 @@ def test_rotary_embedding(batch, tokens, heads, apart, interleaved, partial, fir
 
 
 def packed_reference(q, k, v, lengths, heads, scale, added):
-    """Each sequence by itself, in float64; q, k and v are [tokens, width]."""
+    """Each sequence alone, in float64; q, k and v are [tokens, width]."""
     rows = []
     start = 0
     for number, length in enumerate(lengths):
@@ -278,7 +280,7 @@ def test_packed_sequences(lengths, heads, scale, added, form, bias, opset):
     tokens, longest = sum(lengths), max(lengths)
     width = heads * depth
     ends = np.cumsum([0, *lengths]).astype(np.int32)
-    # padding is named behind the tokens, as RemovePadding gives it; the operator needs neither
+    # the padding comes after the tokens, as RemovePadding gives it; the operator needs neither
     arrays = {"offset": np.zeros((len(lengths), longest), np.int32), "ends": ends}
     table = None
     if added:

@@ -1,5 +1,6 @@
 """Products, convolutions, norms and activations of ONNX Runtime's domain, against ONNX Runtime, or
-against numpy where it has them on GPUs alone."""
+against numpy if it has them only for GPUs.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ def test_fused_matmul(batch, sizes, turns, alpha):
     m, k, n = sizes
     turn_a, turn_b, front_a, front_b = turns
     if not batch:
-        front_a = front_b = False  # it moves the batch axes, which are none
+        front_a = front_b = False  # it moves the batch axes, and there are none
 
     def given_shape(rows: int, columns: int, turned: bool, front: bool) -> list[int]:
         shape = [*batch, *((columns, rows) if turned else (rows, columns))]
-        if front:  # [batch..., second last, last] is to come out
+        if front:  # the result is to be [batch..., second last, last]
             shape = [shape[-2], *shape[:-2], shape[-1]]
         return shape
 
@@ -74,7 +75,7 @@ def test_fused_conv(kind, addend):
     if not addend:
         compare(model([made], arrays, weights), arrays)
         return
-    # ONNX Runtime's kernel for CPUs takes an addend with Relu alone
+    # ONNX Runtime's kernel for CPUs takes an addend only with Relu
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], **shape),
         helper.make_node("Add", ["c", "z"], ["s" if kind else "y"]),
@@ -126,7 +127,9 @@ def test_an_activation_that_is_not_known_is_refused():
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("group", [1, 2])
 def test_channels_last_convolutions(last, group):
-    """Weights with channels last, as the optimizer writes them, and first, as the text says."""
+    """The weights have their channels last, as the optimizer writes them, or first, as the
+    specification says.
+    """
     arrays = {"x": normal(1, 2, 7, 6, 4)}
     weight = normal(2, 6, 4 // group, 3, 2)
     attrs = {"group": group, "pads": [1, 0, 1, 0], "strides": [2, 1], "kernel_shape": [3, 2]}
@@ -216,7 +219,9 @@ def test_group_norms(groups, size, last, silu, epsilon, half, skip, bias):
 @pytest.mark.parametrize("opset", [11, 14, 17])
 @pytest.mark.parametrize("bias", [False, True])
 def test_layer_norms_of_the_standard_domain(opset, bias):
-    """ONNX Runtime writes LayerNormalization there before opset 17, which brought it."""
+    """ONNX Runtime writes LayerNormalization into the standard domain even before opset 17, which
+    introduced it.
+    """
     arrays = {"x": normal(1, 2, 5, 8) + 3}
     constants = {"g": normal(2, 8), "b": normal(3, 8)}
     inputs = ["x", "g", "b"] if bias else ["x", "g"]
@@ -232,7 +237,9 @@ def test_layer_norms_of_the_standard_domain(opset, bias):
 
 @pytest.mark.parametrize("opset", [11, 17, 20])
 def test_operators_that_pytorch_exported_before_onnx_had_them(opset):
-    """By ``onnxruntime.tools.pytorch_export_contrib_ops``; shapes behind them are known."""
+    """They come from ``onnxruntime.tools.pytorch_export_contrib_ops``; the shapes after them are
+    known.
+    """
     arrays = {"x": normal(1, 2, 3, 5, 6), "grid": 0.7 * normal(2, 2, 4, 8, 2)}
     for mode in ("bilinear", "nearest"):
         for corners in (0, 1):
@@ -253,7 +260,7 @@ def test_operators_that_pytorch_exported_before_onnx_had_them(opset):
 
 
 def test_a_domain_that_is_used_and_not_imported():
-    """As ``onnxruntime.transformers`` leaves a model in memory."""
+    """``onnxruntime.transformers`` leaves such a model in memory."""
     arrays = {"x": normal(1, 2, 5)}
     made = model([node("QuickGelu", ["x"])], arrays)
     wanted = by_onnxruntime(made, arrays)
@@ -367,7 +374,7 @@ def test_dropout_with_a_bias_drops_nothing():
 
 
 def test_all_unsupported_operators_are_in_one_message():
-    """Those without a rule come before a use that no rule takes."""
+    """Operators without a rule come before a use that no rule accepts."""
     arrays = {"x": normal(1, 2, 4)}
     nodes = [
         node("FusedGemm", ["x", "x"], ["a"], activation="Swoosh"),

@@ -1,5 +1,6 @@
-"""Files that are no float32 ONNX model: saved programs are compiled, quantized models come with a
-note, and other formats are named."""
+"""Files that are no float32 ONNX models: saved programs are compiled, quantized models get a note,
+and other formats are named.
+"""
 
 from __future__ import annotations
 

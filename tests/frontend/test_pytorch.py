@@ -1,5 +1,5 @@
 """Modules and ExportedPrograms: how they are called, what they give, what is refused, and that the
-caller's module stays as it was.
+caller's module does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ M = torch.linspace(0, 3, 8).reshape(2, 4)
 
 
 class Module(nn.Module):
-    """``function(x, other, scale)`` behind a linear layer."""
+    """``function(x, other, scale)`` after a linear layer."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Module(nn.Module):
 
 @dataclass
 class Plain:
-    """A dataclass that nobody registered with torch."""
+    """A dataclass that is not registered with torch."""
 
     logits: Tensor
     states: list[Tensor | None]
@@ -63,7 +63,7 @@ def exported(module: nn.Module, given: Any) -> tuple[Any, list[str] | None]:
 
 
 def values(imported: ImportedModel, **inputs: Tensor) -> dict[str, np.ndarray]:
-    """The imported model's outputs, by the numpy reference."""
+    """The imported model's outputs, computed by the numpy reference."""
     return lower(imported).check().evaluate({name: t.numpy() for name, t in inputs.items()})
 
 
@@ -169,7 +169,7 @@ def test_tensors_that_no_library_takes_are_refused(given: Tensor) -> None:
 
 
 class Counting(nn.Module):
-    """Writes its buffers as it goes, one in place and one anew."""
+    """Writes its buffers while it runs: one in place, and one as a new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def test_an_input_that_is_an_output_keeps_its_name(keyed: bool) -> None:
 
 
 def test_inputs_without_axes() -> None:
-    """Verified too, and given as numpy's bare numbers."""
+    """They are also verified, and also given as numpy's scalars."""
 
     class Product(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -286,7 +286,9 @@ def test_inputs_without_axes() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_dynamic_dimensions_of_several_inputs(named: bool, tmp_path: Path) -> None:
-    """By the user's names, which a file does not keep: then by the first input and axis."""
+    """They have the user's names. A file does not keep these, so they are then named after the
+    first input and axis.
+    """
 
     class Both(nn.Module):
         def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -323,7 +325,7 @@ def test_simplify_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Training(nn.Module):
-    """Batch norm and dropout, each in a mode of its own."""
+    """Batch norm and dropout, each in its own mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is said of a node that cannot be translated: in our words, whatever TVM says."""
+"""The errors for nodes that cannot be translated: they are in our words, whatever TVM says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREIGN = re.compile(r"tvm|relax|check failed|/project/|\.cc\b|traceback|tensorc
 
 
 def refusal(model: onnx.ModelProto) -> str | None:
-    """The error's text; None where the model is taken. Anything but a GtcoError is raised."""
+    """The error's text; None if the model is accepted. Anything but a GtcoError is raised."""
     try:
         lower(load_onnx(model, simplify=False))
     except InternalError:
@@ -35,7 +35,7 @@ def refusal(model: onnx.ModelProto) -> str | None:
 def test_every_operator_with_wrong_ranks_types_and_attributes(
     seeds: range, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Taken, as rightly as ONNX's rules go, or refused in words that name the node."""
+    """The node is accepted, if ONNX's rules allow it, or refused in words that name it."""
     operators = wrong_nodes.operators()
     assert len(operators) > 150
     refused = 0
@@ -111,7 +111,7 @@ def test_what_is_not_supported_is_said(
 
 
 def test_groups_beyond_the_channels_are_refused_before_anything_is_made_of_them() -> None:
-    """Ten thousand million of them took the machine's memory."""
+    """Ten thousand million groups once took all memory of the machine."""
     names, flags = ["x", "g", "b"], {"groups": 10**10, "activation": 0, "epsilon": 1e-5}
     node = helper.make_node("GroupNorm", names, ["y"], name="n", domain="com.microsoft", **flags)
     spoilt = model(node, x=(FLOAT, (1, 4, 4, 8)), g=(FLOAT, (8,)), b=(FLOAT, (8,)))
@@ -123,7 +123,7 @@ def test_groups_beyond_the_channels_are_refused_before_anything_is_made_of_them(
 
 
 def test_a_split_with_more_outputs_than_it_says() -> None:
-    """ONNX's own shape inference ended the process."""
+    """ONNX's own shape inference once ended the process."""
     node = helper.make_node("Split", ["x"], ["a", "b", "c"], name="s", num_outputs=2)
     with pytest.raises(ModelError, match=r"node 's' \(Split\) breaks .* it has 3 outputs .*=2"):
         load_onnx(model(node, x=(FLOAT, (4, 3))))

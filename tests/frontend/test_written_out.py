@@ -1,6 +1,6 @@
 """Resize, Pad, Col2Im and Attention as the importer writes them out, against ONNX Runtime.
 
-The graphs are evaluated with numpy: what a kernel makes of them is other tests' business.
+The graphs are evaluated with numpy. Other tests check the kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 def node_model(
     op: str, inputs: Arrays, constants: Arrays, order: list[str], outputs: int, **attrs: Any
 ) -> onnx.ModelProto:
-    """One node; ``order`` names its inputs, "" for one that is left out."""
+    """A model of one node; ``order`` names its inputs, and "" stands for one that is left out."""
     made = [f"y{i}" for i in range(outputs)]
     graph = helper.make_graph(
         [helper.make_node(op, order, made, **attrs)],
@@ -73,7 +73,7 @@ def check(model: onnx.ModelProto, inputs: Arrays, tolerance: float = 2e-5) -> li
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), mode=st.sampled_from(["reflect", "edge", "wrap"]))
 def test_pad_repeats_elements_as_movement(data, mode):
-    """By slices alone: no operator that the fallback would compile."""
+    """By slices only, without an operator that the fallback would compile."""
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     widths = [(data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n - 1))) for n in shape]
     if mode == "edge" and data.draw(st.booleans()):
@@ -105,8 +105,8 @@ COORDINATES = (
 
 
 def rounding_differs(coordinates: str, size: int, out: int) -> bool:
-    """Is some position a whole or a half number that ONNX Runtime's float32 comes out beside, so
-    that it may take the neighbour? The middle of 11 -> 15: 7.5 / (15 / 11) - 0.5 is 5 or less.
+    """True if ONNX Runtime's float32 misses some position that is a whole or a half number, so that
+    it may take the neighbour. In the middle of 11 -> 15, 7.5 / (15 / 11) - 0.5 is 5 or less.
     """
     shift = 0.0 if coordinates == "asymmetric" else 0.5
     for i in range(out):
@@ -171,7 +171,7 @@ def test_resize_by_scales_that_make_no_whole_size(shape, scales, mode):
 
 
 def test_resize_to_a_whole_position_that_float64_misses():
-    """The middle of 7 -> 17 is 8.5 / (17 / 7) - 0.5, which float64 makes a little more than 3."""
+    """The middle of 7 -> 17 is 8.5 / (17 / 7) - 0.5, which in float64 is a little more than 3."""
     x = {"x": np.arange(7, dtype=np.float32)[None, None]}
     attrs = {"mode": "nearest", "nearest_mode": "ceil", "axes": [2]}
     sizes = {"sizes": np.array([17], np.int64)}
@@ -257,7 +257,7 @@ def test_attention(heads, lengths, flat, causal, mask, past, softcap, mode, scal
 
     (q_heads, kv_heads), (rows, keys) = heads, lengths
     if causal:
-        keys = rows  # ONNX Runtime 1.31 has a meaning of its own where they differ
+        keys = rows  # ONNX Runtime 1.31 gives another meaning if they differ
     inputs: Arrays = {
         "q": normal(2, rows, q_heads * 8) if flat else normal(2, q_heads, rows, 8),
         "k": normal(2, keys, kv_heads * 8) if flat else normal(2, kv_heads, keys, 8),
@@ -279,7 +279,7 @@ def test_attention(heads, lengths, flat, causal, mask, past, softcap, mode, scal
     if scale:
         attrs["scale"] = scale
     order = ["q", "k", "v", "mask" if mask else "", *(["pk", "pv"] if past else [])]
-    # what is put into the cache, and the scores, are given out where there is a cache
+    # with a cache, its new contents and the scores are outputs
     check(node_model("Attention", inputs, constants, order, 4 if past else 1, **attrs), inputs)
 
 
@@ -324,7 +324,7 @@ def standardized(weight: np.ndarray, inputs: Arrays, constants: Arrays) -> onnx.
 
 
 def test_weights_are_standardized_by_their_own_statistics():
-    """ONNX Runtime has no such kernel: against the operator's reference in onnx."""
+    """ONNX Runtime has no such kernel, so this compares with the operator's reference in onnx."""
     weight = np.random.default_rng(0).normal(size=(6, 5, 3, 3)).astype(np.float32)
     model = standardized(weight, {}, {"w": weight})
     wanted = ReferenceEvaluator(model).run(None, {})
@@ -346,7 +346,7 @@ def test_a_model_in_training_mode_is_refused():
 
 
 def test_an_operator_with_constant_inputs_is_written_out():
-    """Rotary embeddings of opset 23, whose tables are constants in most models."""
+    """The rotary embeddings of opset 23, whose tables are constants in most models."""
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 23]>
@@ -376,7 +376,7 @@ def test_an_operator_with_constant_inputs_is_written_out():
     ],
 )
 def test_attributes_left_to_their_defaults(operator: str) -> None:
-    """ONNX's inliner leaves them out of the definition, which is none then."""
+    """ONNX's inliner leaves them out of the definition, which is then not valid."""
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 24, "com.example": 1]>
         g (float[2,3,4,5] x) => (float[2,3,4,5] y) {{ {operator} }}
@@ -391,7 +391,9 @@ def test_attributes_left_to_their_defaults(operator: str) -> None:
 
 @pytest.mark.parametrize("norm", ["GroupNormalization", "MeanVarianceNormalization"])
 def test_behind_what_onnx_infers_no_type_of(norm):
-    """Celu's definition asks for its input's type; twice: the second is inferred from the first."""
+    """Celu's definition asks for the type of its input. Of two Celus, the type of the second one is
+    inferred from the first.
+    """
     inputs = {"x": np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)}
     groups = {"num_groups": 2} if norm == "GroupNormalization" else {}
     scales = ["ones", "ones"] if groups else []
@@ -417,7 +419,7 @@ def test_behind_what_onnx_infers_no_type_of(norm):
 @pytest.mark.parametrize("alpha", [1.0, 0.7])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4)])
 def test_celu_keeps_the_shape(shape: tuple[int, ...], alpha: float) -> None:
-    """Of a scalar too: ONNX's definition adds a vector of one element."""
+    """This includes a scalar: ONNX's definition adds a vector of one element."""
     x = np.asarray(np.random.default_rng(0).normal(size=shape), np.float32)
     graph = helper.make_graph(
         [helper.make_node("Celu", ["x"], ["y"], alpha=alpha)],
@@ -442,8 +444,8 @@ def test_celu_keeps_the_shape(shape: tuple[int, ...], alpha: float) -> None:
 def test_an_output_padding_of_a_stride_or_more(
     strides: list[int], pads: list[int], more: list[int], groups: int
 ) -> None:
-    """Zeros and the bias behind the product. ONNX Runtime and TVM refuse it; PyTorch takes it where
-    a dilation is larger.
+    """The result has zeros and the bias after the product. ONNX Runtime and TVM refuse such a
+    padding; PyTorch accepts it if a dilation is larger.
     """
     space, rng = len(strides), np.random.default_rng(0)
     x = rng.normal(size=(2, 4, 4, 5)[: 2 + space]).astype(np.float32)

@@ -1,4 +1,6 @@
-"""Models of one node each, drawn with inputs and attributes that seldom fit the operator."""
+"""Models of one node each. Their inputs and attributes are drawn at random and seldom fit the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from gtco.frontend.expansion import EXPANDED
 from gtco.frontend.onnx import _MICROSOFT, _supported
 
-NAME = "spoilt"  # of the node
+NAME = "spoilt"  # the name of the node
 SHAPES = ((), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4, 5))
 TYPES = (
     *[TensorProto.FLOAT] * 3,
@@ -31,7 +33,7 @@ VALUES = {
     AttributeProto.FLOAT: (-1.0, 0.0, 0.5, math.nan, 1e30),
     AttributeProto.STRING: ("", "nonsense", "constant", "ij,jk->ik", "NOTSET"),
 }
-# What operators without a schema of ONNX's may have.
+# Attributes of operators that have no schema in ONNX.
 OTHERS = {
     **dict.fromkeys(("num_heads", "groups", "activation", "axis", "transA"), AttributeProto.INT),
     **dict.fromkeys(("epsilon", "alpha", "scale"), AttributeProto.FLOAT),
@@ -88,7 +90,9 @@ def _has(domain: str, operator: str, opset: int) -> bool:
 
 
 def _attribute(rng: random.Random, name: str, kind: int) -> Iterator[onnx.AttributeProto]:
-    """One value; none for kinds that hold graphs or types. Some are of another kind."""
+    """One value of this kind, or sometimes of another kind; none for kinds that hold graphs or
+    types.
+    """
     kind = rng.choice(list(VALUES)) if rng.random() < 0.05 else kind
     if kind in VALUES:
         yield helper.make_attribute(name, rng.choice(VALUES[kind]))

@@ -117,7 +117,7 @@ def by_parts(one: float, part: float) -> Callable[[Stage], float]:
 @pytest.mark.parametrize(("one", "wanted"), [(5.0, False), (3.5, True)])
 def test_the_search_takes_the_cheaper(one: float, wanted: bool) -> None:
     """The parts are three stages of a second each. An attention of 5 s is taken apart, and one of
-    3.5 s is not. The graph has two different attentions.
+    3.5 s is not, because it is as likely to be as good. The graph has two different attentions.
     """
     graph = attention((2, 5, 4), (2, 6, 4), (2, 6, 3))
     other = graph.add("attention", ["q", "k", "k"], output="z", scale=0.3)
