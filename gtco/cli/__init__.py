@@ -1,9 +1,9 @@
 """The command line: ``gtco compile | tune | candidates | measure | run | inspect | bench | records
 | doctor``.
 
-Exit codes: 0 done; 1 a ``GtcoError`` (its text on standard error; ``--debug`` shows the traceback);
-2 wrong usage; 130 Ctrl-C; 143 SIGTERM. Both of these clean up before they end, and a second one
-does not cut that short.
+Exit codes: 0 done; 1 a ``GtcoError`` (its text is on standard error; ``--debug`` shows the
+traceback); 2 wrong usage; 130 Ctrl-C; 143 SIGTERM. After Ctrl-C and SIGTERM the command cleans up
+before it ends; a second signal does not interrupt the cleaning.
 """
 
 from __future__ import annotations
@@ -91,15 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, so that what was begun is cleaned up as after Ctrl-C."""
+    """SIGTERM as an exception, so that the command cleans up as after Ctrl-C."""
 
 
 @contextmanager
 def _stopped_once() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` and SIGTERM :class:`_Terminated`; while that is under way
-    neither does anything, so that what is cleaned up is cleaned up whole. Where it is lost, as in a
-    function that TVM calls back, which makes it a ``RuntimeError`` of that stage, it is raised
-    again."""
+    """Makes Ctrl-C raise ``KeyboardInterrupt`` and SIGTERM raise :class:`_Terminated`. While such
+    an exception is handled, further signals do nothing, so that the cleaning is complete. The
+    exception may get lost: TVM turns it into a ``RuntimeError`` of a stage in functions that it
+    calls back. Then it is raised again.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
@@ -132,7 +133,7 @@ def _stopped_once() -> Iterator[None]:
 
 
 def _stopping(handled: BaseException | None) -> bool:
-    """Is what is handled a stop, or came up while one was?"""
+    """True if the exception that is handled is a stop, or was raised while a stop was handled."""
     while handled is not None and not isinstance(handled, KeyboardInterrupt | _Terminated):
         handled = handled.__context__
     return handled is not None

@@ -1,4 +1,6 @@
-"""Types of command-line arguments: a text into a value, or what the text should have been."""
+"""Types of command-line arguments. Each converts a text into a value, or says what the text should
+have been.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def input_file(text: str) -> tuple[str, Path]:
 
 
 def new_file(text: str) -> Path:
-    """Where something can be written, so that a long run does not end at a place that is none."""
+    """The path of a file that can be written. It is checked at the start, so that a long run does
+    not fail at its end.
+    """
     path = Path(text)
     try:
         check_place(path)
@@ -69,12 +73,12 @@ def threads(text: str) -> int:
 
 
 def minutes(text: str) -> float:
-    """A time above zero, in seconds."""
+    """A time in minutes above 0, converted to seconds."""
     return _time(text, 60.0, "minutes", 30)
 
 
 def milliseconds(text: str) -> float:
-    """A time above zero, in seconds."""
+    """A time in milliseconds above 0, converted to seconds."""
     return _time(text, 1e-3, "milliseconds", 12.5)
 
 
@@ -124,7 +128,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
-    """What ``compile`` and ``inspect`` of an .onnx file share."""
+    """Adds the options that ``compile`` and ``inspect`` of an .onnx file share."""
     parser.add_argument(
         "--target",
         default="native",
@@ -136,35 +140,35 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=GPU_PRECISIONS,
         default="fp32",
-        help="bf16, on GPUs also fp16: operands of products, convolutions and attention in that "
-        "format, sums and all else in fp32 (default fp32)",
+        help="the format of the operands of products, convolutions and attention: bf16, on GPUs "
+        "also fp16; sums and everything else stay fp32 (default fp32)",
     )
     parser.add_argument(
         "--launches",
         choices=LAUNCHES,
         default="graph",
-        help="of GPUs: a CUDA graph with a kernel a stage (default), one persistent kernel for the "
-        "whole model, or what is predicted to be faster",
+        help="for GPUs: a CUDA graph with one kernel for each stage (default), one persistent "
+        "kernel for the whole model, or whichever is predicted to be faster",
     )
     parser.add_argument(
         "--no-ptx",
         dest="ptx",
         action="store_false",
-        help="of GPUs: leave out the code that GPUs newer than the target run (0.5 MB of ViT-Ti, "
-        "1.5 of Swin-T)",
+        help="for GPUs: leave out the code that GPUs newer than the target run (0.5 MB for "
+        "ViT-Ti, 1.5 for Swin-T)",
     )
     parser.add_argument(
         "--untrusted",
         action="store_true",
-        help="of GPUs: pick also kernels that are to be measured first (wgmma, of sm_90a), which "
-        "otherwise gtco candidates proposes",
+        help="for GPUs: also pick kernels that should be measured first (wgmma, for sm_90a); "
+        "without it only gtco candidates proposes them",
     )
     parser.add_argument(
         "--threads",
         type=threads,
         default=0,
         metavar="N",
-        help="threads at run time, of CPUs (default 0: every core that the process may use)",
+        help="for CPUs: threads at run time (default 0: every core that the process may use)",
     )
     add_shape(parser)
     parser.add_argument(
@@ -178,24 +182,24 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=120,
         metavar="SECONDS",
-        help="how long onnxsim may take; past it the graph is compiled as it is (default 120)",
+        help="how long onnxsim may take; after that the graph is compiled as it is (default 120)",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="a failure inside gtco is an error, not a note beside a slower library",
+        help="a failure inside gtco is an error; without it, a note says why the library is slower",
     )
     parser.add_argument(
         "--workers",
         type=positive,
         metavar="N",
-        help="processes that build kernels (default: one a core)",
+        help="processes that build kernels (default: one for each core)",
     )
 
 
 def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> None:
-    """How much is measured, and where that is kept. None for the ``default``: quick where the
-    target is this machine.
+    """Adds the options for how much is measured and where the results are kept. With ``default``
+    None, ``--tune`` is quick if the target is this machine.
     """
     said = "off: nothing is measured" if default else "quick for the native target, else off"
     parser.add_argument(
@@ -209,13 +213,13 @@ def add_tuning(parser: argparse.ArgumentParser, default: str | None = "off") -> 
         "--records",
         type=Path,
         metavar="FILE",
-        help="measurements: what stood on this machine is taken, what --tune measures is added",
+        help="measurements: configs that stood on this machine are used, and --tune adds its own",
     )
 
 
 def compile_options_given(options: argparse.Namespace) -> list[str]:
-    """Those of a compile that differ from their defaults, as they are written; not ``--threads``,
-    which is of a run as well.
+    """The options of a compile that differ from their defaults, as they are written. ``--threads``
+    is not among them, because a run has it too.
     """
     defaults = argparse.ArgumentParser()
     add_compile_options(defaults)
@@ -228,7 +232,7 @@ def compile_options_given(options: argparse.Namespace) -> list[str]:
 
 
 def compile_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What was given for :func:`add_compile_options`, as fields of ``CompileOptions``."""
+    """The values of the options of :func:`add_compile_options`, as fields of ``CompileOptions``."""
     names = (
         "target precision launches ptx untrusted threads simplify simplify_timeout workers strict "
         "tune records"

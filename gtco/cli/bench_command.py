@@ -14,7 +14,7 @@ from gtco.cli.console import say
 from gtco.support.errors import GtcoError, ModelError, OptionError, installing
 from gtco.support.options import GPU_PRECISIONS, PRECISIONS
 
-# what benchmarks one model in a folder beside peers, the peers, the threads, what the report says
+# the function that benchmarks one model in a folder, the peers, the threads, the report's words
 Runner = tuple[Callable[[str, Sequence[str], Path], Any], Sequence[str], int, dict[str, str]]
 CPU_PEERS = "onnxruntime,openvino,torch,torch-compile"
 
@@ -46,7 +46,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         choices=GPU_PRECISIONS,
-        help="of gtco, and of every engine that has it (default fp32; on a GPU fp16)",
+        help="for gtco and for every engine that supports it (default fp32; on a GPU fp16)",
     )
     parser.add_argument(
         "--target",
@@ -59,14 +59,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=arguments.threads,
         default=0,
         metavar="N",
-        help="of every system on the CPU (default 0: every core that the process may use)",
+        help="for every system, on the CPU (default 0: every core that the process may use)",
     )
     arguments.add_shape(parser)
     parser.add_argument(
         "--library",
         type=Path,
         metavar="FILE.so",
-        help="the library of the one MODEL, compiled already (default: compile it now)",
+        help="the compiled library of the only MODEL (default: compile it now)",
     )
     parser.add_argument(
         "--json",
@@ -111,7 +111,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Every file is there, and each library is a model; asked before anything is compiled."""
+    """Checks, before anything is compiled, that all files exist and each library is a model."""
     from gtco.bench.harness.workload import check_library
 
     if options.library and len(options.models) != 1:
@@ -131,8 +131,9 @@ def _check_files(options: argparse.Namespace) -> None:
 def _chosen(
     options: argparse.Namespace, every: str, check: Callable[[str], Sequence[str]]
 ) -> Sequence[str]:
-    """The systems that ``--peers`` names, which must be able to run every model; by default those
-    of ``every`` that are installed."""
+    """The systems that ``--peers`` names; each must be able to run every model. By default, those
+    of ``every`` that are installed.
+    """
     from gtco.bench.harness.peers import PACKAGES
     from gtco.bench.harness.workload import TORCH_NEEDS_SOURCE
 
@@ -157,8 +158,9 @@ def _chosen(
 
 
 def _able(peers: Sequence[str], model: str) -> list[str]:
-    """The peers that can run this model: none runs a library of gtco's, and some need the model's
-    source, which an .onnx file has not."""
+    """The peers that can run this model. No peer runs a library of gtco's, and some need the
+    model's source, which an .onnx file does not have.
+    """
     from gtco.bench.harness.peers import NEEDS_MODEL, peer_of
 
     kind = Path(model).suffix

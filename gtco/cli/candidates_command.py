@@ -28,7 +28,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=arguments.two_or_more,
         default=8,
         metavar="N",
-        help="of each heavy stage the N most promising, 2 or more (default 8)",
+        help="the N most promising candidates of each heavy stage, 2 or more (default 8)",
     )
     arguments.add_compile_options(parser)
     return parser

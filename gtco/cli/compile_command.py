@@ -1,4 +1,4 @@
-"""``gtco compile MODEL.onnx -o MODEL.so``: a progress line a phase, then a summary."""
+"""``gtco compile MODEL.onnx -o MODEL.so``: prints a line for each phase, then a summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """The model, and what is made of it."""
+    """Adds the arguments for the model and for the files that are made from it."""
     parser.add_argument(
         "model",
         type=Path,
@@ -37,7 +37,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_made(parser: argparse.ArgumentParser) -> None:
-    """What is made of models."""
+    """Adds the options for the files that are made from models."""
     parser.add_argument(
         "-o",
         "--output",
@@ -48,7 +48,7 @@ def add_made(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="write the library also over that of another model, or over another file",
+        help="also overwrite the library of another model, or another file",
     )
     parser.add_argument(
         "--verify",
@@ -57,18 +57,20 @@ def add_made(parser: argparse.ArgumentParser) -> None:
         "they differ",
     )
     parser.add_argument(
-        "--dump", type=Path, metavar="DIR", help="write what each phase made, one file a phase"
+        "--dump", type=Path, metavar="DIR", help="write the result of each phase to a file"
     )
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.tune is None:  # another machine cannot be measured
+    if options.tune is None:  # only this machine can be measured
         options.tune = "quick" if options.target == "native" else "off"
     return compile_models(options, [options.model])
 
 
 def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
-    """Compile ``models`` with what :func:`add_made` was given; summaries on standard output."""
+    """Compiles ``models`` with the options of :func:`add_made`; prints summaries on standard
+    output.
+    """
     from gtco.codegen.processes import early
     from gtco.support.torchless import import_tvm, uninterrupted
 
@@ -102,7 +104,9 @@ def compile_models(options: argparse.Namespace, models: Sequence[Path]) -> int:
 
 
 def summary(output: Path, report: Any) -> None:
-    """Where the library is and what it took; the verification's errors; the notes."""
+    """Prints where the library is, what compiling took, the errors that the verification found, and
+    the notes.
+    """
     table = Table(str(output))
     table.column("")
     table.column("", least=30)
@@ -135,7 +139,9 @@ def summary(output: Path, report: Any) -> None:
 
 
 def show_verification(report: Any) -> None:
-    """Maximum absolute and relative error of each output in each case, and what is wrong."""
+    """Prints the maximum absolute and relative error of each output in each case, and what is
+    wrong.
+    """
     verdict = "agrees with" if report.passed else "DIFFERS FROM"
     say(f"{verdict} {report.reference} (tolerance {report.tolerance:g} of the magnitudes around)")
     if report.top1 is not None:

@@ -1,5 +1,5 @@
-"""What the commands print with: lines, tables, progress, units. A terminal gets what fits it;
-a pipe or a file gets whole lines and no repainting.
+"""What the commands print with: lines, tables, progress, units. On a terminal, tables fit its
+width; a pipe or a file gets whole lines and no repainting.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ NEWS_SECONDS = 15.0
 
 
 def width(stream: TextIO | None = None) -> int | None:
-    """The columns of the terminal that ``stream`` (standard output) is; None where it is none."""
+    """The columns of the terminal behind ``stream`` (by default standard output); None if it is no
+    terminal.
+    """
     stream = stream or sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """One line. Characters that the stream's encoding lacks are replaced."""
+    """Prints one line. Characters that the stream's encoding lacks are replaced."""
     stream = stream or sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), file=stream)
@@ -38,7 +40,7 @@ def show(table: Table) -> None:
 
 
 class Painted:
-    """Lines at the bottom of a terminal that are painted over: the view of what is under way."""
+    """Lines at the bottom of a terminal that are painted over: the view of the work under way."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._height = stream, 0
@@ -46,7 +48,7 @@ class Painted:
     def paint(self, lines: Sequence[str]) -> None:
         columns = shutil.get_terminal_size().columns
         self.erase()
-        for line in lines:  # one that the terminal wraps would be two
+        for line in lines:  # a line that the terminal wraps would count as two
             say(shortened(line, columns - 1), self._stream)
         self._height = len(lines)
         self._stream.flush()
@@ -60,7 +62,7 @@ class Painted:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """A function that shows what is under way, on a terminal; elsewhere it does nothing."""
+    """Gives a function that shows the work under way on a terminal, and does nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -73,11 +75,11 @@ def status() -> Iterator[Callable[[str], None]]:
 
 class Phases:
     """A compile's progress on standard error: a line for each phase that has ended. The phase under
-    way is shown on a terminal (while it measures, as a table), elsewhere by a line every
+    way is shown on a terminal (as a table while it measures), elsewhere by a line every
     NEWS_SECONDS.
 
-    Called as ``progress(phase, seconds or None, detail)``: without seconds the phase has begun or
-    has news, with seconds it has ended.
+    Called as ``progress(phase, seconds or None, detail)``: without seconds, the phase has begun or
+    has news; with seconds, it has ended.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for people: 1.50 MB is 1,500,000."""
+    """A number of bytes in a readable unit: 1.50 MB is 1,500,000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

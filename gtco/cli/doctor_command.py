@@ -1,4 +1,6 @@
-"""``gtco doctor``: the machine as gtco sees it, the versions, what is missing and how to get it."""
+"""``gtco doctor``: shows the machine as gtco sees it, the versions, what is missing and how to get
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,11 @@ SAME = {"xgboost-cpu": "xgboost"}  # another wheel of it
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. ``fix`` says how to get what is missing; ``needed`` whether gtco
-    cannot compile without. ``state``: the line's first word where nothing is missing.
+    """One line of the report.
+
+    - ``fix``: how to get what is missing
+    - ``needed``: True if gtco cannot compile without it
+    - ``state``: the line's first word if nothing is missing
     """
 
     name: str
@@ -141,7 +146,7 @@ def machine_checks(measure: bool) -> list[Check]:
 
 
 def gpu_checks() -> list[Check]:
-    """Whether code for GPUs can be made here, and which GPUs there are to run it."""
+    """Whether code for GPUs can be made here, and which GPUs this machine has to run it."""
     from gtco.codegen import nvrtc
     from gtco.machine.gpu import ARCHITECTURES
 
@@ -155,8 +160,8 @@ def gpu_checks() -> list[Check]:
 
 
 def gpus_check(compiles: bool = True) -> Check:
-    """The GPUs of this machine with their architectures, as the driver names them; ``compiles``:
-    code for them can be made here.
+    """The GPUs of this machine with their architectures, as the driver names them. ``compiles``:
+    True if code for them can be made here.
     """
     try:
         driver, count = open_driver()
@@ -190,7 +195,9 @@ def bfloat16_products(target: Target) -> str:
 
 
 def rates_check(target: Target) -> Check:
-    """Whether this machine's micro-kernels have been measured, in circumstances that still hold."""
+    """Whether this machine's micro-kernels have been measured, in circumstances that have not
+    changed since.
+    """
     from gtco.support.options import cache_folder
 
     try:

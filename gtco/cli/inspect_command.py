@@ -1,4 +1,6 @@
-"""``gtco inspect MODEL.so|MODEL.onnx``: every stage, its schedule, time, share of peak."""
+"""``gtco inspect MODEL.so|MODEL.onnx``: shows every stage, its schedule, time and share of the
+peak.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from gtco.runtime.module import Model
     from gtco.search.calibration.peak import Peak
 
-REPEAT = 20  # calls that a stage's measured time is the median of
+REPEAT = 20  # a stage's measured time is the median of so many calls
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -47,8 +49,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A model's stages (the artifact's dictionaries, with ``measured_seconds`` and
-    ``share_of_peak`` where known).
+    """A model's stages: the artifact's dictionaries, with ``measured_seconds`` and
+    ``share_of_peak`` if they are known.
     """
 
     stages: tuple[Mapping[str, Any], ...]
@@ -100,9 +102,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def inspect(library: Path, threads: int, profile: bool) -> Inspection:
-    """Read what a library says of itself, running nothing of it; with ``profile``, open it and
-    measure its stages (median of calls on random inputs) and the machine's peak. A library for GPUs
-    that cannot be opened here is only read, and the reason takes the peak's place.
+    """Reads what a library says about itself, without running any code of it. With ``profile``,
+    opens the library and measures its stages (median of calls on random inputs) and the machine's
+    peak. A library for GPUs that cannot be opened here is only read, and the reason replaces the
+    peak.
     """
     from gtco.runtime.library import check_model, read_metadata
     from gtco.runtime.module import load
@@ -117,7 +120,7 @@ def inspect(library: Path, threads: int, profile: bool) -> Inspection:
         except ArtifactError as error:
             if "images" not in metadata:
                 raise
-            reason = f"not measured: {error}"  # a model for GPUs, and no GPU that it runs on
+            reason = f"not measured: {error}"  # no GPU here runs the model
     if opened is None:
         return Inspection(
             tuple(metadata["steps"]),
@@ -234,7 +237,7 @@ def show(title: str, seen: Inspection, every: bool) -> None:
 
 
 def launches(metadata: Mapping[str, Any]) -> str:
-    """How a model for GPUs is launched, and what each way is predicted to take."""
+    """How a model for GPUs is launched, and the time that each way is predicted to take."""
     prices = metadata.get("predicted_launches") or {}
     known = [f"{name} {milliseconds(s)} ms" for name, s in prices.items() if s is not None]
     predicted = f" (predicted: {', '.join(known)})" if known else ""
@@ -245,7 +248,9 @@ def launches(metadata: Mapping[str, Any]) -> str:
 
 
 def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Stages with equal operators, shapes and schedule together, in order of the first of each."""
+    """Groups stages with equal operators, shapes and schedule; groups are in the order of their
+    first stages.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for stage in stages:
         key = json.dumps(
@@ -256,7 +261,7 @@ def grouped(stages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def grid(stage: Mapping[str, Any]) -> str:
-    """The blocks of a launch, ``48x2``, without what is 1 behind the first."""
+    """The blocks of a launch, ``48x2``. Sizes of 1 after the first are left out."""
     sizes = list(stage["grid"])
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()
@@ -264,7 +269,7 @@ def grid(stage: Mapping[str, Any]) -> str:
 
 
 def shapes(stage: Mapping[str, Any]) -> str:
-    """``1x197x192 192x768 -> 1x197x768``; a dtype is named where it is not float32."""
+    """``1x197x192 192x768 -> 1x197x768``; a dtype is named if it is not float32."""
     types = [re.sub(r"^float32\[(.*)\]$", r"\1", t) for t in (*stage["inputs"], stage["output"])]
     return f"{' '.join(types[:-1])} -> {types[-1]}"
 
@@ -278,7 +283,7 @@ def share(flops: float, seconds: float | None, peak: Peak | None) -> str:
 
 
 def above_peak(stages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Why stages show more than all of the peak, where some do."""
+    """Explains stages whose share of the peak is above 100 %; empty if there are none."""
     above = [stage for stage in stages if (stage.get("share_of_peak") or 0.0) > 1.0]
     fewer = [stage for stage in above if stage["schedule"].get("sketch") == "winograd"]
     said = []

@@ -9,7 +9,9 @@ ROWS = 12  # the heaviest stages
 
 
 def live(view: View) -> Table:
-    """How it goes: the heaviest stages, and below them the models' times and the predicted end."""
+    """The table of a tuning under way: the heaviest stages, and below them the models' times and
+    the predicted end.
+    """
     table = Table(f"tune: {view.doing}")
     table.column("stage", least=12, shorten=True)
     table.column("runs", right=True, rank=3)

@@ -1,4 +1,4 @@
-"""``gtco measure FILE.bundle -o answers.jsonl``: times candidates, without a compiler."""
+"""``gtco measure FILE.bundle -o answers.jsonl``: times candidates; it needs no compiler."""
 
 from __future__ import annotations
 

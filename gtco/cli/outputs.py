@@ -1,4 +1,4 @@
-"""Where results go by default, and what they are not written over."""
+"""The default places of results, and the files that results do not overwrite."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from gtco.support.errors import GtcoError, OptionError
 
 
 def here(file: Path, suffix: str) -> Path:
-    """The default name of what is made of ``file``: its own with ``suffix``, in the current
-    folder."""
+    """The default name of a file made from ``file``: the same name with ``suffix``, in the current
+    folder.
+    """
     if not file.name:
         raise OptionError(f"'{file}' is no file's name")
     return Path(file.with_suffix(suffix).name)
 
 
 def libraries(models: Sequence[Path], output: Path | None) -> list[Path]:
-    """The library of each model; ``output`` names that of the only one."""
+    """The library of each model. ``output`` names the library if there is only one model."""
     found = [output or here(model, ".so") for model in models]
     for path in found:
         if path.suffix != ".so":
@@ -30,10 +31,11 @@ def libraries(models: Sequence[Path], output: Path | None) -> list[Path]:
 
 
 def check_free(model: Path, library: Path) -> None:
-    """Raises :class:`OptionError` where writing ``library`` would replace something else than an
-    earlier library of this model."""
+    """Raises :class:`OptionError` if writing ``library`` would replace anything except an earlier
+    library of this model.
+    """
     if not library.is_file():
-        return  # whether it can be made is asked by others
+        return  # others check whether it can be made
     wanted = "Give another name with -o, or --force to write over it"
     try:
         known = read_metadata(library)
@@ -49,7 +51,7 @@ def check_free(model: Path, library: Path) -> None:
 
 
 def _identity(model: Path) -> str:
-    """As the library of this model has it; a PyTorch program has none."""
+    """The model's identity as its library has it; a PyTorch program has none."""
     if model.suffix != ".onnx":
         return ""
     import onnx

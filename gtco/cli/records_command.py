@@ -1,4 +1,4 @@
-"""``gtco records show|export|import|merge FILE``: what was measured, to look at and to carry."""
+"""``gtco records show|export|import|merge FILE``: shows and moves measurements."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "records", help="measurements: show, export, import, merge"
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
-    show = actions.add_parser("show", help="what stood, by stage and circumstances")
+    show = actions.add_parser("show", help="the configs that stand, by stage and circumstances")
     show.add_argument("file", type=Path, metavar="FILE", help=A_FILE)
     export = actions.add_parser("export", help="a line of JSON for each record, on standard output")
     export.add_argument("files", type=Path, nargs="+", metavar="FILE", help=A_FILE)
     export.add_argument(
         "--standing",
         action="store_true",
-        help="of each stage and circumstances only the newest that stood and what models were cut "
-        "into, sorted: what ships with gtco is made so",
+        help="only the newest standing config of each stage and circumstances, and the stages that "
+        "models were cut into, sorted; the records that ship with gtco are made this way",
     )
     fill = actions.add_parser("import", help="add the lines of exports to FILE")
     fill.add_argument("file", type=Path, metavar="FILE", help=ADDED_TO)
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
-    """The records of a source, and what is known of their stages; lines know nothing of these."""
+    """The records of a source and the stages that it describes; lines of JSON describe none."""
     if action != "import":
         with Records(source, create=False) as records:
             return records.all(), list(records.stages().values())
@@ -90,8 +90,8 @@ def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
 
 
 def show(file: Path, records: list[Record]) -> None:
-    """One table for each machine, target and version: the stages, what stood and how much was
-    tried.
+    """Prints one table for each machine, target and version: the stages, the configs that stand,
+    and how many candidates were tried.
     """
     say(f"{file}: {len(records)} records")
     for known in dict.fromkeys(record.circumstances for record in records):

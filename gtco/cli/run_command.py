@@ -1,4 +1,4 @@
-"""``gtco run MODEL.so``: run a compiled model on files or on seeded random inputs, and time it."""
+"""``gtco run MODEL.so``: runs a compiled model on files or seeded random inputs, and times it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gtco.cli.tables import Table
 from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.support.errors import BuildError, InputError
 
-NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # what an .npy and an .npz file begin with
+NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"  # the first bytes of an .npy and an .npz file
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -45,13 +45,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=arguments.threads,
         default=0,
         metavar="N",
-        help="of a model for CPUs (default 0: as it was compiled)",
+        help="for a model for CPUs (default 0: as it was compiled)",
     )
     parser.add_argument(
         "--device",
         type=arguments.zero_or_more,
         metavar="N",
-        help="which GPU, of a model for GPUs (default: the first)",
+        help="the number of the GPU, for a model for GPUs (default: the first)",
     )
     parser.add_argument(
         "--seed", type=arguments.zero_or_more, default=0, help="of the random inputs (default 0)"
@@ -89,7 +89,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def make_inputs(specs: Any, files: Mapping[str, Path], seed: int) -> dict[str, np.ndarray]:
-    """The files' arrays, and for inputs without a file seeded random ones: normal floats, integers
+    """The files' arrays. An input without a file gets seeded random values: normal floats, integers
     in [0, 4), booleans.
     """
     names = [spec.name for spec in specs]
@@ -135,7 +135,9 @@ def read(file: Path) -> np.ndarray:
 
 
 def save(outputs: Mapping[str, np.ndarray], folder: Path) -> None:
-    """One .npy file an output; characters that a file name cannot have become underscores."""
+    """Writes one .npy file for each output; characters that a file name cannot have become
+    underscores.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in outputs.items():
@@ -153,7 +155,7 @@ def statistics(value: np.ndarray) -> tuple[str, str, str]:
 
 
 def time_calls(call: Any, repeat: int) -> list[float]:
-    """Seconds of ``repeat`` calls after one that is thrown away."""
+    """Seconds of ``repeat`` calls, after one call that does not count."""
     call()
     seconds = []
     for _ in range(repeat):

@@ -1,7 +1,8 @@
-"""Tables as text, for any width: columns fold or are shortened, and the least needed leave.
+"""Tables as text, for any width: columns are folded or shortened, and the least needed ones are
+left out.
 
-A table knows nothing of terminals: :meth:`Table.lines` gives its lines for a width, and without a
-width (a pipe, a file) every row is one line.
+A table knows nothing of terminals. :meth:`Table.lines` gives its lines for a width; without a width
+(a pipe, a file) every row is one line.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from dataclasses import dataclass, field
 
 GAP = "  "
 RULE, DOTS = "─", "…"
-# A long name is folded behind one of these, where there is one.
+# A long name is folded after one of these, if it has one.
 BREAKS = re.compile(r".*[/.+:,;=_\- ]")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``right`` for numbers. ``least``: the characters that it keeps when the table is
-    narrow; None for a column that is never narrowed. Columns with a ``rank`` above 0 leave a table
-    that is too narrow, the highest rank first. What is too long is folded onto more lines, or with
-    ``shorten`` loses its middle.
+    """A column of a table.
+
+    - ``right``: aligned to the right, for numbers
+    - ``least``: the number of characters that it keeps when the table is narrow; None for a column
+      that is never narrowed
+    - ``rank``: columns with a rank above 0 are left out if the table is too narrow, the highest
+      rank first
+    - ``shorten``: a text that is too long loses its middle; without it, the text is folded onto
+      more lines
     """
 
     heading: str
@@ -33,7 +39,7 @@ class Column:
 
 @dataclass
 class Table:
-    """Rows of text below headings; a row of no cells is a rule."""
+    """Rows of text below headings; a row without cells is a horizontal rule."""
 
     title: str = ""
     columns: list[Column] = field(default_factory=list)
@@ -57,8 +63,9 @@ class Table:
         self.rows.append(())
 
     def lines(self, width: int | None = None) -> list[str]:
-        """The table in ``width`` characters a line. A table that still does not fit, all of whose
-        columns are needed, is wider."""
+        """The table in ``width`` characters a line. If all columns are needed and it still does not
+        fit, the table is wider.
+        """
         if width is None:
             shown = [*range(len(self.columns))]
             widths = [max(self._natural(n), len(self.columns[n].heading)) for n in shown]
@@ -89,7 +96,7 @@ class Table:
         return natural if least is None else min(least, natural)
 
     def _shown(self, width: int) -> list[int]:
-        """The columns for which there is room."""
+        """The columns that there is room for."""
         shown = list(range(len(self.columns)))
         while True:
             needed = sum(map(self._least, shown)) + len(GAP) * (len(shown) - 1)
@@ -100,7 +107,9 @@ class Table:
         return shown
 
     def _widths(self, shown: Sequence[int], width: int) -> list[int]:
-        """Columns as wide as their cells, those that may be narrow by the same limit of all."""
+        """The widths of the columns. Columns that may be narrowed share one limit; the others are
+        as wide as their cells.
+        """
         natural = [self._natural(n) for n in shown]
         least = [self._least(n) for n in shown]
         room = width - len(GAP) * (len(shown) - 1)
@@ -112,7 +121,7 @@ class Table:
         while limit > 1 and sum(under(limit)) > room:
             limit -= 1
         found = under(limit)
-        for n, wanted in enumerate(natural):  # what the limit left over
+        for n, wanted in enumerate(natural):  # hands out the characters that the limit left over
             found[n] += min(wanted - found[n], max(0, room - sum(found)))
         return found
 
@@ -120,7 +129,7 @@ class Table:
 def _row(
     cells: Sequence[str], laid: Sequence[tuple[Column, int]], bottom: bool = False
 ) -> list[str]:
-    """The lines of one row; headings (``bottom``) stand just above the rule."""
+    """The lines of one row. Headings (``bottom``) are aligned to the rule below them."""
     parts = [
         [shortened(cell, width)] if column.shorten else fold(cell, width)
         for cell, (column, width) in zip(cells, laid, strict=True)
@@ -138,8 +147,9 @@ def _row(
 
 
 def fold(text: str, width: int) -> list[str]:
-    """``text`` on lines of at most ``width`` characters, broken behind a separator where one is in
-    the line's second half; 0 for one line."""
+    """``text`` on lines of at most ``width`` characters, broken after a separator if one is in the
+    second half of the line. A width of 0 gives one line.
+    """
     lines = []
     while width and len(text) > width:
         head = text[: width + 1] if text[width] == " " else text[:width]
@@ -151,8 +161,9 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def shortened(text: str, width: int) -> str:
-    """``text`` in ``width`` characters: a long one loses its middle, since names differ at their
-    ends (``blocks.0.mlp…fc2``)."""
+    """``text`` in ``width`` characters. A long text loses its middle, because names differ at their
+    ends (``blocks.0.mlp…fc2``).
+    """
     if len(text) <= width:
         return text
     if width < 2:

@@ -1,6 +1,6 @@
-"""``gtco tune MODEL.onnx ... [--trials N | --minutes M]``: a compile that measures for as long as
-it is given, and keeps what it measured; it may be stopped and run again at any time. Of several
-models each gets its library, and what they share is tuned once.
+"""``gtco tune MODEL.onnx ... [--trials N | --minutes M]``: a compile that measures for the time
+that it is given, and keeps what it measured. It may be stopped and run again at any time. With
+several models each gets its library, and stages that they share are tuned once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gtco.cli.outputs import here
 from gtco.support.errors import OptionError
 from gtco.support.options import EFFORTS, Tune
 
-ENDLESS = 30 * 24 * 3600.0  # seconds: as good as no limit, where trials are counted
+ENDLESS = 30 * 24 * 3600.0  # seconds: no limit in practice, because trials are counted
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--trials",
         type=arguments.positive,
         metavar="N",
-        help="candidates to measure at most, whatever time that takes",
+        help="measure at most N candidates, however long that takes",
     )
     budget.add_argument(
         "--minutes",
@@ -41,14 +41,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=arguments.minutes,
         default=EFFORTS["full"].seconds,
         metavar="M",
-        help="how long to measure (default 10); less where nothing is left that may gain",
+        help="how long to measure (default 10); it ends earlier if nothing promises a gain",
     )
     parser.add_argument(
         "--latency",
         type=arguments.milliseconds,
         default=0.0,
         metavar="MS",
-        help="a model that takes no longer is left as it is (default: none is)",
+        help="stop tuning a model once it takes no longer than this (default: never)",
     )
     parser.add_argument(
         "--records",
@@ -60,7 +60,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--space",
         action="store_true",
-        help="show how many configs each stage has and what becomes of some; measure nothing",
+        help="show how many configs each stage has and how some of them fail; measure nothing",
     )
     return parser
 
@@ -88,14 +88,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def show_spaces(options: argparse.Namespace) -> int:
-    """A table for each model."""
+    """Prints a table for each model."""
     from gtco.support.torchless import import_tvm
 
     import_tvm()
     from gtco.compiler import space_sizes
 
     chosen = arguments.compile_options(argparse.Namespace(tune="off", **vars(options)))
-    chosen["records"] = None  # nothing of it depends on them
+    chosen["records"] = None  # nothing here depends on them
     for model in options.models:
         with Phases() as progress:
             found = space_sizes(model, progress=progress, **chosen)

@@ -1,4 +1,4 @@
-"""What tuning changed, and the sizes of the stages' spaces, as tables."""
+"""Tables of what tuning changed, and of the sizes of the stages' spaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gtco.cli.tables import Table
 
 
 def changed(stages: Sequence[dict[str, Any]]) -> Table:
-    """What tuning changed: the schedules before and after, and the seconds of each."""
+    """What tuning changed: the schedules and the seconds before and after."""
     table = Table("changed by measuring")
     table.column("stage", least=16)
     table.column("runs", right=True)
@@ -26,7 +26,9 @@ def changed(stages: Sequence[dict[str, Any]]) -> Table:
 
 
 def spaces(found: Sequence[Any]) -> Table:
-    """Of each :class:`~gtco.tuning.census.Census`: how many configs, and what gave no kernel."""
+    """For each :class:`~gtco.tuning.census.Census` the number of configs, and the reasons why some
+    gave no kernel.
+    """
     table = Table("spaces of the stages")
     table.column("stage", least=20)
     table.column("runs", right=True)
@@ -47,5 +49,5 @@ def spaces(found: Sequence[Any]) -> Table:
 
 
 def number(size: Any) -> str:
-    """``1234``, or ``~1.2e+06`` where it is estimated."""
+    """``1234``, or ``~1.2e+06`` if it is an estimate."""
     return str(size.configs) if size.exact else f"~{size.configs:.1e}"

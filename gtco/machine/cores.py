@@ -1,8 +1,8 @@
-"""How many cores this process may use: the affinity mask, cut to the cgroup's CPU quota; hardware
-threads of one core count once, since they share its multiply-add units.
+"""The number of cores that this process may use: the affinity mask, limited by the cgroup's CPU
+quota. Hardware threads of one core count once, because they share its multiply-add units.
 
-The same rules as in runtime/csrc/cpu_count.c, by which a compiled model chooses its number of
-threads; a test holds the two together.
+The rules are the same as in runtime/csrc/cpu_count.c, by which a compiled model chooses its number
+of threads; a test compares both.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ ROOT = Path("/")  # tests give another one, with a /proc and a /sys of their own
 
 
 def allowed_cores(root: Path = ROOT) -> int:
-    """The default number of threads of a compiled model; at least 1."""
+    """The default number of threads of a compiled model, at least 1."""
     cores = {_core_of(cpu, root) for cpu in os.sched_getaffinity(0)}
     quota = cpu_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPUs' worth of time that this process's cgroup and those around it grant (v1 or v2); None
+    """The CPU time that this process's cgroup and its ancestors grant (v1 or v2), in CPUs; None
     without a limit.
     """
     quotas = map(_folder_quota, cgroups(root, "cpu"))
@@ -31,7 +31,9 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def _core_of(cpu: int, root: Path) -> int:
-    """The least CPU of the core that ``cpu`` is on; ``cpu`` itself where sysfs does not say."""
+    """The lowest CPU number of the core that ``cpu`` belongs to; ``cpu`` itself if sysfs does not
+    say.
+    """
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     try:
         return int(path.read_text().replace("-", ",").split(",")[0])
@@ -40,8 +42,9 @@ def _core_of(cpu: int, root: Path) -> int:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it, in every hierarchy that may have the
-    ``controller``. In a container the path may be the host's: the walk up finds the container's.
+    """The folders of this process's cgroup and of its ancestors, in every hierarchy that may have
+    the ``controller``. In a container the path may be the host's; going up from it finds the
+    container's folder.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as data: what the space, the policy and the runtime reckon with."""
+"""NVIDIA GPUs as data for the space, the policy and the runtime."""
 
 from __future__ import annotations
 
@@ -11,24 +11,30 @@ from typing import Any
 from gtco.support.errors import OptionError
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")  # that images are made for, the oldest first
-# The one whose PTX a GPU newer than all of them is given: a block of it takes 99 KiB of shared
-# memory at most, and sm_120 has no more than that for one.
+# GPUs newer than all of them run this one's PTX. Its blocks take at most 99 KiB of shared memory,
+# and sm_120 gives a block no more than that.
 NEWER = "sm_89"
-MOST_REGISTERS = 255  # of a thread: instructions name no more
+MOST_REGISTERS = 255  # of a thread: instructions cannot name more
 
 
 @dataclass(frozen=True)
 class GpuTarget:
     """One GPU, and the architectures that images are made for.
 
-    ``arch`` is the architecture that programs are chosen for, the first of ``images``; every image
-    runs the same programs, so they take no more than all of ``images`` have. ``sms``
-    streaming multiprocessors; ``clock`` in Hz; ``bandwidth`` of its memory and ``l2_bandwidth`` in
-    bytes a second; ``l2`` in bytes; ``shared`` the bytes of shared memory that one block may have,
-    ``shared_sm`` and ``threads_sm`` what a multiprocessor has for all its blocks; ``registers_sm``
-    32-bit registers; ``rates`` FLOPs a clock of one multiprocessor by unit: ``fma`` (CUDA cores,
-    float32), ``mma:float16`` and ``mma:bfloat16`` (Tensor Cores, float32 sums), where it has them,
-    and ``wgmma:`` of both by warp groups.
+    - ``arch``: the architecture that programs are chosen for, the first of ``images``
+    - ``images``: every image runs the same programs, so they take no more than all of ``images``
+      have
+    - ``sms``: streaming multiprocessors
+    - ``clock``: in Hz
+    - ``bandwidth``, ``l2_bandwidth``: of its memory and of L2, in bytes a second
+    - ``l2``: in bytes
+    - ``shared``: bytes of shared memory that one block may have
+    - ``shared_sm``, ``threads_sm``: shared memory and threads of a multiprocessor, for all its
+      blocks
+    - ``registers_sm``: 32-bit registers of a multiprocessor
+    - ``rates``: FLOPs per clock of one multiprocessor by unit: ``fma`` (CUDA cores, float32),
+      ``mma:float16`` and ``mma:bfloat16`` (Tensor Cores, float32 sums) if it has them, and
+      ``wgmma:`` of both by warp groups
     """
 
     name: str
@@ -48,7 +54,7 @@ class GpuTarget:
     kind = "cuda"
 
     def rate(self, unit: str) -> float:
-        """FLOP/s of a unit on all multiprocessors; 0 where the GPU has none."""
+        """FLOP/s of a unit on all multiprocessors; 0 if the GPU does not have it."""
         for name, rate in self.rates:
             if name == unit:
                 return rate * self.sms * self.clock
@@ -56,22 +62,22 @@ class GpuTarget:
 
     @property
     def generation(self) -> int:
-        """The number of the oldest architecture that an image is made for, whose instructions
-        programs may use: 80 of sm_80 and of sm_90a with sm_80, 90 of sm_90a alone.
+        """The number of the oldest architecture that an image is made for; programs may use its
+        instructions. It is 80 for sm_80 and for sm_90a with sm_80, 90 for sm_90a alone.
         """
         return min(generation_of(image) for image in self.images or (self.arch,))
 
     @property
     def portable(self) -> str:
-        """The newest architecture with an image whose PTX newer GPUs run, "" where there is none:
-        what is made for sm_90a is for that alone.
+        """The newest architecture with an image whose PTX newer GPUs run; "" if there is none. Code
+        made for sm_90a runs only on that architecture.
         """
         able = [image for image in self.images if not image.endswith("a")]
         return max(able, key=generation_of, default="")
 
     @property
     def cores(self) -> int:
-        """What work is cut for."""
+        """The number of units that work is divided for."""
         return self.sms
 
     def to_json(self) -> dict[str, Any]:
@@ -86,12 +92,12 @@ class GpuTarget:
 
 
 def lacking(unit: str, images: Iterable[str]) -> list[str]:
-    """Those of the architectures whose GPUs have no such unit."""
+    """The architectures whose GPUs do not have this unit."""
     return [image for image in images if not GPUS[f"cuda:{_TYPICAL[image]}"].rate(unit)]
 
 
 def generation_of(arch: str) -> int:
-    """80 of sm_80, 90 of sm_90a."""
+    """80 for sm_80, 90 for sm_90a."""
     return int(arch.removeprefix("sm_").rstrip("a"))
 
 
@@ -123,12 +129,12 @@ def _gpu(
 
 
 _TURING, _AMPERE = _rates(128, 512, 0), _rates(128, 2048, 2048)
-# mma.sync reaches some 63% of the 4096 FLOPs a clock of Hopper's Tensor Cores; wgmma alone has them
-# all (Luo et al. 2024, arXiv:2402.13499).
+# mma.sync reaches some 63% of the 4096 FLOPs a clock of Hopper's Tensor Cores; only wgmma reaches
+# all of them (Luo et al. 2024, arXiv:2402.13499).
 _GROUPS = ("wgmma:float16", 4096.0), ("wgmma:bfloat16", 4096.0)
 _ADA, _HOPPER = _rates(256, 512, 512), (*_rates(256, 2560, 2560), *_GROUPS)
-# Otherwise sheets of the vendor: boost clock, memory, dense rates with float32 sums. (name,
-# architecture, multiprocessors, GHz, GB/s of memory, GB/s of L2, MiB of L2)
+# All other figures are from the vendor's sheets: boost clock, memory, dense rates with float32
+# sums. (name, architecture, multiprocessors, GHz, GB/s of memory, GB/s of L2, MiB of L2)
 GPUS: Mapping[str, GpuTarget] = {
     gpu.name: gpu
     for gpu in (
@@ -147,17 +153,17 @@ GPUS: Mapping[str, GpuTarget] = {
              rates=_HOPPER),
     )
 }  # fmt: skip
-# GPUs by name that nothing can be compiled for any more.
+# GPUs by name for which nothing can be compiled any more.
 _OLD = {"v100": "sm_70", "titanv": "sm_70", "p100": "sm_60", "p40": "sm_61", "gtx1080": "sm_61"}
 # An architecture alone stands for its best known GPU.
 _TYPICAL = {"sm_75": "2080ti", "sm_80": "a100", "sm_89": "rtx4090", "sm_90a": "h100"}
 
 
 def gpu_target(name: str) -> GpuTarget:
-    """The target of a name such as ``cuda:sm_80``, ``cuda:sm_80,sm_90a`` (images for both, programs
-    chosen for the first, with shared memory and formats that both have), ``cuda:h100`` or
-    ``cuda:sm_90a,l4``; capitals and a ``cuda:`` before each are no other names. Raises
-    :class:`OptionError` for others.
+    """The target of a name such as ``cuda:sm_80``, ``cuda:sm_80,sm_90a`` (images for both; programs
+    chosen for the first, with the shared memory and formats that both have), ``cuda:h100`` or
+    ``cuda:sm_90a,l4``. Capitals and a ``cuda:`` before each part make no difference. Raises
+    :class:`OptionError` for other names.
     """
     parts = [part.strip() for part in name.partition(":")[2].split(",")]
     given = [part[5:] if part.lower().startswith("cuda:") else part for part in parts]
@@ -178,10 +184,10 @@ def gpu_target(name: str) -> GpuTarget:
 
 
 def target_of(name: str, major: int, minor: int) -> str:
-    """The target for a GPU that the driver calls ``name``, such as NVIDIA GeForce RTX 4090, and
-    whose compute capability is this: ``cuda:rtx4090``, and where the GPU is not known its
-    architecture; for one that is newer than all of them :data:`NEWER`. Raises :class:`OptionError`
-    where neither an image nor PTX runs on it.
+    """The target for a GPU by the driver's name, such as NVIDIA GeForce RTX 4090, and its compute
+    capability: ``cuda:rtx4090``. A GPU that gtco does not know gets its architecture, and one that
+    is newer than all architectures gets :data:`NEWER`. Raises :class:`OptionError` if neither an
+    image nor PTX runs on it.
     """
     capability = 10 * major + minor
     if capability > max(map(generation_of, ARCHITECTURES)):

@@ -1,5 +1,5 @@
-"""How much memory this process may still take: what its cgroup and those around it leave, and what
-the machine has.
+"""The memory that this process may still take, limited by its cgroup, by the ancestors of the
+cgroup and by the machine.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gtco.machine.cores import ROOT, cgroups
 
-# Of a cgroup's folder, version 2 and version 1: its limit, what it holds, and which line of
-# memory.stat has the files among that which can be let go of at once.
+# Files in a cgroup's folder, version 2 and version 1: its limit, the memory that it holds, and the
+# line of memory.stat with the files in that memory, which the kernel can drop at once.
 FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -17,7 +17,7 @@ FILES = (
 
 
 def memory_left(root: Path = ROOT) -> int | None:
-    """Bytes; None where neither the cgroups nor the kernel say."""
+    """Bytes; None if neither the cgroups nor the kernel say."""
     folders = map(_folder_left, cgroups(root, "memory"))
     found = [left for left in folders if left is not None]
     if (available := _stat(root / "proc/meminfo", "MemAvailable:")) is not None:
@@ -26,7 +26,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def _folder_left(folder: Path) -> int | None:
-    """What this cgroup leaves; None where it has no limit."""
+    """The bytes that this cgroup still allows; None if it has no limit."""
     for limit, held, files in FILES:
         try:
             most, used = int((folder / limit).read_text()), int((folder / held).read_text())
@@ -37,7 +37,7 @@ def _folder_left(folder: Path) -> int | None:
 
 
 def _stat(path: Path, name: str) -> int | None:
-    """The number behind a name in a file of lines."""
+    """The number after a name in a file of lines."""
     try:
         for line in path.read_text().splitlines():
             words = line.split()

@@ -1,7 +1,7 @@
 """Machines as data: levels of memory, parallel units, instruction sets.
 
-A :class:`Target` is a frozen table, usable with no such machine at hand; :func:`detect` describes
-the one it runs on. GPUs are in :mod:`gtco.machine.gpu`.
+A :class:`Target` is a frozen table and can be used without the machine that it describes.
+:func:`detect` describes the machine that it runs on. GPUs are in :mod:`gtco.machine.gpu`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gtco.support.errors import OptionError
 
 @dataclass(frozen=True)
 class MemoryLevel:
-    """One level of the hierarchy: capacity in bytes, sustained bandwidth in bytes a second a core,
-    latency in seconds.
+    """One level of the memory hierarchy: its capacity in bytes, its sustained bandwidth per core in
+    bytes a second, its latency in seconds.
     """
 
     name: str
@@ -32,14 +32,18 @@ class MemoryLevel:
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU: what code may use and what the analytic policy reckons with.
+    """A CPU: what code for it may use, and the figures for the analytic policy.
 
-    ``mcpu`` is LLVM's name, which tunes the code; ``features`` are the instruction sets beyond
-    plain x86-64 that the code may use and that an artifact asks of the CPU that opens it, no more
-    and no less (names as LLVM and csrc/cpu_features.def spell them); ``lanes`` float32 per vector;
-    ``registers`` vector registers; ``fma_ports`` vector FMAs a cycle; ``frequency`` in Hz;
-    ``cores`` as many as code for it has threads, for which work is cut and priced; ``memory`` from
-    L1 outward.
+    - ``mcpu``: LLVM's name of the CPU, which tunes the code
+    - ``features``: the instruction sets beyond plain x86-64 that the code may use; an artifact
+      requires exactly these of the CPU that opens it. The names are those of LLVM and
+      csrc/cpu_features.def
+    - ``lanes``: float32 values in a vector
+    - ``registers``: vector registers
+    - ``fma_ports``: vector FMAs a cycle
+    - ``frequency``: in Hz
+    - ``cores``: the number of threads that code for it has, for which work is divided and priced
+    - ``memory``: the levels from L1 outward
     """
 
     name: str
@@ -90,11 +94,11 @@ V3 = (
     *("bmi", "bmi2", "lzcnt", "movbe"),
 )
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-# Linux spells these otherwise in /proc/cpuinfo, beyond "." and "_" (sse4_1, avx512_vnni).
+# Linux spells these differently in /proc/cpuinfo, in more than "." and "_" (sse4_1, avx512_vnni).
 LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
 
 
-# Bytes that a cache may have; what is outside of that is taken for an error.
+# Bytes that a cache may have; a size outside of this range is taken for an error.
 CACHE_BOUNDS = {
     "L1": (8 << 10, 512 << 10),
     "L2": (64 << 10, 64 << 20),
@@ -180,8 +184,8 @@ TARGETS: dict[str, Target] = {
 
 
 def target(name: str | Machine = "native") -> Machine:
-    """The target of that name; ``native`` is this machine, ``cuda:...`` a GPU
-    (:func:`gtco.machine.gpu.gpu_target`). Unknown names raise :class:`OptionError`.
+    """The target with that name. ``native`` is this machine, ``cuda:...`` a GPU
+    (:func:`gtco.machine.gpu.gpu_target`). Raises :class:`OptionError` for an unknown name.
     """
     if isinstance(name, Target | GpuTarget):
         return name
@@ -198,7 +202,7 @@ def target(name: str | Machine = "native") -> Machine:
     return TARGETS[name]
 
 
-# CPUs by LLVM's names that have no row of their own, with the nearest row whose code they run.
+# The nearest row whose code a CPU runs, for CPUs (by LLVM's names) that have no row of their own.
 NEAREST = {
     "haswell": "core-avx2 broadwell skylake alderlake raptorlake meteorlake arrowlake lunarlake "
     "gracemont sierraforest grandridge clearwaterforest",
@@ -215,7 +219,7 @@ OLDER = (
 
 
 def _hint(name: str) -> str:
-    """What to take instead of an unknown target."""
+    """What to use instead of an unknown target."""
     for nearest, names in NEAREST.items():
         if name in names.split():
             return f": gtco has no table of this CPU; take --target {nearest}, whose code it runs"
@@ -228,7 +232,7 @@ def _hint(name: str) -> str:
 
 
 def cpu_target(name: str | Machine = "native") -> Target:
-    """As :func:`target`, where a GPU is no answer."""
+    """As :func:`target`, but a GPU raises :class:`OptionError`."""
     machine = target(name)
     if isinstance(machine, GpuTarget):
         raise OptionError(f"the target '{machine.name}' is a GPU, and this is for CPUs alone")
@@ -236,8 +240,8 @@ def cpu_target(name: str | Machine = "native") -> Target:
 
 
 def detect() -> Target:
-    """This machine: the nearest row of the table with its own caches, cores and features; needs
-    Linux's /proc and /sys.
+    """This machine: the nearest row of the table, with this machine's caches, cores and features.
+    Needs Linux's /proc and /sys.
     """
     info = _cpuinfo()
     flags = set(info.get("flags", "").split())
@@ -260,7 +264,9 @@ def cpu_name() -> str:
 
 
 def cpu_identity() -> dict[str, str]:
-    """What tells this CPU from others of its name, which hypervisors like to shorten."""
+    """Values that distinguish this CPU from others with its name. Hypervisors often shorten the
+    name.
+    """
     wanted = ("vendor_id", "model name", "cpu family", "model", "stepping")
     info = _cpuinfo()
     return {key: info.get(key, "") for key in wanted}
@@ -291,8 +297,8 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def cache_bytes(name: str, root: Path = ROOT) -> int:
-    """What sysfs says of this cache of a CPU that this process may use; 0 where it says nothing, or
-    what no such cache has: hypervisors make sizes up, or leave them out.
+    """The size that sysfs gives for this cache of a CPU that this process may use. 0 if sysfs says
+    nothing or an impossible size: hypervisors invent sizes, or leave them out.
     """
     cpu = min(os.sched_getaffinity(0))
     for index in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"):

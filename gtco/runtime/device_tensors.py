@@ -1,5 +1,4 @@
-"""Tensors on a GPU, taken and given without a copy: anything with DLPack, on the caller's stream.
-"""
+"""Tensors on a GPU without copies: anything with DLPack, on the caller's stream."""
 
 from __future__ import annotations
 

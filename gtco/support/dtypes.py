@@ -1,5 +1,5 @@
-"""numpy's types by their names, bfloat16 among them: that one is of ml_dtypes, and numpy knows it
-by name only where something imported ml_dtypes before.
+"""numpy's dtypes by name, including bfloat16. ml_dtypes defines bfloat16, and numpy knows it by
+name only after something has imported ml_dtypes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gtco.support.errors import ArtifactError
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """numpy's type of that name; bfloat16 comes from ml_dtypes."""
+    """numpy's dtype with that name; bfloat16 comes from ml_dtypes."""
     if name == "bfloat16":
         try:
             import ml_dtypes
@@ -26,5 +26,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def is_float(dtype: Any) -> bool:
-    """numpy's floats and the bfloat16 of ml_dtypes, which is of kind V."""
+    """True for numpy's floats and for ml_dtypes' bfloat16, whose kind is V."""
     return dtype.kind == "f" or "float" in dtype.name

@@ -1,8 +1,8 @@
 """The errors that gtco raises on purpose: what happened, where, and what to do next.
 
-Everything a user can cause derives from :class:`GtcoError`. ``assert`` and other exceptions mean a
-bug of ours; :func:`guarded` makes an :class:`InternalError` of them that says where it was and how
-to report it.
+Every error that a user can cause derives from :class:`GtcoError`. ``assert`` and other exceptions
+mean a bug of gtco; :func:`guarded` turns them into an :class:`InternalError` that says where it
+happened and how to report it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class GtcoError(Exception):
-    """Base class. ``str(error)`` is one paragraph a user can act on."""
+    """Base class. ``str(error)`` is one paragraph that a user can act on."""
 
 
 class ModelError(GtcoError):
@@ -23,8 +23,8 @@ class ModelError(GtcoError):
 
 
 class UnsupportedError(GtcoError):
-    """The model is valid but uses something gtco cannot compile; names every such operator and
-    node.
+    """The model is valid but uses something that gtco cannot compile; the text names every such
+    operator and node.
     """
 
 
@@ -37,7 +37,7 @@ class InputError(GtcoError, ValueError):
 
 
 class ArtifactError(GtcoError):
-    """A shared library is not gtco's, is damaged, or needs instructions this CPU lacks."""
+    """A shared library is not gtco's, is damaged, or needs instructions that this CPU lacks."""
 
 
 class BuildError(GtcoError):
@@ -47,7 +47,7 @@ class BuildError(GtcoError):
 class VerificationError(GtcoError):
     """The compiled model's outputs differ from the reference by more than the tolerance.
 
-    ``report``: every comparison (a :class:`gtco.verification.VerificationReport`); None where the
+    ``report``: every comparison (a :class:`gtco.verification.VerificationReport`); None if the
     reference could not be run.
     """
 
@@ -61,11 +61,13 @@ class RecordError(GtcoError):
 
 
 class OptionError(GtcoError, ValueError):
-    """An option has a value gtco does not know."""
+    """An option has a value that gtco does not accept."""
 
 
 class InternalError(GtcoError):
-    """gtco itself failed: a bug of ours, not a fault of the model; says what was being done."""
+    """gtco itself failed: a bug of gtco, not a fault of the model. The text says what was being
+    done.
+    """
 
 
 REPORT = (
@@ -74,18 +76,22 @@ REPORT = (
 )
 
 
-PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}  # of modules of another name
+PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm-ffi"}  # their modules have other names
 
 
 def installing(extra: str = "") -> str:
-    """The command for what gtco needs, or for one of its extras; no package index has gtco."""
+    """The command that installs what gtco needs, or one of its extras. It names a checkout, because
+    gtco is in no package index.
+    """
     command = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
     return f"{command} in a checkout of gtco"
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: its type, the last line of its text, and where in gtco it arose.
-    What TVM says is left out: it speaks of TVM's insides, and of none of the user's."""
+    """An exception in one line: its type, the last line of its text, and where in gtco it was
+    raised. TVM's text is left out, because it describes TVM's insides and nothing that the user
+    knows.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if type(error).__module__.partition(".")[0] in PACKAGES or _raised_in(frames, PACKAGES):
@@ -104,14 +110,14 @@ def _raised_in(frames: Sequence[traceback.FrameSummary], packages: Iterable[str]
 
 @contextmanager
 def guarded(where: str) -> Iterator[None]:
-    """Whatever is raised inside comes out as a GtcoError that names ``where``.
+    """Turns every exception raised inside into a GtcoError that names ``where``.
 
-    A GtcoError stays as it is; what the machine refuses (memory, files) and a package that is not
-    installed is a :class:`BuildError`; anything else is an :class:`InternalError`.
+    A GtcoError stays as it is. A refusal of the machine (memory, files) or a package that is not
+    installed becomes a :class:`BuildError`; anything else becomes an :class:`InternalError`.
     """
     try:
         yield
-    except (GtcoError, BrokenPipeError):  # a closed pipe is the reader's end of it, no failure
+    except (GtcoError, BrokenPipeError):  # the reader closed the pipe: no failure
         raise
     except MemoryError as error:
         raise BuildError(

@@ -1,4 +1,4 @@
-"""Python's garbage collection, which is left out where it could find nothing."""
+"""Turns Python's garbage collection off where it would find nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without garbage collection, for what makes many values and no cycles of them: collections
-    walk over all that lives, again and again, to find nothing.
+    """Runs a block without garbage collection. It is for code that makes many values and no cycles
+    of them: each collection would walk over all live values and find nothing.
     """
     wanted = gc.isenabled()
     gc.disable()

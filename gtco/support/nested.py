@@ -1,4 +1,4 @@
-"""What a PyTorch module is called with and what it gives: tensors inside of other values."""
+"""The arguments and results of a PyTorch module: tensors inside other values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 
 def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``(args, kwargs)`` of the call that ``example_inputs`` stands for: a mapping is keyword
-    arguments, a list or tuple is arguments, anything else but None is the one argument."""
+    """``(args, kwargs)`` of the call that ``example_inputs`` describes. A mapping is keyword
+    arguments, a list or tuple is positional arguments, any other value except None is the only
+    argument.
+    """
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, list | tuple):
@@ -18,7 +20,7 @@ def call_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def tensors(value: Any) -> list[Any]:
-    """The tensors of a module's output, in order: of sequences, mappings and dataclasses of them.
+    """The tensors of a module's output, in order: those in sequences, mappings and dataclasses.
 
     None, numbers and strings are no outputs.
     """

@@ -1,4 +1,4 @@
-"""Operators that ONNX defines by simpler ones, written out."""
+"""Writes out operators that ONNX defines by simpler ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")
 
 
 def written_out(model: onnx.ModelProto, operators: Sequence[tuple[str, str]]) -> onnx.ModelProto:
-    """The model with these operators, (domain, type), by their definitions. ``model`` itself is
-    given the types of its initializers and of what ONNX infers none for, which its inliner does not
-    know otherwise, and the attributes that were left to their defaults, which it does not fill in.
-    Raises what the inliner raises where a definition depends on more than is known.
+    """The model with these operators, (domain, type), replaced by their definitions. ``model``
+    itself is changed: the types of its initializers and of values for which ONNX infers none, and
+    the attributes left to their defaults, are written into it, because ONNX's inliner does not know
+    them otherwise. Raises what the inliner raises if a definition depends on more than is known.
     """
     opset = {_domain(entry.domain): entry.version for entry in model.opset_import}
     _set_defaults(model.graph, frozenset(operators), opset)
@@ -33,7 +33,9 @@ def written_out(model: onnx.ModelProto, operators: Sequence[tuple[str, str]]) ->
 
 
 def _add_types(model: onnx.ModelProto) -> None:
-    """Of what ONNX would infer no types for, so none behind it either."""
+    """Adds types where ONNX would infer none; without them it would infer none for the later values
+    either.
+    """
     nodes = (n for n in model.graph.node if not _domain(n.domain) and n.op_type in _UNINFERRED)
     names = {node.output[0] for node in nodes}
     if not names:
@@ -50,7 +52,7 @@ def _add_types(model: onnx.ModelProto) -> None:
 def _set_defaults(
     graph: onnx.GraphProto, operators: frozenset[tuple[str, str]], opset: Mapping[str, int]
 ) -> None:
-    """Write out the attributes that nodes of these operators leave to their defaults."""
+    """Writes out the attributes that nodes of these operators leave to their defaults."""
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

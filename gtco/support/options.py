@@ -20,21 +20,22 @@ from typing import Any, Literal, TypedDict
 
 from gtco.support.errors import BuildError, OptionError
 
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # with the dtype of what products multiply
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}  # and the dtype that products multiply
 GPU_PRECISIONS = {**PRECISIONS, "fp16": "float16"}
 LAUNCHES = ("graph", "persistent", "auto")
 MOST_THREADS = 1024  # that a library runs by (MAX_THREADS of runtime/csrc/api.c)
 
 
 def whole_number(least: int, most: int | None = None) -> str:
-    """What is wanted, in words."""
+    """The wanted number, in words."""
     wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
     return f"a whole number {wanted}"
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raises :class:`OptionError` where the option ``name`` is no whole number from ``least`` to
-    ``most``."""
+    """Raises :class:`OptionError` if the option ``name`` is no whole number from ``least`` to
+    ``most``.
+    """
     whole = hasattr(value, "__index__") and value >= least and (most is None or value <= most)
     if not whole:
         raise OptionError(f"{name}={value!r}: give {whole_number(least, most)}")
@@ -46,7 +47,7 @@ def check_number(name: str, value: Any) -> None:
 
 
 def path_of(name: str, value: Any) -> Path:
-    """What was given for the option ``name`` as a path."""
+    """The value given for the option ``name``, as a path."""
     try:
         return Path(value)
     except TypeError:
@@ -54,7 +55,9 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def check_place(path: Path) -> None:
-    """Is there a folder for the file, and no folder in its place? Asked before the work is done."""
+    """Raises :class:`OptionError` if the file's folder does not exist, or the file would replace a
+    folder. Called before the work is done.
+    """
     if path.is_dir():
         raise OptionError(f"the output '{path}' is a folder: give the name of a file")
     if not path.parent.is_dir():
@@ -63,13 +66,18 @@ def check_place(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Tune:
-    """How much a compile may measure: so many trials at most, each a candidate of a stage, within
-    so many seconds; a stage is done with when ``patience`` slots on end have gained nothing, and a
-    model when its stages' times add up to no more than ``latency`` seconds. Where not ``again``, a
-    stage that was measured before, by the records, is left as it was found best. ``learned``: a
-    cost model that learns from what was measured says what is tried next, once it knows enough
-    (needs XGBoost: the extra ``tune``), and not the analytic policy alone.
-    ``fusion``: partitions of the graph are measured beside the predicted one, and the best stands.
+    """How much a compile may measure.
+
+    - ``trials``: at most so many; each is a candidate of a stage
+    - ``seconds``: at most so long
+    - ``patience``: a stage is done when so many slots in a row have gained nothing
+    - ``latency``: a model is done when its stages' times add up to at most so many seconds
+    - ``again``: without it, a stage that was measured before, by the records, keeps the config
+      found best
+    - ``learned``: a cost model that learns from the measurements proposes the candidates, once it
+      knows enough (needs XGBoost: the extra ``tune``); without it the analytic policy does
+    - ``fusion``: partitions of the graph are measured beside the predicted one, and the best is
+      kept
     """
 
     trials: int = 1 << 30
@@ -177,9 +185,9 @@ class CompileOptions:
 
 
 class CompileKeywords(TypedDict, total=False):
-    """The fields of :class:`CompileOptions` as keyword arguments, for editors and type checkers;
-    None is the default. Where only some strings are right, ``str`` stands beside them for callers
-    whose strings come from elsewhere: the option is checked anyway.
+    """The fields of :class:`CompileOptions` as keyword arguments, for editors and type checkers.
+    None is the default. An option that accepts only some strings also has the type ``str``, for
+    callers whose strings come from elsewhere; its value is checked when the options are made.
     """
 
     target: str | None
@@ -200,13 +208,15 @@ class CompileKeywords(TypedDict, total=False):
 
 
 def cache_folder() -> Path:
-    """Where measurements of this machine are kept."""
+    """The folder for measurements of this machine."""
     chosen = os.environ.get("GTCO_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "gtco"
 
 
 def c_compiler(wanted: str | None = None) -> str:
-    """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH; else :class:`BuildError`."""
+    """Path of ``wanted``, or of ``CC``, or of a C compiler on PATH. Raises :class:`BuildError` if
+    there is none.
+    """
     wanted = wanted or os.environ.get("CC")
     for name in (wanted,) if wanted else ("gcc", "cc", "clang"):
         if path := shutil.which(name):

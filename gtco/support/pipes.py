@@ -1,4 +1,6 @@
-"""A pipe whose reader has left, as ``| head`` does: the end of the output, and no failure."""
+"""Handles a pipe whose reader has left, as ``| head`` does: the output ends there, and nothing
+failed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Callable
 
 
 def until_closed(command: Callable[[], int]) -> int:
-    """What ``command`` returns, its output written to the end; 0 where nobody reads on."""
+    """The result of ``command``, with its output written to the end; 0 if nobody reads any more."""
     try:
         try:
             return command()

@@ -1,4 +1,4 @@
-"""The C compiler, which links kernels: the one place that runs it."""
+"""The C compiler, which links kernels. Only this module runs it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gtco.support.errors import BuildError
 
 
 class Compiling:
-    """The C compiler at work in ``folder``, its own temporary files included."""
+    """The C compiler at work in ``folder``, which also holds its temporary files."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self.command = tuple(command)
-        # restore_signals=False: a limit on file sizes is then a message of the compiler, not its
-        # death. A session of its own: gcc's children can then be ended with it.
+        # restore_signals=False: a limit on file sizes makes the compiler print a message instead of
+        # dying. A new session: gcc's children can be ended together with gcc.
         self.process = subprocess.Popen(
             self.command,
             cwd=folder,
@@ -34,14 +34,14 @@ class Compiling:
         )
 
     def stop(self) -> None:
-        """No process of it is left."""
+        """Ends all processes of the compiler."""
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
 
     def finish(self) -> None:
-        """Wait for it; raises as :func:`run_compiler`."""
+        """Waits for the compiler; raises as :func:`run_compiler` does."""
         try:
             _, said = self.process.communicate()
         except BaseException:
@@ -61,9 +61,9 @@ class Compiling:
 
 
 def run_compiler(command: Sequence[str], folder: Path) -> None:
-    """Runs the C compiler in ``folder``. Whatever ends this, no process of the compiler stays.
+    """Runs the C compiler in ``folder``. However this ends, no process of the compiler is left.
 
-    Raises :class:`BuildError` with what the compiler said, and ``OSError`` where it cannot be
-    started or has no room for its files.
+    Raises :class:`BuildError` with the compiler's message, and ``OSError`` if the compiler cannot
+    be started or has no room for its files.
     """
     Compiling(command, folder).finish()

@@ -1,8 +1,9 @@
 """TVM without PyTorch, for processes that are gtco's own.
 
-``tvm_ffi`` imports torch wherever it is installed, to exchange tensors that gtco never hands it:
-seconds, and some 150 MB, in every process. Hiding torch for the moment of the import spares both.
-Not for the API: in a user's process another thread may import torch at that moment.
+``tvm_ffi`` imports torch if it is installed, to exchange tensors. gtco never gives it torch's
+tensors, and the import costs seconds and some 150 MB in every process. So torch is hidden during
+the import. The API does not do this: in a user's process another thread may import torch at the
+same moment.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from gtco.support.garbage import uncollected
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What handlers would raise of Ctrl-C and SIGTERM waits until here: an exception in the middle
-    of an import may crash Python, which then frees a module that an extension has half made.
+    """Delays what the handlers of Ctrl-C and SIGTERM raise until the end of the block. An exception
+    in the middle of an import may crash Python, because it frees a module that an extension has
+    only half made.
     """
     came: list[int] = []
     before = {}
@@ -38,7 +40,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_tvm() -> None:
-    """Import TVM, and torch with it only where torch is there already."""
+    """Imports TVM, and torch with it only if torch is imported already."""
     with uninterrupted(), uncollected():  # collecting is a sixth of an import's time
         if "torch" in sys.modules or "tvm_ffi" in sys.modules:
             importlib.import_module("tvm")
