@@ -1,5 +1,5 @@
-"""GELU in both forms and SiLU become one operator, in whatever order the exporter wrote the
-products.
+"""GELU in both forms and SiLU become one operator, whatever the order of the products in the
+export.
 
 before: 0.5 * x * (1 + erf(x / sqrt(2)))                                  after: gelu(x)
 before: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))      after: gelu_tanh(x)
@@ -24,7 +24,7 @@ _DEPTH = 8
 
 
 def activations(graph: Graph) -> Graph:
-    """Outermost products first: they are the ones that hold a whole activation."""
+    """Visits the outermost products first, because they hold whole activations."""
     return apply_rule(graph, {"multiply"}, _rule, backwards=True)
 
 
@@ -58,8 +58,9 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 
 
 def _factors(graph: Graph, tensor: str, factors: list[str], depth: int) -> float:
-    """The product that makes ``tensor``, taken apart: scalar constants multiplied, the rest
-    appended."""
+    """Takes apart the product that makes ``tensor``: it multiplies the scalar constants and appends
+    the other factors to ``factors``.
+    """
     value = scalar(graph, tensor)
     if value is not None:
         return value
@@ -73,7 +74,7 @@ def _factors(graph: Graph, tensor: str, factors: list[str], depth: int) -> float
 
 
 def _polynomial(graph: Graph, tensor: str, x: str, depth: int) -> Polynomial | None:
-    """``tensor`` as a polynomial in ``x``; None where it is none."""
+    """``tensor`` as a polynomial in ``x``; None if it is not one."""
     if tensor == x:
         return {1: 1.0}
     value = scalar(graph, tensor)

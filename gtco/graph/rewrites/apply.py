@@ -1,4 +1,4 @@
-"""How rewrites walk a graph, and the small questions that most of them ask."""
+"""How rewrites walk a graph, and small helper functions that most of them use."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def apply_rule(
     """A copy of ``graph`` in which ``rule`` was tried once on every operator of these kinds, in
     topological order.
 
-    The rule gives the tensor that stands for the operator's output from now on, or None ("not
-    mine"); it may add operators and constants, and leaves the operator itself alone. What nobody
-    reads any more is dropped at once, so that ``only_user`` answers for the living.
+    The rule gives the tensor that replaces the operator's output, or None ("not mine"). It may add
+    operators and constants, and does not change the operator itself. Operators without readers are
+    dropped at once, so that ``only_user`` counts only live readers.
     """
     graph = graph.copy()
     order = list(graph.operators.values())
@@ -40,7 +40,7 @@ def apply_rule(
 
 
 def scalar(graph: Graph, tensor: str) -> float | None:
-    """The one value of a constant whose elements are all the same; None for anything else."""
+    """The value of a constant whose elements are all the same; None for any other tensor."""
     value = graph.constants.get(tensor)
     if value is None or value.size == 0 or value.dtype.kind not in "fiu":
         return None
@@ -51,13 +51,13 @@ def scalar(graph: Graph, tensor: str) -> float | None:
 
 
 def made_by(graph: Graph, tensor: str, *kinds: str) -> Operator | None:
-    """The operator that makes ``tensor`` where it is of one of these kinds."""
+    """The operator that makes ``tensor``, if it is of one of these kinds; else None."""
     op = graph.producer(tensor)
     return op if op is not None and op.kind in kinds else None
 
 
 def axis_vector(graph: Graph, tensor: str, axis: int, shape: Sequence[Dim]) -> numpy.ndarray | None:
-    """A constant that varies along one axis of ``shape`` alone, broadcast to it, as a vector."""
+    """The vector of a constant that, broadcast to ``shape``, varies only along one axis."""
     value = graph.constants.get(tensor)
     if value is None or value.dtype.kind != "f" or not isinstance(shape[axis], int):
         return None
@@ -82,5 +82,5 @@ def with_constant(graph: Graph, op: Operator) -> tuple[str, str] | None:
 
 
 def close(value: float | None, wanted: float, tolerance: float = 1e-4) -> bool:
-    """Equal up to how exporters round constants (some keep 4 digits)."""
+    """True if both are equal up to the rounding of constants by exporters (some keep 4 digits)."""
     return value is not None and abs(value - wanted) <= tolerance * max(1e-6, abs(wanted))

@@ -1,5 +1,5 @@
-"""Attention becomes one operator (Vaswani et al. 2017, eq. 1), whatever order of scale, bias, mask
-and reshape led to it.
+"""Attention becomes one operator (Vaswani et al. 2017, eq. 1), in any order of scale, bias, mask
+and reshape.
 
 before: matmul(softmax((matmul(q, permute(k)) * c + b) + m), v)
 after:  attention(q, k, v, b + m) {scale=c}
@@ -13,7 +13,7 @@ after:  attention(...) {guarded}
 before: matmul(softmax(matmul(q, permute(k)) * t + b), v), t one number a head (Swin V2, eq. 2)
 after:  attention(q * t, k, v, b)
 
-A row whose every key is hidden, NaN and infinities come out as before.
+Rows whose keys are all hidden, NaN and infinities give the same results as before.
 """
 
 from __future__ import annotations
@@ -29,22 +29,24 @@ from gtco.graph.rewrites.apply import apply_rule, made_by, scalar
 from gtco.tensor.analysis.indices import axis_groups
 from gtco.tensor.stage import Operator, TensorType
 
-# What a mask's where() gives for hidden scores, at most.
+# The largest value that a mask's where() gives for hidden scores.
 _MASKED = -1e4
-# So low that any sum with a bias below 1e7 is the same float32 again.
+# So low that adding any bias below 1e7 gives the same float32 again.
 _ABSORBS = -(2.0**80)
 _MOVEMENT = ("reshape", "permute", "slice", "broadcast")
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """What stands between the tensor being looked at and the softmax.
+    """The operations between the current tensor and the softmax.
 
-    The tensor is multiplied by ``scale``; then come ``terms``, from the last to the first, in the
-    shape that softmax sees. (t, factor): t times the factor is added. (condition, hides):
-    ``hidden`` stands where the condition does not hold, or with ``hides`` where it holds.
-    ``path`` are the reshapes in between, outermost first. ``factors`` are tensors that multiply
-    whole heads of the product itself, below all else.
+    - ``scale`` multiplies the tensor.
+    - ``terms`` follow, from the last to the first, in the shape that softmax sees. (t, factor) adds
+      t times the factor. (condition, hides) puts ``hidden`` where the condition does not hold, or,
+      with ``hides``, where it holds.
+    - ``path`` has the reshapes in between, the outermost first.
+    - ``factors`` are tensors that multiply whole heads of the product itself, before everything
+      else.
     """
 
     scale: float = 1.0
@@ -55,15 +57,16 @@ class _Scores:
 
 
 def attention(graph: Graph) -> Graph:
-    """Needs ``simplify_movement`` and ``softmax`` before; ends with products on q and k merged into
-    the scale."""
+    """Makes attentions. ``simplify_movement`` and ``softmax`` must have run before. At the end,
+    products on q and k are merged into the scale.
+    """
     graph = apply_rule(graph, {"reshape"}, _softmax_outwards)
     graph = apply_rule(graph, {"matmul"}, _rule)
     return apply_rule(graph, {"attention"}, _scale_of_operands)
 
 
 def _softmax_outwards(graph: Graph, op: Operator) -> str | None:
-    """reshape(softmax(s)) -> softmax(reshape(s)) where the last axis stays, through a guard too."""
+    """reshape(softmax(s)) -> softmax(reshape(s)) if the last axis stays, also through a guard."""
     soft, guarded = _probabilities(graph, op.inputs[0])
     if soft is None or op.output in graph.outputs:
         return None
@@ -78,7 +81,9 @@ def _softmax_outwards(graph: Graph, op: Operator) -> str | None:
 
 
 def _probabilities(graph: Graph, tensor: str) -> tuple[Operator | None, bool]:
-    """The softmax that makes ``tensor`` for it alone, and whether a guard stands between."""
+    """The softmax that makes ``tensor`` only for this reader, and whether there is a
+    guard between.
+    """
     if graph.only_user(tensor) is None:
         return None, False
     guard = made_by(graph, tensor, "where")
@@ -139,7 +144,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 def _product(
     graph: Graph, tensor: str, scores: _Scores, shape: tuple[int | str, ...]
 ) -> tuple[Operator, _Scores] | None:
-    """Peel scale, terms and reshapes off ``tensor`` down to q @ k^T."""
+    """Peels scale, terms and reshapes off ``tensor`` down to q @ k^T."""
     op = graph.producer(tensor)
     if op is None or graph.only_user(tensor) is None:
         return None
@@ -169,8 +174,7 @@ def _product(
 def _by_heads(
     graph: Graph, op: Operator, scores: _Scores, shape: tuple[int | str, ...]
 ) -> tuple[Operator, _Scores] | None:
-    """(q @ k^T) * t, where t is one number for all scores of a head, nothing but scalars between.
-    """
+    """(q @ k^T) * t, where t is one number for all scores of a head, with only scalars between."""
     for x, t in (op.inputs, op.inputs[::-1]):
         heads = graph.types[t].shape
         if graph.types[x] != op.type or any(n != 1 for n in heads[-2:]):
@@ -185,9 +189,9 @@ def _by_heads(
 
 
 def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool:
-    """Whether a score with ``factor`` times ``term`` added cannot be taken for a hidden one, which
-    is known by its bias alone: a sum with what is as low as ``hidden`` may differ from it, unless
-    that absorbs.
+    """True if a score with ``factor`` times ``term`` added cannot be confused with a hidden one,
+    which is recognised only by its bias. A sum with a value as low as ``hidden`` may differ from
+    ``hidden``, unless ``hidden`` absorbs it.
     """
     if hidden is None or hidden <= _ABSORBS:
         return True
@@ -199,7 +203,7 @@ def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool
 
 
 def _reaches_product(graph: Graph, tensor: str) -> bool:
-    """Whether peeling can go on at ``tensor`` (checked before anything is added to the graph)."""
+    """True if peeling can go on at ``tensor`` (checked before anything is added to the graph)."""
     op = graph.producer(tensor)
     if op is None or graph.only_user(tensor) is None:
         return False
@@ -215,8 +219,9 @@ def _masked(
 ) -> tuple[Operator, _Scores] | None:
     """where(m, s, low) and where(m, low, s) -> s, with where(m, 0, low) among the terms.
 
-    What is added outside moves into ``low``. That changes nothing where ``low`` is -inf or absorbs
-    it, and nothing after softmax where each row keeps an entry, which a constant mask shows.
+    Values that are added outside move into ``low``. This changes nothing if ``low`` is -inf or
+    absorbs them. It also changes nothing after softmax if each row keeps an entry, which a constant
+    mask shows.
     """
     condition = op.inputs[0]
     for place, other in ((1, 2), (2, 1)):
@@ -248,8 +253,9 @@ def _masked(
 def _outwards(
     graph: Graph, term: str, shape: tuple[int | str, ...], path: tuple[Operator, ...]
 ) -> str:
-    """``term``, which broadcasts to ``shape``, through the reshapes between there and the
-    softmax."""
+    """``term``, which broadcasts to ``shape``, moved through the reshapes between that place and
+    the softmax.
+    """
     for op in reversed(path):
         source, target = tuple(map(int, shape)), tuple(map(int, op.type.shape))
         known = tuple(map(int, graph.types[term].shape))
@@ -277,9 +283,9 @@ def _outwards(
 def _bias(graph: Graph, scores: _Scores, made: TensorType) -> str | None:
     """The terms as one tensor; constant zeros are left out.
 
-    A hidden score is known by a bias that is ``hidden`` to the bit. Where ``hidden`` absorbs what
-    is added outside, that is so anyway, and an infinity added there still counts; else the mask's
-    term comes last, wherever it stood.
+    A hidden score is recognised by a bias that equals ``hidden`` to the bit. If ``hidden`` absorbs
+    the values that are added outside, every order gives this, and an infinity added there still
+    counts. Otherwise the mask's term comes last, wherever it was.
     """
 
     def constant(value: float) -> str:
@@ -314,8 +320,9 @@ def _scale_of_operands(graph: Graph, op: Operator) -> str | None:
 
 
 def _unscaled(graph: Graph, tensor: str) -> tuple[str, float]:
-    """The tensor without the scalar factors on its way, through data movement, and their
-    product."""
+    """The tensor without the scalar factors before it, also behind data movement, and the product
+    of these factors.
+    """
     op = graph.producer(tensor)
     if op is None or (op.kind != "multiply" and op.kind not in _MOVEMENT):
         return tensor, 1.0

@@ -1,4 +1,4 @@
-"""One operator where several compute the same.
+"""Operators that compute the same become one.
 
 before: a = mean(x); b = mean(x)        after: a, and a in b's place
 """
@@ -12,7 +12,9 @@ from gtco.tensor.stage import Operator
 
 
 def common_subexpressions(graph: Graph) -> Graph:
-    """Operators of equal kind, inputs, attributes and type are merged; outputs keep their own."""
+    """Merges operators of equal kind, inputs, attributes and type. Outputs keep their own
+    operators.
+    """
     known: dict[tuple[object, ...], str] = {}
 
     def merge(graph: Graph, op: Operator) -> str | None:

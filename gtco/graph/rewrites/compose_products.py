@@ -1,11 +1,11 @@
-"""Two products by constants, one behind the other, become one where that multiplies less.
+"""Two products by constants, one after the other, become one if that multiplies less.
 
 before: (x @ V + b) @ W, with V [k, h], W [h, n] and k * n < k * h + h * n
 after:  x @ (V W) + b W
 
-A convolution may stand for the first product and a 1x1 convolution for the second, and a reshape
-that keeps the channels between them. What projects each scale of a segmentation head to a common
-width does so in front of a product that takes their sum, with nothing in between.
+The first product may also be a convolution, and the second a 1x1 convolution; between them may be a
+reshape that keeps the channels. Segmentation heads have this form: a product projects each scale to
+a common width, and a product of their sum follows directly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
     if second is None or (op.kind == "conv2d" and not is_pointwise(graph, op)):
         return None
     last = second.axis == len(op.type.shape) - 1  # channels last
-    between: list[Operator] = []  # what stands between the products, the last first
+    between: list[Operator] = []  # the operators between the products, the last first
     bias: numpy.ndarray | None = None
     maker = _only(graph, op.inputs[0])
     while maker is not None and maker.kind in ("reshape", "add"):
@@ -76,7 +76,7 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 
 
 def _only(graph: Graph, tensor: str) -> Operator | None:
-    """What makes ``tensor``, where only one operator reads it."""
+    """The operator that makes ``tensor``, if only one operator reads it."""
     return graph.producer(tensor) if graph.only_user(tensor) is not None else None
 
 
@@ -87,7 +87,7 @@ def _composed(
     between: list[Operator],
     bias: numpy.ndarray | None,
 ) -> str:
-    """The one product, with what stood between the two behind it."""
+    """The single product, followed by the operators that were between the two."""
     op, behind = first.op, second.weight.astype(numpy.float64)
     # In double precision, so that composing costs one rounding.
     dtype = first.weight.dtype

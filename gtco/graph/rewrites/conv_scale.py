@@ -1,9 +1,9 @@
-"""Batch normalisation behind a convolution goes into its weights.
+"""Batch normalisation after a convolution becomes part of its weights.
 
 before: (conv2d(x, W) + b) * s + t, with b, s, t constants per output channel
 after:  conv2d(x, W * s) + (b * s + t)
 
-A transposed convolution alike.
+The same is done for a transposed convolution.
 """
 
 from __future__ import annotations

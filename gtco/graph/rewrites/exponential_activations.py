@@ -1,14 +1,14 @@
-"""Softplus, Mish, ELU and log(sigmoid) are computed by one operator, however they were written out.
+"""Softplus, Mish, ELU and log(sigmoid) become one operator each, from any of their forms.
 
 before: relu(x) + log(1 + exp(-|x|))                                      after: softplus(x)
 before: x * tanh(softplus(x)), or x * tanh(log(1 + exp(x)))               after: mish(x)
 before: relu(x) - alpha * relu(1 - exp(x))                                after: elu(x, alpha)
 before: log(sigmoid(x))                                                   after: -softplus(-x)
 
-TVM's importer writes them so, and PyTorch's exporter the last one. 1 + exp(x) and 1 - exp(x) keep
-none of the digits of an exp(x) near 0 or of an x near 0: softplus(-15) had one digit, which a
-quotient of two of them shows whole. The sigmoid of 17 is 1, whose logarithm is 0, and that of -90
-is 0.
+TVM's importer writes these forms, and PyTorch's exporter writes the last one. They lose digits: 1 +
+exp(x) keeps no digits of an exp(x) near 0, and 1 - exp(x) none of an x near 0. So softplus(-15) had
+one correct digit, and a quotient of two softplus values shows the whole error. The sigmoid of 17 is
+1, so its logarithm is 0. The sigmoid of -90 is 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gtco.tensor.stage import Operator
 
 
 def exponential_activations(graph: Graph) -> Graph:
-    """Outermost first: a Mish holds a softplus."""
+    """Visits the outermost operators first, because a Mish holds a softplus."""
     return apply_rule(graph, {"add", "subtract", "multiply", "log"}, _rule, backwards=True)
 
 
@@ -58,7 +58,7 @@ def _mish(graph: Graph, op: Operator) -> str | None:
 
 
 def _softplus(graph: Graph, op: Operator) -> str | None:
-    """x of relu(x) + log(1 + exp(-|x|))."""
+    """x, if the operator computes relu(x) + log(1 + exp(-|x|))."""
     if op.kind != "add":
         return None
     for first, second in (op.inputs, op.inputs[::-1]):
@@ -72,7 +72,7 @@ def _softplus(graph: Graph, op: Operator) -> str | None:
 
 
 def _log_of_one_and_exp(graph: Graph, tensor: str) -> str | None:
-    """x of log(1 + exp(x))."""
+    """x, if the tensor is log(1 + exp(x))."""
     log = made_by(graph, tensor, "log")
     total = made_by(graph, log.inputs[0], "add") if log else None
     pair = with_constant(graph, total) if total else None
@@ -82,7 +82,7 @@ def _log_of_one_and_exp(graph: Graph, tensor: str) -> str | None:
 
 
 def _elu(graph: Graph, op: Operator, line: str, tail: str, sign: float) -> str | None:
-    """relu(x) + sign * tail, whose tail is -sign * alpha * relu(1 - exp(x))."""
+    """The ELU of relu(x) + sign * tail, if the tail is -sign * alpha * relu(1 - exp(x))."""
     relu = made_by(graph, line, "relu")
     scaled = made_by(graph, tail, "multiply", "negative")
     if scaled is not None and scaled.kind == "negative":

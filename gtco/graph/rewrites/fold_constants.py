@@ -14,7 +14,7 @@ from gtco.tensor.operators import OPERATORS
 from gtco.tensor.reference import evaluate
 from gtco.tensor.stage import Operator, TensorType
 
-# A result may be this much larger (bytes) than what it is made of; views are free of that limit.
+# A result may have so many more bytes than its inputs; views have no such limit.
 _GROWTH = 16 << 20
 _VIEWS = frozenset("identity reshape permute slice broadcast".split())
 _INTERN_BYTES = 4096
@@ -22,14 +22,15 @@ _DIVISIONS = frozenset("divide floor_divide mod floor_mod".split())
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Every operator whose inputs are all constants is computed now, unless it is an output or
-    grows too much.
+    """Computes every operator whose inputs are all constants, unless it is an output or its result
+    is much larger.
 
-    Floats give what IEEE 754 says, infinities and NaN. What has no value (an integer over 0) is
-    left for the run time, where it may never be reached; so is what cannot be computed here.
+    Floats follow IEEE 754, with infinities and NaN. A result without a value (an integer over 0) is
+    left for the run time, where it may never be reached; so is a result that cannot be computed
+    here.
 
-    ``broadcast`` gives a view of one stride 0, so a constant is never blown up in memory; where
-    such a view only feeds an element-wise operator, the narrow constant takes its place.
+    ``broadcast`` gives a view with stride 0, so a constant never grows in memory. If only an
+    element-wise operator reads such a view, the narrow constant takes its place.
     """
     graph = apply_rule(graph, OPERATORS, _fold)
     graph = apply_rule(graph, BROADCASTING, _narrow)
@@ -47,7 +48,7 @@ def _fold(graph: Graph, op: Operator) -> str | None:
     try:
         value = evaluate(op, *arrays)
     except Exception as error:
-        # Arithmetic without a value in integers (a negative power), or what TVM refuses to run.
+        # Integer arithmetic without a value (a negative power), or an operator that TVM cannot run.
         if op.kind == "relax" or isinstance(error, ArithmeticError | ValueError):
             return None
         raise
@@ -55,8 +56,9 @@ def _fold(graph: Graph, op: Operator) -> str | None:
 
 
 def _narrow(graph: Graph, op: Operator) -> str | None:
-    """Axes along which a constant is one repeated value become 1, where another operand gives the
-    shape."""
+    """Axes along which a constant repeats one value become 1, if another operand gives
+    the shape.
+    """
     inputs = list(op.inputs)
     for index, source in enumerate(inputs):
         value = graph.constants.get(source)

@@ -29,8 +29,8 @@ from gtco.tensor.stage import Operator
 
 
 def layer_norm(graph: Graph) -> Graph:
-    """First the core (gamma 1, beta 0), then the scale and the shift behind it, then the groups
-    and theirs.
+    """Finds first the core (gamma 1, beta 0), then the scale and the shift after it, then groups
+    with their scale and shift.
     """
     graph = apply_rule(graph, {"divide", "multiply"}, _core)
     graph = apply_rule(graph, {"rms_norm"}, _centred)
@@ -77,7 +77,7 @@ def _core(graph: Graph, op: Operator) -> str | None:
 
 
 def _centred(graph: Graph, op: Operator) -> str | None:
-    """The norm of a tensor less its mean is the layer norm of that tensor."""
+    """The norm of a tensor minus its mean is the layer norm of that tensor."""
     moved = made_by(graph, op.inputs[0], "permute")
     centre = made_by(graph, op.inputs[0] if moved is None else moved.inputs[0], "subtract")
     mean = _mean(graph, centre.inputs[1]) if centre is not None else None
@@ -132,7 +132,7 @@ def _affine_of_one(graph: Graph, size: int, dtype: str) -> tuple[str, str]:
 
 
 def _grouped(graph: Graph, op: Operator) -> str | None:
-    """Rows that are groups of channels laid flat: the reshapes around them go."""
+    """A norm of rows that are groups of channels laid flat: the reshapes around it are removed."""
     norm = made_by(graph, op.inputs[0], "layer_norm")
     flat = made_by(graph, norm.inputs[0], "reshape") if norm is not None else None
     if norm is None or flat is None or graph.only_user(norm.output) is None:
@@ -167,8 +167,8 @@ def _grouped(graph: Graph, op: Operator) -> str | None:
 def _affine(
     graph: Graph, op: Operator
 ) -> tuple[Operator, tuple[int, ...] | None, numpy.ndarray] | None:
-    """The normalisation under ``op`` that only it reads, the permutation between them if there is
-    one, and the vector that ``op`` applies along the channels.
+    """Three things: the normalisation under ``op`` that only it reads, the permutation between them
+    if there is one, and the vector that ``op`` applies along the channels.
     """
     pair = with_constant(graph, op)
     if pair is None:

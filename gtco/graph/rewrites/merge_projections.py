@@ -25,8 +25,9 @@ class _Projection:
 
 
 def merge_projections(graph: Graph) -> Graph:
-    """Only among the operands of one attention: merging further would keep large tensors alive for
-    long."""
+    """Merges only the operands of one attention: merging more would keep large tensors alive for
+    long.
+    """
     return apply_rule(graph, {"attention"}, _rule)
 
 

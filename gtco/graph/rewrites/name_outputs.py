@@ -1,4 +1,4 @@
-"""The operator that makes an output bears its name; the identity in between goes.
+"""The operator that makes an output gets the output's name; the identity between them is removed.
 
 before: t = add(a, b); logits = identity(t)        after: logits = add(a, b)
 """
@@ -10,7 +10,7 @@ from gtco.tensor.stage import Operator
 
 
 def name_outputs(graph: Graph) -> Graph:
-    """The identity stays where the tensor is an input, a constant or another output."""
+    """The identity stays if the tensor is an input, a constant or another output."""
     graph = graph.copy()
     for name in graph.outputs:
         op = graph.operators[name]

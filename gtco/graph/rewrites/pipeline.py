@@ -1,4 +1,6 @@
-"""The rewrites in the order they run: any exporter's graph in, the canonical graph out."""
+"""The rewrites in the order in which they run. They turn any exporter's graph into the canonical
+graph.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from gtco.support.errors import InternalError, guarded
 Rewrite = Callable[[Graph], Graph]
 
 PIPELINE: tuple[Rewrite, ...] = (
-    # What exporters leave behind: shape arithmetic, identities, repeated subexpressions.
+    # Remove the rests of the export: shape arithmetic, identities, repeated subexpressions.
     fold_constants,
     simplify_movement,
     simplify_arithmetic,
@@ -49,21 +51,21 @@ PIPELINE: tuple[Rewrite, ...] = (
     conv_scale,
     simplify_arithmetic,
     fold_constants,
-    # Attention wants q, k and v behind as little movement as possible, and leaves a permute on k to
-    # be cancelled.
+    # The attention rewrite needs as little movement as possible before q, k and v. It leaves a
+    # permute on k, which is cancelled afterwards.
     simplify_movement,
     attention,
     fold_constants,
     simplify_movement,
     simplify_slices,
-    # Fewer multiplications for the same function: before projections that read one tensor merge,
-    # so that queries which nobody reads can go alone.
+    # Fewer multiplications for the same function. They come before the projections that read one
+    # tensor merge, so that unread queries can be removed alone.
     rows_unread,
     split_projections,
     merge_projections,
     pointwise_before_upsampling,
     compose_products,
-    # A last round over what the patterns left.
+    # A last round over the results of the patterns.
     simplify_movement,
     simplify_slices,
     simplify_movement,
@@ -80,11 +82,11 @@ def canonicalize(
     rewrites: Sequence[Rewrite] | None = None,
     failed: Callable[[InternalError], None] | None = None,
 ) -> Graph:
-    """The canonical form of ``graph``; ``dump(name, text)`` is given the graph before and after
-    every rewrite. Other ``rewrites`` than the pipeline's serve to see what one of them gains.
+    """The canonical form of ``graph``. ``dump(name, text)`` receives the graph before and after
+    every rewrite. Other ``rewrites`` than the pipeline's show the gain of a single one.
 
-    A rewrite that raises an exception of its own is a bug: an :class:`InternalError` names it.
-    Where somebody listens, ``failed`` is given that and the graph goes on without the rewrite.
+    A rewrite that raises an unexpected exception is a bug; an :class:`InternalError` names it. If
+    ``failed`` is given, it receives that error, and the graph goes on without the rewrite.
     """
     if dump is not None:
         dump("00_lowered", graph.dump())

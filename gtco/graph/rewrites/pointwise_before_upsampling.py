@@ -1,4 +1,4 @@
-"""A 1x1 convolution comes before the upsampling that it reads, where there are fewer positions.
+"""A 1x1 convolution moves before the upsampling that it reads, because there are fewer positions.
 
 before: conv2d(resize2d(x), W)
 after:  resize2d(conv2d(x, W))
@@ -6,9 +6,9 @@ after:  resize2d(conv2d(x, W))
 before: conv2d(concat(resize2d(x), y, ...), [Wx Wy ...])
 after:  resize2d(conv2d(x, Wx)) + conv2d(concat(y, ...), [Wy ...])
 
-Interpolation mixes positions and the convolution channels; both are linear, so they commute. Heads
-that fuse the maps of several scales (SegFormer's, DPT's, necks of detectors) take a part of the
-multiplications then: SegFormer-B0's at 512 x 512 a third of them.
+Interpolation mixes positions, and the convolution mixes channels. Both are linear, so they commute.
+Heads that fuse the maps of several scales (SegFormer's, DPT's, necks of detectors) then need only a
+part of the multiplications: SegFormer-B0's head at 512 x 512 needs a third.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by
 from gtco.tensor.stage import Dim, Operator, TensorType
 
-# Multiply-adds in the time that one more element is interpolated, stored and read again in, at
-# least: it waits for memory, they do not.
+# The least number of multiply-adds in the time to interpolate, store and read again one more
+# element. The element waits for memory; multiply-adds do not.
 ELEMENT = 64
 
 
 def pointwise_before_upsampling(graph: Graph) -> Graph:
-    """A convolution whose concatenation is read by others as well moves too, where it pays to
-    resize twice.
+    """A convolution also moves if other operators read its concatenation too, as long as resizing
+    twice pays.
     """
     return apply_rule(graph, {"conv2d"}, _rule)
 
 
 def is_pointwise(graph: Graph, op: Operator) -> bool:
-    """A convolution that mixes the channels of each position alone, by constant weights?"""
+    """True for a convolution that mixes only the channels of each position, by constant weights."""
     weight = op.inputs[1]
     return (
         graph.is_constant(weight)
@@ -82,8 +82,9 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 
 
 def _pays(graph: Graph, op: Operator, part: str, weight: numpy.ndarray, alone: bool) -> bool:
-    """Is this part resized, and do its positions before that save more multiply-adds than resizing
-    the outputs instead of the inputs costs? ``alone``: nobody else reads the concatenation.
+    """True if this part is resized, and the convolution before that saves more multiply-adds than
+    it costs to resize its outputs instead of its inputs. ``alone``: nobody else reads the
+    concatenation.
     """
     resize = made_by(graph, part, "resize2d")
     if resize is None or resize["layout"] != op["layout"] or resize.type.dtype != "float32":

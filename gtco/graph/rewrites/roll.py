@@ -15,7 +15,7 @@ from gtco.tensor.stage import Operator, TensorType
 
 
 def roll(graph: Graph) -> Graph:
-    """Both dialects; rolls of several axes merge in ``simplify_movement``."""
+    """Finds both forms. Rolls of several axes merge in ``simplify_movement``."""
     graph = apply_rule(graph, {"gather"}, _gather)
     return apply_rule(graph, {"concat"}, _concat)
 

@@ -1,4 +1,4 @@
-"""Rows that nobody reads are not computed: a slice comes before what works row by row.
+"""Rows that nobody reads are not computed: a slice moves before operators that work row by row.
 
 before: slice(f(x)), f element by element or along axes that the slice leaves whole
 after:  f(slice(x))
@@ -6,10 +6,10 @@ after:  f(slice(x))
 before: slice(matmul(x, W)), slice(attention(q, k, v)), along the rows of x and q
 after:  matmul(slice(x), W), attention(slice(q), k, v)
 
-A classifier that reads the class token alone needs one query of its last attention and one row of
-all behind it: of a ViT of 12 blocks 7 % of the multiplications are saved. A slice passes
-where nobody else reads what it cuts, so that nothing is computed twice, and where it leaves at
-least half of it out: with one row of 197 less, nothing is gained.
+A classifier that reads only the class token needs one query of its last attention, and one row of
+everything after it. In a ViT of 12 blocks this saves 7 % of the multiplications. A slice moves only
+if nobody else reads the tensor that it cuts, so that nothing is computed twice. It also has to
+leave out at least half of that tensor: one row of 197 less gains nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Axis = tuple[int, int, Dim]  # the first element that is taken, the stride and t
 
 
 def rows_unread(graph: Graph) -> Graph:
-    """To a fixed point, ``simplify_slices`` taking slices past movement in between."""
+    """Runs to a fixed point. In each round ``simplify_slices`` moves slices past movement."""
     while True:
         before = graph.operators
         graph = simplify_slices(apply_rule(graph, {"slice"}, _rule))
@@ -55,8 +55,8 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 
 
 def _read(graph: Graph, op: Operator, cut: Sequence[Axis]) -> list[Sequence[Axis] | None] | None:
-    """What this part of the output is computed from: of each input the axes, None for all of it;
-    None where parts of the output are not computed apart.
+    """The parts of the inputs from which this part of the output is computed: for each input its
+    axes, or None for all of it. None if parts of the output are not computed apart.
     """
     whole = [[(0, 1, d) for d in graph.types[x].shape] for x in op.inputs]
     size = len(op.type.shape)
@@ -82,8 +82,8 @@ def _read(graph: Graph, op: Operator, cut: Sequence[Axis]) -> list[Sequence[Axis
 
 
 def part(graph: Graph, tensor: str, axes: Sequence[Axis]) -> str:
-    """This of ``tensor``, whose axes are the last of these; those of length 1 broadcast. What was
-    cut so before is not cut again.
+    """The part of ``tensor`` that ``axes`` describe. The tensor's axes are the last of these; those
+    of length 1 broadcast. A part that already exists is not made again.
     """
     kind = graph.types[tensor]
     taken = [

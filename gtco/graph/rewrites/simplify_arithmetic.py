@@ -17,7 +17,7 @@ from gtco.graph.graph import Graph
 from gtco.graph.rewrites.apply import apply_rule, made_by, scalar, with_constant
 from gtco.tensor.stage import Operator
 
-_ROUNDING = frozenset(["round", "floor", "ceil", "trunc"])  # which show the last bit
+_ROUNDING = frozenset(["round", "floor", "ceil", "trunc"])  # they show a change of the last bit
 
 
 def simplify_arithmetic(graph: Graph) -> Graph:
@@ -113,8 +113,9 @@ def _with_neutral(graph: Graph, op: Operator, neutral: float, function: numpy.uf
 
 
 def _out_of_range(value: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray, product: bool) -> bool:
-    """Did two finite constants make an infinite one, or two factors that are not 0 make 0 or a
-    denormal? Applied one after the other they may still give an ordinary number."""
+    """True if two finite constants make an infinite one, or two factors other than 0 make 0 or a
+    denormal. One after the other they may still give an ordinary number.
+    """
     least = numpy.finfo(value.dtype).tiny
     over = ~numpy.isfinite(value) & numpy.isfinite(a) & numpy.isfinite(b)
     under = (abs(value) < least) & (abs(a) >= least) & (abs(b) >= least)
@@ -122,8 +123,9 @@ def _out_of_range(value: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray, prod
 
 
 def _bounded(graph: Graph, op: Operator) -> tuple[str, float] | None:
-    """The operand and the constant that bounds it; None for a NaN, for integers (which a float
-    bound may not hold) and for constants of many values."""
+    """The operand, and the constant that bounds it. None for a NaN, for integers (a float bound may
+    not hold their bound) and for constants of several values.
+    """
     pair = with_constant(graph, op)
     bound = scalar(graph, pair[1]) if pair is not None else None
     if pair is None or bound is None or math.isnan(bound) or graph.types[pair[0]] != op.type:
@@ -142,7 +144,7 @@ def _maximum(graph: Graph, op: Operator) -> str | None:
 
 
 def _minimum(graph: Graph, op: Operator) -> str | None:
-    """Behind a lower bound both are one clip."""
+    """A minimum after a lower bound: both become one clip."""
     found = _bounded(graph, op)
     if found is None:
         return None

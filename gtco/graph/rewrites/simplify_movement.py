@@ -1,5 +1,5 @@
-"""Data movement that does nothing, or undoes itself, goes; what is left is as late and as little as
-possible.
+"""Removes data movement that does nothing or undoes itself. The rest becomes as late and as little
+as possible.
 
 before: reshape(reshape(x))                         after: reshape(x)
 before: permute(permute(x))                         after: permute(x), or x
@@ -21,7 +21,7 @@ _ROUNDS = 20
 
 
 def simplify_movement(graph: Graph) -> Graph:
-    """To a fixed point."""
+    """Runs the rules to a fixed point."""
     for _ in range(_ROUNDS):
         before = graph.operators
         graph = apply_rule(graph, _RULES, lambda g, op: _RULES[op.kind](g, op))
@@ -55,8 +55,9 @@ def _reshape(graph: Graph, op: Operator) -> str | None:
 
 
 def _split_before_permute(graph: Graph, permute: Operator, op: Operator) -> str | None:
-    """reshape(permute(x)) that only splits axes: each is split before the permute, where a reshape
-    is already."""
+    """reshape(permute(x)) that only splits axes: each axis is split before the permute, where there
+    already is a reshape.
+    """
     groups = axis_groups(tuple(map(int, permute.type.shape)), tuple(map(int, op.type.shape)))
     if any(len(left) != 1 for left, _ in groups):
         return None
@@ -74,8 +75,9 @@ def _no_units(shape: tuple[Dim, ...]) -> list[Dim]:
 
 
 def _units_before_permute(graph: Graph, permute: Operator, op: Operator) -> str:
-    """reshape(permute(x)) that only moves axes of size 1: each takes its final place before the
-    permute."""
+    """reshape(permute(x)) that only moves axes of size 1: each gets its final place before the
+    permute.
+    """
     shape = graph.types[permute.inputs[0]].shape
     # full axes of x, in the output's order
     order = [axis for axis in permute["axes"] if shape[axis] != 1]
@@ -129,7 +131,7 @@ def _cast(graph: Graph, op: Operator) -> str | None:
     inner = made_by(graph, source, "cast")
     if inner is not None:
         first = graph.types[inner.inputs[0]].dtype
-        if (first, known) in _WIDENS:  # nothing was lost on the way
+        if (first, known) in _WIDENS:  # the cast between lost nothing
             return (
                 inner.inputs[0]
                 if first == op.type.dtype
@@ -142,7 +144,7 @@ def _broadcast(graph: Graph, op: Operator) -> str | None:
     if graph.types[op.inputs[0]] == op.type:
         return op.inputs[0]
     user = graph.only_user(op.output)
-    if user is not None and user.kind in BROADCASTING:  # numpy broadcasts there anyway
+    if user is not None and user.kind in BROADCASTING:  # that operator broadcasts anyway
         shapes = [graph.types[op.inputs[0] if t == op.output else t].shape for t in user.inputs]
         if broadcast_shapes(*shapes) == user.type.shape:
             return op.inputs[0]

@@ -1,4 +1,5 @@
-"""Slices and concatenations: those that do nothing go, the others move to where they cost least.
+"""Slices and concatenations: those that do nothing are removed, the others move to where they cost
+least.
 
 before: slice(permute(x)), slice(reshape(x))    after: permute(slice(x)), reshape(slice(x))
 before: slice(slice(x))                         after: slice(x)
@@ -21,7 +22,7 @@ _ROUNDS = 10
 
 
 def simplify_slices(graph: Graph) -> Graph:
-    """To a fixed point."""
+    """Runs the rules to a fixed point."""
     for _ in range(_ROUNDS):
         before = graph.operators
         graph = apply_rule(graph, {"slice"}, _slice)
@@ -79,8 +80,9 @@ def _above_permute(graph: Graph, op: Operator, permute: Operator) -> str:
 
 
 def _above_reshape(graph: Graph, op: Operator, reshape: Operator) -> str | None:
-    """Where one axis was split into several and only the outermost of them (that is longer than 1)
-    is cut."""
+    """Moves a slice above a reshape that splits one axis into several. The slice may cut only the
+    outermost of them that is longer than 1.
+    """
     source, target = _shape(graph, reshape.inputs[0]), _shape(graph, reshape.output)
     if 0 in source:
         return None
@@ -146,8 +148,9 @@ def _concat(graph: Graph, op: Operator) -> str | None:
 
 
 def _joined_stack(graph: Graph, op: Operator) -> str | None:
-    """Tensors stacked along an axis that the reshape merges with those behind it: put one behind
-    the other along these at once, the layout is free to move a whole axis then."""
+    """Tensors that are stacked along an axis which the reshape merges with the next axes are
+    concatenated along these axes directly. The layout is then free to move a whole axis.
+    """
     concat = made_by(graph, op.inputs[0], "concat")
     if concat is None or graph.only_user(concat.output) is None or op.output in graph.outputs:
         return None
@@ -173,8 +176,9 @@ def _joined_stack(graph: Graph, op: Operator) -> str | None:
 
 
 def _joined(graph: Graph, first: str, second: str, axis: int) -> str | None:
-    """The one slice that two neighbouring slices of a tensor make up; the contents of a nested
-    concat stay."""
+    """The one slice that two neighbouring slices of a tensor form. The parts of a nested concat
+    stay.
+    """
     a, b = made_by(graph, first, "slice"), made_by(graph, second, "slice")
     if (
         a is None

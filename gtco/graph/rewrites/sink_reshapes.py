@@ -1,5 +1,5 @@
-"""Reshapes move below what works element by element or row by row, so that they meet the next
-reshape.
+"""Reshapes move after operators that work element by element or row by row, so that they meet the
+next reshape.
 
 before: f(reshape(x)), f row by row                 after: reshape(f(x))
 before: reshape(f(reshape(x) @ W)), f row by row    after: f(reshape(x) @ W)
@@ -14,8 +14,7 @@ from gtco.tensor.stage import Operator, TensorType
 
 
 def sink_reshapes(graph: Graph) -> Graph:
-    """One round of every rule; ``simplify_movement`` repeats it with the reshapes merged in
-    between."""
+    """Runs one round of every rule. ``simplify_movement`` merges the reshapes and repeats it."""
     graph = apply_rule(graph, UNARY | {"layer_norm", "rms_norm", "softmax"}, _sink_below_rows)
     graph = apply_rule(graph, BROADCASTING, _sink_below_binary)
     graph = apply_rule(graph, {"matmul"}, _sink_below_matmul)
@@ -23,7 +22,7 @@ def sink_reshapes(graph: Graph) -> Graph:
 
 
 def _row_reshape(graph: Graph, tensor: str) -> Operator | None:
-    """The reshape that makes ``tensor`` for one reader alone and keeps the last axis as it is."""
+    """The reshape that makes ``tensor`` for only one reader and keeps the last axis as it is."""
     op = made_by(graph, tensor, "reshape")
     if op is None or graph.only_user(tensor) is None:
         return None
@@ -32,8 +31,9 @@ def _row_reshape(graph: Graph, tensor: str) -> Operator | None:
 
 
 def _sink_below_rows(graph: Graph, op: Operator) -> str | None:
-    """f(reshape(x)) -> reshape(f(x)) for f element by element, or along the last axis that the
-    reshape keeps."""
+    """f(reshape(x)) -> reshape(f(x)), if f works element by element, or along the last axis, which
+    the reshape keeps.
+    """
     if op.output in graph.outputs:
         return None
     if op.kind in UNARY:
@@ -53,8 +53,9 @@ def _sink_below_rows(graph: Graph, op: Operator) -> str | None:
 
 
 def _sink_below_binary(graph: Graph, op: Operator) -> str | None:
-    """op(reshape(x), b) -> reshape(op(x, b)) where b spans the last axis alone; op(reshape(x),
-    reshape(y)) of equal shapes -> reshape(op(x, y))."""
+    """op(reshape(x), b) -> reshape(op(x, b)) if b spans only the last axis; op(reshape(x),
+    reshape(y)) of equal shapes -> reshape(op(x, y)).
+    """
     if op.output in graph.outputs or len(op.inputs) != 2:
         return None
     a, b = op.inputs
@@ -122,8 +123,9 @@ def _sink_below_matmul(graph: Graph, op: Operator) -> str | None:
 
 
 def _rise_above_matmul(graph: Graph, op: Operator) -> str | None:
-    """reshape(f(matmul(reshape(x), W))) -> f(matmul(reshape(x), W)), the inner reshape giving the
-    outer one's rows; ``f`` is unary, or adds or multiplies a vector along the last axis."""
+    """reshape(f(matmul(reshape(x), W))) -> f(matmul(reshape(x), W)). The inner reshape makes the
+    rows of the outer one. ``f`` is unary, or adds or multiplies a vector along the last axis.
+    """
     chain: list[Operator] = []
     tensor = op.inputs[0]
     while True:

@@ -1,10 +1,10 @@
-"""A product of merged projections, of which one is read for few rows only, comes apart.
+"""A product of merged projections is split if one of them is read for few rows only.
 
 before: y = x @ [Wq Wk Wv] + [bq bk bv]; q, k, v = slices of y, q along the rows too
 after:  q = slice(x) @ Wq + bq; k = x @ Wk + bk; v = x @ Wv + bv
 
-For models that come with q, k and v merged and read the class token alone, whose slice
-``rows_unread`` has brought here. ``merge_projections`` puts k and v together again.
+This serves models that come with q, k and v merged and read only the class token, whose slice
+``rows_unread`` has moved here. ``merge_projections`` merges k and v again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gtco.tensor.stage import Operator
 
 
 def split_projections(graph: Graph) -> Graph:
-    """Where the slices share no column, so that nothing is computed twice."""
+    """Splits only if the slices share no column, so that nothing is computed twice."""
     return apply_rule(graph, {"matmul"}, _rule)
 
 
@@ -57,7 +57,9 @@ def _rule(graph: Graph, op: Operator) -> str | None:
 
 
 def _few(y: Operator, slices: list[Operator]) -> bool:
-    """Does one of these take at most half of the rows, and none a column of another's?"""
+    """True if one of these slices takes at most half of the rows, and no two take the
+    same column.
+    """
     read: list[int] = []
     for o in slices:
         first = o["begin"][-1]

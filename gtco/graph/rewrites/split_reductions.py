@@ -1,5 +1,5 @@
-"""Reductions whose rows are too few or too long for one task each, cut in two steps; and what
-group_norm is made of.
+"""Cuts reductions with too few or too long rows for one task each into two steps, and writes
+group_norm in operators that have kernels.
 
 before: y = group_norm(x: [N, H, W, C], gamma, beta) {groups, axis=3}
 after:  s = moments(reshape(x, [N, P, HW/P, C]))           [N, P, 2, C], one task a part and columns
@@ -17,9 +17,9 @@ after:  e = exp(x - max(x)); y = e * (1 / sum(e))        the reductions in two s
 before: y = max(x: [1, L], axes=(1,))
 after:  y = max(max(reshape(x, [1, P, L/P]), axes=(2,)), axes=(1,))
 
-The moments of a part are taken about the part's own mean while it is in cache, and parts of one
-size are merged exactly (Chan, Golub and LeVeque, 1983): nothing is ever the difference of two large
-sums. Runs once, after the layout is settled.
+The moments of a part are taken about the part's own mean while it is in cache. Parts of one size
+are merged exactly (Chan, Golub and LeVeque, 1983), so no result is the difference of two large
+sums. This runs once, after the layout is settled.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gtco.graph.rewrites.name_outputs import name_outputs
 from gtco.graph.rewrites.simplify_movement import simplify_movement
 from gtco.tensor.stage import Operator, TensorType
 
-PART = 16384  # elements that a task reduces, about: they stay in the cache nearest to the core
-MOST_PARTS = 256  # what one task can still merge
-FEW = 4  # rows a core: with fewer, long rows are split
+PART = 16384  # about so many elements per task: they fit the cache nearest to the core
+MOST_PARTS = 256  # parts that one task can still merge
+FEW = 4  # rows per core: with fewer, long rows are split
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 def split_reductions(graph: Graph, cores: int) -> Graph:
-    """``graph`` with reductions cut for ``cores`` cores, and no group_norm left."""
+    """``graph`` with reductions cut for ``cores`` cores, and without group_norm."""
     graph = apply_rule(graph, {"permute"}, _channels_first)
     graph = apply_rule(graph, {"group_norm"}, lambda g, op: _group_norm(g, op, cores))
     graph = apply_rule(graph, {"layer_norm"}, lambda g, op: _layer_norm(g, op, cores))
@@ -52,8 +52,8 @@ def split_reductions(graph: Graph, cores: int) -> Graph:
 
 
 def part_rows(rows: int, width: int) -> int:
-    """Rows of ``width`` elements that make a part: a divisor of ``rows``, near ``PART`` elements,
-    or all of them where no divisor is.
+    """The number of rows of ``width`` elements in a part: a divisor of ``rows`` that gives about
+    ``PART`` elements, or all rows if there is no such divisor.
     """
     wanted = max(1, PART // width, -(-rows // MOST_PARTS))
     small = [d for d in range(1, isqrt(rows) + 1) if rows % d == 0]
@@ -107,7 +107,7 @@ def _channels_last(graph: Graph, op: Operator, shape: tuple[int, ...], groups: i
 
 
 def _long_rows(graph: Graph, op: Operator, shape: tuple[int, ...], groups: int) -> str:
-    """Channels first: a group is one long row."""
+    """Channels first: each group is one long row."""
     one = _row_moments(graph, op, shape[0] * groups)
     inner = (shape[0], groups, shape[1] // groups, *shape[2:])
     narrow = (shape[0], groups, *(1 for _ in inner[2:]))
@@ -118,8 +118,8 @@ def _long_rows(graph: Graph, op: Operator, shape: tuple[int, ...], groups: int) 
 
 
 def _row_moments(graph: Graph, op: Operator, rows: int) -> str:
-    """Mean and 1/deviation, [rows, 2, 1], of what ``op`` reads, laid flat in ``rows`` long rows:
-    each is seen as a matrix whose columns all belong to it.
+    """Mean and 1/deviation, [rows, 2, 1], of the input of ``op``, laid flat in ``rows`` long rows.
+    Each row is seen as a matrix whose columns all belong to it.
     """
     size = op.type.size // rows
     width = _divisor(size)
@@ -136,8 +136,8 @@ def _row_moments(graph: Graph, op: Operator, rows: int) -> str:
 
 
 def _idle(op: Operator, cores: int) -> bool:
-    """Has ``op`` so few and so long rows along its last axis that, with a row a task, cores idle
-    for longer than the further steps cost that share the rows out?
+    """True if ``op`` has so few and so long rows along its last axis that, with one row per task,
+    cores idle longer than it costs to share the rows out in further steps.
     """
     known = op.type
     if known.dtype != "float32" or not all(isinstance(d, int) for d in known.shape):
@@ -150,7 +150,7 @@ def _idle(op: Operator, cores: int) -> bool:
 
 
 def _layer_norm(graph: Graph, op: Operator, cores: int) -> str | None:
-    """A few very long rows."""
+    """A layer norm of a few very long rows."""
     if not _idle(op, cores) or _divisor(int(op.type.shape[-1])) < 8:
         return None
     shape = tuple(int(d) for d in op.type.shape)
@@ -161,7 +161,9 @@ def _layer_norm(graph: Graph, op: Operator, cores: int) -> str | None:
 
 
 def _softmax(graph: Graph, op: Operator, cores: int) -> str | None:
-    """The same; the sums and extremes become two steps each by :func:`_reduction`."""
+    """A softmax of a few very long rows. :func:`_reduction` cuts its sums and extremes into two
+    steps each.
+    """
     (x,) = op.inputs
     last = len(op.type.shape) - 1
     if op["axis"] not in (last, -1) or not _idle(op, cores):
@@ -174,8 +176,8 @@ def _softmax(graph: Graph, op: Operator, cores: int) -> str | None:
 
 
 def _channels_first(graph: Graph, op: Operator) -> str | None:
-    """Normalisation over an axis that is not the last in memory, where the permutations around it
-    have not gone: what lies behind that axis becomes one.
+    """Normalisation over an axis that is not the last in memory, if the permutations around it
+    remain: the axes after that axis become one.
     """
     norm = made_by(graph, op.inputs[0], "layer_norm", "rms_norm")
     before = made_by(graph, norm.inputs[0], "permute") if norm is not None else None
@@ -216,7 +218,7 @@ def _normalised(
 
 
 def _halves(graph: Graph, merged: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Mean and 1/deviation, of ``shape``."""
+    """Mean and 1/deviation in ``shape``."""
     batch, _, channels = (int(d) for d in graph.types[merged].shape)
     half = TensorType((batch, 1, channels), graph.types[merged].dtype)
     return tuple(  # type: ignore[return-value]
@@ -230,7 +232,7 @@ def _halves(graph: Graph, merged: str, shape: tuple[int, ...]) -> tuple[str, str
 
 
 def _affine(graph: Graph, y: str, gamma: str, beta: str, axis: int) -> str:
-    """Scale and shift along ``axis``, those that change nothing left out."""
+    """Scale and shift along ``axis``, without those that change nothing."""
     shape = tuple(d if a == axis else 1 for a, d in enumerate(int(d) for d in graph.types[y].shape))
     for kind, vector, neutral in (("multiply", gamma, 1.0), ("add", beta, 0.0)):
         value = graph.constants.get(vector)
@@ -251,7 +253,7 @@ def _reshape(graph: Graph, x: str, shape: tuple[int, ...]) -> str:
 
 
 def _divisor(size: int) -> int:
-    """Columns of a matrix view of a flat row: whole vectors where possible."""
+    """The number of columns of a matrix view of a flat row: whole vectors if possible."""
     best = 1
     for width in range(1, min(size, 256) + 1):
         if size % width == 0 and (width % 16 == 0 or best % 16):
