@@ -1,10 +1,10 @@
-"""Is the compiled model right? Its outputs against a reference, on random and on adversarial
-inputs.
+"""Verification: compares the outputs of the compiled model with a reference, on random and on
+adversarial inputs.
 
-The reference is ONNX Runtime on the model's ONNX, or the PyTorch module itself
-(``reference.py``). What the graph says of the inputs, which are masks and which index a table, is
-read first (``roles.py``); the inputs that find errors are not the friendly ones (``cases.py``); an
-error counts against the magnitudes around it (``compare.py``).
+The reference is ONNX Runtime on the model's ONNX, or the PyTorch module itself (``reference.py``).
+First the graph tells what the inputs are: masks, indices of a table, or data (``roles.py``). The
+inputs are chosen to find errors, so most are not friendly (``cases.py``). An error is measured
+against the magnitudes around it (``compare.py``).
 """
 
 from gtco.verification.cases import cases

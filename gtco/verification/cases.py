@@ -1,10 +1,10 @@
-"""The inputs that a model is tried on.
+"""The inputs on which a model is tried.
 
-Friendly inputs find few errors. Large activations make exp and variances overflow; zeros and
-constants give a variance of zero; a single spike is a row that dominates a softmax or a maximum.
+Friendly inputs find few errors. Large activations make exp and variances overflow. Zeros and
+constants give a variance of zero. A single spike is a row that dominates a softmax or a maximum.
 Masks are tried with everything kept, everything masked, at random, and with a whole row masked; a
-mask that is added to scores also with -inf and with the lowest finite number. Ids reach over the
-whole table that they index.
+mask that is added to scores also with -inf and with the lowest finite number. Ids cover the whole
+table that they index.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Range = tuple[int, int]  # of integers: low, and above high
 
 LARGE, SPIKE = 30.0, 100.0  # scale of large inputs, height of the spike
 VALUES = 1000  # integers that are values, not ids, are drawn from [-VALUES, VALUES]
-WIDEST = 16  # ids of a table of unknown size: of up to 2^WIDEST, and then half as many
+WIDEST = 16  # ids of a table of unknown size are tried up to 2^WIDEST, then up to half as many
 
 
 class Spec(Protocol):
@@ -43,12 +43,15 @@ def cases(
     roles: Mapping[str, Role] | None = None,
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, dict[str, Array]]:
-    """Inputs by case: ``random`` always; ``large``, ``zeros``, ``constant`` and ``spike``, with
-    nothing masked, where an input is a float; ``runs`` and ``narrow`` where one is an integer that
-    is no mask (:func:`_patterned`); those of :func:`_masks` where one is a mask.
+    """Inputs by case:
 
-    ``roles`` is what is known of the inputs (:func:`gtco.verification.roles.onnx_roles`); without
-    them the names and types decide. Integers are drawn from ``ranges``, or else from the widest of
+    - ``random``: always;
+    - ``large``, ``zeros``, ``constant`` and ``spike``, with nothing masked: if an input is a float;
+    - ``runs`` and ``narrow``: if an input is an integer and no mask (:func:`_patterned`);
+    - those of :func:`_masks`: if an input is a mask.
+
+    ``roles`` has the known roles of the inputs (:func:`gtco.verification.roles.onnx_roles`);
+    without them names and types decide. Integers are drawn from ``ranges``, or from the widest of
     :func:`ranges_to_try`.
     """
     rng = np.random.default_rng(seed)
@@ -60,7 +63,7 @@ def cases(
     kept = {name: np.ones_like(base[name]) for name, m in masks.items() if m != "additive"}
 
     def changed(change: Callable[[Array], Array]) -> dict[str, Array]:
-        # numpy makes a bare number of a product of tensors without axes
+        # numpy turns a product of tensors without axes into a bare number
         new = {name: np.asarray(change(base[name]), base[name].dtype) for name in values}
         return base | kept | new
 
@@ -91,7 +94,7 @@ def usual(
     roles: Mapping[str, Role] | None,
     ranges: Mapping[str, Range] | None,
 ) -> dict[str, Array]:
-    """Standard normal floats, integers of their ranges, masks of zeros and ones."""
+    """Standard normal floats, integers from their ranges, masks of zeros and ones."""
     result: dict[str, Array] = {}
     for spec in inputs:
         role, dtype = (roles or {}).get(spec.name), numpy_dtype(spec.dtype)
@@ -109,7 +112,7 @@ def usual(
 def _masks(
     rng: np.random.Generator, base: Mapping[str, Array], masks: Mapping[str, Mask]
 ) -> dict[str, dict[str, Array]]:
-    """The values of the masks by case; the same pattern in every mask of the model."""
+    """The values of the masks by case. All masks of the model have the same pattern."""
     patterns: dict[str, Callable[[tuple[int, ...]], NDArray[np.bool_]]] = {
         "ones": lambda shape: np.ones(shape, np.bool_),
         "zeros": lambda shape: np.zeros(shape, np.bool_),
@@ -135,7 +138,7 @@ def _masks(
 
 
 def mask_of(spec: Spec, roles: Mapping[str, Role] | None) -> Mask | None:
-    """The kind of mask that an input is: by the graph, else by its type and name."""
+    """The kind of mask that an input is, by the graph, or else by its type and name."""
     role = (roles or {}).get(spec.name, Role())
     dtype = numpy_dtype(spec.dtype)
     if dtype.kind == "b":
@@ -153,10 +156,10 @@ def mask_of(spec: Spec, roles: Mapping[str, Role] | None) -> Mask | None:
 
 
 def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
-    """Ranges of an integer input, the widest first: the reference may refuse ids that are too
-    large.
+    """Ranges of an integer input, the widest first, because the reference may refuse ids that are
+    too large.
 
-    ``role`` is what its graph says, None where no graph is known.
+    ``role`` comes from the graph; None if no graph is known.
     """
     kind = np.iinfo(numpy_dtype(spec.dtype))
     ladder = [(0, 2**power) for power in range(WIDEST, -1, -1)]
@@ -172,8 +175,9 @@ def ranges_to_try(spec: Spec, role: Role | None) -> list[Range]:
 def integers(
     rng: np.random.Generator, spec: Spec, range_: Range, told: Sequence[int] = ()
 ) -> Array:
-    """Integers of the range, both ends among them, and some small ones: padding and class tokens
-    are small ids. Those that the model tells apart (``told``) are frequent."""
+    """Integers from the range. They include both ends, and some small values, because padding and
+    class tokens are small ids. Values that the model distinguishes (``told``) are frequent.
+    """
     low, high = range_
     dtype = numpy_dtype(spec.dtype)
     drawn = rng.integers(low, high, spec.shape)
@@ -189,8 +193,10 @@ def integers(
 
 
 def _patterned(rng: np.random.Generator, drawn: Array, role: Role, pattern: str) -> Array:
-    """Rows that are alike, as tokens and bytes are: ``runs`` of one value each, ``narrow`` of an
-    eighth of all. The second half of the first row is what the model tells apart, say padding."""
+    """Rows whose values repeat, as in tokens and bytes: ``runs`` of one value each, or ``narrow``:
+    an eighth of all values. The second half of the first row is a value that the model
+    distinguishes, such as padding.
+    """
     if not drawn.ndim or not drawn.size:
         return drawn
     rows = drawn.reshape(-1, drawn.shape[-1]).copy()
@@ -209,8 +215,10 @@ def _patterned(rng: np.random.Generator, drawn: Array, role: Role, pattern: str)
 def nudged(
     inputs: Mapping[str, Array], masks: Sequence[str], rng: np.random.Generator, by: float
 ) -> dict[str, Array]:
-    """The inputs with every float moved by about ``by`` of its magnitude and the root of the mean
-    square (a spike among zeros moves the zeros too); masks, infinities and integers stay."""
+    """The inputs with every float moved at random, by at most ``by`` times its magnitude or the
+    root of the mean square, whichever is larger (so a spike among zeros moves the zeros too).
+    Masks, infinities and integers stay.
+    """
     result = dict(inputs)
     for name, value in inputs.items():
         if name in masks or not is_float(value.dtype):
@@ -225,8 +233,9 @@ def nudged(
 
 
 def _filled(keep: NDArray[np.bool_], dtype: np.dtype[Any], style: str) -> Array:
-    """A mask of the type from what it keeps. ``binary``: 1 and 0; ``lowest`` and ``-inf``: 0, and
-    that number where it masks."""
+    """A mask of the dtype from the elements that it keeps. ``binary`` is 1 for kept and 0 for
+    masked. ``lowest`` and ``-inf`` are 0 for kept and that number for masked.
+    """
     if style == "binary":
         return keep.astype(dtype)
     lowest = float(np.finfo(np.float16 if dtype == np.float16 else np.float32).min)
@@ -236,8 +245,9 @@ def _filled(keep: NDArray[np.bool_], dtype: np.dtype[Any], style: str) -> Array:
 def _random_keep(
     rng: np.random.Generator, shape: tuple[int, ...], never_all: bool
 ) -> NDArray[np.bool_]:
-    """Half of the elements; with ``never_all``, the first of each row always, so that none is
-    wholly masked."""
+    """Keeps half of the elements at random. With ``never_all`` it always keeps the first of each
+    row, so that no row is wholly masked.
+    """
     keep = np.asarray(rng.random(shape) < 0.5)
     if never_all and keep.ndim:
         keep[..., 0] = True
@@ -245,7 +255,7 @@ def _random_keep(
 
 
 def _whole_row(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """The first row masked, the second kept whole, every other at random."""
+    """The first row is masked, the second kept whole, every other row is random."""
     keep = _random_keep(rng, shape, True)
     if keep.ndim:
         rows = keep.reshape(-1, shape[-1])

@@ -1,8 +1,9 @@
-"""One output beside its reference: how far off is it, measured where it is off?
+"""Compares one output with its reference: how large the error of each element is, and on which
+scale.
 
-fp32 sums in another order differ by some 1e-7 of the magnitudes that go into them, and those are
-about the magnitudes around the element, not the largest in the tensor: a single huge element must
-hide no error elsewhere. So every element has a scale of its own (:func:`scales`).
+fp32 sums in another order differ by about 1e-7 of the magnitudes that go into them. These are about
+the magnitudes around the element, and not the largest in the tensor: a single huge element must not
+hide errors elsewhere. So every element has its own scale (:func:`scales`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from gtco.verification.report import Difference
 
 Array = NDArray[Any]
 
-ROW = 16  # a row has that many elements or more: short last axes are taken together
+ROW = 16  # a row has at least so many elements: short last axes are joined
 QUANTILE = 0.75  # of a row: above what ReLU and padding set to zero, below a few huge elements
-FLOOR = 1e-2  # of the output's median magnitude: what rows that are nearly zero are held to
-NOISE = 16  # times what the reference changes by, for an answer to count as unstable
-ROUNDINGS = 16  # half-precision outputs may differ by that many of their roundings
+FLOOR = (
+    1e-2  # share of the output's median magnitude: the least scale, for rows that are nearly zero
+)
+NOISE = 16  # an error within so many times the reference's own change counts as unstable
+ROUNDINGS = 16  # half-precision outputs may differ by so many of their roundings
 
 
 def compare(
@@ -36,13 +39,16 @@ def compare(
     exact: Array | None = None,
     least: float = 0.0,
 ) -> Difference:
-    """One output against its reference.
+    """Compares one output with its reference.
 
-    Another shape or dtype, or infinities and NaNs in other places, are failures; integers and
-    booleans must be equal; floats may differ by ``tolerance`` times their scale, and by ``least``.
-    ``exact`` is what float64 gives: an element that differs from the reference and not from it is
-    right. ``noise`` is how far each element moves under rounding (:func:`spread`): the error is
-    compared with that too, which excuses what no arithmetic of this precision can get right.
+    Another shape or dtype is a failure, and so are infinities and NaNs in other places. Integers
+    and booleans must be equal. Floats may differ by ``tolerance`` times their scale, or by
+    ``least`` if that is larger.
+
+    - ``exact`` is the result of float64. An element that differs from the reference but agrees with
+      float64 is right.
+    - ``noise`` is how far rounding moves each element (:func:`spread`). The error is also compared
+      with it; this excuses errors that no arithmetic of this precision can avoid.
     """
 
     def wrong(reason: str) -> Difference:
@@ -59,7 +65,8 @@ def compare(
     off = _Off.between(a, e, expected.dtype, tolerance, floor, least)
     judged, peer = False, 0.0
     if exact is not None:
-        with np.errstate(over="ignore"):  # beyond the output's range it is infinite there too
+        # beyond the output's range the exact value becomes infinite too
+        with np.errstate(over="ignore"):
             x = np.asarray(np.asarray(exact).astype(expected.dtype), np.float64)
         judged = bool((off.relative > limit).any())
         peer = float(
@@ -70,7 +77,7 @@ def compare(
     unstable, failure = False, None
     if noise is not None and beyond.any():
         moved = NOISE * _over_rows(np.where(np.isfinite(noise), noise, np.inf), np.max)
-        # what is infinite in one of them is excused where rounding decides over that
+        # an element that is infinite in only one is excused if rounding decides whether it is
         within = np.where(
             np.isinf(off.absolute), np.isinf(noise), off.absolute <= off.scale * limit + moved
         )
@@ -93,8 +100,11 @@ def compare(
 
 @dataclass(frozen=True)
 class _Off:
-    """How far each element is off. ``absolute`` is infinite where one alone is infinite or NaN, and
-    ``relative``, of ``scale``, too. ``same_nonfinite``: how many are the same infinity or NaN.
+    """The error of each element.
+
+    - ``absolute`` is infinite if only one of the two is infinite or NaN;
+    - ``relative``, to the scale, is then infinite too;
+    - ``same_nonfinite``: how many elements are the same infinity or NaN in both.
     """
 
     absolute: Array
@@ -112,7 +122,7 @@ class _Off:
         return _Off(absolute, absolute / scale, scale, same)
 
     def nearer(self, other: _Off) -> _Off:
-        """By element the one that is less off."""
+        """For each element the smaller of the two errors."""
         first = self.relative <= other.relative
         return _Off(
             np.where(first, self.absolute, other.absolute),
@@ -129,7 +139,7 @@ class _Off:
 def _failure(
     off: _Off, beyond: Array, tolerance: float, a: Array, e: Array, exact: Array | None
 ) -> str:
-    """What is wrong, and the three answers where it is worst."""
+    """What is wrong, with the three values at the largest error."""
     nonfinite = beyond & np.isinf(off.absolute)
     if nonfinite.any():
         return (
@@ -147,11 +157,11 @@ def _failure(
 
 
 def scales(expected: Array, tolerance: float, dtype: Any, floor: float = FLOOR) -> Array:
-    """What the error of each element is measured against, in the shape of ``expected`` (float64).
+    """The scale of the error of each element, in the shape of ``expected`` (float64).
 
-    The largest of: its own magnitude; the upper quartile of the magnitudes in its row; ``floor``
-    times the median magnitude of all that is not zero; the smallest normal number over the
-    tolerance. 1 where the whole output is zero.
+    It is the largest of: its own magnitude; the upper quartile of the magnitudes in its row;
+    ``floor`` times the median magnitude of all elements that are not zero; the smallest normal
+    number over the tolerance. It is 1 if the whole output is zero.
     """
     magnitude = np.where(np.isfinite(expected), np.abs(expected), 0)
     present = magnitude[magnitude > 0]
@@ -165,7 +175,7 @@ def scales(expected: Array, tolerance: float, dtype: Any, floor: float = FLOOR) 
 
 
 def spread(one: Array, other: Array) -> Array:
-    """|one - other|, 0 where both are the same infinity or NaN, infinite where one alone is."""
+    """|one - other|; 0 if both are the same infinity or NaN; infinite if only one is."""
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
@@ -181,7 +191,7 @@ def _equal(
     noise: Array | None,
     exact: Array | None,
 ) -> Difference:
-    """Integers and booleans: as many may differ as ``noise`` makes likely."""
+    """Compares integers and booleans. As many may differ as ``noise`` makes likely."""
     differ = actual != expected
     judged, peer = False, 0.0
     if exact is not None:
@@ -203,15 +213,16 @@ def _equal(
 
 
 def _rounding(dtype: Any) -> float:
-    """What several roundings to the type cost; nothing that counts but in half precision."""
+    """The error of several roundings to the dtype. It matters only in half precision."""
     if dtype.itemsize > 2:
         return 0.0
     return ROUNDINGS * (float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-7)
 
 
 def _over_rows(values: Array, reduce: Any) -> Array:
-    """``reduce(rows, axis=1)`` of the last axes, as many as make :data:`ROW` elements, at every
-    element of the row."""
+    """``reduce(rows, axis=1)`` at every element of the row. A row is as many last axes as make
+    :data:`ROW` elements.
+    """
     length, axes = 1, 0
     while length < ROW and axes < values.ndim:
         axes += 1
@@ -222,7 +233,7 @@ def _over_rows(values: Array, reduce: Any) -> Array:
 
 
 def _upper_quartile(rows: Array, axis: int) -> Array:
-    """The element below which three quarters lie; of two, the smaller."""
+    """The element with three quarters of the elements below it; of two, the smaller."""
     place = int(QUANTILE * (rows.shape[axis] - 1))
     result: Array = np.partition(rows, place, axis=axis).take(place, axis=axis)
     return result

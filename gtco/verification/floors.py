@@ -1,8 +1,8 @@
-"""The absolute errors of bounded outputs, for where no float64 decides.
+"""Absolute errors that bounded outputs may have if no float64 decides.
 
-A sigmoid's value of 1e-8 is as exact as the largest that it gives is: engines compute logistics,
-softmax and their kin to some roundings of 1. Behind movement and minima such an output keeps its
-bound; one that is computed further has none.
+A sigmoid's value of 1e-8 has the same absolute accuracy as its largest value, because engines
+compute logistics, softmax and similar functions to some roundings of 1. After movement and minima
+such an output keeps its bound. After other operators it has none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _JOINS = frozenset("Concat Max Min".split())
 
 
 def output_floors(graph: Any) -> list[float]:
-    """For each output of a ``GraphProto`` its absolute floor; 0 for what has none."""
+    """The absolute floor of each output of a ``GraphProto``; 0 for an output without one."""
     makers = {name: node for node in graph.node for name in node.output if name}
     return [_floor(output.name, makers) for output in graph.output]
 
 
 def _floor(name: str, makers: Mapping[str, Any]) -> float:
-    """All that the output is made of must be bounded."""
+    """The floor of one output. Everything that it is made of must be bounded."""
     largest, open_, seen = 0.0, [name], set[str]()
     while open_:
         name = open_.pop()

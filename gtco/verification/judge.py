@@ -1,9 +1,10 @@
-"""Who decides where a compiled model and its reference differ: the same model in float64.
+"""The judge decides between a compiled model and its reference if they differ. It is the same model
+in float64.
 
-A judge also says what the precision of the compiled model can give at best on the same inputs, by
-evaluating once more with that precision's roundings. The distance of the two is what arithmetic
-costs there, whatever the reference's own kernels make of it: ONNX Runtime's float32 logistic, for
-one, is off by 6e-8 and 0 below -18.
+A judge also says how exact the precision of the compiled model can be on the same inputs: it
+evaluates once more, with the roundings of that precision. The distance between the two evaluations
+is the error of the arithmetic alone. It does not depend on the reference's own kernels: ONNX
+Runtime's float32 logistic, for example, is off by 6e-8, and 0 below -18.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ Array = NDArray[Any]
 
 
 class Unjudged(Exception):
-    """The judge cannot say: why, as part of a sentence."""
+    """The judge cannot decide. The message says why, as part of a sentence."""
 
 
 class Judge(Protocol):
-    """``name`` says who it is. Both give the model's outputs in order, and raise
-    :class:`Unjudged`: :meth:`exact` in float64, :meth:`rounded` as ``precision`` rounds."""
+    """``name`` is the judge's name. Both methods give the model's outputs in order and may raise
+    :class:`Unjudged`: :meth:`exact` computes in float64, :meth:`rounded` with the roundings of
+    ``precision``.
+    """
 
     @property
     def name(self) -> str: ...
@@ -46,7 +49,7 @@ class TorchJudge:
         import torch
 
         before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # of what the module makes itself
+        torch.set_default_dtype(torch.float64)  # for tensors that the module makes itself
         try:
             found = self._run(inputs, lambda x: x.double())
         except Exception as error:
@@ -59,8 +62,9 @@ class TorchJudge:
         return found
 
     def rounded(self, inputs: Mapping[str, Array], precision: str) -> Sequence[Array]:
-        """float32; parameters and inputs of less are rounded to it, which is one of every product's
-        operands at least."""
+        """The outputs in float32. For a narrower precision, parameters and inputs are rounded to
+        it: they are at least one operand of every product.
+        """
         import torch
 
         narrow = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

@@ -1,4 +1,4 @@
-"""What a compiled model is held against: ONNX Runtime, PyTorch, or a function."""
+"""The reference that a compiled model is compared with: ONNX Runtime, PyTorch, or a function."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from gtco.verification.roles import Role, onnx_roles
 
 Array = NDArray[Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
-# Where ONNX Runtime looks for the external data of a model that it is given as bytes.
+# ONNX Runtime looks here for the external data of a model that is given as bytes.
 _EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """``run`` gives the outputs in order for inputs by name.
+    """A model that can be run for comparison.
 
-    ``roles``: what the graph says of the inputs, None where there is no graph to read.
-    ``examples``: inputs that the user gave, by name. ``otherwise`` runs the same model with other
-    kernels, where there is a second way. ``judge`` runs it in float64. ``floors``: for each output
-    the absolute error that its operator's accuracy allows (:mod:`gtco.verification.floors`); none
-    where there is no graph to read.
+    - ``run``: gives the outputs in order, for inputs by name;
+    - ``roles``: what the graph says of the inputs; None if there is no graph to read;
+    - ``examples``: inputs that the user gave, by name;
+    - ``otherwise``: runs the same model with other kernels, if there is a second way;
+    - ``judge``: runs it in float64;
+    - ``floors``: for each output the absolute error that its operator's accuracy allows
+      (:mod:`gtco.verification.floors`); none if there is no graph to read.
     """
 
     name: str
@@ -50,10 +52,12 @@ class Reference:
 def open_reference(
     reference: Any, stack: ExitStack, names: Sequence[str], example_inputs: Any = None
 ) -> Reference:
-    """The reference, ready to run on the inputs ``names``; ``stack`` holds what must stay alive.
+    """The reference, ready to run on the inputs ``names``. ``stack`` holds the objects that must
+    stay alive.
 
-    ``example_inputs``: what a PyTorch module was compiled with, a mapping of keyword arguments, a
-    sequence or one tensor. Raises ``VerificationError`` where it is nothing that can be run.
+    ``example_inputs``: the inputs with which a PyTorch module was compiled, as a mapping of keyword
+    arguments, a sequence, or one tensor. Raises ``VerificationError`` if the reference cannot be
+    run.
     """
     if isinstance(reference, str | Path | bytes) or hasattr(reference, "SerializeToString"):
         return _onnxruntime(reference, stack)
@@ -80,7 +84,7 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
 
     def session(level: Any, model: Any, folder: str | None = None) -> Any:
         options = ort.SessionOptions()
-        options.log_severity_level = 4  # a refused input is an answer here, not news
+        options.log_severity_level = 4  # a refused input is an expected answer here
         options.graph_optimization_level = level
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_DATA, folder)
@@ -126,7 +130,7 @@ def _onnxruntime(model: Any, stack: ExitStack) -> Reference:
 
 
 def _inlined(source: str | bytes) -> Any:
-    """The ModelProto, its local functions written out; external data stays where it is."""
+    """The ModelProto with its local functions written out. External data stays where it is."""
     import onnx.inliner
 
     model = _read(source)
@@ -134,7 +138,9 @@ def _inlined(source: str | bytes) -> Any:
 
 
 def _whole(source: str | bytes, folder: str | None) -> Any:
-    """The same with the external data in it; ``folder`` holds that of a model given as bytes."""
+    """The same with the external data in it. ``folder`` has the data of a model that was given as
+    bytes.
+    """
     import onnx.external_data_helper
 
     model = _inlined(source)
@@ -154,10 +160,11 @@ def _read(source: str | bytes) -> Any:
 
 
 def _of_ir_version(source: str | bytes, version: int) -> bytes:
-    """The model, external data left where it is, as of an older version of the format.
+    """The model as an older version of the format; external data is left where it is.
 
-    Since version 8 versions differ by the element types and annotations they have (onnx.proto
-    lists them): what uses one that is new is refused as before, and nothing changes its meaning.
+    Since version 8, versions differ only by the element types and annotations that they have
+    (onnx.proto lists them). So a model that uses a new one is refused as before, and the meaning
+    never changes.
     """
     model = _read(source)
     model.ir_version = min(model.ir_version, version)
@@ -170,10 +177,10 @@ def _has_attention(model: Any) -> bool:
 
 
 def _attention_written_out(model: Any) -> bytes:
-    """The model with each Attention as ONNX defines it by simpler operators.
+    """The model with each Attention in the simpler operators that ONNX defines it by.
 
-    ONNX Runtime's own kernel takes a row of scores that finfo.min masks whole for one that may see
-    nothing, and gives 0; by the definition, and in PyTorch, it is the mean of V.
+    If finfo.min masks a whole row of scores, ONNX Runtime's own kernel treats the row as one that
+    sees nothing, and gives 0. By the definition, and in PyTorch, the row is the mean of V.
     """
     from gtco.support.onnx_functions import written_out
 
@@ -181,7 +188,9 @@ def _attention_written_out(model: Any) -> bytes:
 
 
 def _serialized(model: Any, stack: ExitStack) -> str | bytes:
-    """A ModelProto as bytes, or as a file with external data where it passes protobuf's 2 GB."""
+    """A ModelProto as bytes, or as a file with external data if it is larger than
+    protobuf's 2 GB.
+    """
     try:
         return bytes(model.SerializeToString())
     except Exception:  # protobuf's error type differs between its implementations
@@ -191,13 +200,13 @@ def _serialized(model: Any, stack: ExitStack) -> str | bytes:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="gtco-verify-")), "model.onnx"
         )
         copy = onnx.ModelProto()
-        copy.CopyFrom(model)  # saving moves the weights out of the proto it is given
+        copy.CopyFrom(model)  # saving moves the weights out of the given proto
         onnx.save(copy, path, save_as_external_data=True, location="model.data")
         return str(path)
 
 
 def _evaluation(module: Any, stack: ExitStack) -> None:
-    """Evaluation mode until ``stack`` ends; then every part is as it was."""
+    """Sets evaluation mode until ``stack`` ends; then every part has its old mode again."""
     for part in module.modules():
         stack.callback(setattr, part, "training", part.training)
     module.eval()
@@ -206,10 +215,10 @@ def _evaluation(module: Any, stack: ExitStack) -> None:
 def _torch(
     module: Any, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Reference:
-    """PyTorch, called as it was for the export, with the tensors among the arguments replaced.
+    """Calls PyTorch as for the export, with the tensors among the arguments replaced.
 
-    Without examples the inputs are the arguments, in order. A call may write the module's buffers:
-    each has a copy of them, so that it starts as the first did and the module stays as it was.
+    Without examples the inputs are the arguments, in order. A call may write the module's buffers.
+    So each call has a copy of them: it starts as the first one did, and the module stays unchanged.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -249,7 +258,7 @@ def _torch(
 
 
 def _tensor(torch: Any, array: Array) -> Any:
-    """A tensor of its own memory; numpy and torch have no bfloat16 in common."""
+    """A tensor with its own memory. numpy and torch have no common bfloat16."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))

@@ -1,4 +1,4 @@
-"""What was compared and how it came out."""
+"""The comparisons and their results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from gtco.support.errors import VerificationError
 class Difference:
     """One output in one case.
 
-    ``absolute``: max |a - e|; ``relative``: max |a - e| over the magnitude around the element
-    (``compare.scales``); both over the ``compared`` elements, those that are finite in the
-    reference. ``failure`` says why this output is wrong, None where it is right. ``unstable``: the
-    error is over the tolerance, and within what rounding costs there.
-
-    ``judged``: the output differs from the reference by more than the tolerance, and float64
-    decided. Then e is float64's where that is nearer, and ``reference_error`` is the largest error
-    of the reference itself against float64.
+    - ``absolute``: max |a - e|;
+    - ``relative``: max of |a - e| over the magnitude around the element (``compare.scales``);
+    - ``compared``: the number of elements that both count: those that are finite in the reference;
+    - ``failure``: why this output is wrong; None if it is right;
+    - ``unstable``: the error is over the tolerance but within the error of rounding there;
+    - ``judged``: the output differs from the reference by more than the tolerance, and float64
+      decided. Then e is float64's value if that is nearer;
+    - ``reference_error``: the largest error of the reference itself against float64, if float64
+      decided.
     """
 
     case: str
@@ -35,7 +36,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The result in a word or two."""
         if self.failure:
             return "wrong"
         if self.unstable:
@@ -45,10 +46,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Top1:
-    """On how many of ``images`` the compiled model and its reference put the same class first.
+    """The number of ``images`` for which the compiled model and its reference have the same first
+    class.
 
-    ``wrong``: where they do not, though the reference's first two classes lie further apart than
-    the tolerance can bring together.
+    ``wrong``: the images with another first class, though the reference's first two classes are
+    further apart than the tolerance can explain.
     """
 
     images: int
@@ -63,11 +65,14 @@ class Top1:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """All outputs in all cases, against ``reference`` (its name), with the tolerance on
-    ``relative``; ``top1`` where the model is a classifier and was compiled in less than fp32.
+    """All outputs in all cases.
 
-    ``judge`` names what decided where the two differ; None where nothing had to, or could, which
-    ``unjudged`` then explains.
+    - ``reference``: its name;
+    - ``tolerance``: on ``relative``;
+    - ``top1``: if the model is a classifier and was compiled in less than fp32;
+    - ``judge``: the judge that decided between the two; None if nothing had to be decided, or
+      nothing could be;
+    - ``unjudged``: why nothing could be decided.
     """
 
     reference: str
@@ -87,12 +92,12 @@ class VerificationReport:
 
     @property
     def worst(self) -> Difference | None:
-        """The largest relative difference."""
+        """The difference with the largest relative error."""
         return max(self.differences, key=lambda d: d.relative, default=None)
 
     @property
     def decided(self) -> list[str]:
-        """What float64 decided, and why it could not."""
+        """The decisions of float64, and why it could not decide."""
         lines = []
         if judged := [d for d in self.differences if d.judged]:
             off = max(d.reference_error for d in judged)
@@ -105,7 +110,7 @@ class VerificationReport:
         return lines
 
     def check(self) -> None:
-        """Raise ``VerificationError`` that lists every failure."""
+        """Raises a ``VerificationError`` that lists every failure."""
         if not self.passed:
             lines = [f"  {d.output} on {d.case} inputs: {d.failure}" for d in self.failures]
             if self.top1 and self.top1.wrong:
@@ -118,7 +123,7 @@ class VerificationReport:
             )
 
     def _advice(self) -> str:
-        """What it means and what to do."""
+        """The meaning of the failure and what to do."""
         if self.judge is not None:
             cause = (
                 f"{self.judge} decided where the two differ, so this is a bug of gtco, or "
@@ -159,7 +164,8 @@ def nothing_compared(
 ) -> tuple[Difference, ...]:
     """A failure for each output of which no element was compared in any case.
 
-    NaN beside NaN everywhere is no agreement. ``sizes``: elements of each output.
+    If both are NaN everywhere, this is no agreement. ``sizes``: the number of elements of each
+    output.
     """
     seen: dict[str, int] = dict.fromkeys(sizes, 0)
     for d in differences:

@@ -1,9 +1,9 @@
-"""What an ONNX graph says of its inputs: which index a table, which are masks, which are data.
+"""The role of each input by its ONNX graph: index of a table, mask, or data.
 
 Each input is followed forward through movement, casts and element-wise arithmetic, until an
-operator shows what it is for. An input that a product or a function takes, or that is compared with
-other values than 0 and 1, is data, whatever else asks of it whether it is zero: ids are compared
-with the id of padding, bytes with every byte.
+operator shows its role. An input is data if a product or a function takes it, or if it is compared
+with other values than 0 and 1, even if other operators test it for zero: ids are compared with the
+id of padding, bytes with every byte.
 """
 
 from __future__ import annotations
@@ -26,26 +26,31 @@ _ARITHMETIC = frozenset("Add Sub Mul Div Neg Max Min Clip Abs Sum".split())
 _COMPARES = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
 _LOGIC = frozenset("And Or Xor Not IsInf IsNaN".split())
 _GATHERS = {"Gather": "axis", "GatherElements": "axis", "GatherND": None, "ScatterND": None}
-# What counts elements or asks for shapes: it says nothing of what the values are.
+# Operators that count elements or read shapes: they tell nothing about the values.
 _COUNTS = frozenset(
     "Shape Size ReduceSum ReduceMax ReduceMin ReduceMean CumSum NonZero ConstantOfShape".split()
 )
 _ATTENTION_MASK = 3  # the place of attn_mask among the inputs of ONNX's Attention
 _BOOL = 9  # TensorProto.BOOL
-_MASKS_TELL = {0.0, 0.5, 1.0}  # what masks are compared with
-_SPECIAL = 16  # values that an input is told apart by: more of them are its range
+_MASKS_TELL = {0.0, 0.5, 1.0}  # the values with which masks are compared
+_SPECIAL = (
+    16  # the most special values of an input: if it is compared with more, they are its range
+)
 _SMALL = 1 << 16  # constants of up to so many elements are read
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one input is for.
+    """The role of one input.
 
-    ``index``: it indexes a table. ``low`` to ``bound`` (exclusive): the values that index a table,
-    or that it is compared with in one go, where they are known. ``mask``: ``binary`` (zero means
-    masked, or not masked), ``additive`` (added to the scores before a softmax: zero or a huge
-    negative number), ``either`` (a mask by its name alone); None for what is no mask. ``data``: it
-    is computed with. ``told``: the few values that it is compared with, such as padding.
+    - ``index``: it indexes a table;
+    - ``low`` to ``bound`` (exclusive): the values that index a table, or with which it is compared
+      all at once, if they are known;
+    - ``mask``: ``binary`` (zero means masked, or not masked), ``additive`` (added to the scores
+      before a softmax: zero or a huge negative number), ``either`` (a mask only by its name); None
+      if it is no mask;
+    - ``data``: it is computed with;
+    - ``told``: the few values that it is compared with, such as padding.
     """
 
     index: bool = False
@@ -57,7 +62,7 @@ class Role:
 
 
 def onnx_roles(graph: Any) -> dict[str, Role]:
-    """The role of each input of a ``GraphProto`` that is no initializer, by name."""
+    """The role of each input of a ``GraphProto`` that is not an initializer, by name."""
     known = _Known.of(graph)
     return {
         value.name: _role(value.name, known)
@@ -68,8 +73,8 @@ def onnx_roles(graph: Any) -> dict[str, Role]:
 
 @dataclass(frozen=True)
 class _Known:
-    """``readers`` of each tensor, with the place among their inputs; ``sizes`` and small ``values``
-    of constants; the names of all that is ``constants``.
+    """Facts about tensors: the ``readers`` of each, with its place among their inputs; ``sizes``
+    and small ``values`` of constants; the names of all ``constants``.
     """
 
     readers: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)
@@ -84,7 +89,7 @@ class _Known:
         return known
 
     def add(self, graph: Any) -> None:
-        """The graph and those inside it, which read its tensors by their names."""
+        """Adds the graph and those inside it. Inner graphs read its tensors by name."""
         for tensor in graph.initializer:
             self._constant(tensor.name, tensor)
         for node in graph.node:
@@ -110,7 +115,7 @@ class _Known:
             self.values[name] = numpy_helper.to_array(tensor)
 
     def made_of(self, name: str) -> set[str]:
-        """The tensors that are computed from this one and constants alone."""
+        """The tensors that are computed only from this one and constants."""
         own, open_ = {name}, [name]
         while open_:
             for node, _ in self.readers.get(open_.pop(), ()):
@@ -127,9 +132,12 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor on the way from an input. ``computed``: not the input's own values any more, but
-    ``times`` * value + ``plus`` of them where that is not None; ``added``: scores that the input
-    was added to; ``met``: values that were computed with the input and others.
+    """A tensor on the way from an input.
+
+    - ``computed``: it no longer has the input's own values, but ``times`` * value + ``plus``, if
+      that is not None;
+    - ``added``: it is scores to which the input was added;
+    - ``met``: values that were computed from the input and other tensors.
     """
 
     tensor: str
@@ -140,7 +148,7 @@ class _Place:
     plus: float = 0.0
 
     def back(self, value: float) -> float | None:
-        """The input's value that is ``value`` here."""
+        """The value of the input for which this tensor is ``value``."""
         return None if not self.times else (value - self.plus) / self.times
 
 
@@ -194,7 +202,7 @@ def _indexes(node: Any, position: int) -> bool:
 
 
 def _decides(node: Any, position: int) -> bool:
-    """Does the operator ask of each element whether, and not how much?"""
+    """True if the operator asks a yes-no question of each element, not an amount."""
     return (
         node.op_type in _LOGIC
         or (node.op_type == "Where" and position == 0)
@@ -203,8 +211,9 @@ def _decides(node: Any, position: int) -> bool:
 
 
 def _compared(place: _Place, node: Any, position: int, known: _Known) -> set[float] | None:
-    """The input's values that the other side has: none where they are not known, None where it is
-    no constant."""
+    """The values of the input that the other side has; an empty set if they are not known; None if
+    the other side is no constant.
+    """
     other = node.input[1 - position]
     if other not in known.constants:
         return None
@@ -215,7 +224,7 @@ def _compared(place: _Place, node: Any, position: int, known: _Known) -> set[flo
 def _next(
     place: _Place, node: Any, position: int, own: set[str], known: _Known
 ) -> Iterator[_Place]:
-    """The places behind an operator that passes values on."""
+    """The places after an operator that passes values on."""
     computed, added, met = place.computed, place.added, place.met
     times, plus = place.times, place.plus
     if node.op_type in _MOVES or node.op_type in _GATHERS:
@@ -236,7 +245,7 @@ def _next(
 
 
 def _affine(place: _Place, node: Any, position: int, known: _Known) -> tuple[float | None, float]:
-    """What an addition or multiplication of one constant makes of times and plus."""
+    """The new times and plus after an addition or multiplication of one constant."""
     times, plus = place.times, place.plus
     other = known.scalar(node.input[1 - position]) if len(node.input) == 2 else None
     kind = node.op_type
@@ -258,7 +267,9 @@ def _affine(place: _Place, node: Any, position: int, known: _Known) -> tuple[flo
 
 
 def _table(place: _Place, node: Any, known: _Known) -> list[tuple[int, int]]:
-    """The input's values, from one to below another, that index the table of a gather."""
+    """The ranges of the input's values that index the table of a gather, each from one value to
+    below another.
+    """
     if node.op_type == "OneHot":
         depth = known.scalar(node.input[1])
         size = None if depth is None else int(depth)
@@ -276,7 +287,7 @@ def _table(place: _Place, node: Any, known: _Known) -> list[tuple[int, int]]:
 
 
 def _intersection(ranges: list[tuple[int, int]]) -> tuple[int, int | None]:
-    """What all of them hold; from 0 on, without an end, where there is none."""
+    """The range that all of them contain; from 0, without an end, if there is none."""
     if not ranges:
         return 0, None
     low, bound = max(low for low, _ in ranges), min(high for _, high in ranges)

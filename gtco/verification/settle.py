@@ -1,5 +1,6 @@
-"""Where outputs differ from the reference by more than the plain tolerance: who is right, and is it
-more than what rounding costs there?"""
+"""Decides for outputs that differ from the reference by more than the plain tolerance: which of the
+two is right, and whether the error is more than rounding costs there.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ Pair = tuple[str, Array, Array]  # the output's name, the compiled model's, the 
 
 @dataclass(frozen=True)
 class Bound:
-    """``tolerance``: what an error may be of the magnitude around an element, which is ``floor``
-    times the output's median at least. ``nudge``: by how much inputs are moved, of their own
-    magnitude, to see how stable the reference is.
+    """The bounds of one precision.
+
+    - ``tolerance``: the allowed error as a share of the magnitude around an element;
+    - ``floor``: that magnitude is at least so many times the output's median;
+    - ``nudge``: how far inputs are moved, relative to their own magnitude, to test the reference's
+      stability.
     """
 
     tolerance: float
@@ -33,24 +37,25 @@ class Bound:
     floor: float = FLOOR
 
 
-# By the precision that a model was compiled with. fp32 against fp32: sums in another order, and a
-# few roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of
-# every product is off by up to 2^-9, so what nearly cancels is as far off as its neighbours are.
-# fp16: an eighth of that, and infinite beyond 65504, which is a failure like any other.
+# By the precision of the compiled model. fp32 against fp32: sums in another order, and a few
+# roundings of 2^-24, which the sums of a deep model lose in any order. bf16: every operand of every
+# product is off by up to 2^-9, so a sum that nearly cancels has the error of its terms. fp16: an
+# eighth of that; beyond 65504 values are infinite, which is a failure like any other.
 BOUNDS = {
     "fp32": Bound(1e-3, 2.0**-20),
     "bf16": Bound(0.1, 2.0**-9, 1.0),
     "fp16": Bound(0.0125, 2.0**-12, 1.0),
 }
 TOLERANCE = BOUNDS["fp32"].tolerance
-GROSS = 0.1  # of the magnitude around an element: no rounding
-ALONE = 0.01  # of the elements of an output
+GROSS = 0.1  # share of the magnitude around an element: more than any rounding
+ALONE = 0.01  # share of the elements of an output
 
 
 @dataclass
 class Settling:
-    """How outputs are held against each other. ``unjudged``: why float64 could not decide; None
-    while it could."""
+    """How outputs are compared. ``unjudged`` says why float64 could not decide; None while it
+    could.
+    """
 
     bound: Bound
     tolerance: float
@@ -67,8 +72,9 @@ def settle(
     masks: Sequence[str],
     how: Settling,
 ) -> list[Difference]:
-    """``found``, the plain comparisons of ``pairs``, with those that failed compared again: with
-    float64, and if they still fail with what rounding costs there."""
+    """The plain comparisons ``found`` of ``pairs``, in which failures are compared again: with
+    float64, and, if they still fail, with the error of rounding there.
+    """
     exact = _exact(source, inputs, pairs, how)
     least = (0.0,) * len(pairs) if exact is not None or not source.floors else source.floors
     truths = exact if exact is not None else [None] * len(pairs)
@@ -90,7 +96,7 @@ def settle(
         if source.otherwise is not None:
             runs.append((source.otherwise, dict(inputs)))
         noise = _moved(runs, [e for _, _, e in pairs])
-    else:  # of the reference nothing: where its kernels are coarse, so are its changes
+    else:  # nothing from the reference: if its kernels are coarse, so are its changes
         assert source.judge is not None
         judge = source.judge
         runs = [(judge.exact, x) for x in near]
@@ -122,7 +128,9 @@ def _exact(
 
 
 def _alone(actual: Array, expected: Array, truth: Array, tolerance: float) -> float:
-    """The share of elements on which float64 alone is grossly off: then it is of another model."""
+    """The share of elements on which only float64 is grossly off. If it is large, float64 computes
+    another model.
+    """
     if actual.shape != expected.shape or not is_float(expected.dtype) or not expected.size:
         return 0.0
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
@@ -135,7 +143,7 @@ def _alone(actual: Array, expected: Array, truth: Array, tolerance: float) -> fl
 def _neighbours(
     inputs: Mapping[str, Array], masks: Sequence[str], nudge: float
 ) -> list[dict[str, Array]]:
-    """Two inputs that differ from these by roundings; none where nothing can be moved."""
+    """Two inputs that differ from these by roundings; none if nothing can be moved."""
     rng = np.random.default_rng(0)
     near = [nudged(inputs, masks, rng, nudge) for _ in range(2)]
     return [
@@ -149,13 +157,13 @@ def _moved(
     runs: Sequence[tuple[Callable[[Mapping[str, Array]], Sequence[Array]], dict[str, Array]]],
     unmoved: Sequence[Array],
 ) -> list[Array] | None:
-    """How far each element of each output moves at most over the runs; None where none ends."""
+    """How far each element of each output moves at most in these runs; None if no run ends."""
     noise: list[Array] | None = None
     for run, inputs in runs:
         try:
             outputs = run(inputs)
         except Exception:
-            continue  # what refuses the neighbour of an input says nothing of it
+            continue  # if the neighbour of an input is refused, this tells nothing about the input
         if [np.shape(o) for o in outputs] != [e.shape for e in unmoved]:
             continue
         found = [spread(o, e) for o, e in zip(outputs, unmoved, strict=True)]

@@ -1,5 +1,5 @@
-"""Does a classifier still put the same class first? Asked where a model is compiled in less than
-fp32, whose errors are no bugs, but may change answers.
+"""Checks that a classifier still has the same first class. It is used for models that are compiled
+in less than fp32: the errors are no bugs, but may change answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ IMAGES = 32
 
 
 def is_classifier(inputs: Sequence[Spec], outputs: Sequence[Spec]) -> bool:
-    """One output [N, classes], classes > 1, and an input of floats to draw N images in."""
+    """True if there is one output [N, classes], classes > 1, and an input of floats for
+    N images.
+    """
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or outputs[0].shape[1] < 2:
         return False
     batch = outputs[0].shape[0]
@@ -39,7 +41,9 @@ def same_class_first(
     ranges: Mapping[str, Range],
     tolerance: float,
 ) -> Top1:
-    """Both on :data:`IMAGES` random images or a few more, in batches of the model's size."""
+    """Compares both on :data:`IMAGES` random images or a few more, in batches of the
+    model's size.
+    """
     rng = np.random.default_rng([seed, IMAGES])
     batch = model.outputs[0].shape[0]
     images = agreed = wrong = 0
@@ -54,7 +58,9 @@ def same_class_first(
 
 
 def _first(actual: Array, expected: Array, tolerance: float) -> tuple[Array, Array]:
-    """By image: is the same class first, and could the tolerance not have changed that?"""
+    """For each image: whether the same class is first, and whether the tolerance could not change
+    that.
+    """
     wide = expected.astype(np.float64)
     one, other = wide.argmax(axis=1), actual.astype(np.float64).argmax(axis=1)
     rows = np.arange(len(wide))

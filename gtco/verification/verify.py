@@ -1,4 +1,4 @@
-"""Run the compiled model and its reference on every case, and compare."""
+"""Runs the compiled model and its reference on every case, and compares them."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ def verify(
     seed: int = 0,
     check: bool = True,
 ) -> VerificationReport:
-    """Compare a compiled model with its reference on every case of :func:`cases`.
+    """Compares a compiled model with its reference on every case of :func:`cases`.
 
-    ``compiled`` is a ``CompiledModel`` or a loaded ``Model`` (``inputs``, ``outputs``, ``run(dict)
-    -> dict``). ``reference`` is an ONNX path, bytes or ``ModelProto`` (run by ONNX Runtime), an
-    ``nn.Module`` or ``ExportedProgram`` (run by PyTorch in evaluation mode; ``example_inputs`` as
-    it was compiled with), or a function from inputs by name to outputs in order. Raises
-    ``VerificationError`` when an output is wrong (unless ``check`` is false) or the reference
-    cannot be run.
+    - ``compiled`` is a ``CompiledModel`` or a loaded ``Model`` (``inputs``, ``outputs``,
+      ``run(dict) -> dict``).
+    - ``reference`` is an ONNX path, bytes or ``ModelProto`` (run by ONNX Runtime), an ``nn.Module``
+      or ``ExportedProgram`` (run by PyTorch in evaluation mode), or a function from inputs by name
+      to outputs in order.
+    - ``example_inputs`` are those with which a PyTorch module was compiled.
+    - ``tolerance`` is by default that of :data:`BOUNDS` for the precision of the compiled model.
 
-    ``tolerance`` is by default that of :data:`BOUNDS` for the precision that the model was compiled
-    with. A classifier of less than fp32 is also held to put the same class first
+    Raises ``VerificationError`` if an output is wrong (unless ``check`` is false) or if the
+    reference cannot be run. A classifier of less than fp32 must also have the same first class
     (:mod:`gtco.verification.top1`).
 
-    Where an output is over the tolerance, float64 decides (:mod:`gtco.verification.judge`): what is
-    right by it is right. An error that is left is compared with what rounding costs there: the
-    distance of the model's precision from float64, and what the reference changes by on inputs
-    that differ by roundings, and with other kernels where it has some. An error within that is no
-    failure, and the report counts it as unstable. Where no float64 can be had the report says why,
-    and bounded outputs are held to their operator's absolute accuracy
+    If an output is over the tolerance, float64 decides (:mod:`gtco.verification.judge`): an output
+    that agrees with it is right. A remaining error is compared with the error of rounding there.
+    This is the distance of the model's precision from float64, and the change of the reference on
+    inputs that differ by roundings, and with other kernels if it has some. An error within that is
+    no failure, and the report counts it as unstable. If float64 is not available, the report says
+    why, and bounded outputs are held to their operator's absolute accuracy
     (:mod:`gtco.verification.floors`).
     """
     model = getattr(compiled, "model", compiled)
@@ -108,7 +109,9 @@ def verify(
 
 def accepted_ranges(inputs: Sequence[Spec], source: Reference, seed: int) -> dict[str, Range]:
     """For each integer input that is no mask, the widest of :func:`ranges_to_try` that the
-    reference takes; refused by all, the widest, so that the reference's own message is shown."""
+    reference accepts. If it refuses all, the widest, so that the user sees the reference's own
+    message.
+    """
     roles = source.roles
     open_ = {
         s.name: ranges_to_try(s, None if roles is None else roles.get(s.name, Role()))
@@ -135,7 +138,9 @@ def accepted_ranges(inputs: Sequence[Spec], source: Reference, seed: int) -> dic
 
 
 def _fit(inputs: Sequence[Spec], arrays: Mapping[str, Array]) -> bool:
-    """Are they of the compiled shapes? Those of a program with dynamic dimensions may not be."""
+    """True if they have the compiled shapes. Examples of a program with dynamic dimensions may have
+    others.
+    """
     return all(
         arrays[s.name].shape == s.shape and arrays[s.name].dtype == numpy_dtype(s.dtype)
         for s in inputs

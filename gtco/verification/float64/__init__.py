@@ -1,1 +1,3 @@
-"""The third party: an ONNX model evaluated in numpy, in float64 or as a narrower format rounds."""
+"""The judge between two results: an ONNX model evaluated in numpy, in float64 or with the roundings
+of a narrower format.
+"""

@@ -1,9 +1,9 @@
-"""ONNX models evaluated in numpy, in float64 or as float32 and narrower formats would round.
+"""Evaluates ONNX models in numpy, in float64 or with the roundings of float32 and narrower formats.
 
-The operators are those of ``onnx.reference``, and ours (``operators.py``, ``spatial.py``,
-``resizing.py``) where those are slow, keep to float32 or lack something. Weights stay in their own
-format and are widened where they are used; a tensor is dropped when its last reader has run. Time
-and memory are bounded: :class:`Unjudged` says which operator or bound stopped an evaluation.
+The operators are those of ``onnx.reference``. gtco has its own (``operators.py``, ``spatial.py``,
+``resizing.py``) where those are slow, use only float32, or lack something. Weights stay in their
+own format and are widened when they are used. A tensor is dropped after its last reader has run.
+Time and memory are bounded: :class:`Unjudged` says which operator or bound stopped an evaluation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOPS = frozenset(
     "AffineGrid CausalConvWithState Col2Im DFT DeformConv Det GRU LRN LSTM LinearAttention LpPool "
     "MaxUnpool NonMaxSuppression RNN ReverseSequence RoiAlign STFT TensorScatter Unique".split()
 )
-ELEMENTS = 100_000  # what an operator that loops may read and write
+ELEMENTS = 100_000  # elements that an operator that loops may read and write
 RANDOM = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
@@ -38,8 +38,8 @@ RANDOM = frozenset(
 
 @dataclass
 class Limits:
-    """What evaluations may take: ``seconds`` all of them together, ``bytes`` the tensors of one at
-    any time.
+    """The limits of evaluations: ``seconds`` for all of them together, ``bytes`` for the tensors of
+    one at any time.
     """
 
     seconds: float
@@ -62,9 +62,9 @@ class Limits:
 
 
 class Evaluator:
-    """A ``ModelProto`` whose local functions are inlined and whose weights are in it.
+    """Evaluates a ``ModelProto`` that has its local functions inlined and its weights in it.
 
-    Raises :class:`Unjudged` where an operator has no meaning here.
+    Raises :class:`Unjudged` if an operator has no meaning here.
     """
 
     def __init__(self, model: Any, limits: Limits) -> None:
@@ -75,11 +75,11 @@ class Evaluator:
                 self._inner = kind(_plain_domains(model), new_ops=[*OPERATORS, *SPATIAL, *RESIZING])
             except Unjudged:
                 raise
-            except Exception as error:  # it raises whatever comes, of any type
+            except Exception as error:  # it raises exceptions of any type
                 raise Unjudged(_said(error)) from error
 
     def run(self, inputs: Mapping[str, Array], rules: Arithmetic) -> list[Array]:
-        """The outputs in order; floats come in the dtype of ``rules``."""
+        """The outputs in order. Floats have the dtype of ``rules``."""
         given = {name: _in(value, rules.dtype) for name, value in inputs.items()}
         with self.limits, arithmetic(rules), np.errstate(all="ignore"):
             try:
@@ -94,7 +94,7 @@ class Evaluator:
 
 
 class _Bounded(ReferenceEvaluator):
-    """Runs graphs, subgraphs and functions; keeps what is read again and no more."""
+    """Runs graphs, subgraphs and functions. It keeps only the tensors that are read again."""
 
     limits: Limits
 
@@ -119,7 +119,7 @@ class _Bounded(ReferenceEvaluator):
         intermediate: bool = False,
         **_: Any,
     ) -> Any:
-        """What the base class does, without its checks of annotated shapes."""
+        """Does the same as the base class, without its checks of annotated shapes."""
         wanted = list(self.output_names if output_names is None else output_names)
         dtype = arithmetic.rules.dtype
         values: dict[str, Any] = {"": None, **self.rt_inits_, **feed_inputs}
@@ -146,7 +146,7 @@ class _Bounded(ReferenceEvaluator):
 
 
 def _in(value: Any, dtype: Any) -> Any:
-    """Floats in the format of the evaluation, all else as it is."""
+    """Floats in the format of the evaluation; all other values unchanged."""
     if isinstance(value, np.ndarray | np.generic) and is_float(value.dtype):
         return np.asarray(value).astype(dtype, copy=False)
     return value
@@ -165,7 +165,7 @@ def _refuse_loops(node: Any, given: Sequence[Any]) -> None:
 
 
 def _read_inside(graph: Any) -> set[str]:
-    """Names that subgraphs of the graph's nodes read."""
+    """The names that subgraphs of the graph's nodes read."""
     found: set[str] = set()
     for node in graph.node if graph is not None else ():
         for attribute in node.attribute:
@@ -176,7 +176,7 @@ def _read_inside(graph: Any) -> set[str]:
 
 
 def _plain_domains(model: Any) -> Any:
-    """A copy in which ONNX's own domain has its one short name."""
+    """A copy in which ONNX's own domain has only its short name."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -189,6 +189,6 @@ def _plain_domains(model: Any) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """The first line of an error, short."""
+    """The first line of an error, shortened."""
     line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {line[:200]}"

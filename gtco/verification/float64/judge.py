@@ -20,8 +20,8 @@ OPERANDS: Mapping[str, Any] = {"fp32": None, "bf16": ml_dtypes.bfloat16, "fp16":
 
 
 class OnnxJudge:
-    """The ONNX model that ``read`` gives, by :mod:`gtco.verification.float64.evaluator`; it is read
-    at the first question.
+    """The ONNX model that ``read`` gives, evaluated by :mod:`gtco.verification.float64.evaluator`.
+    It is read at the first question.
     """
 
     name = "float64 (ONNX's reference operators)"

@@ -1,8 +1,8 @@
-"""ONNX's operators in numpy, where ``onnx.reference`` has none, is slow or keeps to float32.
+"""ONNX's operators in numpy, where ``onnx.reference`` has none, is slow or uses only float32.
 
-All compute in the dtype of their inputs, which is that of :class:`Arithmetic`. Products round
-their operands first, as a library that was compiled in bf16 or fp16 does. In such a run and in
-float32, functions whose kernels are further off than a few roundings are moved by the bound that
+All compute in the dtype of their inputs, which is that of :class:`Arithmetic`. Products round their
+operands first, like a library that was compiled in bf16 or fp16. In such a run, and in float32,
+functions whose kernels have errors of more than a few roundings are moved by the bound that
 ``gtco/tensor/emit/vector_math.py`` states.
 """
 
@@ -23,14 +23,14 @@ from gtco.tensor import special_functions
 Array = NDArray[Any]
 MICROSOFT = "com.microsoft"
 
-# Bounds that gtco/tensor/emit/vector_math.py states, absolute and of |x|.
+# Bounds that gtco/tensor/emit/vector_math.py states, absolute and relative to |x|.
 ERF, GELU, GELU_TANH = 1.2e-7, 4e-7, 1e-6
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How an evaluation computes. ``dtype``: of all floats. ``operands``: what operands of products
-    are rounded to, None where they are not.
+    """How an evaluation computes. ``dtype`` is that of all floats. ``operands`` is the format to
+    which operands of products are rounded; None if they are not rounded.
     """
 
     dtype: Any
@@ -42,8 +42,9 @@ class Arithmetic:
 
 
 class _Current:
-    """The rules of the evaluation under way: operators of ``onnx.reference`` take no further
-    arguments."""
+    """The rules of the evaluation that runs now. They are kept here because operators of
+    ``onnx.reference`` take no further arguments.
+    """
 
     def __init__(self) -> None:
         self.rules = Arithmetic(np.float64)
@@ -65,14 +66,16 @@ def operand(x: Array) -> Array:
     narrow = arithmetic.rules.operands
     if narrow is None or not is_float(x.dtype):
         return x
-    if narrow == np.float16:  # beyond its range a compiled model is wrong, not imprecise
+    if (
+        narrow == np.float16
+    ):  # an overflow of its range is an error of the compiled model, not imprecision
         x = np.where(np.isfinite(x), np.clip(x, -65504, 65504), x)
     rounded: Array = x.astype(narrow).astype(x.dtype)
     return rounded
 
 
 def moved(y: Array, bound: Array | float) -> Array:
-    """``y``, off by the bound, up and down by turns; ``y`` itself in float64."""
+    """``y`` moved by the bound, up and down alternately; ``y`` itself in float64."""
     if arithmetic.rules.exact:
         return y
     sign = np.where(np.arange(y.size).reshape(y.shape) % 2 == 0, 1, -1)
@@ -112,7 +115,9 @@ class FusedMatMul(OpRun):
 
 
 def _transposed(x: Array, last: int, batch: int) -> Array:
-    """``batch``: the first axis goes behind the other leading ones, as ONNX Runtime defines it."""
+    """``x`` with its last axes swapped (``last``). With ``batch`` the first axis moves after the
+    other leading ones, as ONNX Runtime defines it.
+    """
     if batch:
         x = np.moveaxis(x, 0, -2)
     return np.swapaxes(x, -1, -2) if last and x.ndim > 1 else x
@@ -243,8 +248,9 @@ def _normal(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 
 
 class BatchNormalization(OpRun):
-    """Of inference; ``onnx.reference`` takes the statistics of the batch until opset 13, where a
-    momentum is written down."""
+    """BatchNormalization at inference. Until opset 13, ``onnx.reference`` takes the statistics of
+    the batch if there is a momentum.
+    """
 
     op_domain = ""
 
@@ -264,7 +270,7 @@ class GroupNormalization(OpRun):
     def _run(self, x, scale, bias, epsilon=1e-5, num_groups=None, stash_type=1):  # type: ignore[no-untyped-def]
         grouped = x.reshape(x.shape[0], num_groups, -1)
         channels = x.shape[1]
-        if len(scale) != channels:  # until opset 20, one a group
+        if len(scale) != channels:  # until opset 20: one per group
             scale, bias = (np.repeat(v, channels // num_groups) for v in (scale, bias))
         y = _normal(grouped, (2,), epsilon).reshape(x.shape)
         along = (channels, *(1,) * (x.ndim - 2))
@@ -296,8 +302,9 @@ class SkipLayerNormalization(OpRun):
 
 # types ------------------------------------------------------------------------------------------
 class Cast(OpRun):
-    """A cast between floats rounds nothing: what a narrower one would round is no part of what the
-    model means."""
+    """A cast between floats rounds nothing: the rounding of a narrower type is not part of the
+    model's meaning.
+    """
 
     op_domain = ""
 
@@ -380,7 +387,7 @@ def _scattered(data: Array, index: tuple[Array, ...], updates: Array, reduction:
 
 
 def _scalar(x: Array, value: float) -> Any:
-    """In x's dtype, so that nothing is widened."""
+    """The value in x's dtype, so that nothing is widened."""
     return x.dtype.type(value)
 
 

@@ -1,7 +1,7 @@
 """ONNX's Resize, Upsample and GridSample in numpy.
 
-They follow ONNX's text and share nothing with the importer's (``frontend/resize.py``), whose
-answers they judge.
+They follow ONNX's text. They share nothing with the importer (``frontend/resize.py``), because they
+judge its results.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class Resize(OpRun):
 def positions(
     size: int, out: int, scale: float, mode: str, ends: tuple[float, float]
 ) -> NDArray[np.float64]:
-    """Where each of ``out`` positions lies on an axis of ``size`` (coordinate_transformation_mode);
-    ``ends``: what tf_crop_and_resize keeps of it, as fractions."""
+    """The place of each of ``out`` positions on an axis of ``size``
+    (coordinate_transformation_mode). ``ends`` is the part of it that tf_crop_and_resize keeps, as
+    fractions.
+    """
     o, width = np.arange(out, dtype=np.float64), scale * size
     if mode == "asymmetric":
         return o / scale
@@ -87,7 +89,9 @@ def positions(
 
 
 def _rounded(at: NDArray[np.float64], mode: str) -> NDArray[np.float64]:
-    """``at`` may be off from a half by its rounding: halves are what it is rounded to first."""
+    """``at`` rounded by ``mode``. A half may be off by a rounding error, so values near a half
+    become the half first.
+    """
     near = np.round(2 * at) / 2
     at = np.where(np.abs(at - near) < 1e-9, near, at)
     if mode in ("floor", "round_prefer_ceil"):
@@ -108,7 +112,7 @@ def _keys(a: float) -> Any:
 def _summed(
     x: Array, axis: int, at: Array, reach: int, shrink: float, kernel: Any, exclude: bool
 ) -> Array:
-    """Each position as the weighted sum of its neighbours, a neighbour at a time."""
+    """Each position as the weighted sum of its neighbours, one neighbour at a time."""
     size, base = x.shape[axis], np.floor(at).astype(np.int64)
     places = [base + k for k in range(1 - reach, reach + 1)]
     weights = [kernel(np.abs(p - at) * shrink) for p in places]

@@ -1,5 +1,6 @@
-"""Convolution, pooling and resizing of ONNX in numpy, over any number of axes, a filter's tap at a
-time: nothing is larger than a tensor of the model."""
+"""Convolution, pooling and resizing of ONNX in numpy, over any number of axes. They take one tap of
+the filter at a time, so no intermediate is larger than a tensor of the model.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ def _counts(sizes: Any, kernel: Any, strides: Any, dilations: Any) -> list[int]:
 def _windows(
     kernel: Any, strides: Any, dilations: Any, counts: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Each tap of the filter, and the positions that it meets."""
+    """Each tap of the filter, with the positions that it meets."""
     for tap in itertools.product(*map(range, kernel)):
         yield (
             tap,
@@ -170,8 +171,10 @@ def _pooled(
     x: Array, auto: str, ceil_mode: int, dilations: Any, kernel: Any, pads: Any, strides: Any,
     fill: float, fill_inside: float | None = None,
 ) -> Iterator[Array]:  # fmt: skip
-    """The windows' elements, a tap at a time. ``fill`` lies beyond the padding, where ceil mode
-    reaches, and in the padding too unless ``fill_inside`` does."""
+    """The elements of the windows, one tap at a time. ``fill`` is the value after the padding,
+    where ceil mode reaches. ``fill_inside`` is the value in the padding; by default it is ``fill``
+    too.
+    """
     rank = len(kernel)
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     padding = _pads(auto, pads, x.shape[2:], kernel, strides, dilations)
