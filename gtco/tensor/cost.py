@@ -1,9 +1,9 @@
-"""What element-wise and movement operators cost a kernel: vector instructions, counted in the
+"""The cost of element-wise and movement operators in a kernel: vector instructions, counted in the
 program that each operator emits for one vector.
 
-The unit is the time of one simple vector instruction: level 0's ``vector`` or, in operators that
-are chains of many, its ``exp``. A dtype wider than float32 takes as many instructions as its vector
-has parts; a call of the C library (``LIBM`` of ``gtco.tensor.emit.arithmetic``) is made for each
+The unit is the time of one simple vector instruction: level 0's ``vector`` or, for operators that
+are long chains, its ``exp``. A dtype wider than float32 takes as many instructions as its vector
+has parts. A call of the C library (``LIBM`` of ``gtco.tensor.emit.arithmetic``) is made for each
 lane.
 """
 
@@ -24,12 +24,12 @@ from gtco.tensor.emit.bfloat16 import ROUND
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel, lanes_of, operands
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage, TensorType
 
-DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput, on Zen 5 and about so elsewhere
+DIVIDE, SQUARE_ROOT = 8.0, 10.0  # their throughput on Zen 5; elsewhere it is about the same
 INTEGER_DIVIDE = 10.0  # of one lane: no vector instruction divides integers
-# An operator of so many instructions is a chain of polynomials, as exp is: more than any one of
-# them is priced, and less than calls for each lane.
+# An operator with a number of instructions in this range is a chain of polynomials, as exp is. The
+# range is above the price of any single instruction, and below that of a call for each lane.
 CHAIN = (12.0, 100.0)
-# Movement in front of or behind a product is addresses; these choose between values as well.
+# Movement before or after a product changes only addresses; those with a cost also choose values.
 MOVEMENT = {
     **dict.fromkeys(("identity", "reshape", "permute", "slice", "broadcast", "roll"), 0.0),
     "concat": 2.0,
@@ -37,7 +37,7 @@ MOVEMENT = {
     "gather": 2.0,
 }
 
-# By the kind of TIR node, or the operator that is called; whatever is missing is an error.
+# By the kind of TIR node, or by the operator that is called. A missing entry is an error.
 _FREE = (
     "SeqStmt AllocBuffer DeclBuffer BufferStore Bind Var TensorLoad Broadcast FloatImm IntImm "
     "StringImm Not tirx.reinterpret copysign"  # copysign of constants alone
@@ -51,13 +51,14 @@ PRICES = {
     **dict.fromkeys(_ONE, 1.0),
     "Div": DIVIDE,
     "tirx.sqrt": SQUARE_ROOT,
-    "ldexp": 3.0,  # its integers to floats, and vscalefps, which is two on Intel
+    "ldexp": 3.0,  # its conversion of integers to floats, and vscalefps, which is two on Intel
     ROUND: 2.0,  # vcvtneps2bf16 and moving its half of a vector
 }
 
 
 class Vectors(NamedTuple):
-    """Vector instructions by the rate they go at; the fields are rows of the table of rates."""
+    """Vector instructions by the rate at which they run; the fields are rows of the table of rates.
+    """
 
     vector: float = 0.0
     exp: float = 0.0
@@ -73,8 +74,8 @@ class Vectors(NamedTuple):
 def vectors(stage: Stage, operators: Iterable[Operator], lanes: int) -> Vectors:
     """Vector instructions that these operators of the stage spend on one vector of ``lanes``.
 
-    Loads count where an operand comes to a value that is there: the bias of an addition, but not
-    the tensor that a chain of operators begins with.
+    A load counts if an operand is combined with a value that is there (the bias of an addition).
+    The load of the tensor with which a chain of operators begins does not count.
     """
     short = chain = 0.0
     for op in operators:
@@ -102,7 +103,7 @@ def instructions(op: Operator, dtypes: Sequence[str], lanes: int) -> float:
 
 
 def conversion(old: str, new: str, lanes: int) -> float:
-    """Vector instructions that take a vector of one dtype to another."""
+    """Vector instructions that convert a vector from one dtype to another."""
     return 0.0 if old == new else _instructions("cast", (), new, (old,), lanes)
 
 
@@ -127,8 +128,9 @@ def _instructions(
 
 
 def count(body: Any) -> float:
-    """Vector instructions of a TIR statement without loops. Loads and stores do not count, nor does
-    what LLVM folds into its neighbours: constants, and a product that is added to something.
+    """Vector instructions of a TIR statement without loops. Loads and stores do not count. Neither
+    do nodes that LLVM folds into their neighbours: constants, and a product that is added to
+    something.
     """
     nodes = _nodes(body)
     factors = {
@@ -142,7 +144,7 @@ def count(body: Any) -> float:
 
 
 def _nodes(body: Any) -> list[Any]:
-    """The nodes of a statement, each once however often it is used, addresses left out."""
+    """The nodes of a statement, each once even if it is used several times, without addresses."""
     found: dict[int, Any] = {}
     left = [body]
     while left:

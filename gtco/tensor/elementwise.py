@@ -1,9 +1,9 @@
 """The element-wise operators, each defined once: its inputs, attributes and dtypes, its meaning in
-numpy, how kernels compute it, and its name in Relax.
+numpy, its computation in kernels, and its name in Relax.
 
-Everything else follows: rows of ``gtco.tensor.operators``, types (``graph.infer``), lowering
+All else follows from these: rows of ``gtco.tensor.operators``, types (``graph.infer``), lowering
 (``graph.lower_operators``), the reference (``gtco.tensor.reference``), values in kernels
-(``gtco.tensor.emit.scalar``) and, counted from what these emit, costs (``gtco.tensor.cost``).
+(``gtco.tensor.emit.scalar``) and, counted in the emitted code, costs (``gtco.tensor.cost``).
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ NUMBERS = "fiu"  # kinds of dtype as numpy names them: float, signed, unsigned i
 
 @dataclass(frozen=True)
 class ElementwiseOperator:
-    """One element-wise operator; operands broadcast as numpy's do.
+    """One element-wise operator. Operands broadcast as in numpy.
 
-    ``dtypes`` are the kinds it has a meaning for (``f``, ``i``, ``u``, ``b``); what is computed for
-    floats alone takes integers through float32. ``meaning(operator, *arrays)`` is numpy's.
-    ``emit(emitter, operator, arguments, dtype)`` gives the value of scalars or vectors that were
-    brought to one dtype before, in that dtype; the first ``conditions`` of them are bool.
-    ``tests``: so is the result. ``moves``: values pass as they are, in the output's dtype.
-    ``relax`` is the Relax operator of the same meaning and inputs; empty where there is none, or
-    its attributes need a rule.
+    - ``dtypes``: the kinds for which it has a meaning (``f``, ``i``, ``u``, ``b``). An operator
+      that is computed only for floats takes integers through float32;
+    - ``meaning(operator, *arrays)``: its meaning in numpy;
+    - ``emit(emitter, operator, arguments, dtype)``: the value for scalars or vectors that have one
+      dtype, in that dtype;
+    - ``conditions``: so many of its first arguments are bool;
+    - ``tests``: True if the result is bool too;
+    - ``moves``: True if values pass unchanged, in the output's dtype;
+    - ``relax``: the Relax operator of the same meaning and inputs; empty if there is none, or if
+      its attributes need a rule.
     """
 
     name: str
@@ -77,7 +80,7 @@ def _plain(function: Callable[..., Expr]) -> Emit:
 
 
 def _in(function: Callable[[Emitter, Expr, str], Expr]) -> Emit:
-    """A unary function that asks for the dtype."""
+    """A unary function that takes the dtype as an argument."""
     return lambda em, op, x, dtype: function(em, x[0], dtype)
 
 
@@ -97,14 +100,15 @@ def _floats(function: Callable[[Emitter, Operator, Expr, str], Expr]) -> Emit:
 
 
 def _bound(function: Callable[[Emitter, Operator, Expr, str], Expr]) -> Emit:
-    """Like :func:`_floats`, of an argument that is used more than once."""
+    """Like :func:`_floats`, for an argument that is used more than once."""
     return _floats(lambda em, op, x, dtype: function(em, op, em.let(x), dtype))
 
 
 def _vector(
     single: Callable[[Emitter, Expr], Expr], double: Callable[[Emitter, Expr], Expr]
 ) -> Emit:
-    """Vector arithmetic in float32; ``double``, of a bound argument, in float64."""
+    """Vector arithmetic in float32; ``double`` is the function in float64, with a bound argument.
+    """
     return _floats(
         lambda em, op, x, dtype: single(em, x) if dtype == "float32" else double(em, em.let(x))
     )
@@ -115,7 +119,7 @@ def _libm(name: str) -> Emit:
 
 
 def _rounding(function: Callable[[Expr], Expr]) -> Emit:
-    """Integers are what they are."""
+    """A rounding function; integers stay unchanged."""
     return lambda em, op, x, dtype: function(x[0]) if is_float(dtype) else x[0]
 
 
@@ -341,4 +345,4 @@ ELEMENTWISE_OPERATORS: dict[str, ElementwiseOperator] = {
     row.name: row for row in (*_unary_rows(), *_binary_rows(), _WHERE)
 }
 UNARY = frozenset(row.name for row in ELEMENTWISE_OPERATORS.values() if row.inputs == 1)
-BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # of two operands or three
+BROADCASTING = frozenset(ELEMENTWISE_OPERATORS) - UNARY  # with two operands or three

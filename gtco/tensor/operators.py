@@ -1,9 +1,9 @@
-"""The canonical operators: what the front end may produce, and what sketches, patterns and the
-reference understand.
+"""The canonical operators: those that the front end may produce, and that sketches, patterns and
+the reference understand.
 
 Each row gives an operator's pattern (GTCO, Section III: injective, element-wise, opaque, reduction,
 complex-out-fusable), its number of inputs and the names of its attributes. Broadcasting is numpy's;
-negative axes are made positive on the way in. Whatever has no row here travels as ``relax``: an
+the front end makes negative axes positive. An operator without a row here becomes ``relax``: an
 opaque operator that carries its own Relax program.
 """
 
@@ -22,16 +22,17 @@ ELEMENTWISE, INJECTIVE, REDUCTION, COMPLEX, OPAQUE = (
 )
 
 
-# Of bfloat16 operands (the first two, of attention three) these give float32: sums are float32, and
-# only who stores the result could know that it may be rounded again. Of float16 ones too where
-# their type says float32, else float16.
+# With bfloat16 operands (the first two; for attention, three) these give float32: sums are float32,
+# and only the code that stores the result can know that it may be rounded again. With float16
+# operands they give float32 if their type says so, else float16.
 CONTRACTIONS = frozenset(["matmul", "conv2d", "conv_transpose2d", "attention"])
 
 
 @dataclass(frozen=True)
 class OperatorInfo:
-    """Pattern, least and most inputs, attribute names, the meaning in one line, and names of
-    attributes that may be left out."""
+    """Pattern, least and most inputs, attribute names, the meaning in one line, and the names of
+    attributes that may be missing.
+    """
 
     pattern: str
     inputs: tuple[int, int]
@@ -103,7 +104,7 @@ OPERATORS: dict[str, OperatorInfo] = {
         "moments [N, P, 2, C] of parts of one size -> [N, 2, C]: for each channel its group's mean "
         "and 1/sqrt(variance + epsilon)",
     ),
-    # complex, and an epilogue can be fused behind them
+    # complex; an epilogue can be fused to them
     "matmul": OperatorInfo(
         COMPLEX,
         (2, 2),
@@ -187,5 +188,5 @@ def pattern(kind: str) -> str:
 
 
 def is_anchor(kind: str) -> bool:
-    """Is it one of the operators that a stage may have few of: complex ones and reductions?"""
+    """True for the operators of which a stage may have only few: complex ones and reductions."""
     return pattern(kind) in (COMPLEX, REDUCTION)

@@ -1,4 +1,4 @@
-"""How constants are laid out at compile time, as the kernels read them."""
+"""The layout of constants, which is made at compile time for the kernels that read them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gtco.tensor.stage import Stage, TensorType
 
 @dataclass(frozen=True)
 class Packing:
-    """How a constant input is laid out before it is stored in the artifact.
+    """The way a constant input is laid out before it is stored in the artifact.
 
     The array is viewed as ``shape``, transposed by ``axes``, zero-padded at the end of each axis by
-    ``pad``, viewed as ``split`` and transposed by ``order``; then packed once more where ``then``
-    says so. Before all that its last two axes are multiplied by the matrix ``both`` from both
-    sides, w -> both w both^T, where there is one: in float64, and rounded once. Every field is
-    data, so a packing crosses processes and goes to JSON.
+    ``pad``, viewed as ``split`` and transposed by ``order``. If ``then`` is given, the result is
+    packed once more by it. If ``both`` is given, the last two axes are first multiplied by this
+    matrix from both sides, w -> both w both^T, in float64 and rounded once. Every field is data, so
+    a packing can go to other processes and to JSON.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Packing:
 
 
 def packed_types(stage: Stage, packings: Mapping[str, Packing]) -> dict[str, TensorType]:
-    """Types of a stage's inputs as its kernel sees them."""
+    """The types of a stage's inputs that its kernel sees."""
     return {
         i.name: TensorType(packings[i.name].packed_shape, i.type.dtype)
         if i.name in packings

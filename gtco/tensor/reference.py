@@ -1,8 +1,8 @@
-"""The numpy meaning of every canonical operator: constant folding and the reference of all
+"""The numpy meaning of every canonical operator: for constant folding, and as the reference of all
 numerical tests.
 
-Float arithmetic runs in the dtype of the arrays given, so float64 arrays give the higher-precision
-answer.
+Float arithmetic runs in the dtype of the given arrays, so float64 arrays give the higher-precision
+result.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Array = np.ndarray
 
 
 def evaluate(operator: Operator, *arrays: Array, dtype: str | None = None) -> Array:
-    """The operator's output: shape and dtype exactly ``operator.type``'s.
+    """The operator's output, with exactly the shape and dtype of ``operator.type``.
 
-    Where the type says float32 and the inputs are float64 the result stays float64 (a ``cast``
+    If the type says float32 and the inputs are float64, the result stays float64 (a ``cast``
     rounds, unless ``dtype`` names the dtype that stands for every float but bfloat16). Contractions
     of bfloat16 operands, and of float16 ones that give float32, are computed in float64. Raises
     ``KeyError`` for a kind without a meaning here.
     """
     attrs = dict(operator.attrs)
     wanted, shape = _out_dtype(operator, arrays, dtype), _shape(operator)
-    if 0 in shape:  # nothing is computed, and no meaning need allow it
+    if 0 in shape:  # nothing is computed, so no meaning needs to handle it
         return np.zeros(shape, wanted)
     with np.errstate(all="ignore"):
         if operator.kind in ELEMENTWISE_OPERATORS:
@@ -65,7 +65,7 @@ def _out_dtype(operator: Operator, arrays: Sequence[Array], dtype: str | None) -
 
 
 def softmax(x: Array, axis: int) -> Array:
-    """Shifted by the maximum, so that large scores do not overflow."""
+    """softmax, shifted by the maximum, so that large scores do not overflow."""
     e = np.exp(x - x.max(axis=axis, keepdims=True))
     return e / e.sum(axis=axis, keepdims=True)
 
@@ -106,7 +106,9 @@ def _reduce(
 def _extreme(
     function: Callable[..., Array], largest: bool
 ) -> Callable[[Operator, dict[str, Any], Sequence[Array]], Array]:
-    """Of nothing it is the least, or the largest, of the dtype (ONNX, ReduceMax-20)."""
+    """A maximum or minimum. Of no elements it is the least, or the largest, number of the dtype
+    (ONNX, ReduceMax-20).
+    """
 
     def apply(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
         (x,) = arrays
@@ -161,8 +163,8 @@ def _rms_norm(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]
 
 
 def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
-    """With q, k and v narrower than the output the softmax's numerators are rounded to their dtype
-    for the product with v, and their sum is not.
+    """Attention. If q, k and v are narrower than the output, the softmax's numerators are rounded
+    to their dtype for the product with v; their sum is not.
     """
     narrow = arrays[2].dtype
     half = narrow == ml_dtypes.bfloat16 or _summed_wide(operator, arrays[2])
@@ -181,8 +183,8 @@ def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array
 
 
 def _wide(operator: Operator, arrays: Sequence[Array]) -> list[Array]:
-    """Operands of a contraction as it is computed: of bfloat16 ones, and of float16 ones whose
-    products are summed in float32, in float64.
+    """Operands of a contraction in the dtype of its computation: float64 for bfloat16 ones, and for
+    float16 ones whose products are summed in float32.
     """
     return [
         a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 or _summed_wide(operator, a) else a
@@ -209,7 +211,7 @@ def _pad(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> 
 
 
 def _relax(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -> Array:
-    """Built with TVM's own LLVM target in this process: slow and right."""
+    """A ``relax`` operator, built with TVM's own LLVM target in this process: slow and correct."""
     import tvm
 
     machine, dtypes = _machine(attrs["module"])
@@ -223,8 +225,9 @@ def _relax(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array]) -
 
 @functools.lru_cache(maxsize=32)
 def _machine(text: str) -> tuple[Any, tuple[str, ...]]:
-    """The machine that runs a ``relax`` module, and its parameters' types. A model's layers are
-    alike: each of their constants is another value through the same module."""
+    """The machine that runs a ``relax`` module, and the types of its parameters. The layers of a
+    model are alike: their constants are different values through the same module.
+    """
     import tvm
     from tvm import relax
 

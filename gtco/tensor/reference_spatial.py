@@ -43,7 +43,7 @@ def conv2d(
     groups: int,
     layout: str,
 ) -> Array:
-    """Convolution by im2col and one matrix product a group; ``weight`` is OIHW."""
+    """Convolution by im2col and one matrix product for each group; ``weight`` is OIHW."""
     x = _to_nchw(x, layout)
     top, left, bottom, right = padding
     x = np.ascontiguousarray(np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))))
@@ -73,8 +73,9 @@ def conv_transpose2d(
     groups: int,
     layout: str,
 ) -> Array:
-    """Every input pixel adds its product with the filters to a window of the output; ``weight`` is
-    [channels, outputs of a group, KH, KW]."""
+    """Transposed convolution: every input pixel adds its product with the filters to a window of
+    the output. ``weight`` is [channels, outputs of a group, KH, KW].
+    """
     x = _to_nchw(x, layout)
     n, c, h, w = x.shape
     _, per_group, *kernel = weight.shape
@@ -106,8 +107,9 @@ def _pool_windows(
     dilation: Sequence[int],
     fill: float,
 ) -> Array:
-    """Windows of a padded NCHW tensor; padding grows at the far end where the output's size (ceil
-    mode) asks for it."""
+    """Windows of a padded NCHW tensor. Padding grows at the far end if the output's size (ceil
+    mode) needs it.
+    """
     top, left = padding[0], padding[1]
     need = [(shape[2 + i] - 1) * strides[i] + (kernel[i] - 1) * dilation[i] + 1 for i in (0, 1)]
     after = [max(padding[2 + i], need[i] - x.shape[2 + i] - padding[i]) for i in (0, 1)]
@@ -144,8 +146,9 @@ def avg_pool2d(
     count_include_pad: bool,
     layout: str,
 ) -> Array:
-    """Mean over each window; the divisor counts padding where ``count_include_pad``, but never what
-    lies beyond it."""
+    """Mean over each window. The divisor counts padding if ``count_include_pad``, but never
+    positions beyond it.
+    """
     n, c, h, w = shape if layout == "NCHW" else (shape[0], shape[3], shape[1], shape[2])
     x = _to_nchw(x, layout)
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
@@ -167,8 +170,9 @@ def avg_pool2d(
 
 
 def source_coordinates(size: int, out: int, coordinates: str) -> Array:
-    """Where each of ``out`` output positions lies on an axis of ``size`` input positions (ONNX
-    Resize's transforms)."""
+    """The place of each of ``out`` output positions on an axis of ``size`` input positions (ONNX
+    Resize's transforms).
+    """
     position = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return position * ((size - 1) / (out - 1)) if out > 1 else np.zeros(1)
@@ -181,8 +185,9 @@ def source_coordinates(size: int, out: int, coordinates: str) -> Array:
 
 
 def nearest_indices(size: int, out: int, coordinates: str, rounding: str) -> Array:
-    """The input index each output position copies; rounding as ONNX names it (``round`` is
-    ``round_prefer_floor``)."""
+    """The input index that each output position copies. ``rounding`` has ONNX's names (``round`` is
+    ``round_prefer_floor``).
+    """
     times, plus, over = nearest(size, out, coordinates, rounding)
     return np.clip((np.arange(out, dtype=np.int64) * times + plus) // over, 0, size - 1)
 
@@ -219,7 +224,7 @@ def resize2d(
     cubic_alpha: float,
     layout: str,
 ) -> Array:
-    """Resize height and width to the output's shape."""
+    """Resizes height and width to the output's shape."""
     x = _to_nchw(x, layout)
     sizes = shape[2:] if layout == "NCHW" else shape[1:3]
     for axis, out in zip((2, 3), sizes, strict=True):
@@ -238,8 +243,9 @@ def resize2d(
 def grid_sample(
     x: Array, grid: Array, *, method: str, padding: str, align_corners: bool, layout: str
 ) -> Array:
-    """The image read at the points of ``grid`` [N, OH, OW, (x, y)], whose coordinates run from -1
-    to 1; where they lie is computed in the grid's own dtype."""
+    """The image, read at the points of ``grid`` [N, OH, OW, (x, y)], whose coordinates run from -1
+    to 1. Positions are computed in the grid's own dtype.
+    """
     x = _to_nchw(x, layout)
     sizes = x.shape[3], x.shape[2]
     columns, rows = (
@@ -259,8 +265,7 @@ def grid_sample(
 def _corners(
     coordinate: Array, size: int, method: str, padding: str, align: bool
 ) -> list[tuple[Array, Array]]:
-    """Indices and weights of the positions that each coordinate lies between; -1 where zero is
-    read."""
+    """Indices and weights of the positions around each coordinate; -1 if zero is read."""
     one, two, length = (coordinate.dtype.type(v) for v in (1, 2, size))
     where = (
         (coordinate + 1) / 2 * (length - 1) if align else ((coordinate + 1) * length - one) / two

@@ -1,10 +1,11 @@
 """One space, many policies: decisions, configs, and the programs of a stage that they span.
 
-What is to be decided of a stage is an ordered list of named decisions (GTCO Section IV-D; the order
-is what a tuner mutates, an analyzer enumerates and a language model reads). The first is the
-sketch, a loop structure; the others are what that structure leaves open. A policy picks a
-:class:`Config`; :func:`build` turns it into a program or, checked first, a :class:`Rejection`. A
-decision's role says what it is for, and is all that a policy may go by.
+The open choices of a stage are an ordered list of named decisions (GTCO Section IV-D): a tuner
+mutates it in this order, an analyzer enumerates it and a language model reads it. The first
+decision is the sketch, a loop structure; the others are the choices that this structure leaves
+open. A policy picks a :class:`Config`. :func:`build` checks it, and turns it into a program or a
+:class:`Rejection`. A decision's role says what the decision is for, and a policy may use nothing
+else.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from gtco.tensor.workload import Workload
 
 Option = int | str
 SKETCH = "sketch"  # the name of the first decision
-# What a decision is for:
-# - structure: which loops, a sketch by its name; the first decision of a stage;
-# - micro-kernel: the row of the register level's table that the innermost loops are made of;
+# The roles of decisions:
+# - structure: the loops, a sketch by its name; the first decision of a stage;
+# - micro-kernel: the row of the register level's table that makes the innermost loops;
 # - parallel: numbers of chunks that a loop is cut into, each a task or a share of one;
-# - grain: how much of the output one task makes, the same question asked the other way round;
+# - grain: the part of the output that one task makes, the same choice seen from the other side;
 # - registers: results that are summed up side by side;
-# - operand: where an operand is read from;
+# - operand: the place from which an operand is read;
 # - block: extents of a loop that stay in a cache;
-# - overlap: whether and how memory is asked ahead of its use, the overlapping option first;
-# - order: which of two loops is the outer one, the usual order first.
+# - overlap: whether and how memory is read ahead of its use, the overlapping option first;
+# - order: the outer one of two loops, the usual order first.
 Role = Literal[
     "structure",
     "micro-kernel",
@@ -49,12 +50,12 @@ Role = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """One named choice, what it is for and its options, given the choices before it.
+    """One named choice, its role and its options, given the choices before it.
 
-    ``kernels``, of a micro-kernel: for each option its row of the table of rates, and how many
-    useful products one lane of one of its vector operations makes (what it multiplies beyond the
-    stage's columns is none). ``unsaid``: the option of configs that were written before there was
-    this decision, which say nothing of it.
+    - ``kernels``: for a micro-kernel, each option's row of the table of rates, and the number of
+      useful products of one lane of one of its vector operations (products beyond the stage's
+      columns are not useful);
+    - ``unsaid``: the option of configs that were written before this decision existed.
     """
 
     name: str
@@ -84,19 +85,21 @@ class Config:
 
     @property
     def key(self) -> str:
-        """Hash of them, 16 hex digits."""
+        """Hash of all choices, 16 hex digits."""
         return sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Config:
-        """Of any object, in the order of its keys; :func:`check` says whether it is one of a space.
+        """The config of any object, in the order of its keys; :func:`check` says if it belongs to a
+        space.
         """
         return Config(data.get(SKETCH, ""), tuple((k, v) for k, v in data.items() if k != SKETCH))
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a config has no program: ``reason`` is one of a few, for counting, ``detail`` a sentence.
+    """The reason why a config has no program. ``reason`` is one of a few, for counting; ``detail``
+    is a sentence.
     """
 
     reason: str
@@ -108,11 +111,12 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Program:
-    """What ``build`` yields: a TIR function and what the runtime must know to call it.
+    """The result of ``build``: a TIR function and the facts that the runtime needs to call it.
 
-    ``tasks``: the extent of the parallel range; ``workspace``: private scratch in bytes a thread;
-    ``packings``: how constant inputs are laid out, by input name; ``sources``: LLVM IR modules the
-    function calls into.
+    - ``tasks``: the extent of the parallel range;
+    - ``workspace``: private scratch of a thread, in bytes;
+    - ``packings``: the layout of constant inputs, by input name;
+    - ``sources``: LLVM IR modules into which the function calls.
     """
 
     function: Any
@@ -151,7 +155,7 @@ class Sketch(Protocol):
 
 @dataclass(frozen=True)
 class Pick:
-    """What a policy picked for a stage: a sketch, its config and the seconds it predicts."""
+    """The choice of a policy for a stage: a sketch, its config and the predicted seconds."""
 
     sketch: Sketch
     config: Config
@@ -170,8 +174,9 @@ def configs(sketch: Sketch, chosen: Mapping[str, Option] | None = None) -> Itera
 
 
 def check(sketch: Sketch, config: Config) -> Rejection | None:
-    """Why the config is no point of the sketch's space; None where it is one. Whoever wrote it (an
-    old record, a mutation), its choices must be the options of the decisions, in their order.
+    """The reason why the config is not in the sketch's space; None if it is. Configs come from
+    anywhere (an old record, a mutation), so their choices must be the options of the decisions, in
+    their order.
     """
     if config.sketch != sketch.name:
         what = f"it is a config of '{config.sketch}', the sketch is '{sketch.name}'"
@@ -195,19 +200,21 @@ def check(sketch: Sketch, config: Config) -> Rejection | None:
 
 
 def _is_option(choice: object, decision: Decision) -> bool:
-    """True is 1 to Python, and no option."""
+    """True if the choice is an option. Python's True equals 1, but is not an option."""
     return any(type(o) is type(choice) and o == choice for o in decision.options)
 
 
 def build(sketch: Sketch, config: Config, symbol: str) -> Program | Rejection:
-    """The config's program; the only way to one, so that nothing outside the space is built."""
+    """The config's program. This is the only way to one, so that nothing outside the space is
+    built.
+    """
     return check(sketch, config) or sketch.build(config, symbol)
 
 
 @dataclass(frozen=True)
 class Space:
-    """Every program of a stage on a target. The first decision is the sketch; ``sketches`` are its
-    options, which follow from the other two (:func:`gtco.tensor.sketch.space_of`).
+    """Every program of a stage on a target. The first decision is the sketch, and ``sketches`` are
+    its options. They follow from the other two fields (:func:`gtco.tensor.sketch.space_of`).
     """
 
     stage: Stage
@@ -228,11 +235,11 @@ class Space:
 
     @cached_property
     def size(self) -> int:
-        """How many configs there are."""
+        """The number of configs."""
         return sum(1 for _ in self.configs())
 
     def sketch(self, config: Config) -> Sketch | Rejection:
-        """The sketch that the config is of, or why it is no point of the space."""
+        """The sketch of the config, or the reason why the config is not in the space."""
         for sketch in self.sketches:
             if sketch.name == config.sketch:
                 return check(sketch, config) or sketch
@@ -241,13 +248,13 @@ class Space:
         return Rejection("unknown sketch", what)
 
     def check(self, config: Config) -> Rejection | None:
-        """Why the config is no point of the space; None where it is one."""
+        """The reason why the config is not in the space; None if it is."""
         found = self.sketch(config)
         return found if isinstance(found, Rejection) else None
 
     def spelled_out(self, config: Config) -> Config:
-        """The config with the decisions that it leaves unsaid, where that is a point of the space;
-        else the config itself.
+        """The config with the decisions that it leaves unsaid, if that is in the space; else the
+        config itself.
         """
         said = config.to_json()
         chosen: dict[str, Option] = {}
@@ -266,13 +273,13 @@ class Space:
         return found if isinstance(found, Rejection) else found.build(config, symbol)
 
     def sample(self, rng: Random) -> Config:
-        """A config drawn decision by decision, each option as likely as the others."""
+        """A config drawn decision by decision, with equal probability for each option."""
         return self._completed({}, lambda decision: rng.choice(decision.options))
 
     def mutate(self, config: Config, rng: Random) -> Config:
-        """The config with one decision changed. What was decided behind it is kept where it is
-        still an option, and drawn anew where it is not. The config itself where the space has no
-        other; ``ValueError`` where it is no point of the space.
+        """The config with one decision changed. A later choice is kept if it is still an option,
+        and else drawn again. Returns the config itself if the space has no other. Raises
+        ``ValueError`` if the config is not in the space.
         """
         if rejection := self.check(config):
             raise ValueError(str(rejection))
@@ -297,9 +304,9 @@ class Space:
         return self._completed(chosen, choose)
 
     def crossover(self, one: Config, other: Config, rng: Random) -> Config | None:
-        """A config whose every decision is one of its parents', drawn where theirs differ; None
-        where at some decision neither parent's choice is an option any more. ``ValueError`` where a
-        parent is no point of the space.
+        """A config whose every decision comes from one of its parents, drawn if theirs differ. None
+        if at some decision neither parent's choice is still an option. Raises ``ValueError`` if a
+        parent is not in the space.
         """
         parents = []
         for parent in (one, other):

@@ -1,5 +1,5 @@
-"""erf, erfc, sigmoid and their kin in numpy, which has none of them, in the dtype of the array
-given.
+"""erf, erfc, sigmoid and related functions, which numpy does not have, in the dtype of the given
+array.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ERF_Q = (
 
 
 def erf(x: Array) -> Array:
-    """The error function, computed in float64 and given in ``x``'s dtype."""
+    """The error function, computed in float64 and returned in ``x``'s dtype."""
     wide = np.asarray(x, np.float64)
     a = np.abs(wide)
     small = np.minimum(a, 1.0)
@@ -64,8 +64,9 @@ def erf(x: Array) -> Array:
 
 
 def erfc(x: Array) -> Array:
-    """1 - erf(x), computed in float64 without the cancellation; relative errors below 1e-6 beyond
-    8, where only the first terms of the asymptotic series are taken."""
+    """1 - erf(x), computed in float64 without the cancellation. Relative errors are below 1e-6
+    beyond 8, where only the first terms of the asymptotic series are used.
+    """
     wide = np.asarray(x, np.float64)
     a = np.abs(wide)
     large = np.clip(a, 1.0, 8.0)
@@ -97,7 +98,7 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def divide(a: Array, b: Array) -> Array:
-    """Integers towards zero, as ONNX and C divide them; by 0 they are 0."""
+    """Division. Integers are divided towards zero, as in ONNX and C; by 0 the result is 0."""
     if a.dtype.kind in "iu":
         quotient = np.abs(a) // np.where(b == 0, 1, np.abs(b))
         return quotient * np.sign(a) * np.sign(b)

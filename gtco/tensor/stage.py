@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 Dim = int | str  # a number, or the name of a symbolic size
 Attrs = tuple[tuple[str, Any], ...]
 
-# Elements that indices of int32 count, with room for what is rounded up to whole blocks and read
-# ahead. Kernels of larger tensors have indices of int64.
+# The most elements that int32 indices count, with room for rounding up to whole blocks and for
+# reading ahead. Kernels of larger tensors have int64 indices.
 NARROW_INDICES = 2**30
 
 ITEM_BYTES = {
@@ -61,7 +61,7 @@ class TensorType:
 
     @cached_property
     def static(self) -> bool:
-        """Is every dimension a number?"""
+        """True if every dimension is a number."""
         return all(isinstance(d, int) for d in self.shape)
 
     @cached_property
@@ -92,12 +92,12 @@ def _json(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator: ``output = kind(*inputs, **attrs)``; tensors are named, ``type`` is the
+    """One operator: ``output = kind(*inputs, **attrs)``. Tensors are named; ``type`` is the
     output's.
 
-    ``kind`` is a row of ``gtco.tensor.operators.OPERATORS``, which says what it means and which
-    attributes it takes. ``name`` is for people (the ONNX node's where there is one) and does not
-    count in a stage's key.
+    ``kind`` is a row of ``gtco.tensor.operators.OPERATORS``, which gives its meaning and its
+    attributes. ``name`` is for people (the ONNX node's, if there is one) and does not count in a
+    stage's key.
     """
 
     kind: str
@@ -108,7 +108,7 @@ class Operator:
     name: str = ""
 
     def __getitem__(self, key: str) -> Any:
-        """The attribute's value; ``KeyError`` where it is absent."""
+        """The attribute's value; raises ``KeyError`` if it is missing."""
         for name, value in self.attrs:
             if name == key:
                 return value
@@ -121,7 +121,7 @@ class Operator:
 
     @cached_property
     def text(self) -> tuple[str, str]:
-        """The operator in a stage's canonical JSON: what stands before and behind its tensors."""
+        """The operator in a stage's canonical JSON: the parts before and after its tensors."""
         what = [list(self.type.shape), self.type.dtype, dict(self.attrs), ""]
         return f"[{_json(self.kind)},[", f"{_json(what)[1:]}"
 
@@ -155,7 +155,7 @@ class Stage:
 
     @cached_property
     def wide(self) -> bool:
-        """Has some tensor more elements than kernels count in int32?"""
+        """True if some tensor has more elements than kernels count in int32."""
         return any(t.static and t.size > NARROW_INDICES for t in self.types.values())
 
     @cached_property
@@ -165,7 +165,7 @@ class Stage:
 
     @cached_property
     def input_bytes(self) -> int:
-        """Of all inputs, each once."""
+        """Bytes of all inputs, each counted once."""
         return sum(i.type.nbytes for i in self.inputs)
 
     @cached_property
@@ -178,8 +178,8 @@ class Stage:
 
     @cached_property
     def found(self) -> dict[tuple[object, ...], Any]:
-        """What was found out about the stage that would be asked for again, by the question; no
-        part of its value.
+        """Results about the stage that are needed again, by the question. They are not part of its
+        value.
         """
         return {}
 
@@ -188,8 +188,8 @@ class Stage:
 
     @cached_property
     def canonical(self) -> Stage:
-        """The same stage with tensors named by position and people's names dropped: equal for equal
-        programs.
+        """The same stage with tensors named by position and without names for people. Equal
+        programs give equal stages.
         """
         names = {i.name: f"p{n}" for n, i in enumerate(self.inputs)}
         names |= {op.output: f"t{n}" for n, op in enumerate(self.operators)}
@@ -208,8 +208,8 @@ class Stage:
         """Hash of the canonical program, 16 hex digits: the same program has the same key in any
         model.
         """
-        # The canonical stage as JSON, put together from its operators': the search asks for
-        # thousands of keys of stages that share their operators.
+        # The JSON of the canonical stage is put together from its operators', because the search
+        # needs thousands of keys of stages that share their operators.
         names = {i.name: f'"p{n}"' for n, i in enumerate(self.inputs)}
         names |= {op.output: f'"t{n}"' for n, op in enumerate(self.operators)}
         inputs = ",".join(
@@ -259,8 +259,8 @@ class Stage:
 def make_stage(
     operators: Iterable[Operator], types: Mapping[str, TensorType], constants: Iterable[str]
 ) -> Stage:
-    """A stage of these operators (topological order); its inputs are what they read and do not
-    make, in order of use.
+    """A stage of these operators (in topological order). Its inputs are the tensors that they read
+    and do not make, in order of use.
     """
     ops = tuple(operators)
     made = {op.output for op in ops}

@@ -1,5 +1,6 @@
-"""A CUDA kernel's parameters: pointers to a stage's inputs in order, then to its output; between
-them, where blocks work together, to what they pass each other.
+"""The parameters of a CUDA kernel: pointers to a stage's inputs in order, then to its output. If
+blocks work together, the pointers to the memory through which they exchange values are between
+these.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from gtco.tensor.cuda.spelling import CTYPES
 from gtco.tensor.packing import Packing
 from gtco.tensor.stage import Stage, TensorType
 
-# Other blocks write there while a kernel runs: the compiler may not take them for its own alone.
+# Other blocks write there while a kernel runs, so these pointers must not be __restrict__.
 BETWEEN_BLOCKS = ("float* scratch", "uint32_t* counters")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """``inputs``: the tensors by name as the kernel sees them, packed constants in their packed
-    shape; ``in0`` and on in the text, the output ``out``. A bfloat16 is a ``bf16`` in the text and
-    its bits, a uint16, in TIR.
+    """The parameters. ``inputs`` are the tensors by name as the kernel sees them, packed constants
+    in their packed shape. The text calls them ``in0`` and so on, and the output ``out``. A bfloat16
+    is a ``bf16`` in the text, and its bits (a uint16) in TIR.
     """
 
     inputs: tuple[tuple[str, TensorType], ...]
     output: TensorType
 
     def pointer(self, tensor: str) -> str:
-        """What the text calls an input."""
+        """The name of an input in the text."""
         return f"in{[name for name, _ in self.inputs].index(tensor)}"
 
     @property
@@ -40,7 +41,7 @@ class Arguments:
 
 
 def arguments(stage: Stage, packings: Mapping[str, Packing] | None = None) -> Arguments:
-    """The parameters of the stage's kernel; ``packings`` of constants, by input name."""
+    """The parameters of the stage's kernel. ``packings`` are those of constants, by input name."""
     packed = packings or {}
     return Arguments(
         tuple(

@@ -1,10 +1,10 @@
 """TIR's expressions as CUDA C++ text.
 
-An expression that this does not know raises :class:`PrintError`; nothing is printed that means
-something else. What C++ would read otherwise than TIR does is printed as a call of
-``gtco/math.cuh``: floor division of what may be negative, ``min`` and ``max`` with TIR's answer for
-NaN, casts of what does not fit. Integers narrower than ``int`` are cut back to their width after
-each operation.
+An expression without a known spelling raises :class:`PrintError`, so the text never means something
+else. If C++ would give another result than TIR, the text is a call of ``gtco/math.cuh``: floor
+division of a number that may be negative, ``min`` and ``max`` with TIR's result for NaN, casts of
+values that do not fit. Integers narrower than ``int`` are cut back to their width after each
+operation.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from gtco.tensor.emit.scalar import NARROW
 
 @dataclass
 class Expressions:
-    """The names of one function's variables and buffers, and what is known of their ranges.
+    """The names of one function's variables and buffers, and their known ranges.
 
-    ``names`` of variables and buffers that are there already; ``bfloat16`` the buffers whose
-    elements are ``bf16`` where TIR sees ``uint16``; ``called`` buffers that are a function of their
-    indices.
+    - ``names``: names of variables and buffers that exist already;
+    - ``bfloat16``: the buffers whose elements are ``bf16`` in the text and ``uint16`` in TIR;
+    - ``called``: buffers that are a function of their indices.
     """
 
     scope: Scope = field(default_factory=Scope)
@@ -65,7 +65,7 @@ class Expressions:
 
     # names ----------------------------------------------------------------------------------------
     def name(self, what: Any, wanted: str) -> str:
-        """A name for a variable or buffer that no other has."""
+        """A name for a variable or buffer that no other one has."""
         wanted = re.sub(r"\W", "_", wanted) or "x"
         if wanted in RESERVED or keyword.iskeyword(wanted) or wanted[0].isdigit():
             wanted = f"{wanted}_"
@@ -84,7 +84,7 @@ class Expressions:
 
     # expressions ----------------------------------------------------------------------------------
     def expression(self, x: Expr, least: int = 0) -> str:
-        """The expression, in parentheses where its operator binds less than ``least``."""
+        """The expression, in parentheses if its operator binds less than ``least``."""
         text, strength = self._expression(x)
         return text if strength >= least else f"({text})"
 
@@ -135,7 +135,7 @@ class Expressions:
         if polynomial is not None:
             return polynomial, POSTFIX
         inside = dtype_of(x.a)
-        if inside in NARROW:  # exact enough: float32 has twice the bits and two more
+        if inside in NARROW:  # exact enough: float32 has two bits more than twice as many
             a, b = (f"gtco::to_float({self.expression(v)})" for v in (x.a, x.b))
             if kind in COMPARING:
                 return f"{a} {operator} {b}", strength
@@ -147,7 +147,9 @@ class Expressions:
         return self._cut(f"{a} {operator} {b}", strength, dtype if kind in ARITHMETIC else "")
 
     def _cut(self, text: str, strength: int, dtype: str) -> tuple[str, int]:
-        """C++ computes in int what is narrower; TIR in the dtype's own width."""
+        """The text, cut to its dtype's width: C++ computes narrow integers in int, TIR in their own
+        width.
+        """
         if dtype in NARROW_INTEGERS:
             return f"({ctype(dtype)})({text})", UNARY
         return text, strength
@@ -170,7 +172,7 @@ class Expressions:
         return f"gtco::polynomial({self.known_name(over)}, {', '.join(terms)})"
 
     def _not(self, x: Expr) -> tuple[str, int]:
-        if isinstance(x, tirx.EQ):  # true for NaN, which TIR's NE is not meant for
+        if isinstance(x, tirx.EQ):  # true for NaN, unlike TIR's NE
             return self._binary(x, "NE")
         return f"!{self.expression(x, UNARY)}", UNARY
 
@@ -183,7 +185,8 @@ class Expressions:
         return f"{first} ? {then} : {other}", CONDITIONAL
 
     def _floor(self, x: Expr, kind: str) -> tuple[str, int]:
-        """C++ truncates: the same where nothing is negative."""
+        """A floor division or remainder. C++ truncates, which is the same if nothing is negative.
+        """
         division = kind == "FloorDiv"
         bounds = [self.scope.analyzer.const_int_bound(v) for v in (x.a, x.b)]
         if bounds[0].min_value >= 0 and bounds[1].min_value > 0:
@@ -213,7 +216,7 @@ class Expressions:
         return self._element(x) + (".bits" if x.source in self.bfloat16 else "")
 
     def _as_bfloat16(self, x: Expr) -> str:
-        """An expression of bits, as the number."""
+        """An expression of bits, as a number."""
         match x:
             case _ if is_load(x) and x.source in self.bfloat16:
                 return self._element(x)
@@ -267,8 +270,8 @@ class Expressions:
         return f"{name}({self.expression(value)})", POSTFIX
 
     def _float_bits(self, x: Expr) -> str | None:
-        """The float32 of these bits by the name that C++ has for it, where it has one: what vector
-        code spells as integer instructions.
+        """The float32 of these bits by its name in C++, if it has one. Vector code computes it by
+        integer instructions.
         """
         wide = _shifted_up(x)
         if wide is not None and is_load(wide) and wide.source in self.bfloat16:
@@ -338,21 +341,21 @@ def is_load(x: Expr) -> bool:
 
 
 def _shifted_up(x: Expr) -> Expr | None:
-    """What was cast to uint32 and shifted by 16."""
+    """The value that was cast to uint32 and shifted by 16; None if ``x`` is not such."""
     if not isinstance(x, tirx.LShift) or not isinstance(x.a, tirx.Cast):
         return None
     return x.a.value if isinstance(x.b, tirx.IntImm) and int(x.b.value) == 16 else None
 
 
 def _bits_of(x: Expr) -> Expr | None:
-    """The float32 whose bits these are."""
+    """The float32 whose bits these are; None if they are not bits of one."""
     if not isinstance(x, tvm.ir.Call) or x.op.name != "tirx.reinterpret":
         return None
     return x.args[0] if dtype_of(x.args[0]) == "float32" and dtype_of(x) == "uint32" else None
 
 
 def _masked(x: Expr, mask: int) -> Expr | None:
-    """The float32 of whose bits these are the ones in the mask."""
+    """The float32 whose bits these are, under the mask; None if they are not such bits."""
     if not isinstance(x, tirx.BitwiseAnd) or not isinstance(x.b, tirx.IntImm):
         return None
     return _bits_of(x.a) if int(x.b.value) % 2**32 == mask else None

@@ -1,4 +1,4 @@
-"""What a stage reads and stores, as C++ lambdas: the functions that device templates call.
+"""The reads and stores of a stage as C++ lambdas: the functions that device templates call.
 
 ::
 
@@ -6,7 +6,7 @@
     auto a = [=](int m, int k) -> const half* { return in0 + ...; }; # address: movement alone
     auto store = [=](int m, int n, float value) { out[...] = ...; }; # through an epilogue
 
-Each is a small TIR function that the same Reader writes as on a CPU, printed.
+Each is a small TIR function, which the same Reader writes as on a CPU, and which is then printed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from gtco.tensor.stage import Stage, TensorType
 
 Parameters = Sequence[tuple[str, int]]  # name and extent of each index: 0 <= name < extent
 IndexMap = Callable[[Sequence[Expr]], Sequence[Expr]]  # the parameters -> an index of the tensor
-Known = Mapping[str, str]  # tensors whose value is handed in, and the name of its parameter
+Known = Mapping[str, str]  # tensors whose value is a parameter, and its name
 
 
 class TextEmitter(Emitter):
-    """Writes what is printed: C++ knows a bound value by its name alone, however large it is."""
+    """Writes code that is printed. C++ refers to a bound value by its name, however large it is, so
+    no value needs an array.
+    """
 
     bfloat16_rounding = BFLOAT16_ROUNDING
 
@@ -48,14 +50,14 @@ class TextEmitter(Emitter):
 
 @dataclass(frozen=True)
 class Body:
-    """What a lambda's body is written with: emitter, the kernel's arrays, the parameters."""
+    """The tools for writing a lambda's body: emitter, the kernel's arrays, the parameters."""
 
     em: Emitter
     inputs: Mapping[str, Array]
     output: Array
     index: tuple[Expr, ...]
     given: Mapping[str, Expr]  # values by the names of their parameters
-    arrays: Mapping[str, Array]  # and arrays
+    arrays: Mapping[str, Array]  # arrays by the names of their parameters
     result: Array | None  # a store at 0 returns
 
     def give(self, value: Expr) -> None:
@@ -74,8 +76,9 @@ def value(
     dtype: str = "",
 ) -> str:
     """``auto name = [=](int i, int j) -> float {...};``: the tensor's element at ``index`` of the
-    parameters, through its whole prologue. float16 and bfloat16 come as float32, others as they
-    are, or all as ``dtype``. Tensors in ``known`` are float32 parameters behind the index.
+    parameters, through its whole prologue. float16 and bfloat16 are returned as float32, other
+    dtypes unchanged, or all as ``dtype``. Tensors in ``known`` are float32 parameters after the
+    index.
     """
     own = stage.types[tensor].dtype
     wanted = dtype or computed(own)
@@ -89,12 +92,12 @@ def value(
 
 
 def computed(dtype: str) -> str:
-    """The dtype that a kernel computes with for elements of this one."""
+    """The dtype in which a kernel computes for elements of this dtype."""
     return "float32" if dtype in NARROW else dtype
 
 
 def addressable(stage: Stage, tensor: str) -> bool:
-    """Does each element of ``tensor`` lie as it is somewhere in one of the stage's inputs?"""
+    """True if each element of ``tensor`` lies unchanged in one of the stage's inputs."""
     op = stage.producers.get(tensor)
     while op is not None:
         if op.kind not in MOVEMENT - CHOOSING:
@@ -106,7 +109,7 @@ def addressable(stage: Stage, tensor: str) -> bool:
 def address(
     args: Arguments, stage: Stage, tensor: str, name: str, params: Parameters, index: IndexMap
 ) -> str:
-    """``auto name = [=](int i, int j) -> const half* {...};``: where the tensor's element lies;
+    """``auto name = [=](int i, int j) -> const half* {...};``: the address of the tensor's element,
     for tensors that are :func:`addressable`.
     """
     if not addressable(stage, tensor):
@@ -129,9 +132,9 @@ def store(
     index: IndexMap,
     known: Known | None = None,
 ) -> str:
-    """``auto name = [=](int m, int n, float value) {...};``: what the epilogue makes of the
-    anchor's ``value`` at ``index`` of the parameters, stored where it belongs. Tensors in ``known``
-    are float32 parameters behind the value.
+    """``auto name = [=](int m, int n, float value) {...};``: stores the result of the epilogue for
+    the anchor's ``value`` at ``index`` of the parameters in its place. Tensors in ``known`` are
+    float32 parameters after the value.
     """
     own = stage.types[tail.anchor].dtype
 
@@ -155,9 +158,10 @@ def write(
     pointer: bool = False,
     outer: int = 0,
 ) -> str:
-    """A lambda whose body ``body`` emits: over integers ``params``, then ``values`` (float32, or
-    as ``dtypes`` says), and what it ``returns``, a dtype or with ``pointer`` where one lies. The
-    first ``outer`` parameters are variables of the kernel by their names.
+    """A lambda whose body ``body`` emits. Its parameters are the integers ``params``, then
+    ``values`` (float32, or as ``dtypes`` says). It ``returns`` a dtype, or with ``pointer`` the
+    address of an element. The first ``outer`` parameters are variables of the kernel, by their
+    names.
     """
     kinds = [(dtypes or {}).get(v, "float32") for v in values]
     element = CTYPES.get(returns, "")
@@ -182,7 +186,7 @@ def printed(
     pointer: bool = False,
 ) -> list[str]:
     """The lines of a function's body over these parameters: integers, values and arrays. With
-    ``pointer`` it returns where the element lies that ``body`` gives.
+    ``pointer`` it returns the address of the element that ``body`` gives.
     """
     printer, function = traced(args, params, body, values, returns, arrays)
     printer.places = pointer
@@ -197,7 +201,7 @@ def traced(
     returns: str = "",
     arrays: Mapping[str, TensorType] | None = None,
 ) -> tuple[Printer, Any]:
-    """A function's body as TIR, and what prints it: it knows the kernel's pointers and the
+    """A function's body as TIR, and its printer, which knows the kernel's pointers and the
     parameters by name.
     """
     given, places = values or {}, arrays or {}
@@ -221,7 +225,7 @@ def traced(
             }
             output = view(out, args.output, "out")
             returned = view(result, TensorType((1,), returns or "float32"), "result")
-            # an index whose extent is 1 is 0, whatever its name
+            # an index of extent 1 is always 0
             at = tuple(0 if n == 1 else v for v, (_, n) in zip(index, params, strict=True))
             held = {a: view(handles[a], t, a) for a, t in places.items()}
             body(Body(em, inputs, output, at, handed, held, returned if returns else None))

@@ -1,4 +1,4 @@
-"""Lambdas that read or store neighbours at once, and device code that takes them one vector each.
+"""Lambdas that read or store neighbours at once, for device code that takes them one vector each.
 
 ::
 
@@ -9,8 +9,8 @@
       for (int v = 0; v < 4; ++v) { x[v] = ...; }          // the prologue of each
     };
 
-Where a load's neighbours lie side by side and begin at a multiple of their number, they are one
-access; otherwise each is a load of its own, and just as right.
+If a load's neighbours lie side by side and begin at a multiple of their number, they are one
+access. Otherwise each is a load of its own, with the same result.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from gtco.tensor.stage import Stage, TensorType
 # The parameters, then the lane -> an index of the tensor.
 LaneMap = Callable[..., Sequence[Expr]]
 Load = tuple[str, Expr]  # a tensor, a flat position
-HEADER = "vectors.cuh"  # what the text calls
+HEADER = "vectors.cuh"  # the header that the text needs
 
 
 @dataclass
 class NearReader(Reader):
-    """Takes what was loaded at once from there; ``near``: a tensor, the first lane's position and
-    where its neighbours are kept.
+    """Reads elements that were loaded together from the arrays that hold them. ``near`` has, for
+    each, the tensor, the first lane's position and the array of its neighbours.
     """
 
     near: list[tuple[str, Expr, Array]] = field(default_factory=list)
@@ -55,7 +55,9 @@ class NearReader(Reader):
         return super().load(tensor, index) if kept is None else self.emitter.load(kept, [self.lane])
 
     def kept(self, tensor: str, at: Expr) -> Array | None:
-        """Where this lane's element is, of a tensor at a flat position, if it is kept."""
+        """The array with this lane's element, for a tensor at a flat position; None if there is
+        none.
+        """
         equal = self.emitter.analyzer.can_prove_equal
         for name, first, array in self.near:
             if name == tensor and not isinstance(at, int) and equal(at, first + self.lane):
@@ -72,8 +74,8 @@ def reading(
     index: LaneMap,
     lanes: int,
 ) -> str:
-    """``auto name = [=](params, float (&x)[lanes]) {...};``: the tensor's elements at ``index`` of
-    the parameters and each lane, through its whole prologue.
+    """``auto name = [=](params, float (&x)[lanes]) {...};``: reads the tensor's elements at
+    ``index`` of the parameters and each lane, through its whole prologue.
     """
     own = stage.types[tensor].dtype
 
@@ -101,10 +103,12 @@ def storing(
     lanes: int,
     valid: str = "",
 ) -> str:
-    """``auto name = [=](params, const float (&y)[lanes]) {...};``: what the epilogue makes of the
-    anchor's values ``y`` at ``index`` of the parameters and each lane, stored where it belongs.
-    With ``valid``, the name of one more parameter, where that is true: of what is
-    :func:`side_by_side`.
+    """``auto name = [=](params, const float (&y)[lanes]) {...};``: stores the result of the
+    epilogue for the anchor's values ``y`` at ``index`` of the parameters and each lane in its
+    place.
+
+    ``valid`` is the name of one more parameter: values are loaded and stored only if it is true. It
+    is allowed only for stores that are :func:`side_by_side`.
     """
     own = stage.types[tail.anchor].dtype
     given = "int" if own.startswith("int") else "float"
@@ -127,7 +131,7 @@ def storing(
 
 
 def finish(b: Body, reader: NearReader, tail: Epilogue, at: Sequence[Expr], value: Expr) -> None:
-    """The epilogue of one value: kept where its neighbours are stored at once, else stored."""
+    """The epilogue of one value: kept if its neighbours are stored together, else stored."""
     result, where = reader.through(tail, at, value)
     kept = reader.kept(tail.stage.output.output, b.em.index(b.output.flat(where)))
     if kept is not None:
@@ -145,8 +149,8 @@ def each_lane(
     inputs: Mapping[str, Array] | None = None,
     valid: Expr | None = None,
 ) -> None:
-    """``element(reader, v)`` for every lane; what ``follow`` shows to be neighbours is loaded
-    before and stored behind as one, where that is ``valid``.
+    """``element(reader, v)`` for every lane. The neighbours that ``follow`` finds are loaded
+    together before and stored together after it; if ``valid`` is given, only where it is true.
     """
     em, reader = b.em, NearReader(stage, b.em, inputs or b.inputs)
     if lanes == 1:
@@ -181,8 +185,8 @@ def each_lane(
 
 
 def _together(em: Scope, loads: Sequence[Load], lane: Expr, lanes: int) -> list[Load]:
-    """Those of the loads whose lanes lie side by side from a multiple of their number on, each
-    once: the tensor and the position of the first lane.
+    """The loads whose lanes lie side by side, from a multiple of their number on, each once: the
+    tensor and the position of the first lane.
     """
     found: list[Load] = []
     for tensor, flat in loads:
@@ -212,8 +216,8 @@ def function(
     arrays: Mapping[str, TensorType],
     values: Mapping[str, str] | None = None,
 ) -> str:
-    """A lambda over integers, ``values`` and ``arrays``: those by how they are declared, as
-    ``const float (&y)``.
+    """A lambda over integers, ``values`` and ``arrays``. Arrays are named by their declaration,
+    such as ``const float (&y)``.
     """
     places = {declared.split("&")[1].rstrip(")"): t for declared, t in arrays.items()}
     lines = printed(args, params, body, values=values, arrays=places)
@@ -246,8 +250,8 @@ def _is(x: Expr, number: int) -> bool:
 def side_by_side(
     stage: Stage, extents: Sequence[int], follow: Callable[..., None], lanes: int
 ) -> bool:
-    """Are all loads and stores of ``lanes`` neighbours one access each, or the same for all?
-    ``follow(probe, *parameters, lane)`` shows them; the parameters have these extents.
+    """True if all loads and stores of ``lanes`` neighbours are one access each, or are the same for
+    all. ``follow(probe, *parameters, lane)`` records them; the parameters have these extents.
     """
     probe = Probe(stage)
     made = probe.scope.variables(extents)

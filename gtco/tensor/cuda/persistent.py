@@ -23,12 +23,12 @@ _INCLUDE = re.compile(r'^#include "gtco/.*"\n', re.MULTILINE)
 
 
 def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaProgram:
-    """The kernel that does the steps of a model whose kernels these are, by symbol; a step's
-    ``kernel`` is its place among them.
+    """The kernel that does all steps of a model. ``kernels`` are the model's kernels, by symbol; a
+    step's ``kernel`` is its number among them.
 
-    Each kernel's text becomes a function that is given its block's number, as it stands otherwise:
-    it is compiled once more, with other barriers (``GTCO_PERSISTENT`` in device.cuh). A block has
-    as many threads and as much shared memory as the stage with the most.
+    The text of each kernel becomes a function of its block's number, otherwise unchanged. It is
+    compiled once more, with other barriers (``GTCO_PERSISTENT`` in device.cuh). A block has as many
+    threads and as much shared memory as the stage with the most.
     """
     includes: dict[str, None] = {}
     functions: list[str] = []
@@ -64,11 +64,12 @@ def persistent_program(symbol: str, kernels: Mapping[str, CudaProgram]) -> CudaP
 
 
 def _function(symbol: str, program: CudaProgram) -> str:
-    """The kernel as a function of its block's number, and one that finds its buffers itself. That
-    is called for each block: with the loop over blocks in it, what is the same for all of them
-    would take registers. Where the stages are no functions, ViT-Ti's for sm_80 has 239 instead of
-    138. Where warp groups multiply it is none: ptxas would put barriers between their products
-    behind a call.
+    """The kernel as a function of its block's number, and one that finds its buffers itself.
+
+    The second one is called for each block. With the loop over blocks in it, the values that are
+    the same for all blocks would take registers: if the stages are not functions, ViT-Ti's kernel
+    for sm_80 takes 239 instead of 138. A stage whose warp groups multiply is not a function,
+    because ptxas would put barriers between the products behind a call.
     """
     found = _KERNEL.search(program.source)
     assert found and found["symbol"] == symbol, "tensor/cuda/source.py prints kernels like this"

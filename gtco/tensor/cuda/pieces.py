@@ -1,5 +1,5 @@
-"""Which tensors kernels can copy in whole pieces: neighbours that lie side by side, in order and
-aligned, as asynchronous copies of 16 bytes take them.
+"""The tensors that kernels can copy in whole pieces: neighbours that lie side by side, in order and
+aligned, as asynchronous copies of 16 bytes need them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def in_pieces(
     index: Callable[[Sequence[Expr]], Sequence[Expr]],
     piece: int,
 ) -> bool:
-    """Do ``piece`` neighbours along the last of these axes, from each multiple of ``piece`` on, lie
-    side by side in one of the stage's inputs, at a multiple of ``piece`` of its elements?
+    """True if ``piece`` neighbours along the last of these axes, from each multiple of ``piece``
+    on, lie side by side in one of the stage's inputs, at a multiple of ``piece`` of its elements.
 
     ``index`` maps positions within ``extents`` to an index of ``tensor``.
     """

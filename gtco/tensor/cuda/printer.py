@@ -1,5 +1,5 @@
-"""TIR's statements as CUDA C++ text: what the shared analysis makes of a stage's loops, printed for
-a GPU. One that this does not know raises :class:`PrintError`.
+"""TIR's statements as CUDA C++ text: the loops of a stage, printed for a GPU. A statement without a
+known spelling raises :class:`PrintError`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from gtco.tensor.stage import ITEM_BYTES
 
 @dataclass
 class Printer(Expressions):
-    """One function's statements. ``returned`` is a buffer a store to which is the function's value,
-    or with ``places`` the place of the element that is stored; ``stack_bytes`` the largest array
-    that a thread may have for itself.
+    """The statements of one function.
+
+    - ``returned``: a buffer; a store to it is the function's value;
+    - ``places``: the value is the place of the stored element instead;
+    - ``stack_bytes``: the largest array that a thread may have for itself.
     """
 
     returned: Any = None
@@ -62,7 +64,7 @@ class Printer(Expressions):
         return [f"const {ctype(dtype)} {self.name(s.var, hint(s.var))} = {value};"]
 
     def _print_declbuffer(self, s: Any) -> list[str]:
-        """A view: another name of memory of the same type, else a pointer of its own."""
+        """A view: another name for memory of the same type, else a pointer of its own."""
         data, dtype = self.expression(s.data), str(s.buffer.dtype)
         offset = s.buffer.elem_offset
         if offset is not None and not is_zero(offset):

@@ -1,4 +1,6 @@
-"""What a sketch makes for a GPU: a kernel's source with its launch, and what the policy prices."""
+"""The result of a sketch for a GPU: a kernel's source with its launch, and the numbers that the
+policy prices.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,21 @@ from gtco.tensor.packing import Packing
 @dataclass(frozen=True)
 class CudaProgram:
     """One kernel: a translation unit of CUDA C++ that includes headers of ``device/`` and defines
-    ``extern "C" __global__ void symbol(inputs..., out)``, pointers to the stage's inputs in order
-    and to its output, in the elements' own types. With ``counters`` it is
-    ``symbol(inputs..., scratch, counters, out)``: a global variable would be one for all handles,
+    ``extern "C" __global__ void symbol(inputs..., out)``. The parameters are pointers to the
+    stage's inputs in order and to its output, in the elements' own types. With ``counters`` it is
+    ``symbol(inputs..., scratch, counters, out)``; a global variable would be shared by all handles,
     whose runs may overlap.
 
-    ``grid`` in blocks, ``threads`` of one block (along x), ``shared`` the dynamic shared memory of
-    a block in bytes; ``packings``: how constant inputs are laid out, by input name. ``scratch``:
-    the bytes of global memory in which blocks leave each other floats, or one what it needs between
-    its loops; ``counters``: how many uint32 blocks that work together count in, zeros before each
-    run, which each run leaves as zeros. ``registers`` that
-    the price reckons a thread with, 0 where there is none: with these blocks lie side by side.
+    - ``grid``: blocks along each axis;
+    - ``threads``: those of one block (along x);
+    - ``shared``: dynamic shared memory of a block, in bytes;
+    - ``packings``: the layout of constant inputs, by input name;
+    - ``scratch``: bytes of global memory in which blocks leave floats for each other, or a block
+      keeps temporary tensors between its loops;
+    - ``counters``: the number of uint32 in which blocks that work together count. They are zeros
+      before each run, and each run leaves zeros;
+    - ``registers``: the price's estimate for a thread, 0 if there is none; with these, blocks run
+      side by side.
     """
 
     source: str
@@ -36,18 +42,23 @@ class CudaProgram:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the policy prices of a program.
+    """The numbers of a program that the policy prices.
 
-    ``blocks`` of ``threads`` with ``shared`` bytes and about ``registers`` a thread; ``unit`` does
-    ``work`` FLOPs in all blocks together, padding included; ``vector`` float32 operations of CUDA
-    cores beside it (epilogue, exponentials); ``read`` and ``written`` the bytes that memory gives
-    and takes at least once, ``traffic`` those that blocks ask of L2 all together; ``overlapped``:
-    are loads under way while the block computes? ``flops`` is what the stage is counted for.
-    ``staged``: the bytes that warps read of shared memory, all together; ``steps``: iterations of a
-    block that wait for one another, as those between two barriers of a loop over k. ``trusted``:
-    may it be picked where no device has run it? What may not is proposed to be measured.
-    ``joined``: bytes that the last of the blocks that share a tile reads when all others have
-    ended. ``copying``: how many of the threads do nothing but bring what the others multiply.
+    - ``blocks`` of ``threads`` with ``shared`` bytes each, and about ``registers`` a thread;
+    - ``unit``: the unit that does ``work`` FLOPs in all blocks together, padding included;
+    - ``vector``: float32 operations of CUDA cores beside it (epilogue, exponentials);
+    - ``read``, ``written``: bytes that memory delivers and takes at least once;
+    - ``traffic``: bytes that all blocks together ask L2 for;
+    - ``flops``: the operations for which the stage is counted;
+    - ``overlapped``: True if loads are under way while the block computes;
+    - ``staged``: bytes that all warps together read from shared memory;
+    - ``steps``: iterations of a block that wait for one another, such as those between two barriers
+      of a loop over k;
+    - ``trusted``: True if the program may be picked before a device has run it. Any other is only
+      proposed to be measured;
+    - ``joined``: bytes that the last of the blocks that share a tile reads after all others have
+      ended;
+    - ``copying``: the number of threads that only bring the data that the others multiply.
     """
 
     blocks: int

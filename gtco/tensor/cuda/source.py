@@ -1,4 +1,4 @@
-"""A kernel's whole file: headers, what it is, its signature, the stage's lambdas, one call."""
+"""A kernel's whole file: headers, a comment, its signature, the stage's lambdas, one call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gtco.tensor.cuda.spelling import indented
 from gtco.tensor.stage import Stage
 
 WIDTH = 100  # columns of a line that people read
-BLOCK = "const int block = blockIdx.x;"  # which part of the stage a kernel does
+BLOCK = "const int block = blockIdx.x;"  # the part of the stage that a block does
 PRODUCER_GROUP = "gtco::ProducerGroup"  # of roles.cuh
-BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # as launch_bounds has them
+BOUNDS = r"__launch_bounds__\((\d+)(?:, \d+)?\)"  # the text that launch_bounds gives
 
 
 def source(
@@ -26,10 +26,14 @@ def source(
     side_by_side: int = 0,
     shares: bool = False,
 ) -> str:
-    """The translation unit. ``headers`` as ``gemm.cuh``; ``lambdas`` and ``call`` are statements of
-    the kernel's body, each of one line or several; ``about`` goes into the comment, behind the
-    stage's operators; ``side_by_side``, where it is given, the blocks of a multiprocessor that a
-    thread's registers must leave room for; ``shares``: has it ``scratch`` and ``counters``?
+    """The translation unit.
+
+    - ``headers``: names such as ``gemm.cuh``;
+    - ``lambdas``, ``call``: statements of the kernel's body, each of one line or several;
+    - ``about``: text for the comment, after the stage's operators;
+    - ``side_by_side``: if given, the number of blocks on a multiprocessor for which a thread's
+      registers must leave room;
+    - ``shares``: True if the kernel has ``scratch`` and ``counters``.
     """
     includes = dict.fromkeys(("math.cuh", *headers))
     bounds = launch_bounds(threads, side_by_side)
@@ -56,18 +60,18 @@ def source(
 
 
 def launch_bounds(threads: int, side_by_side: int = 0) -> str:
-    """What the compiler is told of a kernel's blocks: their threads and, where it is given, how
-    many of them a thread's registers must leave room for on a multiprocessor. Told of the threads
-    alone, it has its own idea of a good number.
+    """The launch bounds of a kernel: the threads of a block and, if it is given, the number of
+    blocks on a multiprocessor for which a thread's registers must leave room. If it is not given,
+    the compiler chooses that number itself.
     """
     blocks = f", {side_by_side}" if side_by_side else ""
     return f"__launch_bounds__({threads}{blocks})"
 
 
 def bounded(text: str, side_by_side: int) -> str:
-    """A translation unit whose kernel is told of so many blocks side by side, whatever it was told
-    before; as it stands where its kernel is told of no launch, and where its warps hand over
-    registers, as many as they have by the bounds that it was given.
+    """A translation unit whose launch bounds name so many blocks side by side, in the place of its
+    own number. The text is unchanged if its kernel has no launch bounds, or if its warps hand over
+    registers, because they hand over as many as the given bounds leave.
     """
     if has_roles(text):
         return text
@@ -75,15 +79,15 @@ def bounded(text: str, side_by_side: int) -> str:
 
 
 def has_roles(text: str) -> bool:
-    """Does a translation unit's kernel have warps of different roles, which hand over registers?
-    Then it is launched by itself: beside other stages in one kernel there is no one number of
-    registers that every block begins with.
+    """True if the kernel of a translation unit has warps of different roles, which hand over
+    registers. Then it is launched alone: in one kernel with other stages, there is no single number
+    of registers with which every block begins.
     """
     return PRODUCER_GROUP in text
 
 
 def wrapped(line: str) -> list[str]:
-    """A line of code in parts of at most ``WIDTH`` columns, where it has spaces to break at."""
+    """A line of code in parts of at most ``WIDTH`` columns, if it has spaces at which to break."""
     if line.lstrip().startswith(("#", "//")):
         return [line]
     parts: list[str] = []
@@ -99,5 +103,5 @@ def wrapped(line: str) -> list[str]:
 
 
 def _countdown(items: Sequence[str]) -> list[tuple[int, str]]:
-    """Each item, with how many follow."""
+    """Each item, with the number of those that follow."""
     return [(len(items) - 1 - n, item) for n, item in enumerate(items)]

@@ -1,4 +1,4 @@
-"""How C++ spells what TIR is made of: types, operators and how they bind, functions, literals."""
+"""The C++ spelling of TIR's parts: types, operators and their precedence, functions, literals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CTYPES = {
     "bool": "bool",
 }
 NARROW_INTEGERS = ("int8", "int16", "uint8", "uint16")
-# How strongly an expression's outermost operator binds, as C++ has it; larger binds tighter.
+# The precedence of an expression's outermost operator in C++; larger binds tighter.
 CONDITIONAL, OR, AND, BIT_OR, BIT_XOR, BIT_AND = 1, 2, 3, 4, 5, 6
 EQUAL, COMPARED, SHIFT, SUM, PRODUCT, UNARY, POSTFIX = 7, 8, 9, 10, 11, 12, 13
 
@@ -54,7 +54,8 @@ BINARY = {
     "And": ("&&", AND),
     "Or": ("||", OR),
 }
-# What the sides of an operator must bind at least; more than C++ asks, for people.
+# The least precedence of the sides of an operator; more than C++ needs, so that people read it
+# easily.
 SIDES = {
     PRODUCT: (PRODUCT, UNARY),
     SUM: (SUM, PRODUCT),
@@ -69,7 +70,7 @@ SIDES = {
 }
 COMPARING = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE"})
 ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "BitwiseNot", "LShift"})  # may leave the width
-# Intrinsics of TIR and of LLVM by CUDA's name for double; float's has an f behind it.
+# Intrinsics of TIR and of LLVM by CUDA's name for double; the name for float has an f at its end.
 FUNCTIONS = {
     name: name
     for name in (
@@ -89,7 +90,7 @@ RESERVED = frozenset(
         "min max gtco warp lane block"
     ).split()
 )
-# What a GPU rounds float32 to a bfloat16's bits by, as an external function of TIR.
+# The external function of TIR with which a GPU rounds float32 to a bfloat16's bits.
 BFLOAT16_ROUNDING = "gtco_bfloat16_bits"
 
 
@@ -118,7 +119,7 @@ def ctype(dtype: str) -> str:
 
 
 def of(dtype: str) -> str:
-    """The argument of a template that literals would leave in doubt."""
+    """The template argument for cases in which literals would leave the type open."""
     return "" if dtype in ("float32", "float64", "int32", *NARROW) else f"<{ctype(dtype)}>"
 
 

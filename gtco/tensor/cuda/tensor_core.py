@@ -1,9 +1,11 @@
-"""The register level of GPUs as data: one row an instruction that multiplies or moves matrices.
+"""The register level of GPUs as data: one row for each instruction that multiplies or moves
+matrices.
 
 A row has a compute abstraction, ``dst[m, n] = sum over k of src1[m, k] * src2[k, n]`` with its
-extents and formats (GTCO, eq. 5), and a memory abstraction (eq. 6-8): for each operand where its
-elements lie in a thread's registers, and which instructions load and store it. Fragment layouts are
-data too: (lane, element) -> (row, column), as sums over the digits of the lane and of the element.
+extents and formats (GTCO, eq. 5). It also has a memory abstraction (eq. 6-8): for each operand the
+places of its elements in a thread's registers, and the instructions that load and store it.
+Fragment layouts are data too: (lane, element) -> (row, column), as sums over the digits of the lane
+and of the element.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ Coordinates = tuple[int, int, int]  # (row, column, which of the instruction's m
 
 @dataclass(frozen=True)
 class Digit:
-    """One digit of a number, the fastest first: it counts to ``extent``, and each step goes so many
-    rows, columns and matrices on.
+    """One digit of a number, the fastest first. It counts to ``extent``, and each step advances by
+    so many rows, columns and matrices.
     """
 
     extent: int
@@ -35,8 +37,9 @@ class Digit:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Which element of a matrix each lane holds as its i-th: the sum of where the digits of the
-    lane's number and of i lead. ``lanes`` counts the threads that hold it together.
+    """The element of a matrix that each lane holds as its i-th: the sum of the advances of the
+    digits of the lane's number and of i. ``lanes`` counts the threads that hold the matrix
+    together.
     """
 
     lane: tuple[Digit, ...]
@@ -48,7 +51,7 @@ class Fragment:
 
     @property
     def elements(self) -> int:
-        """Of one lane."""
+        """The number of elements of one lane."""
         return prod(d.extent for d in self.element)
 
     def place(self, lane: int, element: int) -> Coordinates:
@@ -63,13 +66,13 @@ class Fragment:
 
     @cached_property
     def places(self) -> Mapping[tuple[int, int], Coordinates]:
-        """Of every (lane, element)."""
+        """The place of every (lane, element)."""
         every = product(range(self.lanes), range(self.elements))
         return {(lane, i): self.place(lane, i) for lane, i in every}
 
     @property
     def transposed(self) -> Fragment:
-        """Of the matrix with its rows and columns exchanged."""
+        """The fragment of the matrix with its rows and columns exchanged."""
 
         def turned(digits: tuple[Digit, ...]) -> tuple[Digit, ...]:
             return tuple(replace(d, row=d.column, column=d.row) for d in digits)
@@ -93,9 +96,12 @@ class Fragment:
 
 @dataclass(frozen=True)
 class FragmentOperand:
-    """One operand's memory abstraction: its formats, where its elements lie in registers (None
-    where that is the compiler's, as WMMA's, or where it stays in shared memory, as wgmma's B), and
-    the instructions that take it there and away.
+    """One operand's memory abstraction.
+
+    - ``formats``: the dtypes of its elements;
+    - ``fragment``: the places of its elements in registers; None if the compiler hides them (WMMA),
+      or if the operand stays in shared memory (wgmma's B);
+    - ``load``, ``store``: the instructions that bring it to the registers and back.
     """
 
     formats: tuple[str, ...]
@@ -106,8 +112,8 @@ class FragmentOperand:
 
 @dataclass(frozen=True)
 class TensorCoreRow:
-    """An instruction that multiplies: ``batch`` matrices at once, each m x k by k x n, from
-    generation ``since`` to the one before ``until``.
+    """An instruction that multiplies ``batch`` matrices at once, each m x k by k x n. GPUs have it
+    from generation ``since`` to the one before ``until``.
     """
 
     name: str
@@ -119,8 +125,8 @@ class TensorCoreRow:
     until: int = 1000
     batch: int = 1
     unit: str = "mma"
-    # May it be picked before a device has run it? What the emulator knows of warp groups' products
-    # (descriptors, swizzles, proxies, what is under way) is what we read in the manual, no more.
+    # True if it may be picked before a device has run it. The emulator's knowledge of warp groups'
+    # products (descriptors, swizzles, proxies, copies under way) comes only from the manual.
     trusted: bool = True
 
     @property
@@ -128,8 +134,8 @@ class TensorCoreRow:
         return 2 * self.batch * prod(self.extents)
 
     def admitted(self, target: GpuTarget, operand: str) -> bool:
-        """Has the target, on every architecture with an image, this instruction for operands of
-        this dtype?
+        """True if the target has this instruction, on every architecture with an image, for
+        operands of this dtype.
         """
         begun = oldest(target) >= self.since
         return begun and newest(target) < self.until and operand in self.a.formats
@@ -139,8 +145,8 @@ class TensorCoreRow:
         return self.unit if self.unit == "fma" else f"{self.unit}:{operand}"
 
     def multiply(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """What the row means: C + A B for [matrix, row, column] each, one loop a dimension, as eq.
-        5 has it.
+        """The meaning of the row: C + A B for [matrix, row, column] each, with one loop a
+        dimension, as in eq. 5.
         """
         m, n, k = self.extents
         result = c.astype(np.float64)
@@ -149,8 +155,8 @@ class TensorCoreRow:
         return result
 
     def run(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """The same on registers [lane, element]: what the lanes' C is after the instruction. Where
-        the row hides an operand's layout, it is [matrix, row, column] here too.
+        """The same on registers [lane, element]: the lanes' C after the instruction. If the row
+        hides an operand's layout, that operand is [matrix, row, column] here too.
         """
         m, n, k = self.extents
         parts = ((self.a, a, (m, k)), (self.b, b, (k, n)), (self.c, c, (m, n)))
@@ -211,7 +217,8 @@ def _mma(name: str, formats: tuple[str, ...], since: int, *fragments: Fragment) 
 
 
 def _wmma(m: int, n: int, k: int) -> TensorCoreRow:
-    """WMMA hides its fragments: only wmma.load, wmma.mma and wmma.store know them."""
+    """A row of WMMA, which hides its fragments: only wmma.load, wmma.mma and wmma.store know them.
+    """
     return TensorCoreRow(
         f"wmma.m{m}n{n}k{k}",
         (m, n, k),
@@ -223,9 +230,7 @@ def _wmma(m: int, n: int, k: int) -> TensorCoreRow:
 
 
 def _wgmma(n: int) -> TensorCoreRow:
-    """Hopper's: a warp group multiplies, B always and A where one likes straight out of shared
-    memory.
-    """
+    """A row of Hopper: a warp group multiplies, B always out of shared memory and A optionally."""
     return TensorCoreRow(
         f"wgmma.m64n{n}k16",
         (64, n, 16),
@@ -246,10 +251,10 @@ _QUAD_PAIRS = TensorCoreRow(
     FragmentOperand(HALF, B_4X8, "ld.shared"),
     FragmentOperand(("float32",), SUMS_8X8, "", "st.shared"),
     70,
-    80,  # later ones run it without their Tensor Cores
+    80,  # later generations run it without their Tensor Cores
     batch=4,
 )
-# CUDA cores: one multiply-add of each of 32 lanes, 4 rows by 8 columns
+# CUDA cores: one multiply-add for each of 32 lanes, 4 rows by 8 columns
 _LANES = Fragment((Digit(8, column=1), Digit(4, row=1)), (Digit(1),))
 _FMA = TensorCoreRow(
     "fma",
@@ -275,10 +280,10 @@ ROWS: Mapping[str, TensorCoreRow] = {
         _FMA,
     )
 }
-# Those that device/gtco/mma.cuh emits, the best first. m16n8k16 takes half the instructions of
+# The rows that device/gtco/mma.cuh emits, the best first. m16n8k16 takes half the instructions of
 # m16n8k8 for the same products, and WMMA is the same instructions behind hidden layouts.
 EMITTED = ("mma.m16n8k16", "mma.m16n8k8", "fma")
-# And those of device/gtco/wgmma.cuh, whose tile is a warp group's: it chooses among their columns.
+# The rows of device/gtco/wgmma.cuh, whose tile is a warp group's: it chooses among their columns.
 EMITTED_COLUMNS = (32, 64, 96, 128, 192, 256)
 
 
@@ -288,8 +293,10 @@ EMITTED_COLUMNS = (32, 64, 96, 128, 192, 256)
 @dataclass(frozen=True)
 class Move:
     """An instruction that moves elements one level down: ``shared.Src[j] = global.Src[i]`` (eq. 6)
-    or ``reg.Src[k] = shared.Src[j]`` (eq. 7). ``nbytes`` of one lane; of an 8x8 matrix of 16-bit
-    elements ``fragment`` says who gets what.
+    or ``reg.Src[k] = shared.Src[j]`` (eq. 7).
+
+    - ``nbytes``: bytes of one lane;
+    - ``fragment``: for an 8x8 matrix of 16-bit elements, the elements that each lane gets.
     """
 
     name: str
@@ -320,7 +327,7 @@ def generation(arch: str) -> int:
 
 
 def oldest(target: GpuTarget) -> int:
-    """The generation of the oldest architecture that an image is made for: 80 of sm_80."""
+    """The generation of the oldest architecture for which an image is made: 80 for sm_80."""
     return min(map(generation, (target.arch, *target.images)))
 
 
@@ -329,13 +336,14 @@ def newest(target: GpuTarget) -> int:
 
 
 def rows(target: GpuTarget, operand: str) -> Iterator[TensorCoreRow]:
-    """The rows that multiply operands of this dtype on the target, whatever emits them."""
+    """The rows that multiply operands of this dtype on the target, also those that no kernel uses.
+    """
     return (row for row in ROWS.values() if row.admitted(target, operand))
 
 
 def emitted_rows(target: GpuTarget, operand: str) -> tuple[TensorCoreRow, ...]:
-    """Those that kernels are made of, the fastest first: one of Tensor Cores where they know the
-    format, and CUDA cores.
+    """The rows that kernels use, the fastest first: one of Tensor Cores if they know the format,
+    and CUDA cores.
     """
     found = [ROWS[name] for name in EMITTED if ROWS[name].admitted(target, operand)]
     cores = [row for row in found if row.unit == "mma" and target.rate(row.rate(operand))]

@@ -1,4 +1,4 @@
-"""Emitting a row of the intrinsic table: a micro-kernel as TIR, its accumulators in registers."""
+"""Emits a row of the intrinsic table: a micro-kernel as TIR, with its accumulators in registers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.vector_math import from_bits
 from gtco.tensor.intrinsics.table import MicroKernel
 
-# TVM has no bfloat16 vectors that its LLVM code generator takes: pairs travel as int32.
+# TVM's LLVM code generator takes no bfloat16 vectors, so pairs are passed as int32.
 DOT = "gtco_dpbf16ps"
 SOURCES = {
     "bf16": f"""\
@@ -32,13 +32,13 @@ define internal <16 x float> @{DOT}(<16 x float> %c, <16 x i32> %a, <16 x i32> %
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a row reads an operand: a flat buffer, the place of its first element, and strides, all
-    in elements of the buffer.
+    """The place of an operand of a row: a flat buffer, the place of its first element, and strides,
+    all in elements of the buffer.
 
-    Element k of row i of A lies at ``offset + i * stride + along(k)``, where ``along`` is k itself
-    if it is not given (a convolution's window is several runs). B of iteration n lies at ``offset +
-    n * stride``, its vectors ``vector`` apart, or side by side. Pairs lie in a buffer of their
-    elements or, B's alone, in one of int32.
+    Element k of row i of A lies at ``offset + i * stride + along(k)``; ``along`` is k itself if it
+    is not given (a convolution's window is several runs). B of iteration n lies at ``offset + n *
+    stride``, with its vectors ``vector`` apart, or side by side. Pairs lie in a buffer of their
+    elements, or (only B's) in one of int32.
     """
 
     buffer: Any
@@ -49,7 +49,7 @@ class Operand:
 
     @staticmethod
     def of(array: Array, index: Sequence[Expr], vector: Expr | None = None) -> Operand:
-        """The operand that begins at ``index`` of an array and strides over its second axis from
+        """The operand that begins at ``index`` of an array, and strides over its second axis from
         the end.
         """
         return Operand(array.buffer, array.flat(index), array.shape[-1], vector=vector)
@@ -70,16 +70,18 @@ def fma_tile(
     runs: Expr = 1,
     block: int | None = None,
 ) -> None:
-    """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself where ``load`` gives it.
+    """C[rows, columns] = A[rows, depth] x B[depth, columns], plus C itself if ``load`` is given.
 
-    ``a`` and ``b`` lie as the row's layouts say. ``store(i, j, vector)`` and ``load(i, j)`` write
-    and read C by vectors. With ``load``, C counts from zero where ``first`` holds. ``step(k)``
-    emits what else an iteration does, as a prefetch. ``passes`` runs over k more than once, which
-    only a measurement wants. With ``runs``, k is that many loops of ``depth`` steps, one behind the
-    other: ``along`` and ``step`` may divide what they are given by ``depth``. With ``block``, so
-    many iterations are a loop inside of another, for LLVM's register allocator, which takes a loop
-    for as much used as it is deep: it would put the sums of a shallower one into memory, to keep
-    the constants of another loop in registers.
+    - ``a``, ``b``: the operands, in the row's layouts;
+    - ``store(i, j, vector)``, ``load(i, j)``: write and read C by vectors;
+    - ``first``: with ``load``, C starts from zero if it holds;
+    - ``step(k)``: emits the further work of an iteration, such as a prefetch;
+    - ``passes``: runs over k more than once, for measurements only;
+    - ``runs``: k is that many loops of ``depth`` steps, one after the other. ``along`` and ``step``
+      may divide their arguments by ``depth``;
+    - ``block``: so many iterations are a loop inside of another. LLVM's register allocator takes a
+      deeper loop for more used; it would put the sums of a shallower one into memory, to keep the
+      constants of another loop in registers.
     """
     lanes, width = tile.lanes, tile.kind.step
     acc = em.registers(tile.rows * tile.columns)
@@ -153,18 +155,19 @@ class _Step:
     number: Expr
 
     def element(self, i: int, k: Expr) -> Expr:
-        """A's element."""
+        """An element of A."""
         return self.a.buffer[self.place(i, k)]
 
     def pair(self, i: int) -> Expr:
-        """A's elements k and k + 1, 16 bits each, as an int32."""
+        """Elements k and k + 1 of A, 16 bits each, as an int32."""
         return tirx.reinterpret("int32", self.a.buffer[tirx.Ramp(self.place(i, self.k), 1, 2)])
 
     def place(self, i: int, k: Expr) -> Expr:
         return self.em.index(self.a.offset + i * self.a.stride + self.a.along(k))
 
     def vector(self, j: int, width: int = 1) -> Expr:
-        """Vector j of this step of B, as it lies, ``width`` elements of the buffer a lane."""
+        """Vector j of this step of B, in its layout, with ``width`` elements of the buffer a lane.
+        """
         lanes = width * self.tile.lanes
         apart = lanes if self.b.vector is None else self.b.vector
         at = self.b.offset + self.number * self.b.stride + j * apart
@@ -210,8 +213,8 @@ def _bf16(s: _Step) -> None:
 
 
 def _widened(s: _Step) -> None:
-    """The lower half of a pair is its first element: shifted up it is a float32, and so is the pair
-    without it.
+    """Multiplies pairs of bfloat16 in float32. The lower half of a pair is its first element:
+    shifted up it is a float32. The pair without its lower half is the second.
     """
     em, lanes = s.em, s.tile.lanes
     pairs = [em.let(s.pairs(j), "pairs") for j in range(s.tile.vectors)]

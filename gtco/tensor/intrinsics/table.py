@@ -1,7 +1,7 @@
 """The register level as data: micro-kernels, one row each.
 
-A row is described by its compute abstraction (the loop extents it covers and which operand each
-loop indexes) and its memory abstraction (the formats of its operands, how they lie in memory, what
+A row has a compute abstraction (the loop extents that it covers, and the operand that each loop
+indexes) and a memory abstraction (the formats of its operands, their layout in memory, the values
 it holds in registers), after GTCO Section V. :func:`micro_kernels` lists the rows that a target
 admits by its instruction sets and its register file (FILTERBYISA of Helix, Alg. 2).
 """
@@ -16,16 +16,17 @@ from gtco.machine.target import Target
 from gtco.tensor.stage import ITEM_BYTES
 
 WIDTHS = (1, 2, 3, 4, 6)  # vectors of columns
-TALLEST = 14  # rows: more gain nothing, since B is loaded once a step for all of them
+TALLEST = 14  # rows: more gain nothing, because B is loaded once a step for all of them
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an operand lies where a row reads it: elements of ``dtype``, ``step`` neighbours of k
-    side by side.
+    """The layout in which a row reads an operand: elements of ``dtype``, with ``step`` neighbours
+    of k side by side.
 
-    A: [row][k], a step read as one and broadcast to all lanes. B: [k / step][column][step], a step
-    of several columns read as one vector. Both end at a multiple of the row's step, with zeros.
+    A is [row][k]; a step is read as one and broadcast to all lanes. B is [k / step][column][step];
+    a step of several columns is read as one vector. Both end at a multiple of the row's step, with
+    zeros.
     """
 
     dtype: str = "float32"
@@ -39,12 +40,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the rows around one instruction share. ``operand`` is the dtype that B has in the graph,
-    and A too, but for a float32 A beside weights in float16; ``a`` and ``b`` say how the row reads
-    them; ``step`` the steps of k that an iteration takes, ``products`` the multiply-adds of one
-    lane of one instruction; ``latency`` in cycles; ``spare`` the registers beside sums and a step
-    of B; ``converts`` the vector instructions that make a vector of B what is multiplied, per step
-    of k; ``features`` and ``lanes`` what a target must have.
+    """The properties that the rows around one instruction share.
+
+    - ``operand``: the dtype of B in the graph, and of A too, except for a float32 A beside float16
+      weights;
+    - ``a``, ``b``: the layouts in which the row reads them;
+    - ``step``: the steps of k of an iteration;
+    - ``products``: the multiply-adds of one lane of one instruction;
+    - ``latency``: in cycles;
+    - ``spare``: the registers beside sums and a step of B;
+    - ``converts``: the vector instructions that convert a vector of B before it is multiplied, for
+      each step of k;
+    - ``features``, ``lanes``: the instruction sets and vector widths that a target must have.
     """
 
     name: str
@@ -82,8 +89,8 @@ KINDS: Mapping[str, Kind] = {
             features=("avx512bf16",),
             lanes=(16,),
         ),
-        # bfloat16 in memory: a pair of B is parted by a shift and a mask into two float32, and
-        # A is widened as it is packed; the plain FMA multiplies
+        # bfloat16 in memory: a shift and a mask split a pair of B into two float32, and A is
+        # widened while it is packed; the plain FMA multiplies
         Kind(
             "widened",
             "bfloat16",
@@ -93,7 +100,7 @@ KINDS: Mapping[str, Kind] = {
             spare=2,
             converts=1,
         ),
-        # float16 in memory: VCVTPH2PS widens a vector of B as it is loaded
+        # float16 in memory: VCVTPH2PS widens a vector of B while it is loaded
         Kind(
             "half",
             "float16",
@@ -122,17 +129,17 @@ class MicroKernel:
 
     @property
     def name(self) -> str:
-        """As a config says it: a float32 one by its size alone."""
+        """The name in a config. A float32 row is named by its size alone."""
         size = f"{self.rows}x{self.vectors}"
         return size if self.kind.name == "fma" else f"{self.kind.name}:{size}"
 
     @property
     def kernel(self) -> str:
-        """The row of the level-0 table that says how fast it is."""
+        """The row of the level-0 table that gives its speed."""
         return self.kernel_of(self.rows)
 
     def kernel_of(self, rows: int) -> str:
-        """The :attr:`kernel` of as many rows."""
+        """The :attr:`kernel` with so many rows."""
         return f"{self.kind.name}:{rows}x{self.vectors}"
 
     @property
@@ -141,7 +148,7 @@ class MicroKernel:
 
     @property
     def extents(self) -> tuple[int, int, int]:
-        """Of the loops m, n and k in one iteration."""
+        """The extents of the loops m, n and k in one iteration."""
         return self.rows, self.columns, self.kind.step
 
     @property
@@ -157,7 +164,7 @@ class MicroKernel:
         return MicroKernel(int(rows), int(vectors), lanes, KINDS[kind or "fma"])
 
     def work(self, rows: float, depth: float) -> float:
-        """Vector operations, as the level-0 table counts them, of ``rows`` rows by ``depth`` steps
+        """Vector operations, as the level-0 table counts them, for ``rows`` rows by ``depth`` steps
         of k.
         """
         return rows * self.vectors * depth / self.kind.products

@@ -1,1 +1,1 @@
-"""Kernels of single operators by way of Relax, for the fallback."""
+"""Kernels of single operators through Relax, for the fallback."""

@@ -1,4 +1,4 @@
-"""Sorts and scatters for GPUs: every element by itself, so that each is a thread's.
+"""Sorts and scatters for GPUs: every element is computed alone, so that each has a thread.
 
 ::
 
@@ -7,8 +7,9 @@
     scatters:  for i:  value = data[i]
                        for u of the updates, in order: if it goes to i: value = ...
 
-More work than on a CPU (n^2 comparisons of n elements, each update read for each element), in one
-loop whose iterations need nothing of one another: no barrier, nothing kept between them.
+This is more work than on a CPU (n^2 comparisons of n elements, and each update is read for each
+element). It is one loop of independent iterations, so there is no barrier, and nothing is kept
+between them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def _sizes(tensor: Any) -> list[int]:
 def _alone(
     shape: Sequence[int], dtype: str, inputs: Sequence[Any], count: int, name: str, body: Any
 ) -> Any:
-    """A tensor that ``body(inputs, out, i)`` stores for ``i`` in ``range(count)``, in any order."""
+    """A tensor whose elements ``body(inputs, out, i)`` stores for ``i`` in ``range(count)``, in any
+    order.
+    """
 
     def loop(ins: Any, outs: Any) -> Any:
         with IRBuilder() as builder:
@@ -44,8 +47,9 @@ def _alone(
 
 
 def ranked(data: Any, axis: int, descending: bool, k: int, dtype: str) -> Any:
-    """The first ``k`` along ``axis`` as they are sorted: their places as ``dtype``, or themselves
-    where that is empty. The order is that of :func:`gtco.tensor.relax.sort.order`.
+    """The first ``k`` elements along ``axis`` in sorted order: their places as ``dtype``, or the
+    elements themselves if ``dtype`` is empty. The order is that of
+    :func:`gtco.tensor.relax.sort.order`.
     """
     shape = _sizes(data)
     axis %= len(shape)
@@ -109,8 +113,8 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 def _gathered(
     data: Any, reduction: str, inputs: Sequence[Any], count: int, name: str, update: Any
 ) -> Any:
-    """``data`` with up to ``count`` updates an element: ``update(inputs, index, u)`` says whether
-    the u-th goes there, and what it is.
+    """``data`` with up to ``count`` updates for an element. ``update(inputs, index, u)`` says
+    whether the u-th update goes there, and gives it.
     """
     shape = _sizes(data)
 
@@ -129,13 +133,13 @@ def _gathered(
 
 
 def _points_at(indices: Any, at: Sequence[Any], place: Any, extent: int) -> Any:
-    """Is the index that lies ``at``, from the end where it is negative, this place?"""
+    """True if the index at ``at`` (counted from the end if it is negative) is this place."""
     given, place = indices[tuple(at)], tirx.Cast(str(indices.dtype), place)
     return tirx.Or(given == place, given == place - extent)
 
 
 def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Any:
-    """As ``topi.scatter_elements``; along other axes the updates may end before the data."""
+    """Like ``topi.scatter_elements``; along other axes the updates may be shorter than the data."""
     axis %= len(data.shape)
     sizes = _sizes(indices)
 
@@ -159,7 +163,8 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, reduction
 
 
 def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
-    """As ONNX's ScatterND: the last axis of ``indices`` is an index into the data's first ones."""
+    """Like ONNX's ScatterND: the last axis of ``indices`` is an index into the data's first axes.
+    """
     shape, (*many, depth) = _sizes(data), _sizes(indices)
 
     def update(ins: Any, index: Sequence[Any], u: Any) -> tuple[Any, Any]:

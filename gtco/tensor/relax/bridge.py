@@ -1,10 +1,10 @@
 """Operators -> Relax -> TIR -> one plain C function: how :mod:`gtco.tensor.sketch.fallback.cpu`
-computes what has no sketch.
+computes an operator that has no other sketch.
 
 ::
 
-    Operator --module_of--> Relax 'main'          relax_spellings
-    --LegalizeOps--> main calls PrimFuncs         relax_calls
+    Operator --module_of--> Relax 'main'          spellings.py
+    --LegalizeOps--> main calls PrimFuncs         calls.py
     --lower_module--> one TIR function: the PrimFuncs in order, intermediates in the workspace
 
 The function has the ABI of ``gtco.runtime`` and calls nothing but libm: no TVM runtime is needed
@@ -56,11 +56,10 @@ def lower_module(
     apart: bool = False,
 ) -> tuple[Any, int, int]:
     """One TIR function ``symbol(inputs..., output, workspace, begin, end)``, the bytes of workspace
-    it needs, and into how many tasks it is cut; with ``apart`` into as many as there are iterations
-    that need nothing of one another.
+    that it needs, and its number of tasks. With ``apart`` every independent iteration is a task.
 
     ``order`` says which of ``inputs`` each parameter of ``main`` is. Raises :class:`BridgeError`
-    with the reason where the module needs more than plain code.
+    with the reason if the module needs more than plain code.
     """
     reader = CallReader(legalize(module, apart))
     count, made = reader.read(result)
@@ -74,8 +73,8 @@ def lower_module(
 
 
 class PlainFunction:
-    """A function of the runtime's ABI made of lowered statements: large allocations go to the
-    workspace, a parallel loop that is all there is becomes its tasks.
+    """A function of the runtime's ABI, made of lowered statements. Large allocations go to the
+    workspace. A parallel loop that is the whole function becomes its tasks.
     """
 
     def __init__(self, symbol: str) -> None:
@@ -84,7 +83,7 @@ class PlainFunction:
         self.scratch = tirx.decl_buffer((1 << 30,), "uint8", name="scratch", layout=None)
         self.begin, self.end = tirx.Var("begin", "int64"), tirx.Var("end", "int64")
         self.size = 0
-        self.parallel: Any = None  # the last parallel loop met, serial as it stands in the body
+        self.parallel: Any = None  # the last parallel loop found, which is serial in the body
 
     def function(self, buffers: Sequence[Any], statements: Sequence[Any]) -> Any:
         """``symbol(buffers..., workspace, begin, end)``."""
@@ -99,8 +98,8 @@ class PlainFunction:
         return module[self.symbol]
 
     def cut(self, statements: list[Any]) -> tuple[list[Any], int]:
-        """Where everything is one parallel loop, its iterations as tasks: from ``begin`` to
-        ``end``.
+        """The statements and the number of tasks. If everything is one parallel loop, its
+        iterations from ``begin`` to ``end`` are the tasks.
         """
         *before, loop = in_order(statements)
         plain = (tirx.Bind, tirx.DeclBuffer)
@@ -126,8 +125,8 @@ class PlainFunction:
         return tirx.address_of(tirx.BufferLoad(self.scratch, [tirx.const(offset, "int32")]))
 
     def placed(self, statement: Any) -> Any:
-        """The statement with large allocations in the workspace, parallel loops serial, and nothing
-        in it that needs TVM.
+        """The statement with large allocations in the workspace, with serial loops for parallel
+        ones, and without anything that needs TVM.
         """
         if isinstance(statement, tirx.SeqStmt):
             return tirx.SeqStmt([self.placed(s) for s in statement.seq])
@@ -169,7 +168,7 @@ class PlainFunction:
 
 
 class _Merger(PlainFunction):
-    """Puts lowered PrimFuncs behind each other in one function."""
+    """Puts lowered PrimFuncs one after the other into one function."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class _Merger(PlainFunction):
         statements: list[Any] = []
         if made.where == "workspace" and made.value is None:
             made.where = "output"
-        else:  # an input or a constant, returned as it is
+        else:  # an input or a constant, returned unchanged
             copy = Tensor(made.type, "output")
             calls = [*calls, KernelCall(_copy(made.type), [made, copy])]
         for call in calls:
@@ -223,7 +222,7 @@ class _Merger(PlainFunction):
         return [tirx.DeclBuffer(buffer, data=self.address(tensor)), *stores]
 
     def inline(self, call: KernelCall) -> list[Any]:
-        """The call's body, its parameters bound to where the tensors lie."""
+        """The call's body, with its parameters bound to the places of the tensors."""
         function = _lowered(call.function, self.apart)
         if len(function.params) != len(call.arguments):
             raise BridgeError("a call whose arguments do not fit its function")
@@ -244,7 +243,7 @@ def declared(parameter: Any, data: Any) -> list[Any]:
 
 
 def in_order(statements: Sequence[Any]) -> list[Any]:
-    """Sequences inside the sequence taken apart."""
+    """The statements, with sequences inside the sequence flattened."""
     inside = [s.seq if isinstance(s, tirx.SeqStmt) else [s] for s in statements]
     parts = [s for seq in inside for s in seq]
     return parts if len(parts) == len(statements) else in_order(parts)

@@ -1,4 +1,4 @@
-"""A Relax program read as the calls of kernels that it makes, and where their tensors lie."""
+"""Reads a Relax program as its calls of kernels, and the places of their tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from gtco.tensor.relax.apart import APART
 from gtco.tensor.relax.sort import SORTS
 from gtco.tensor.stage import TensorType
 
-CONSTANT_ELEMENTS = 4096  # larger constants inside an opaque operator have no place in a kernel
+CONSTANT_ELEMENTS = 4096  # a kernel cannot hold larger constants of an opaque operator
 
 
 class BridgeError(BuildError):
-    """The operator cannot become a plain function; the message names what stands in the way."""
+    """The operator cannot become a plain function; the message names the obstacle."""
 
 
 @dataclass
 class Tensor:
-    """A tensor of ``main``: where its bytes are. ``where`` is "input", "output" or "workspace"."""
+    """A tensor of ``main``, and the place of its bytes. ``where`` is "input", "output" or
+    "workspace".
+    """
 
     type: TensorType
     where: str = "workspace"
@@ -33,12 +35,14 @@ class Tensor:
 @dataclass
 class KernelCall:
     function: Any
-    arguments: list[Tensor]  # what it reads, then what it makes
+    arguments: list[Tensor]  # the tensors that it reads, then the one that it makes
     made: int = 1
 
 
 def legalize(module: Any, apart: bool = False) -> Any:
-    """Every operator of ``main`` as a call of a PrimFunc; ``apart`` as for threads of a GPU."""
+    """Every operator of ``main`` as a call of a PrimFunc; with ``apart`` in the form for threads of
+    a GPU.
+    """
     with tvm.target.Target("llvm"):
         module = relax.transform.LegalizeOps(APART if apart else SORTS)(module)
         module = relax.backend.DispatchSortScan()(module)
@@ -65,8 +69,8 @@ class CallReader:
     calls: list[KernelCall] = field(default_factory=list)
 
     def read(self, result: int) -> tuple[int, Tensor]:
-        """The number of inputs, and the tensor that ``main`` returns (its field ``result`` of a
-        tuple).
+        """The number of inputs, and the tensor that ``main`` returns (its field ``result``, if it
+        is a tuple).
         """
         main = self.module["main"]
         for i, parameter in enumerate(main.params):
@@ -120,7 +124,7 @@ class CallReader:
 
 
 def _needed(calls: list[KernelCall], made: Tensor) -> list[KernelCall]:
-    """Those of the calls that ``made`` comes from."""
+    """The calls on which ``made`` depends."""
     wanted, kept = {id(made)}, []
     for call in reversed(calls):
         if any(id(t) in wanted for t in call.arguments[-call.made :]):

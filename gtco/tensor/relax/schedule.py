@@ -1,4 +1,5 @@
-"""Simple schedules for what TVM legalizes, so that LLVM's vectorizer finds contiguous inner loops.
+"""Simple schedules for the functions that TVM legalizes, so that LLVM's vectorizer finds contiguous
+inner loops.
 
 ::
 
@@ -16,13 +17,13 @@ from tvm import s_tir
 from tvm.tirx import IterVar, analysis
 
 TASKS = 64  # outer loops are fused until they have as many iterations
-MOST_TASKS = 1024  # beyond, a task is several iterations
+MOST_TASKS = 1024  # with more, a task is several iterations
 LEAST_EXTENT = 4  # a shorter inner loop is not worth the memory traffic of its accumulators
 
 
 def scheduled(module: Any, apart: bool = False) -> Any:
-    """The module, its function ``f`` rescheduled where TVM finds that legal. ``apart``: for threads
-    of which each takes one independent iteration, not for vectors.
+    """The module, with its function ``f`` rescheduled if TVM finds that legal. ``apart`` is for
+    threads that each take one independent iteration, not for vectors.
     """
     schedule = s_tir.Schedule(module)
     try:
@@ -41,8 +42,9 @@ def scheduled(module: Any, apart: bool = False) -> Any:
 
 
 def _parallel(schedule: Any, block: Any, apart: bool) -> None:
-    """The outermost loops of independent iterations become one parallel loop, the only outermost
-    one. The innermost loop is LLVM's to vectorize, unless all are to be taken ``apart``.
+    """Fuses the outermost loops of independent iterations into one parallel loop, which is then the
+    only outermost one. The innermost loop is left for LLVM to vectorize, unless all are taken
+    ``apart``.
     """
     axes, loops = schedule.get(block).iter_vars, schedule.get_loops(block)
     if len(axes) != len(loops):
@@ -72,8 +74,9 @@ def _attempt(primitive: Any, *args: Any) -> bool:
 
 
 def _contiguous(schedule: Any, block: Any) -> None:
-    """A contraction's last output axis goes innermost, where operands are contiguous along it or do
-    not have it."""
+    """Moves a contraction's last output axis innermost, if operands are contiguous along it or do
+    not have it.
+    """
     statement, loops = schedule.get(block), schedule.get_loops(block)
     axes = list(statement.iter_vars)
     if len(axes) != len(loops):

@@ -1,5 +1,5 @@
-"""Sorting for opaque operators: TVM's own calls its runtime, these are plain loops (a stable
-bottom-up merge sort).
+"""Sorting for opaque operators, as plain loops (a stable bottom-up merge sort). TVM's own sort
+calls its runtime.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from tvm.tirx.script.builder import ir as T
 
 
 def ahead(a: Any, b: Any, descending: bool, dtype: str, ties: bool = False) -> Any:
-    """Does ``a`` come before ``b``, or, with ``ties``, not behind it? NaN is more than any number,
-    as in torch and numpy. (TVM turns ``not a < b`` into ``b <= a``, which it is not for NaN.)
+    """True if ``a`` comes before ``b``, or, with ``ties``, not after it. NaN is greater than any
+    number, as in torch and numpy. (TVM turns ``not a < b`` into ``b <= a``, which is wrong for
+    NaN.)
     """
     if dtype in ("float16", "bfloat16"):
         a, b = tirx.Cast("float32", a), tirx.Cast("float32", b)
@@ -70,7 +71,9 @@ def order(data: Any, descending: bool) -> Any:
 
 
 def _sorted(data: Any, axis: int, descending: bool) -> tuple[Any, Any, Callable[[Any, int], Any]]:
-    """Rows of ``data`` along ``axis``, their order, and the way back of the first k columns."""
+    """The rows of ``data`` along ``axis``, their order, and the function that brings the first k
+    columns back.
+    """
     shape = [int(d) for d in data.shape]
     axis %= len(shape)
     to = [i for i in range(len(shape)) if i != axis] + [axis]

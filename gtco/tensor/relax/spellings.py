@@ -1,4 +1,5 @@
-"""Canonical operators as Relax programs: what :mod:`gtco.tensor.relax.bridge` makes kernels of."""
+"""Canonical operators as Relax programs, from which :mod:`gtco.tensor.relax.bridge` makes kernels.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def module_of(stage: Stage) -> Any:
 def _widened(
     b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]
 ) -> tuple[Sequence[Any], list[TensorType]]:
-    """Operands of a contraction in its output's dtype."""
+    """Operands of a contraction in the dtype of its output."""
     if op.kind not in CONTRACTIONS:
         return x, list(types)
     dtype = op.type.dtype
@@ -90,7 +91,7 @@ def _place(function: Callable[..., Any]) -> Spelling:
 
 
 def _extreme(largest: bool) -> Spelling:
-    """A maximum or minimum that is NaN where any element is; Relax's own drops NaN."""
+    """A maximum or minimum that is NaN if any element is; Relax's own drops NaN."""
 
     def spell(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
         dtype = types[0].dtype
@@ -125,8 +126,8 @@ def _softmax(function: Callable[..., Any]) -> Spelling:
 
 
 def _layer_norm(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
-    """Two passes, the mean taken away before squaring: Relax's own takes E[x^2] - E[x]^2, which
-    cancels.
+    """A layer_norm in two passes, which subtracts the mean before squaring. Relax's own takes
+    E[x^2] - E[x]^2, which cancels.
     """
     mean = b.emit(R.mean(x[0], axis=[-1], keepdims=True))
     centred = b.emit(R.subtract(x[0], mean))
@@ -147,7 +148,7 @@ def _scaled(b: Any, op: Operator, x: Any, variance: Any, weights: Sequence[Any])
 
 
 def _centred(b: Any, x: Any, axes: list[int]) -> tuple[Any, Any, Any]:
-    """Mean, deviations from it and their mean square over ``axes``, which stay as 1."""
+    """Mean, deviations from it, and their mean square over ``axes``, which stay with extent 1."""
     mean = b.emit(R.mean(x, axis=axes, keepdims=True))
     centred = b.emit(R.subtract(x, mean))
     square = b.emit(R.multiply(centred, centred))
@@ -212,8 +213,9 @@ def _conv2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType])
 
 
 def _conv_transpose2d(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
-    """The whole product, then what ``output_padding`` adds and ``padding`` cuts off: TVM takes no
-    more of either than a stride or a kernel. TVM has kernels for NCHW alone.
+    """The whole product, then the part that ``output_padding`` adds and the part that ``padding``
+    cuts off. TVM allows at most a stride of the one and a kernel of the other, and has kernels only
+    for NCHW.
     """
     last = op["layout"] == "NHWC"
     data = b.emit(R.permute_dims(x[0], [0, 3, 1, 2])) if last else x[0]
