@@ -108,7 +108,7 @@ def attention(builder: Any, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     if cap := float(attrs.get("softcap", 0.0)):
         bent = builder.emit(relax.op.tanh(relax.op.divide(scores, relax.const(cap, dtype))))
         scores = builder.emit(relax.op.multiply(bent, relax.const(cap, dtype)))
-        # mode 0 is the bare product, by the operator's text and in ONNX Runtime
+        # mode 0 is the bare product, in the operator's text and in ONNX Runtime
         seen = scores if mode == AFTER_CAP else seen
     added = bias.tensor
     if added is not None:
@@ -174,8 +174,8 @@ def _places(
     causal = bool(attrs.get("is_causal", 0))
     key = numpy.arange(keys)[None, :]
     row = numpy.arange(rows)[:, None]
-    ahead = key - row  # less the offset: how far a key lies behind the query's place
-    # (lowest, highest) difference allowed, each None where it is not bounded
+    ahead = key - row  # without the offset: how far a key is ahead of the query's place
+    # the (lowest, highest) allowed difference; None without a bound
     lowest = -left if left >= 0 else None
     bounds = [b for b in (right if right >= 0 else None, 0 if causal else None) if b is not None]
     highest = min(bounds, default=None)
@@ -215,7 +215,7 @@ def _scores(builder: Any, q: Any, k: Any, scale: float | None) -> Any:
     factor = _shape(q)[3] ** -0.5 if scale is None else float(scale)
     if dtype in _WIDE:
         q = builder.emit(relax.op.multiply(q, relax.const(factor, dtype)))
-    else:  # half of it on either side, as the definition has it: q * k may not overflow
+    else:  # half of it on either side, as in the definition, so that q * k does not overflow
         root = relax.const(factor**0.5, dtype)
         q, k = (builder.emit(relax.op.multiply(t, root)) for t in (q, k))
     return _product(builder, q, builder.emit(relax.op.permute_dims(k, [0, 1, 3, 2])))

@@ -31,7 +31,7 @@ def col2im(
     n, rows, _ = (int(d) for d in x.ty.shape)
     rank, channels = len(image), rows // prod(block)
     before, after = pads[:rank], pads[rank:]
-    # the padded image: what blocks write to
+    # the padded image, to which blocks write
     whole = [i + a + b for i, a, b in zip(image, before, after, strict=True)]
     counts = [
         (w - d * (k - 1) - 1) // s + 1
@@ -93,7 +93,7 @@ def _added(
         part = _pad(builder, part, [0] * (2 * rank), gaps)
         spread = [c * s for c, s in zip(counts, strides, strict=True)]
         part = builder.emit(relax.op.reshape(part, (n, channels, *spread)))
-        # what lies behind the last column is zeros: it may be cut off or lengthened
+        # after the last column there are only zeros, so it may be cut off or lengthened
         shift = [i * d for i, d in zip(inside, dilations, strict=True)]
         room = [w - s for w, s in zip(whole, shift, strict=True)]
         kept = [min(s, r) for s, r in zip(spread, room, strict=True)]

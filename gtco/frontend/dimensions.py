@@ -26,7 +26,7 @@ from gtco.support.errors import ShapeError
 Shapes = Mapping[str, int | Sequence[int]]
 """Sizes by dimension (``batch``, ``x.0``), and whole shapes by input."""
 
-_UNNAMED = frozenset({"", "?", "-1", "None"})  # what exporters write where they know no name
+_UNNAMED = frozenset({"", "?", "-1", "None"})  # written by exporters that know no name
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class OpenAxis:
     dim: Any  # of the message
     input: str
     axis: int
-    name: str  # what flags and errors call it
+    name: str  # the name in flags and errors
     written: str
 
     @property
@@ -135,7 +135,7 @@ def infer_outputs(model: onnx.ModelProto, sizes: Mapping[str, int] | None) -> No
         return
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph.output
-    except Exception:  # a model that is wrong: the checker behind this says where
+    except Exception:  # the model is wrong: the checker that runs next says where
         inferred = model.graph.output
     for value, known in zip(model.graph.output, inferred, strict=True):
         if not value.HasField("type") or value.type.HasField("tensor_type"):

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from gtco.support.errors import ModelError
 
-MAX_ELEMENTS = 1 << 40  # of one tensor: beyond it sizes were damaged, and products may wrap
+MAX_ELEMENTS = 1 << 40  # of one tensor: larger sizes are damaged, and products may overflow
 
 
 @cache
@@ -40,7 +40,7 @@ def check_text(message: Any, where: str = "") -> None:
         try:
             value = getattr(message, name)
             parts = list(value) if repeated else [value]
-        except UnicodeDecodeError:  # one implementation of protobuf; the other gives bytes
+        except UnicodeDecodeError:  # raised by one implementation of protobuf; another gives bytes
             parts = [b""]
         if is_text and not all(isinstance(part, str) for part in parts):
             raise ModelError(

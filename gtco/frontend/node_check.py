@@ -23,7 +23,7 @@ from gtco.support.errors import GtcoError, ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES
 
 _STANDARD = ("", "ai.onnx")
-_SPELT = {"float": "float32", "double": "float64"}  # ONNX's names and ours, where they differ
+_SPELT = {"float": "float32", "double": "float64"}  # ONNX's names and gtco's, if they differ
 DTYPES: Mapping[int, str] = {
     number: _SPELT.get(name.lower(), name.lower())
     for name, number in onnx.TensorProto.DataType.items()
@@ -77,7 +77,7 @@ class Node:
             made = onnx.shape_inference.infer_node_outputs(
                 schema, self.proto, dict(self.types), values, opset_imports=list(opsets)
             )
-        except Exception as error:  # of several types, ValueError among them
+        except Exception as error:  # it has several types, such as ValueError
             said = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise self._broken(said.removeprefix("[TypeInferenceError] ")) from error
         if self.proto.op_type == "Reshape" and not domain:  # ONNX does not count the elements

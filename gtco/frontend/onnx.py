@@ -102,7 +102,7 @@ def import_skeleton(
     _check_outputs(skeleton)
     sizes = set_sizes(_inputs(skeleton, weights), shapes or {}, symbols=symbols)
     if sizes is not None:
-        del skeleton.graph.value_info[:]  # of other sizes, if any
+        del skeleton.graph.value_info[:]  # it may have other sizes
     check_splits(skeleton)
     infer_outputs(skeleton, sizes)
     _check(skeleton)
@@ -115,7 +115,7 @@ def import_skeleton(
     except UnsupportedError:
         if not simplify:
             raise
-        # onnxsim removes what is not used, and folds more than sizes and counts
+        # onnxsim removes unused operators, and folds more than sizes and counts
         skeleton = _written_out(run_onnxsim(skeleton, simplify_timeout)[0])
     if simplify:
         skeleton, note = run_onnxsim(skeleton, simplify_timeout)
@@ -155,7 +155,7 @@ def _written_out(model: onnx.ModelProto) -> onnx.ModelProto:
         try:
             model = expand(model)
         except UnsupportedError:
-            _refuse_unsupported(model)  # what has no rule at all comes first, in one list
+            _refuse_unsupported(model)  # operators without any rule come first, in one list
             raise
         model = write_out(model, _supported())
         if not needs_expansion(model):
@@ -279,7 +279,7 @@ def _supported() -> set[str]:
     return {*_get_convert_map(), *OVERRIDES}
 
 
-# Imported, but the size of their outputs depends on values: no artifact can plan for that.
+# TVM imports these, but the size of their outputs depends on values, which no artifact can plan.
 _DATA_DEPENDENT = {"NonZero", "Unique"}
 
 

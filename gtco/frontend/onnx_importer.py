@@ -55,7 +55,7 @@ class Importer(ONNXGraphImporter):
         try:
             return super().from_onnx(graph, opset)
         except Exception:
-            if self._begun:  # TVM leaves it open, and warns of that on standard error
+            if self._begun:  # TVM leaves it open, and warns of this on standard error
                 self.bb._end_block()
             raise
 
@@ -111,14 +111,14 @@ class Importer(ONNXGraphImporter):
 
     def _labelled(self, result: Any, name: str) -> Any:
         if isinstance(result, relax.Call):
-            result = self.bb.emit(result)  # bound here, so that the variable is this node's
+            result = self.bb.emit(result)  # bound here, so that the variable belongs to this node
         if isinstance(result, relax.Var):
             self.labels.setdefault(result.name, name)
         return result
 
 
-# Inputs by position that have to be constants, by operator: TVM fails with words of its own where
-# one is known only at run time.
+# The positions of inputs that must be constants, by operator. If one is known only at run time, TVM
+# fails with words of its own.
 _CONSTANT_INPUTS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(
         ("AffineGrid", "CumSum", "Expand", "OneHot", "Reshape", "SplitToSequence"), (1,)
@@ -297,8 +297,7 @@ def _einsum(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _pad(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Pad as an operator. TVM's importer writes loops at once, which only the fallback can compile.
-    """
+    """Pad as an operator. TVM's importer writes loops, which only the fallback can compile."""
     x, pads, value, axes = _padded(inputs, 4)
     mode = _text(attrs.get("mode", b"constant"))
     widths = numpy.asarray(attrs["pads"]) if pads is None else _constant(pads)
@@ -391,8 +390,7 @@ def _resize(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
 
 
 def _upsample(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """Resize as it was before opset 10: positions are scaled from the first one and rounded down.
-    """
+    """Resize as before opset 10: positions are scaled from the first one and rounded down."""
     x, given = _padded(inputs, 2)
     scales = numpy.asarray(attrs["scales"]) if given is None else _constant(given)
     if scales is None:

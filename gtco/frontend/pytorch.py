@@ -1,10 +1,10 @@
-"""PyTorch -> Relax, by way of ``torch.export`` and torch's own ONNX exporter (the dynamo one).
+"""PyTorch -> Relax, through ``torch.export`` and torch's own ONNX exporter (the dynamo one).
 
-Why not TVM's ``from_exported_program``: measured with TVM 0.27 and torch 2.13 it translates the
-plain models of ``models/``, but of eight Hugging Face models it fails on DETR (``floor_divide`` of
+TVM's ``from_exported_program`` is not used. Measured with TVM 0.27 and torch 2.13, it translates
+the plain models of ``models/``. Of eight Hugging Face models it fails on DETR (``floor_divide`` of
 float by int) and, without decomposition, on every attention with a boolean mask, on SigLIP
-(``conv2d.padding``) and on BEiT (``fill_``); the ONNX exporter takes all eight, and then there is
-one path to keep right. Weights stay where torch has them: only a skeleton of some kilobytes becomes
+(``conv2d.padding``) and on BEiT (``fill_``). The ONNX exporter translates all eight, and one path
+is easier to keep right. Weights stay in torch's memory: only a skeleton of some kilobytes becomes
 ONNX.
 """
 
@@ -46,13 +46,15 @@ def load_pytorch(
 ) -> ImportedModel:
     """The model as Relax, for inputs of the shapes and dtypes of ``example_inputs``.
 
-    ``example_inputs`` is a tensor, a sequence of them, or a mapping of keyword arguments; an
-    ExportedProgram brings its own, and ``shapes`` gives its dynamic dimensions their values. Other
-    arguments than tensors become part of the model. Without ``float16``, what is float16 in the
-    model is computed in float32. A module in training mode is exported in
-    evaluation mode and set back. Outputs that are dictionaries or dataclasses are named by their
-    keys; None, numbers and strings among them are left out. Raises OptionError for what does not
-    go together and ModelError where torch or onnxscript is missing or the export fails.
+    - ``example_inputs`` is a tensor, a sequence of tensors, or a mapping of keyword arguments. An
+      ExportedProgram has its own. Arguments that are no tensors become part of the model.
+    - ``shapes`` gives the dynamic dimensions of an ExportedProgram their values.
+    - Without ``float16``, float16 in the model is computed in float32.
+
+    A module in training mode is exported in evaluation mode and then set back. Outputs in
+    dictionaries or dataclasses get the names of their keys; None, numbers and strings among them
+    are left out. Raises OptionError for arguments that do not fit together, and ModelError if torch
+    or onnxscript is missing or the export fails.
     """
     torch = _torch()
     program: Any = model
@@ -108,9 +110,9 @@ def load_pytorch(
 
 
 def load_program(path: Path) -> torch.export.ExportedProgram:
-    """The program that ``torch.export.save`` wrote. As torch reads it, so it trusts the file.
+    """The program that ``torch.export.save`` wrote. torch reads it and trusts the file.
 
-    Raises ModelError where torch is missing or reads no program from the file.
+    Raises ModelError if torch is missing or cannot read a program from the file.
     """
     torch = _torch()
     try:
@@ -139,8 +141,9 @@ def _torch() -> Any:
 
 
 def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str] | None]:
-    """``torch.export`` of the module in evaluation mode, and names of its outputs; its training
-    flags are set back."""
+    """``torch.export`` of the module in evaluation mode, and the names of its outputs. The module's
+    training flags are set back.
+    """
     from torch.utils import _pytree as pytree
 
     args, kwargs = pytree.tree_map(_tensor, call_arguments(example_inputs))
@@ -165,7 +168,7 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str]
                 if not _has_plain_outputs(program):
                     return program, _output_names(program)
             except Exception as first:
-                # dataclasses that torch does not know, most often
+                # most often these are dataclasses that torch does not know
                 try:
                     return _export_tensors(torch, model, args, kwargs)
                 except Exception:
@@ -185,10 +188,10 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str]
 def _export_tensors(
     torch: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, list[str] | None]:
-    """The module behind a forward that gives the tensors of its output alone.
+    """Exports the module with a forward that returns only the tensors of its output.
 
-    torch.export refuses dataclasses that are not registered with it, and the ONNX exporter numbers
-    and strings.
+    torch.export refuses dataclasses that are not registered with it, and the ONNX exporter refuses
+    numbers and strings.
     """
     names: list[str] = []
 
@@ -206,7 +209,7 @@ def _export_tensors(
         called = inspect.signature(model.forward)
         kinds = {p.kind for p in called.parameters.values()}
         if kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
-            # by keyword, in the order given: the inputs get their names from it
+            # by keyword, in the given order: the inputs get their names from it
             args, kwargs = (), {**called.bind_partial(*args).arguments, **kwargs}
     except (TypeError, ValueError):
         pass  # a forward without a signature is called as it was given
@@ -215,7 +218,7 @@ def _export_tensors(
 
 
 def _has_plain_outputs(program: Any) -> bool:
-    """Does it give numbers or strings beside tensors?"""
+    """True if it returns numbers or strings beside tensors."""
     return any(
         getattr(spec.arg, "value", None) is not None
         for spec in program.graph_signature.output_specs
@@ -223,12 +226,13 @@ def _has_plain_outputs(program: Any) -> bool:
 
 
 def _output_names(program: Any) -> list[str] | None:
-    """Names of the outputs by the keys of the dictionary or dataclass they come in; None where
-    there are none, or they cannot be used."""
+    """The names of the outputs: the keys of their dictionary or dataclass. None if there are no
+    keys, or if they cannot be used.
+    """
     from torch.utils import _pytree as pytree
 
     user = [s for s in program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
-    # a constant has a value, and is no output of the graph
+    # a constant has a value and is no output of the graph
     leaves = [None if hasattr(s.arg, "value") else _Leaf() for s in user]
     try:
         value = pytree.tree_unflatten(leaves, program.call_spec.out_spec)
@@ -238,13 +242,13 @@ def _output_names(program: Any) -> list[str] | None:
 
 
 class _Leaf:
-    """Stands for a tensor in the structure of an output."""
+    """A placeholder for a tensor in the structure of an output."""
 
     def __dlpack__(self) -> None: ...
 
 
 def _usable(names: list[str], program: Any) -> list[str] | None:
-    """The names where they are those of no input and no two are the same."""
+    """The names, if they are all different and no input has one of them; else None."""
     taken = set(program.graph_signature.user_inputs)
     if len(set(names)) < len(names) or taken & set(names):
         return None
@@ -252,10 +256,11 @@ def _usable(names: list[str], program: Any) -> list[str] | None:
 
 
 def _tensor(value: Any) -> Any:
-    """A tensor or array as a tensor of its own; anything else as it is.
+    """A tensor or array as a new tensor; any other value as it is.
 
-    torch.export takes one tensor given twice, or a module's own given to it, for one input, and
-    leaves one of the two without effect; and torch takes no arrays of negative strides.
+    If a tensor is given twice, or a module's own tensor is given to it, torch.export makes one
+    input of them, and leaves one of the two without effect. torch also refuses arrays with negative
+    strides.
     """
     import torch
 
@@ -278,8 +283,9 @@ def _tensor(value: Any) -> Any:
 
 
 def _restore_input_names(model: Any, names: Sequence[Any]) -> None:
-    """``x`` for an input that the exporter calls ``x_orig``, as it does where an input is an output
-    too and gives that the name; the output becomes ``x_out``."""
+    """Renames inputs such as ``x_orig`` to ``x``. The exporter writes ``x_orig`` if an input is an
+    output too, and gives the name ``x`` to the output; the output becomes ``x_out``.
+    """
     taken = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     for value in model.graph.inputs:
         name = value.name.removesuffix("_orig")
@@ -295,8 +301,9 @@ def _restore_input_names(model: Any, names: Sequence[Any]) -> None:
 
 
 def _strip(model: Any) -> tuple[Any, dict[str, numpy.ndarray]]:
-    """The exporter's model (onnx_ir) as ONNX without its large weights, and those as numpy views of
-    torch's memory."""
+    """The exporter's model (onnx_ir) as ONNX without its large weights, and these weights as numpy
+    views of torch's memory.
+    """
     import onnx_ir
 
     weights: dict[str, numpy.ndarray] = {}
@@ -312,9 +319,9 @@ def _strip(model: Any) -> tuple[Any, dict[str, numpy.ndarray]]:
 
 
 def _dimension_names(program: Any) -> dict[str, str]:
-    """What to call the symbols of the inputs' dynamic dimensions (``s77``): the user's own names
-    (``Dim("batch")``), else the first input and axis (``x.0``). A program that was saved has lost
-    the names.
+    """The names for the symbols of the inputs' dynamic dimensions (``s77``): the user's own names
+    (``Dim("batch")``), else the first input and axis (``x.0``). A saved program has lost the user's
+    names.
     """
     found: dict[str, str] = {}
     for node in program.graph.nodes:
@@ -333,7 +340,7 @@ def _dimension_names(program: Any) -> dict[str, str]:
 
 
 def _name_dimensions(graph: Any, names: Mapping[str, str]) -> None:
-    """Put these names where the graph's tensors have symbols, also in expressions (``2*s77``)."""
+    """Puts these names for the symbols in the graph's tensors, also in expressions (``2*s77``)."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
@@ -349,7 +356,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back the exporters' progress lines, warnings and log records; errors still raise."""
+    """Suppresses the exporters' progress lines, warnings and log records; errors still raise."""
     disabled = logging.root.manager.disable
     with (
         warnings.catch_warnings(),
@@ -357,7 +364,7 @@ def _quiet() -> Iterator[None]:
         contextlib.redirect_stderr(io.StringIO()),
     ):
         warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)  # torch logs tracebacks of what it then raises
+        logging.disable(logging.ERROR)  # torch logs the traceback of an error that it then raises
         try:
             yield
         finally:

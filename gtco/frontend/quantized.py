@@ -1,8 +1,7 @@
-"""What is said of a model that is quantized: gtco has no kernels for int8.
+"""Messages about quantized models: gtco has no kernels for int8.
 
 QuantizeLinear and DequantizeLinear are compiled as element-wise operators around products in
-float32, MatMulInteger as exact products of it. The operators that ONNX Runtime fuses them into are
-not supported.
+float32. The operators into which ONNX Runtime fuses them are not supported.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _FUSED = frozenset(
 
 
 def note(model: onnx.ModelProto) -> str:
-    """What a user of a quantized model should know; "" for any other model."""
+    """A note for the user of a quantized model; "" for any other model."""
     counts = Counter(n.op_type for n in nodes(model.graph) if n.op_type in _COMPILED)
     if not counts:
         return ""
@@ -38,7 +37,7 @@ def note(model: onnx.ModelProto) -> str:
 
 
 def advice(operators: Collection[str]) -> str:
-    """What to do about unsupported operators, where there are some of quantized models."""
+    """Advice about unsupported operators, if some of them are of quantized models."""
     found = sorted(operator for operator in operators if operator.rpartition("::")[2] in _FUSED)
     if not found:
         return ""

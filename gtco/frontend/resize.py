@@ -1,12 +1,12 @@
-"""ONNX's Resize where TVM's ``image.resize2d`` cannot say it: any axes, antialiasing, scales that
-give no whole size, cropping, symmetric centres, outside positions left out.
+"""ONNX's Resize where TVM's ``image.resize2d`` cannot express it: any axes, antialiasing, scales
+that give no whole size, cropping, symmetric centres, outside positions left out.
 
-Whatever the attributes, an axis of ``size`` positions becomes ``out`` positions of which each is a
-weighted sum of a few of them, and positions and weights are known now::
+With any attributes, an axis of ``size`` positions becomes ``out`` positions. Each of them is a
+weighted sum of a few input positions. Positions and weights are known now::
 
     y[..., o, ...] = sum over taps t of   weight[o, t] * x[..., index[o, t], ...]
 
-One tap (nearest) is a gather. A few taps are as many gathers, weighted and added. Many (an
+One tap (nearest) is a gather. A few taps are as many gathers, weighted and added. Many taps (an
 antialiased reduction) are one product with the matrix of the weights.
 """
 
@@ -25,8 +25,8 @@ FEW = 4  # taps that are gathered one by one; more are a matrix product
 
 @dataclass(frozen=True)
 class Axis:
-    """How one axis is resized. ``scale`` is what the node gives or its sizes imply; ``roi`` are the
-    ends of the region that ``tf_crop_and_resize`` takes, as fractions.
+    """The resizing of one axis. ``scale`` comes from the node or from its sizes. ``roi`` has the
+    ends of the region that ``tf_crop_and_resize`` keeps, as fractions.
     """
 
     size: int
@@ -37,8 +37,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class ResizeTaps:
-    """``index`` and ``weight`` are [out, taps]; ``inside`` [out] is false where a position lies
-    outside of the axis and takes the extrapolation value.
+    """The taps of each output position. ``index`` and ``weight`` are [out, taps]. ``inside`` [out]
+    is false for a position outside the axis, which gets the extrapolation value.
     """
 
     index: numpy.ndarray
@@ -48,7 +48,7 @@ class ResizeTaps:
 
 @dataclass(frozen=True)
 class Method:
-    """A node's attributes, by their names in ONNX."""
+    """The attributes of a node, by their names in ONNX."""
 
     mode: str = "nearest"
     coordinates: str = "half_pixel"
@@ -83,7 +83,7 @@ def resized_axes(
     axes: Sequence[int] | None,
     policy: str = "stretch",
 ) -> dict[int, Axis]:
-    """The axes that are resized, from Resize's inputs; ``axes`` and ``policy`` are its attributes.
+    """The axes that are resized, from Resize's inputs. ``axes`` and ``policy`` are its attributes.
 
     ``not_larger`` and ``not_smaller`` keep the aspect: all axes get the least or the greatest of
     the scales that the sizes imply.
@@ -104,7 +104,7 @@ def resized_axes(
         if policy != "stretch":
             factor = min(factors) if policy == "not_larger" else max(factors)
             factors = [factor] * count
-            # half goes up, as ONNX says
+            # halves are rounded up, as ONNX says
             outs = [floor(shape[a] * factor + 0.5) for a in chosen]
     return {
         axis: Axis(shape[axis], out, scale, region)
@@ -113,7 +113,7 @@ def resized_axes(
 
 
 def positions(axis: Axis, coordinates: str) -> numpy.ndarray:
-    """Where each output position lies on the input's axis (ONNX's coordinate transformations)."""
+    """The place of each output position on the input's axis (ONNX's coordinate transformations)."""
     x = numpy.arange(axis.out, dtype=numpy.float64)
     width = axis.scale * axis.size  # before it was rounded down
     if coordinates == "align_corners":
@@ -143,7 +143,7 @@ def taps(axis: Axis, method: Method) -> ResizeTaps:
         index = _nearest(at, method.nearest_mode)[:, None]
         weight = numpy.ones(index.shape)
     else:
-        # antialiasing widens the kernel by what the image shrinks
+        # antialiasing widens the kernel by as much as the image shrinks
         stretch = min(axis.scale, 1.0) if method.antialias else 1.0
         reach = (1 if method.mode == "linear" else 2) / stretch
         index = numpy.floor(at)[:, None] + numpy.arange(1 - ceil(reach), ceil(reach) + 1)
@@ -216,7 +216,9 @@ def _along(builder: Any, x: Any, axis: int, size: int, found: ResizeTaps, dtype:
 
 
 def _product(builder: Any, x: Any, axis: int, size: int, found: ResizeTaps, dtype: str) -> Any:
-    """The axis last, times the matrix [size, out] of its weights, and back."""
+    """Moves the axis to the end, multiplies by the matrix [size, out] of its weights, and moves it
+    back.
+    """
     rank = len(x.ty.shape)
     matrix = numpy.zeros((size, len(found.index)))
     columns = numpy.broadcast_to(numpy.arange(len(found.index))[:, None], found.index.shape)

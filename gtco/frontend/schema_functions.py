@@ -1,8 +1,9 @@
-"""Operators that ONNX itself defines by simpler ones, written out where TVM's importer lacks them.
+"""Operators that ONNX itself defines by simpler ones. They are written out if TVM's importer lacks
+them.
 
     Celu(x)  ->  max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))
 
-The shape arithmetic that a definition brings along is onnxsim's to fold.
+onnxsim folds the shape arithmetic that a definition brings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STANDARD = ("", "ai.onnx")
 
 def write_out(model: onnx.ModelProto, supported: Collection[str]) -> onnx.ModelProto:
     """The model with every standard operator outside ``supported`` replaced by its definition, if
-    ONNX gives one.
+    ONNX has one.
 
     Raises :class:`UnsupportedError` for an operator whose definition depends on a type that ONNX
     cannot infer.

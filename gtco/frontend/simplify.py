@@ -1,8 +1,8 @@
-"""onnxsim in a process of its own: it can hang, crash or eat memory, and none of that may end a
-compile.
+"""Runs onnxsim in a process of its own, because it can hang, crash or use up memory, and this must
+not end a compile.
 
-The child imports nothing of gtco, and no file is written: models go to and fro in memory, so a full
-disk is no matter and nothing stays behind, whatever ends either process.
+The child imports nothing of gtco. No file is written: models are passed in memory. So a full disk
+does no harm, and no files remain if either process is killed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import BinaryIO
 import google.protobuf.message
 import onnx
 
-# Fused attention is an operator of ONNX Runtime's domain; gtco finds attention by itself. A softmax
-# over a single element is taken for 1, which NaN and infinities are not: softmax(-inf) is NaN.
+# Two passes of onnxsim are skipped. Fused attention is an operator of ONNX Runtime's domain; gtco
+# finds attention by itself. A softmax over a single element would become 1, which is wrong for NaN
+# and infinities: softmax(-inf) is NaN.
 SKIPPED = ["fuse_attention", "eliminate_nop_softmax"]
-# onnxsim imports these where they are installed: seconds that only its quantization and its
-# formulas of symbolic sizes need.
+# onnxsim imports these if they are installed. This takes seconds, and only its quantization and its
+# formulas of symbolic sizes need them.
 _CHILD = """
 import sys
 sys.modules["torch"] = sys.modules["sympy"] = None
@@ -36,8 +37,9 @@ open(sys.argv[2], "wb").write(model.SerializeToString())
 
 
 def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, str]:
-    """The simplified model and "", or the model as it was and the reason why. ``timeout`` in
-    seconds."""
+    """The simplified model and "", or the unchanged model and the reason. ``timeout`` is in
+    seconds.
+    """
     with _memory_file() as source, _memory_file() as target:
         source.write(model.SerializeToString())
         source.flush()
@@ -45,8 +47,8 @@ def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, s
         command = [sys.executable, "-c", _CHILD, *(f"/proc/self/fd/{file}" for file in files)]
         command += SKIPPED
         try:
-            # Its own session, so Ctrl-C is not its to tell of; "/", so that it imports nothing of
-            # the folder that the user is in.
+            # It has a session of its own, so it does not report Ctrl-C. It runs in "/", so that it
+            # imports nothing from the user's current folder.
             done = subprocess.run(
                 command,
                 capture_output=True,

@@ -1,9 +1,9 @@
-"""Initializers of an ONNX model as numpy arrays, read where they lie: in the file, beside it, in
-the message.
+"""Initializers of an ONNX model as numpy arrays. They are read where they are: in the file, beside
+it, or in the message.
 
-Large ones leave the model before anything else looks at it (``strip``): onnxsim and TVM then work
-on a skeleton of some kilobytes, models beyond protobuf's 2 GB are no special case, and each weight
-is in memory once.
+Large initializers are removed from the model before anything else reads it (``strip``). So onnxsim
+and TVM work on a skeleton of some kilobytes, models beyond protobuf's 2 GB are no special case, and
+each weight is in memory once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from onnx import TensorProto, helper, numpy_helper
 from gtco.frontend.messages import check_sizes, inner_tensors, is_repeated
 from gtco.support.errors import ModelError
 
-# From this size on (bytes) a float initializer is a weight, not a shape or a table that an importer
-# wants to look into.
+# A float initializer of this size (bytes) or more is a weight. A smaller one may be a shape or a
+# table whose values an importer needs.
 LARGE = 1 << 15
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-# What is read as it lies in an external file: elements of whole bytes.
+# Types that are read directly from an external file: their elements are whole bytes.
 _MAPPED = {
     *_FLOATS,
     *(TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64),
@@ -39,9 +39,9 @@ def strip(
     """``model`` without its large float initializers, which become graph inputs, and their values
     by name.
 
-    ``source`` is the model's file, which external data lies beside (None: the model came from
-    memory). The model given is not changed. Raises ModelError where data is missing or of the
-    wrong size, naming the file and the tensor.
+    ``source`` is the model's file; external data is beside it (None: the model came from memory).
+    The given model is not changed. Raises ModelError, which names the file and the tensor, if data
+    is missing or of the wrong size.
     """
     weights: dict[str, numpy.ndarray] = {}
     skeleton = onnx.ModelProto()
@@ -58,7 +58,8 @@ def strip(
     graph.output.extend(given.output)
     graph.value_info.extend(given.value_info)
     graph.sparse_initializer.extend(given.sparse_initializer)
-    for tensor in inner_tensors(graph):  # small ones, by use: they come into the skeleton
+    # These are small by their use, so their data comes into the skeleton.
+    for tensor in inner_tensors(graph):
         check_sizes(tensor)
         if tensor.data_location == TensorProto.EXTERNAL:
             array = numpy.array(read_tensor(tensor, source))
@@ -80,8 +81,7 @@ def strip(
 
 
 def read_tensor(tensor: onnx.TensorProto, source: Path | None) -> numpy.ndarray:
-    """The tensor's value; a memory map where it lies in a file beside the model. Raises
-    ModelError."""
+    """The tensor's value; a memory map if it is in a file beside the model. Raises ModelError."""
     name = tensor.name or "(unnamed)"
     check_sizes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -132,9 +132,9 @@ def _read_external(tensor: onnx.TensorProto, source: Path | None, name: str) -> 
 
 
 def _external_file(location: str, source: Path, name: str) -> Path:
-    """The file that holds the data: in the model's folder. Where that is a folder of links, as in
-    Hugging Face's cache, the links lead to the place of the model's own file or to the cache's
-    blobs."""
+    """The file with the data, in the model's folder. In a folder of links, such as Hugging Face's
+    cache, the links may lead to the folder of the model's real file or to the cache's blobs.
+    """
     outside = ModelError(
         f"initializer '{name}' points outside the model's folder ('{location}'): gtco does not "
         "read there. Copy the data beside the model"

@@ -20,10 +20,9 @@ from gtco.verification.report import Difference
 Array = NDArray[Any]
 
 ROW = 16  # a row has at least so many elements: short last axes are joined
-QUANTILE = 0.75  # of a row: above what ReLU and padding set to zero, below a few huge elements
-FLOOR = (
-    1e-2  # share of the output's median magnitude: the least scale, for rows that are nearly zero
-)
+QUANTILE = 0.75  # of a row: above the zeros of ReLU and padding, below a few huge elements
+# The least scale, for rows that are nearly zero, as a share of the output's median magnitude.
+FLOOR = 1e-2
 NOISE = 16  # an error within so many times the reference's own change counts as unstable
 ROUNDINGS = 16  # half-precision outputs may differ by so many of their roundings
 

@@ -33,9 +33,8 @@ _COUNTS = frozenset(
 _ATTENTION_MASK = 3  # the place of attn_mask among the inputs of ONNX's Attention
 _BOOL = 9  # TensorProto.BOOL
 _MASKS_TELL = {0.0, 0.5, 1.0}  # the values with which masks are compared
-_SPECIAL = (
-    16  # the most special values of an input: if it is compared with more, they are its range
-)
+# The most special values of an input. If it is compared with more values, they are its range.
+_SPECIAL = 16
 _SMALL = 1 << 16  # constants of up to so many elements are read
 
 

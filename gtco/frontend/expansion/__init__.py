@@ -71,7 +71,7 @@ def expand(model: onnx.ModelProto) -> onnx.ModelProto:
         del part[:]
     written.graph.node.extend(writer.nodes)
     written.graph.initializer.extend(writer.initializers)
-    # ONNX infers nothing behind what is left of other domains
+    # ONNX infers nothing after remaining operators of other domains
     left = {name for node in writer.nodes if _key(node)[0] for name in node.output}
     written.graph.value_info.extend(
         onnx.helper.make_value_info(name, writer.types[name])

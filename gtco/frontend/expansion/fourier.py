@@ -30,10 +30,10 @@ def matrix(rows: int, length: int, parts: int, inverse: bool, onesided: bool) ->
     given = numpy.arange(rows)
     half = onesided and inverse
     used = (given < (length // 2 + 1 if half else length)).astype(numpy.float64)
-    # exact for any size: the angle's whole turns are taken off as integers
+    # exact for any size: whole turns of the angle are removed as integers
     turns = numpy.outer(given, numpy.arange(count)) % length / length
     angle = (2 if inverse else -2) * numpy.pi * turns
-    if half:  # the frequencies that are left out are conjugates of those given
+    if half:  # the missing frequencies are conjugates of the given ones
         used = used * numpy.where((given == 0) | (2 * given == length), 1.0, 2.0)
     scale = used[:, None] / (length if inverse else 1)
     cos, sin = numpy.cos(angle) * scale, numpy.sin(angle) * scale

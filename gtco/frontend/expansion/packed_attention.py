@@ -73,8 +73,8 @@ def _bias(w: Writer, added: str, sequence: str, place: str, tokens: int) -> str:
     """
     batch, heads, length, _ = w.shape(added)
     rows = w.reshape(place, (tokens, 1))
-    # one index into [B * N * N], so that a gather takes it; of tokens of different sequences the
-    # mask hides whatever comes out, which lies inside since every place is less than N
+    # One index into [B * N * N], so that a gather can take it. Every place is less than N, so the
+    # index is inside. For tokens of different sequences the mask hides the result.
     index = w.add("Mul", rows, w.integers(length))
     index = w.add("Add", index, w.reshape(place, (1, tokens)))
     if batch > 1:

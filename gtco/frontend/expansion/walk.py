@@ -15,7 +15,7 @@ from gtco.frontend.expansion.writer import MICROSOFT, Unsuitable, Writer
 from gtco.frontend.messages import subgraphs
 
 Key = tuple[str, str]  # domain, operator
-# What a node's outputs are called afterwards.
+# The new names of a node's outputs.
 Rule = Callable[["Walk", onnx.NodeProto], Sequence[str]]
 
 

@@ -16,11 +16,11 @@ from onnx.reference import ReferenceEvaluator
 
 from gtco.frontend.messages import nodes
 
-MICROSOFT = "com.microsoft"  # the domain of what ONNX Runtime's optimizer writes
+MICROSOFT = "com.microsoft"  # the domain of the operators that ONNX Runtime's optimizer writes
 _STANDARD = ("", "ai.onnx")
 # Shapes, conditions and counts have few elements; larger values are data and are not evaluated.
 _SMALL = 1 << 12
-# What shapes, conditions and counts are computed with.
+# Operators that compute shapes, conditions and counts.
 _ARITHMETIC = frozenset(
     """Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Flatten Floor Gather
     GatherElements GatherND Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg
@@ -67,7 +67,7 @@ class Writer:
         for tensor in model.graph.initializer:
             self.know(tensor)
 
-    # -- what is known ---------------------------------------------------------------------------
+    # -- known facts -----------------------------------------------------------------------------
 
     def know(self, tensor: onnx.TensorProto) -> None:
         """Records an initializer's type and, if it is small, its value."""
@@ -192,7 +192,7 @@ class Writer:
         model = self._alone(node, list(feeds))
         try:
             found = ReferenceEvaluator(model).run(None, feeds)
-        except Exception:  # a damaged model: whoever translates the node says what is wrong
+        except Exception:  # a damaged model: the translation of the node says what is wrong
             return None
         results = iter(found)
         arrays = [numpy.asarray(next(results)) if name else numpy.empty(0) for name in node.output]

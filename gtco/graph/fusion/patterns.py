@@ -116,7 +116,8 @@ def anchors_allowed(anchors: Sequence[Operator], paths: Mapping[str, Collection[
         return len(reductions) == 1 and paths[complexes[0].output] == {"MSM"}
     if len(complexes) > 2:
         return False
-    # A reduction before the complex operator meets it on the way down; one behind it is met by it.
+    # The path from the sink to a reduction before the complex operator passes that operator. The
+    # path to the complex operator passes a reduction behind it.
     down = {path[:-1] for path in paths[complexes[0].output]}
     before = [op for op in reductions if any(p[:-1].endswith(("M", "C")) for p in paths[op.output])]
     behind = [op for op in reductions if op not in before]

@@ -144,9 +144,8 @@ def fuse(
     attention is taken apart if its parts cost at most ``promising`` of it, both alone. It stays
     apart if the whole graph then costs less.
     """
-    with (
-        uncollected()
-    ):  # garbage collection would take half of the search's time: it makes millions of values
+    # Garbage collection would take half of the search's time: the search makes millions of values.
+    with uncollected():
         pricer = Pricer(cost)
         best = _fuse(graph, pricer, floor, possible)
         rounds = [best[1]]

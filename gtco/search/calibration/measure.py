@@ -57,7 +57,7 @@ LEAST_BYTES = 1 << 20  # of an array: smaller ones show no differences
 ROUNDS = 8
 ROUND_SECONDS = 1e-3  # of a round of level 0; the best of many short ones finds an idle moment
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
-# When each part ends, as a share of MOST_SECONDS; what has to be measured once may end later.
+# When each part ends, as a share of MOST_SECONDS. The first round may end later.
 LEVEL0_SHARE, BARRIER_SHARE, MEMORY_SHARE, HANDOVER_SHARE = 0.6, 0.65, 0.85, 1.0
 MEMORY_BYTES, MEMORY_RUNS = 16 << 20, 4  # of an array that is flushed before each run
 HANDOVER_BYTES, HANDOVER_RUNS = 64 << 20, 6  # of a run of steps; runs of a round

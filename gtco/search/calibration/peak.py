@@ -68,7 +68,7 @@ def machine_peak(threads: int, operand: str = "float32", target: Target | None =
         readings, held = measure_peak(threads, target, operand)
         peak = Peak(threads, tuple(readings), time.time(), held)
         if held >= LEAST_HELD:
-            # where it cannot be kept each command reads it: a compile says so, with what to do
+            # If it cannot be kept, each command reads it again; a compile says so, and what to do.
             save(
                 _path(threads, operand, target),
                 {"threads": threads, "readings": peak.readings, "time": peak.time},

@@ -66,9 +66,7 @@ def operand(x: Array) -> Array:
     narrow = arithmetic.rules.operands
     if narrow is None or not is_float(x.dtype):
         return x
-    if (
-        narrow == np.float16
-    ):  # an overflow of its range is an error of the compiled model, not imprecision
+    if narrow == np.float16:  # a compiled model that overflows is wrong, not imprecise
         x = np.where(np.isfinite(x), np.clip(x, -65504, 65504), x)
     rounded: Array = x.astype(narrow).astype(x.dtype)
     return rounded
