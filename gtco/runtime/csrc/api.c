@@ -1,4 +1,4 @@
-/* gtco_open, gtco_run and the rest of gtco_api.h: a handle's memory, and the way user pointers reach the kernels. */
+/* gtco_open, gtco_run and the rest of gtco_api.h: allocates a handle's memory, and passes user pointers to the kernels. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -44,7 +44,7 @@ struct gtco_model {
 
 static const gtco_plan* const plan = &gtco_the_plan;
 
-/* ---- open handles, so that a forked child can forget the workers it has not got ---- */
+/* ---- open handles, so that a forked child can forget the workers that it does not have ---- */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static gtco_model* open_models;
@@ -109,9 +109,9 @@ static gtco_status check_cpu(char* message) {
                    plan->name, missing, cpu);
 }
 
-/* One mapping for all, never touched here: pages come when kernels write them. Kernels read and write nothing beyond the
- * line of GTCO_ALIGNMENT bytes that a buffer ends in, so users' tensors, which may end before an inaccessible page, need
- * no room behind them. */
+/* One mapping for all of a handle's memory. It is not touched here: the system gives pages when kernels write to them.
+ * Kernels access nothing beyond the line of GTCO_ALIGNMENT bytes in which a buffer ends. So users' tensors need no room
+ * behind them, even if they end before an inaccessible page. */
 static gtco_status allocate(gtco_model* m, char* message) {
   const int tensors = gtco_num_tensors();
   const size_t count = (size_t)(tensors ? tensors : 1);
@@ -132,7 +132,7 @@ static gtco_status allocate(gtco_model* m, char* message) {
   if (!m->memory)
     return gtco_fail(message, GTCO_ERROR_MEMORY, "model '%s' needs %lld bytes of memory, which cannot be allocated: %s",
                      plan->name, (long long)m->memory_bytes, strerror(errno));
-  madvise(m->memory, m->memory_bytes, MADV_HUGEPAGE); /* fewer TLB misses; no matter where it is not granted */
+  madvise(m->memory, m->memory_bytes, MADV_HUGEPAGE); /* fewer TLB misses; a refusal does no harm */
   return GTCO_OK;
 }
 
@@ -261,7 +261,7 @@ EXPORT gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* 
   return gtco_profile(model, inputs, outputs, NULL);
 }
 
-/* What a program that serves GPUs too may call: there are no streams here. */
+/* For programs that also use models for GPUs. A model for a CPU has no streams. */
 EXPORT gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream) {
   if (!stream) return gtco_run(model, inputs, outputs);
   if (!model) return GTCO_ERROR_ARGUMENT;

@@ -1,5 +1,5 @@
-/* What stands between two stages, and what memory gives all threads, timed by the pool itself: profiled once a machine
- * (barrier.py of the calibration), since the search reckons with it. No artifact has this file. */
+/* Times the barrier between two stages, and memory with all threads, by the pool itself. The calibration (barrier.py)
+ * measures both once a machine, and the search uses them. No artifact contains this file. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
@@ -17,7 +17,7 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Tasks that take as long by the clock, whatever else the core does. */
+/* Tasks of a fixed length by the clock, whatever else the core does. */
 static void wait_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   (void)w;
   const int64_t each = *(const int64_t*)b[0];
@@ -33,10 +33,10 @@ static int more_than_cpus(int threads) {
   return !sched_getaffinity(0, sizeof allowed, &allowed) && threads > CPU_COUNT(&allowed);
 }
 
-/* As compilers of stages make it: the buffers one by one, scratch, tasks. */
+/* Has the signature of a stage's kernel: the buffers one by one, scratch, tasks. */
 typedef void (*generated)(void* x, void* y, void* scratch, int64_t begin, int64_t end);
 
-/* b: input, output and what reads and writes them. */
+/* b: input, output and the function that reads and writes them. */
 static void copy_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   ((generated)b[2])(b[0], b[1], w, begin, end);
 }
@@ -46,10 +46,10 @@ static int ascending(const void* a, const void* b) {
   return (x > y) - (x < y);
 }
 
-/* Seconds of a step among `count`, which take turns. Of `rounds` means over all steps it is the lower quartile: the
- * least is that of threads which happen to arrive at once, the median that of a machine with other work on it. Rounds end
- * early once `most` seconds have passed; there is one at least. Where `timed` is given, it gives a round's seconds instead
- * of the clock. Negative: -errno. */
+/* Seconds of a step among `count`, which take turns. Each of `rounds` gives the mean over all steps, and the result is
+ * the lower quartile of these: the least comes from threads that happen to arrive at once, the median from a machine
+ * with other work on it. Rounds end early after `most` seconds, but there is at least one. If `timed` is given, it
+ * gives a round's seconds instead of the clock. Negative: -errno. */
 static double seconds_of_step(const gtco_step* steps, int count, void** args, int threads, int rounds, double most,
                               double (*timed)(void** args)) {
   gtco_pool pool = {.steps = steps,
@@ -81,7 +81,7 @@ static double seconds_of_step(const gtco_step* steps, int count, void** args, in
   return seconds;
 }
 
-/* Seconds that a step takes beyond its tasks, which are one of `task_ns` for each of `threads`. Negative: -errno. */
+/* Seconds that a step takes beyond its tasks; each of `threads` has one task of `task_ns`. Negative: -errno. */
 __attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, int rounds, double most,
                                                                    int64_t task_ns) {
   if (threads < 1 || rounds < 1 || task_ns < 0) return -EINVAL;
@@ -93,8 +93,8 @@ __attribute__((visibility("default"))) double gtco_barrier_seconds(int threads, 
   return each < 0 ? each : each > tasks ? each - tasks : 0;
 }
 
-/* Seconds of each of `count` steps, STEPS at most, that read what the step before wrote, in `tasks` that whichever thread
- * is free takes: `kernel` reads one buffer and writes the other, and the next step has them the other way round.
+/* Seconds of each of `count` steps, at most STEPS, that read what the step before wrote. Any free thread takes the next
+ * of the `tasks`. `kernel` reads one buffer and writes the other, and the next step has them the other way round.
  * Negative: -errno. */
 __attribute__((visibility("default"))) double gtco_handover_seconds(int threads, int rounds, double most,
                                                                     int count, generated kernel, uint32_t tasks,
@@ -109,7 +109,7 @@ __attribute__((visibility("default"))) double gtco_handover_seconds(int threads,
 #define LINE 64
 typedef float vector __attribute__((vector_size(16), may_alias)); /* every x86-64 has these */
 
-/* Lines of memory that all threads go through, each task a part of them; `y` is NULL where they are only read. */
+/* Lines of memory that all threads go through; each task is a part of them. `y` is NULL if they are only read. */
 typedef struct {
   char *x, *y;
   int64_t tasks, part; /* bytes of a task */
@@ -117,7 +117,7 @@ typedef struct {
   vector* sums;
 } lines;
 
-/* Afterwards no cache has the lines, whatever size the caches have. */
+/* Removes the lines from all caches, of any size. */
 static void flush_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
   (void)w;
   const lines* of = b[0];
@@ -144,12 +144,12 @@ static void pass_kernel(void* const* b, void* w, int64_t begin, int64_t end) {
         sum += (p + q) + (r + s);
       }
     }
-    of->sums[task] = sum; /* so that the reads are done */
+    of->sums[task] = sum; /* so that the compiler keeps the reads */
     of->ended[task] = now_ns();
   }
 }
 
-/* From the first task that began to the last that ended. */
+/* From the begin of the first task to the end of the last. */
 static double passed(void** args) {
   const lines* of = args[0];
   int64_t began = of->began[0], ended = of->ended[0];
@@ -160,8 +160,8 @@ static double passed(void** args) {
   return (double)(ended - began) * 1e-9;
 }
 
-/* Seconds that `threads` take together to read `tasks` parts of `part` bytes of `x`, or where `y` is given to copy them
- * there, once no cache has any of it. `part` is a multiple of a line, as `x` and `y` are. Negative: -errno. */
+/* Seconds that `threads` take together to read `tasks` parts of `part` bytes of `x`, or to copy them to `y` if it is
+ * given, when no cache has any of it. `part` is a multiple of a line, as `x` and `y` are. Negative: -errno. */
 __attribute__((visibility("default"))) double gtco_memory_seconds(int threads, int rounds, double most, uint32_t tasks,
                                                                   int64_t part, void* x, void* y) {
   if (threads < 1 || rounds < 1 || tasks < 1 || part < LINE || part % LINE) return -EINVAL;

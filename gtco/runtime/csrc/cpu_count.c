@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The affinity mask, grown until the kernel's fits; the caller frees it. NULL where it cannot be had. */
+/* The affinity mask, grown until the kernel's fits; the caller frees it. NULL if it cannot be read. */
 static cpu_set_t* affinity(int* capacity) {
   for (int n = 1024; n <= 1 << 20; n *= 2) {
     cpu_set_t* set = CPU_ALLOC((size_t)n);
@@ -24,7 +24,7 @@ static cpu_set_t* affinity(int* capacity) {
   return NULL;
 }
 
-/* The least CPU of the core that cpu belongs to; cpu itself where sysfs does not say. */
+/* The lowest CPU of the core that cpu belongs to; cpu itself if sysfs does not say. */
 static int core_of(int cpu) {
   char path[96];
   snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
@@ -36,7 +36,7 @@ static int core_of(int cpu) {
   return first;
 }
 
-/* Quota in CPUs from one cgroup folder, rounded up; INT_MAX where it sets none. */
+/* Quota in CPUs from one cgroup folder, rounded up; INT_MAX if it sets none. */
 static int folder_quota(const char* folder, int v2) {
   char path[PATH_MAX + 32];
   double quota = -1, period = 0;

@@ -1,5 +1,5 @@
-/* gtco_open, gtco_run and the rest of gtco_api.h for a model that runs on a GPU: a handle's device memory and stream, and
- * the way user pointers, of the host or the device, reach the kernels. */
+/* gtco_open, gtco_run and the rest of gtco_api.h for a model that runs on a GPU: a handle's device memory and stream,
+ * and the passing of user pointers, of the host or the device, to the kernels. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "tensors.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define SPACING 256 /* bytes that parts of a handle's memory begin at multiples of */
+#define SPACING 256 /* parts of a handle's memory begin at multiples of so many bytes */
 #define MODE_BYTES (64 + GTCO_REASON_BYTES)
 
 typedef enum { NOWHERE, ON_HOST, ON_DEVICE } place;
@@ -21,13 +21,13 @@ typedef enum { NOWHERE, ON_HOST, ON_DEVICE } place;
 struct gtco_model {
   gtco_device* device;
   CUdeviceptr memory;   /* arena | staging of every input and output | tables of the persistent kernel */
-  CUdeviceptr* staging; /* where a tensor of the host, or one that is not aligned, lies in a run; inputs first */
+  CUdeviceptr* staging; /* place of a tensor of the host, or of one that is not aligned, in a run; inputs first */
   place* places;        /* of this run's pointers, inputs first */
   int* patches;         /* a ref's tensor, -1 where its pointer is always the same */
   CUstream stream;      /* of gtco_run and gtco_profile */
   CUevent finished;     /* behind the last run */
-  int under_way;        /* may a run on a caller's stream still be under way? */
-  int captured;         /* has a run become part of a caller's graph? */
+  int under_way;        /* 1 if a run on a caller's stream may still be under way */
+  int captured;         /* 1 if a run has become part of a caller's graph */
   gtco_launches launches;
   gtco_persistent_state persistent;
   char mode[MODE_BYTES]; /* in words */
@@ -129,7 +129,7 @@ static gtco_status set_up(const gtco_options* options, gtco_model* m, char* mess
   return status;
 }
 
-/* In a forked child the driver's part is the parent's, and is left alone. */
+/* In a forked child the driver's objects belong to the parent, so they are not released. */
 static void release(gtco_model* m) {
   char ignored[GTCO_MESSAGE_BYTES];
   gtco_launches* l = &m->launches;
@@ -181,7 +181,7 @@ EXPORT void gtco_close(gtco_model* model) {
 
 /* ---- running ---- */
 
-/* Where a pointer lies: memory of another device, or anything but the device's where `device_only`, is an error. */
+/* Finds where a pointer lies. Memory of another device is an error, and so is the host's memory if `device_only`. */
 static gtco_status find_place(gtco_model* m, int t, const void* pointer, int device_only) {
   const gtco_tensor_info* info = gtco_tensor(t);
   const char* kind = gtco_is_output(t) ? "output" : "input";
@@ -210,7 +210,8 @@ static gtco_status find_place(gtco_model* m, int t, const void* pointer, int dev
                      "gtco_run: the pointer of %s '%s' is of device %d, and this handle runs on device %d (%s); open a "
                      "handle for that device, or copy the tensor",
                      kind, info->name, ordinal, m->device->ordinal, m->device->name);
-  /* Both signs: memory of a pool or of a virtual mapping is of no context, that of a green one is within reach. */
+  /* Both conditions are needed: memory of a pool or of a virtual mapping has no context, and memory of a green context
+   * can be reached. */
   if (m->places[t] == ON_DEVICE && !reached && context && context != m->device->context)
     return gtco_fail(m->error, GTCO_ERROR_ARGUMENT,
                      "gtco_run: the memory of %s '%s' is of another context than the primary one of device %d (%s), which "
@@ -261,7 +262,7 @@ static gtco_status copy_out(gtco_model* m, const void* const* inputs, void* cons
   return GTCO_OK;
 }
 
-/* Where the kernels find a tensor of this run. */
+/* The address at which the kernels find a tensor of this run. */
 static CUdeviceptr address(const gtco_model* m, const void* const* inputs, void* const* outputs, int t) {
   const void* pointer = gtco_pointer(inputs, outputs, t);
   return in_place(m, t, pointer) ? (CUdeviceptr)(uintptr_t)pointer : m->staging[t];
@@ -283,8 +284,8 @@ static gtco_status launch(gtco_model* m, const void* const* inputs, void* const*
   return gtco_graph_launch(&m->launches, stream, m->error);
 }
 
-/* What blocks count in, as every run finds it. A run leaves zeros behind; two that overlap may not, and nothing orders
- * the replays of a captured run against others. Where the counts stayed, all later runs would be wrong. */
+/* Clears the blocks' counters for a run. A run leaves zeros behind, but two runs that overlap may not, and nothing
+ * orders the replays of a captured run against other runs. If a count stayed, all later runs would be wrong. */
 static gtco_status clear_counts(gtco_model* m, CUstream stream) {
   if (counter_bytes())
     GTCO_CUDA_TRY(m->error, cuMemsetD8Async, (counters(m), 0, counter_bytes(), stream), "clearing the counters");
@@ -294,12 +295,12 @@ static gtco_status clear_counts(gtco_model* m, CUstream stream) {
   return GTCO_OK;
 }
 
-/* The whole of a run, put into the stream: as the handle launches it, but the steps one by one where `events` are to time
- * them or, of a graph, where the stream is `captured`. */
+/* Puts a whole run into the stream, in the way that the handle launches it. The steps are launched one by one if
+ * `events` are to time them, and instead of a graph if the stream is `captured`. */
 static gtco_status enqueue(gtco_model* m, const void* const* inputs, void* const* outputs, CUstream stream,
                            CUevent* events, int captured) {
-  /* The arena is one: a run waits for the one before it, which may be on another stream. A stream that is captured may
-   * not wait for what is outside of its graph. */
+  /* All runs use the same arena, so a run waits for the one before it, which may be on another stream. A stream that is
+   * captured must not wait for work outside of its graph. */
   if (m->under_way && !captured)
     GTCO_CUDA_TRY(m->error, cuStreamWaitEvent, (stream, m->finished, 0), "waiting for the run before this one");
   if (captured) m->captured = 1;
@@ -337,7 +338,7 @@ static gtco_status read_events(CUevent* events, double* seconds, char* message) 
   return GTCO_OK;
 }
 
-/* With the device's context current: a run that is over when this returns, whatever it returns. */
+/* A run that is over when this returns, even with an error. The device's context is current. */
 static gtco_status run_and_wait(gtco_model* m, const void* const* inputs, void* const* outputs, CUevent* events) {
   gtco_status status = enqueue(m, inputs, outputs, m->stream, events, 0);
   if (status == GTCO_OK) return wait_for(m);
@@ -382,7 +383,7 @@ static gtco_status run_on(gtco_model* m, const void* const* inputs, void* const*
   if (status != GTCO_OK) return status;
   status = enqueue(m, inputs, outputs, stream, NULL, captured);
   if (captured) return status;
-  /* Also behind a part of a run: the next one uses the same memory. */
+  /* Also after a part of a run: the next one uses the same memory. */
   CUresult result = gtco_cuda()->cuEventRecord(m->finished, stream);
   if (result == CUDA_SUCCESS) {
     m->under_way = 1;
@@ -406,7 +407,7 @@ typedef enum { RUN, RUN_ON, WAIT } way;
 static gtco_status call(gtco_model* m, way how, const void* const* inputs, void* const* outputs, CUstream stream,
                         double* seconds) {
   if (!m) return GTCO_ERROR_ARGUMENT;
-  if (gtco_in_forked_child()) return gtco_forked(m->error); /* before `busy`, which the fork may have found set */
+  if (gtco_in_forked_child()) return gtco_forked(m->error); /* before `busy`, which may have been set at the fork */
   if (atomic_exchange(&m->busy, 1)) return GTCO_ERROR_BUSY; /* the message belongs to the run under way */
   m->error[0] = '\0';
   CUcapture_mode before;

@@ -15,7 +15,7 @@ static int opened_before_fork;
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
-/* The child has the lists, but not the driver behind them: it must call nothing of it. */
+/* The child has the lists but not the driver behind them, so it must not call the driver. */
 static void after_fork_child(void) {
   opened_before_fork |= devices != NULL;
   devices = NULL;
@@ -36,7 +36,7 @@ gtco_status gtco_forked(char* message) {
 
 gtco_status gtco_device_enter(const gtco_device* device, CUcapture_mode* before, char* message) {
   GTCO_CUDA_TRY(message, cuCtxPushCurrent, (device->context), "making device %d current", device->ordinal);
-  /* Where this fails, captures are as much in the way as they would be without it, and the calls in their way say so. */
+  /* If this fails, captures of other threads may disturb the calls below, and these then report it. */
   CUcapture_mode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   CUresult result = gtco_cuda()->cuThreadExchangeStreamCaptureMode(&mode);
   *before = result == CUDA_SUCCESS ? mode : CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -63,8 +63,8 @@ gtco_status gtco_device_allocate(const gtco_device* device, size_t bytes, const 
                           (long long)available, (long long)total);
 }
 
-/* It is over when this returns. On a stream of its own: what is done in the legacy default stream would become part of,
- * and so break, what another thread captures from a stream that waits for it. */
+/* It is over when this returns. It uses a stream of its own: work in the legacy default stream would become part of
+ * another thread's capture of a stream that waits for it, and would break that capture. */
 gtco_status gtco_device_upload(const gtco_device* device, CUdeviceptr to, const void* data, size_t bytes, const char* what,
                                char* message) {
   CUstream stream = NULL;
@@ -182,7 +182,7 @@ gtco_status gtco_device_acquire(int ordinal, gtco_device** device, char* message
 }
 
 void gtco_device_release(gtco_device* device) {
-  if (opened_before_fork) return; /* the parent's */
+  if (opened_before_fork) return; /* they are the parent's */
   pthread_mutex_lock(&lock);
   if (--device->users == 0) {
     gtco_device** at = &devices;

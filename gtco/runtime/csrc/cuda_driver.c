@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static gtco_driver driver;
 static int ready;
 
-/* The child of a fork may find the lock held by a thread that it has not got. */
+/* The child of a fork may find the lock held by a thread that it does not have. */
 static void before_fork(void) { pthread_mutex_lock(&lock); }
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
@@ -38,7 +38,7 @@ static int find(void* library, const char* name, void* function) {
 }
 
 static gtco_status load(char* message) {
-  /* NODELETE: the driver has threads of its own, so it may not go while the process lives. */
+  /* NODELETE: the driver has threads of its own, so it must stay loaded while the process lives. */
   void* library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!library) {
     const char* why = dlerror();
@@ -69,7 +69,7 @@ gtco_status gtco_driver_open(char* message) {
   pthread_mutex_unlock(&lock);
   if (status != GTCO_OK) return status;
   CUresult result = driver.cuInit(0);
-  if (result == CUDA_ERROR_NOT_INITIALIZED) /* of cuInit itself: so it is where a parent called it before the fork */
+  if (result == CUDA_ERROR_NOT_INITIALIZED) /* cuInit itself gives this if a parent called it before the fork */
     return gtco_driver_fail(message, result, "cuInit",
                             "starting the NVIDIA driver, which does not survive a fork: a process that this one was "
                             "forked from had started it; use CUDA after the fork alone, or start processes anew (spawn)");

@@ -1,4 +1,4 @@
-/* The NVIDIA driver's interface, as far as it is used: libcuda.so.1 is opened when a model is, so a machine without it
+/* The used part of the NVIDIA driver's interface. libcuda.so.1 is opened together with a model, so a machine without it
  * gets an error and not a failure of the loader. The declarations are our own, so no CUDA header is needed to build. */
 #ifndef GTCO_CUDA_DRIVER_H
 #define GTCO_CUDA_DRIVER_H
@@ -135,26 +135,26 @@ typedef struct {
 #undef FUNCTION
 } gtco_driver;
 
-/* Opens the driver and calls cuInit; every call but the first finds it open. GTCO_ERROR_DRIVER where there is none or
- * one that lacks a function, GTCO_ERROR_DEVICE where it cannot start, as where there is no GPU. */
+/* Opens the driver and calls cuInit; only the first call does this. GTCO_ERROR_DRIVER if there is no driver or it lacks
+ * a function, GTCO_ERROR_DEVICE if it cannot start, for example without a GPU. */
 gtco_status gtco_driver_open(char* message);
 
 /* The functions; to be called after gtco_driver_open has given GTCO_OK. */
 const gtco_driver* gtco_cuda(void);
 
-/* "WHAT WAS BEING DONE: CALL failed with CUDA_ERROR_... (text)". The status is GTCO_ERROR_MEMORY where the device's
- * memory is full, else GTCO_ERROR_DEVICE. */
+/* "WHAT WAS BEING DONE: CALL failed with CUDA_ERROR_... (text)". The status is GTCO_ERROR_MEMORY if the device's memory
+ * is full, else GTCO_ERROR_DEVICE. */
 gtco_status gtco_driver_fail(char* message, CUresult result, const char* call, const char* doing, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Calls a function of the driver and, where that fails, returns from the one it stands in. */
+/* Calls a function of the driver. If that fails, returns the error from the calling function. */
 #define GTCO_CUDA_TRY(message, name, arguments, ...)                                             \
   do {                                                                                           \
     CUresult gtco_result = gtco_cuda()->name arguments;                                          \
     if (gtco_result != CUDA_SUCCESS) return gtco_driver_fail(message, gtco_result, #name, __VA_ARGS__); \
   } while (0)
 
-/* The CUDA version that the driver serves, such as 13000; 0 where it is not known. */
+/* The CUDA version that the driver serves, such as 13000; 0 if it is unknown. */
 int gtco_driver_version(void);
 
 #endif /* GTCO_CUDA_DRIVER_H */

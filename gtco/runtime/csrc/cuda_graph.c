@@ -1,4 +1,4 @@
-/* The graph is put together node by node, not captured from a stream: so every node is at hand when its pointers change,
+/* The graph is built node by node, not captured from a stream. So every node can be updated when its pointers change,
  * and no other thread's work can disturb a capture or be disturbed by one. */
 #define _GNU_SOURCE
 #include "cuda_graph.h"
@@ -6,15 +6,15 @@
 #include <string.h>
 #include <time.h>
 
-#define ENQUEUE_NS 10000 /* what the host takes for a launch with its event, and some more */
+#define ENQUEUE_NS 10000 /* the host's time for a launch with its event, with a margin */
 
 static const gtco_plan* const plan = &gtco_the_plan;
 static const gtco_cuda_plan* const cuda_plan = &gtco_the_cuda_plan;
 
 static const char* kernel_name(int step) { return cuda_plan->functions[cuda_plan->launches[step].function].name; }
 
-/* Keeps a stream waiting while the host fills it: steps that are shorter than their launch would wait for the host
- * otherwise. It has an end whatever the host does, since a driver whose queue is full waits for the stream. */
+/* Keeps a stream waiting while the host fills it. Without this, steps that are shorter than their launch would wait for
+ * the host. The waiting always ends, because a driver whose queue is full waits for the stream. */
 static void hold(void* nanoseconds) {
   const uintptr_t all = (uintptr_t)nanoseconds;
   const struct timespec pause = {.tv_sec = (time_t)(all / 1000000000), .tv_nsec = (long)(all % 1000000000)};
@@ -93,7 +93,7 @@ gtco_status gtco_graph_launch(gtco_launches* l, CUstream stream, char* message) 
     status = gtco_graph_build(l, message);
   } else {
     status = update(l, message);
-    /* Some nodes have the new pointers and some the old: the next run gives them to all. */
+    /* Some nodes have the new pointers and some the old ones; the next run sets all of them. */
     if (status != GTCO_OK) memset(l->built, 0xff, (size_t)plan->num_refs * sizeof *l->built);
   }
   if (status != GTCO_OK) return status;

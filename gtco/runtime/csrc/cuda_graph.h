@@ -1,4 +1,4 @@
-/* The model's launches: walked one by one, or as a CUDA graph that is launched as a whole. */
+/* The model's launches: one by one, or as a CUDA graph that is launched as a whole. */
 #ifndef GTCO_CUDA_GRAPH_H
 #define GTCO_CUDA_GRAPH_H
 
@@ -16,12 +16,12 @@ typedef struct {
   CUdeviceptr* built;     /* the arguments that the executable has */
 } gtco_launches;
 
-/* Launches every step on the stream, in order. Where `events` is given (one more than steps), it records one before the
- * first step and one after each. */
+/* Launches every step on the stream, in order. If `events` is given (one more than steps), records one before the first
+ * step and one after each. */
 gtco_status gtco_launch_all(const gtco_launches* launches, CUstream stream, CUevent* events, char* message);
 
-/* Launches the graph on the stream with the arguments as they are now: the nodes whose arguments have changed since the
- * last time are given them first, the graph is built where there is none. */
+/* Launches the graph on the stream with the current arguments. Builds the graph if there is none, and first updates the
+ * nodes whose arguments have changed since the last launch. */
 gtco_status gtco_graph_launch(gtco_launches* launches, CUstream stream, char* message);
 
 /* Builds it without launching. */

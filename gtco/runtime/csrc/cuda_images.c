@@ -6,8 +6,8 @@
 
 #include "error.h"
 
-#define LOG_BYTES 240             /* of the driver's compiler, what a message has room for */
-#define SHARED_UNASKED (48 << 10) /* a launch may have so much dynamic shared memory without being asked for */
+#define LOG_BYTES 240             /* of the driver's compiler: as much as a message has room for */
+#define SHARED_UNASKED (48 << 10) /* a launch gets so much dynamic shared memory without asking the driver */
 
 static const gtco_cuda_plan* const plan = &gtco_the_cuda_plan;
 
@@ -19,7 +19,7 @@ static int runs(const gtco_image* image, int major, int minor) {
   }
 }
 
-/* Of two that run: machine code before PTX, the newer before the older, and what is for this very device. */
+/* The better of two images that run: machine code before PTX, the newer before the older, an exact match first. */
 static int better(const gtco_image* image, const gtco_image* other) {
   const int ptx = image->code == GTCO_CODE_PTX;
   if (ptx != (other->code == GTCO_CODE_PTX)) return !ptx;
@@ -36,7 +36,7 @@ const gtco_image* gtco_pick_image(const gtco_cuda_plan* from, int major, int min
   return best;
 }
 
-/* What to compile for such a GPU: an architecture that gtco/machine/gpu.py has, or why there is none. */
+/* The target to compile for, for such a GPU: an architecture of gtco/machine/gpu.py, or the reason why there is none. */
 static const char* advice(int major, int minor) {
   if (major == 9 && minor == 0) return "compile it with --target cuda:sm_90a";
   if (major == 8) return minor < 9 ? "compile it with --target cuda:sm_80" : "compile it with --target cuda:sm_89";
@@ -58,7 +58,7 @@ static gtco_status no_image(int major, int minor, const char* name, char* messag
                    gtco_the_plan.name, known, name, major, minor, advice(major, minor));
 }
 
-/* Why the driver takes the image of a kernel not. `log`: what its compiler said. */
+/* Says why the driver refuses the image of a kernel. `log`: its compiler's message. */
 static gtco_status not_loaded(CUresult result, const gtco_image* image, const char* name, const gtco_cubin* cubin,
                               const char* log, const char* device, char* message) {
   const int driver = gtco_driver_version();
@@ -70,7 +70,7 @@ static gtco_status not_loaded(CUresult result, const gtco_image* image, const ch
         "read its machine code: update it then",
         name, image->name, device, driver / 1000, driver % 1000 / 10);
   } else if (result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION) {
-    const char* version = (const char*)gtco_the_images + cubin->offset + strlen(".version "); /* so PTX begins */
+    const char* version = (const char*)gtco_the_images + cubin->offset + strlen(".version "); /* the begin of PTX */
     status = gtco_driver_fail(
         message, result, "cuModuleLoadDataEx",
         "compiling kernel %s (%s) for %s; its PTX is of version %.*s, and the driver, which serves CUDA %d.%d, knows none so "
@@ -91,12 +91,12 @@ static gtco_status not_loaded(CUresult result, const gtco_image* image, const ch
   }
 }
 
-/* The image in a module; what is PTX the driver compiles. */
+/* Loads the image into a module; the driver compiles PTX. */
 static gtco_status load_module(const gtco_image* image, const char* name, const gtco_cubin* cubin, const char* device,
                                CUmodule* module, char* message) {
   char log[LOG_BYTES] = "";
   int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-  void* values[] = {log, (void*)(uintptr_t)(sizeof log - 1)}; /* the size by value, and what was written comes back in it */
+  void* values[] = {log, (void*)(uintptr_t)(sizeof log - 1)}; /* the driver replaces this size */
   CUresult result = gtco_cuda()->cuModuleLoadDataEx(module, gtco_the_images + cubin->offset, 2, options, values);
   if (result == CUDA_SUCCESS) return GTCO_OK;
   *module = NULL;
@@ -106,7 +106,7 @@ static gtco_status load_module(const gtco_image* image, const char* name, const 
   return not_loaded(result, image, name, cubin, log, device, message);
 }
 
-/* One kernel of `image`: its module and function, and whether the device gives its blocks their shared memory. */
+/* Loads one kernel of `image`: its module and function. Asks the device for the shared memory of its blocks. */
 static gtco_status load_one(const gtco_image* image, const char* name, const gtco_cubin* cubin, uint32_t shared,
                             const char* device, CUmodule* module, CUfunction* function, int* fits, char* message) {
   *fits = 1;
@@ -132,7 +132,7 @@ static gtco_status load_function(int number, const char* device, gtco_kernels* k
   return fits ? status : GTCO_ERROR_IMAGE;
 }
 
-/* Where its image has none, and where it needs more shared memory than there is, the model goes without it. */
+/* If the image has no persistent kernel, or it needs more shared memory than the device has, the model runs without it. */
 static gtco_status load_persistent(const char* device, gtco_kernels* kernels, char* message) {
   const gtco_persistent* kernel = plan->persistent;
   const gtco_cubin* cubin = &kernel->cubins[kernels->image - plan->images];

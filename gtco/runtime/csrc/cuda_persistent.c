@@ -6,7 +6,7 @@
 
 #include "error.h"
 
-#define SPACING 256 /* bytes that the tables begin at multiples of */
+#define SPACING 256 /* the tables begin at multiples of so many bytes */
 
 static const gtco_plan* const plan = &gtco_the_plan;
 static const gtco_cuda_plan* const cuda_plan = &gtco_the_cuda_plan;
@@ -36,7 +36,7 @@ static gtco_status room(const gtco_device* device, unsigned* blocks, char* why, 
              image->name);
     return GTCO_OK;
   }
-  if (!device->kernels.persistent) { /* what it needs is more than the device gives */
+  if (!device->kernels.persistent) { /* it needs more than the device has */
     snprintf(why, GTCO_REASON_BYTES, "the persistent kernel takes %u bytes of shared memory, more than this GPU gives a block",
              kernel->shared);
     return GTCO_OK;
@@ -56,7 +56,7 @@ static gtco_status room(const gtco_device* device, unsigned* blocks, char* why, 
   return GTCO_OK;
 }
 
-/* Blocks beyond these would find nothing to do in any step, and be waited for at each of its barriers. */
+/* More blocks would find nothing to do in any step, and the others would wait for them at each barrier. */
 static unsigned most_tasks(void) {
   int32_t most = 1;
   for (int s = 0; s < plan->num_steps; ++s)
@@ -98,7 +98,7 @@ gtco_status gtco_persistent_upload(const gtco_device* device, CUdeviceptr memory
   free(tables);
   state->steps = memory;
   state->pointers = memory + step_bytes();
-  state->barrier = memory + step_bytes() + pointer_bytes(); /* zero, and from then on the kernel's */
+  state->barrier = memory + step_bytes() + pointer_bytes(); /* zero; only the kernel changes it afterwards */
   return status;
 }
 

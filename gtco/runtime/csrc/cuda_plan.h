@@ -1,5 +1,5 @@
-/* What a model for GPUs has beside its gtco_plan (whose steps are NULL, num_steps the number of launches): launches and
- * the machine code of their kernels. gtco/runtime/gpu_table.py writes it. */
+/* A model for GPUs has these tables beside its gtco_plan (whose steps are NULL, and whose num_steps is the number of
+ * launches): launches and the machine code of their kernels. gtco/runtime/gpu_table.py writes it. */
 #ifndef GTCO_CUDA_PLAN_H
 #define GTCO_CUDA_PLAN_H
 
@@ -27,7 +27,7 @@ typedef struct {
 enum {
   GTCO_CODE_FAMILY, /* sm_80: runs on 8.0 and on a later minor version */
   GTCO_CODE_EXACT,  /* sm_90a: runs on 9.0 alone */
-  GTCO_CODE_PTX     /* compute_80: the driver compiles it for 8.0 and all that is newer */
+  GTCO_CODE_PTX     /* compute_80: the driver compiles it for 8.0 and everything newer */
 };
 
 /* The kernels for one architecture. */
@@ -38,12 +38,12 @@ typedef struct {
   const gtco_cubin* cubins; /* one a function */
 } gtco_image;
 
-/* The types below down to gtco_device_tensors are those that the persistent kernel reads:
- * gtco/tensor/cuda/device/gtco/persistent_tables.cuh. Its pointers are CUdeviceptr, a ref's address or 2 * i + 1 for the
- * i-th of the tensors. */
+/* The persistent kernel reads the types below, down to gtco_device_tensors:
+ * gtco/tensor/cuda/device/gtco/persistent_tables.cuh. Its pointers are CUdeviceptr, a ref's address or 2 * i + 1 for
+ * the i-th of the tensors. */
 typedef struct {
   int32_t kernel; /* its number in the persistent kernel */
-  int32_t tasks;  /* blocks that do it, here: not always those of its own launch */
+  int32_t tasks;  /* blocks of the step here; its own launch may have another number */
   int32_t first_ref, num_refs;
   uint32_t prefetch_ref, prefetch_bytes; /* weights of this step, fetched during the one before */
 } gtco_device_step;
@@ -58,7 +58,7 @@ typedef struct {
 typedef struct {
   const char* name;
   const gtco_device_step* steps;
-  const gtco_cubin* cubins; /* one an image of the plan: empty of PTX, and where registers would spill */
+  const gtco_cubin* cubins; /* one for each image of the plan; empty for PTX, and if registers would spill */
   uint32_t threads, shared; /* of a block */
 } gtco_persistent;
 
@@ -66,7 +66,7 @@ typedef struct {
   const gtco_launch* launches;
   const gtco_function* functions;
   const gtco_image* images;
-  const gtco_persistent* persistent; /* how the model is launched where the device can; NULL: as a graph of launches */
+  const gtco_persistent* persistent; /* the model is launched so if the device can; NULL: as a graph of launches */
   int64_t counter_bytes; /* at the arena's end: zeros before the first run, and every step leaves them as zeros */
   int32_t num_functions, num_images;
 } gtco_cuda_plan;

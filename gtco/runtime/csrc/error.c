@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A thread's message. All are in a list, since those of threads that outlive the library are nobody else's to free. */
+/* A thread's message. All are in a list, because nobody else could free the messages of threads that outlive the
+ * library. */
 typedef struct buffer {
   char text[GTCO_MESSAGE_BYTES];
   struct buffer *next, *previous;
@@ -45,7 +46,7 @@ __attribute__((constructor)) static void create_key(void) {
   pthread_atfork(before_fork, after_fork, after_fork);
 }
 
-/* At dlclose. The key goes first: a thread that ended afterwards would call through it what is gone. */
+/* At dlclose. The key is deleted first: through it, a thread that ends later would call a function that is unloaded. */
 __attribute__((destructor)) static void delete_key(void) {
   if (!key_ready) return;
   pthread_key_delete(key);

@@ -1,4 +1,4 @@
-/* Messages of failures: one buffer in each handle, and one per thread for gtco_open, which has no handle yet. */
+/* Messages of failures: one buffer in each handle, and one per thread for gtco_open, because it has no handle yet. */
 #ifndef GTCO_ERROR_H
 #define GTCO_ERROR_H
 

@@ -54,16 +54,16 @@ typedef struct {
   const char* name;
   gtco_dtype dtype;
   int32_t ndim;
-  const int64_t* dims;        /* -1 where the size is symbolic */
-  const char* const* symbols; /* NULL where the size is a number, else the symbol's name */
-  int64_t nbytes;             /* -1 while a size is symbolic */
+  const int64_t* dims;        /* -1 if the size is symbolic */
+  const char* const* symbols; /* NULL if the size is a number, else the symbol's name */
+  int64_t nbytes;             /* -1 if a size is symbolic */
 } gtco_tensor_info;
 
 /* How a model for GPUs is launched. */
 typedef enum {
-  GTCO_LAUNCHES_AS_COMPILED = 0, /* as the compile chose; as a graph where the GPU cannot do that */
+  GTCO_LAUNCHES_AS_COMPILED = 0, /* as the compile chose; as a graph if the GPU cannot do that */
   GTCO_LAUNCHES_GRAPH = 1,       /* one kernel a step, as a CUDA graph */
-  GTCO_LAUNCHES_PERSISTENT = 2   /* one kernel for all steps; an error where the library or the GPU has it not */
+  GTCO_LAUNCHES_PERSISTENT = 2   /* one kernel for all steps; an error if the library or the GPU lacks it */
 } gtco_launches_option;
 
 /* Zero-initialize it, then set what you need. */
@@ -83,7 +83,7 @@ gtco_status gtco_open(const gtco_options* options, gtco_model** model);
 /* Frees everything; NULL is allowed. No other call on the handle may be under way. */
 void gtco_close(gtco_model* model);
 
-/* Inputs and outputs, in the order gtco_run takes them. NULL where the index is out of range. */
+/* Inputs and outputs, in the order that gtco_run takes them. NULL if the index is out of range. */
 int gtco_num_inputs(const gtco_model* model);
 int gtco_num_outputs(const gtco_model* model);
 const gtco_tensor_info* gtco_input(const gtco_model* model, int index);
@@ -98,15 +98,16 @@ const gtco_tensor_info* gtco_output(const gtco_model* model, int index);
  * stream wrote is waited for, that of other streams is not. */
 gtco_status gtco_run(gtco_model* model, const void* const* inputs, void* const* outputs);
 
-/* gtco_run on the caller's stream (CUstream or cudaStream_t; NULL is the legacy default stream), for pointers of the
- * device alone: it returns as soon as the work is in the stream. Runs of one handle on several streams wait for each
- * other there. While the stream is being captured, the run becomes part of the caller's graph, which uses the handle's
- * memory: the handle stays open for as long as the graph is there. What it replays is not ordered against other runs of
- * the handle; runs that overlap give wrong results, later ones do not. A model for a CPU runs at once and takes NULL only. */
+/* gtco_run on the caller's stream (CUstream or cudaStream_t; NULL is the legacy default stream), only for pointers of
+ * the device. It returns as soon as the work is in the stream. Runs of one handle on several streams wait for each
+ * other there. While the stream is being captured, the run becomes part of the caller's graph. The graph uses the
+ * handle's memory, so keep the handle open for as long as the graph exists. Replays are not ordered against other runs
+ * of the handle: runs that overlap give wrong results, later runs do not. A model for a CPU runs at once and takes only
+ * NULL. */
 gtco_status gtco_run_on(gtco_model* model, const void* const* inputs, void* const* outputs, void* stream);
 
-/* Returns once every run that gtco_run_on put into a stream is over (not those of streams that were captured). Until then
- * the memory of its inputs and outputs must stay. */
+/* Returns once every run that gtco_run_on put into a stream is over (except runs in captured streams). Until then the
+ * memory of its inputs and outputs must stay valid. */
 gtco_status gtco_wait(gtco_model* model);
 
 /* gtco_run that also stores each step's seconds in seconds_per_step[gtco_num_steps]. */
@@ -116,8 +117,8 @@ int gtco_num_steps(const gtco_model* model);
 /* Threads of the CPU that a run uses, the caller included. */
 int gtco_num_threads(const gtco_model* model);
 
-/* How a run of this handle is launched, in words, such as "persistent: 132 blocks of 256 threads" or "graph: 91 kernels";
- * where the compile chose otherwise, why. A model for a CPU: "". */
+/* How a run of this handle is launched, in words, such as "persistent: 132 blocks of 256 threads" or "graph: 91
+ * kernels". If the compile chose another way, it also says why. A model for a CPU: "". */
 const char* gtco_launch_mode(const gtco_model* model);
 
 /* JSON: the model, its tensors, target, versions and steps. The second needs no handle, so it also answers on a machine
@@ -125,7 +126,7 @@ const char* gtco_launch_mode(const gtco_model* model);
 const char* gtco_metadata(const gtco_model* model);
 const char* gtco_artifact_metadata(void);
 
-/* The last failure of this handle; with NULL, of this thread's last gtco_open. "" where there was none. */
+/* The last failure of this handle; with NULL, of this thread's last gtco_open. "" if there was none. */
 const char* gtco_last_error(const gtco_model* model);
 const char* gtco_status_string(gtco_status status);
 

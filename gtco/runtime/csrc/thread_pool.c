@@ -1,5 +1,5 @@
-/* The way a run goes: the caller publishes the first step; every thread takes ranges of its tasks until none is left;
- * whoever finishes a step's last task publishes the next. There is no barrier that waits for threads, only for tasks: a
+/* The course of a run: the caller publishes the first step; every thread takes ranges of its tasks until none is left;
+ * the thread that finishes a step's last task publishes the next step. Barriers wait only for tasks, not for threads: a
  * worker that is late, asleep or without a CPU holds nobody up unless it holds a task. Workers are woken once a run. */
 #define _GNU_SOURCE
 #include "thread_pool.h"
@@ -20,15 +20,15 @@
 #define WAKE_WORKERS 1u
 #define WAKE_CALLER 2u
 #define POLLS_BETWEEN_CLOCKS 32
-#define NS_BEFORE_YIELD 50000 /* then a spinning thread offers its CPU at every look at the clock */
-#define WATCHING_NS 20000000  /* for how long a thread that is held up looks for ticks, once in a process */
-#define HELD_UP_NS 100000     /* a wait for others' tasks that makes everybody look whether their CPU was taken away */
+#define NS_BEFORE_YIELD 50000 /* then a spinning thread yields its CPU at every look at the clock */
+#define WATCHING_NS 20000000  /* how long a thread that waits looks for ticks, once in a process */
+#define HELD_UP_NS 100000     /* after such a wait for others' tasks, all threads check whether their CPU was taken away */
 /* The mode of every thread while it computes, so that results depend on neither the caller's mode nor the thread: round
  * to nearest, no traps, denormals read as zero and flushed to zero (an operation on one can cost 150 cycles). */
 #define RUN_MXCSR 0x9fc0u
 
 struct gtco_worker {
-  pthread_t thread; /* not of the first, who is the caller */
+  pthread_t thread; /* unused in the first, which is the caller */
   gtco_pool* pool;
   int index;
   gtco_turns turns;
@@ -72,7 +72,7 @@ static inline int available(const gtco_pool* pool, uint64_t word) {
   return step < STEP_SERIAL && (uint32_t)word < pool->steps[step].tasks;
 }
 
-/* Where the CPU is shared: how many of n tasks of a step may be begun. */
+/* The number of n tasks of a step that may be begun, if the CPU is shared. */
 static uint32_t fitting(gtco_pool* pool, gtco_turns* turns, uint32_t step, uint32_t n) {
   return gtco_turns_fit(turns, now_ns(), atomic_load_explicit(&pool->task_ns[step], memory_order_relaxed), n);
 }
@@ -87,7 +87,7 @@ static int take(gtco_pool* pool, gtco_turns* turns, uint32_t* step, int64_t* beg
     if (n == 0) n = 1;
     if (turns->until_ns && (n = fitting(pool, turns, step_of(word), n)) == 0) {
       _mm_pause();
-      return 0; /* not waited for here: finished tasks are to be reported */
+      return 0; /* does not wait here: finished tasks must be reported */
     }
     /* Success means that this very step is current and these tasks are free, whatever happened since the load. */
     if (atomic_compare_exchange_weak_explicit(&pool->word, &word, word + n, memory_order_acq_rel,
@@ -106,8 +106,7 @@ static void run_tasks(gtco_pool* pool, int thread, uint32_t step, int64_t begin,
   s->kernel(pool->args + s->first_ref, pool->workspaces + thread * pool->workspace_stride, begin, end);
 }
 
-/* run_tasks, timed where the CPU is shared. A reading that is too long, since the CPU was taken away meanwhile, goes with
- * the next one. */
+/* run_tasks, timed if the CPU is shared. The next reading replaces one that is too long because the CPU was taken away. */
 static void run_in_turn(gtco_pool* pool, int thread, uint32_t step, int64_t begin, int64_t end) {
   if (!pool->workers[thread].turns.until_ns) {
     run_tasks(pool, thread, step, begin, end);
@@ -128,8 +127,8 @@ static void record(gtco_pool* pool, uint32_t step) {
   pool->step_began_ns = now;
 }
 
-/* From `step` on: runs steps of one task here, where the data is warm, and publishes the first one that has more, or
- * that this thread should not begin. */
+/* Begins at `step`: runs steps of one task in this thread, whose caches have the data, and publishes the first step
+ * that has more tasks, or that this thread should not begin. */
 static void advance(gtco_pool* pool, int thread, uint32_t step) {
   gtco_turns* turns = &pool->workers[thread].turns;
   for (; (int)step < pool->num_steps && pool->steps[step].tasks == 1; ++step) {
@@ -145,7 +144,7 @@ static void advance(gtco_pool* pool, int thread, uint32_t step) {
     publish(pool, make_word(generation, STEP_IDLE), WAKE_CALLER);
 }
 
-/* Works until there is nothing to take. Finished tasks are reported once a step, not once a range: a step is over only
+/* Works until there is no task to take. Finished tasks are reported once a step, not once a range: a step is over only
  * when all are reported, so ranges taken before the report belong to one step. */
 static void participate(gtco_pool* pool, int thread) {
   gtco_turns* turns = &pool->workers[thread].turns;
@@ -174,10 +173,10 @@ static int awaited(const gtco_pool* pool, uint64_t word, int caller) {
   return caller ? step_of(word) == STEP_IDLE : atomic_load_explicit(&pool->stop, memory_order_relaxed) != 0;
 }
 
-/* Until there is something to take, or the run (for the caller) or the pool (for a worker) is over. */
+/* Waits until there is a task to take, or the run (for the caller) or the pool (for a worker) is over. */
 static void await(gtco_pool* pool, int caller) {
   int64_t began = 0;
-  int told = pool->crowded; /* then threads take the CPU from each other, at any time */
+  int told = pool->crowded; /* then threads take the CPU from each other at any time */
   int watching = 0;
   gtco_watch watch = {0, 0};
   for (;;) {
@@ -226,7 +225,7 @@ int gtco_pool_start(gtco_pool* pool) {
   if (!pool->workers) pool->workers = calloc((size_t)pool->threads, sizeof *pool->workers);
   if (!pool->task_ns) pool->task_ns = calloc((size_t)pool->num_steps, sizeof *pool->task_ns);
   if (!pool->workers || !pool->task_ns) return ENOMEM;
-  /* The program's signals are for its own threads. */
+  /* The program's signals must go to its own threads. */
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -15,7 +15,7 @@ typedef struct gtco_pool {
   int num_steps;
   int threads;
   int has_parallel_step;
-  int crowded;           /* more threads than CPUs: spinning would take the CPU from whom we wait for */
+  int crowded;           /* more threads than CPUs: spinning would take the CPU from the thread we wait for */
   int64_t spin_ns;
   char* workspaces;      /* thread i's is workspaces + i * workspace_stride */
   int64_t workspace_stride;
@@ -23,11 +23,11 @@ typedef struct gtco_pool {
   double* step_seconds;  /* NULL: not profiling */
   int64_t step_began_ns; /* written by whoever finished the step before */
   struct gtco_worker* workers; /* one a thread, the caller's first */
-  _Atomic int64_t* task_ns;    /* of each step, what a task was last seen to take; 0: not timed yet */
+  _Atomic int64_t* task_ns;    /* of each step: the last measured time of a task; 0: not timed yet */
   int started;           /* workers that exist in this process */
 
-  /* (generation : 16, step : 16, next task : 32). One word says everything about what there is to do, so a thread needs
-   * no memory of its own: it may come late, or miss whole runs, and still only ever take a task that is free. */
+  /* (generation : 16, step : 16, next task : 32). This one word holds all the work that is left, so a thread needs no
+   * memory of its own: it may come late, or miss whole runs, and can still only take a task that is free. */
   _Alignas(64) _Atomic uint64_t word;
   _Alignas(64) _Atomic int64_t done; /* tasks of the current step that are finished */
   _Alignas(64) _Atomic uint32_t held_up; /* counts long waits for tasks that others hold */
@@ -36,11 +36,11 @@ typedef struct gtco_pool {
   _Atomic int32_t stop;
 } gtco_pool;
 
-/* pool must be zeroed but for the constant fields. Starts the workers; returns 0, or errno of pthread_create. */
+/* Starts the workers; returns 0, or errno of pthread_create. All fields of the pool but the constant ones must be zero. */
 int gtco_pool_start(gtco_pool* pool);
 /* Ends the workers, and frees what gtco_pool_start took. */
 void gtco_pool_stop(gtco_pool* pool);
-/* Runs all steps; returns 0, or errno where workers had to be started and could not be. */
+/* Runs all steps; returns 0, or errno if workers could not be started. */
 int gtco_pool_run(gtco_pool* pool, double* step_seconds);
 /* In the child of a fork, which has the memory but not the workers: the next run starts new ones. */
 void gtco_pool_after_fork(gtco_pool* pool);

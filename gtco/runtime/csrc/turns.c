@@ -5,14 +5,14 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#define SOON_TICKS 3        /* from one time to the next, where two processes share a CPU by turns of a tick */
-#define SOON_NS 10000000    /* and at least that long: turns may have several short ticks */
+#define SOON_TICKS 3        /* from one time to the next, if two processes share a CPU in turns of a tick */
+#define SOON_NS 10000000    /* but at least that long: turns may have several short ticks */
 #define IN_A_ROW 3          /* other processes take a CPU now and then, but not again and again */
-#define SHARED_NS 100000000 /* for how long a CPU counts as shared after it was taken away */
+#define SHARED_NS 100000000 /* how long a CPU counts as shared after it was taken away */
 #define SHORTEST_TICK_NS 500000
-#define SETTLING_NS 50000   /* behind a tick, until the scheduler has decided who goes on */
+#define SETTLING_NS 50000   /* after a tick, until the scheduler has decided which process continues */
 
-static _Atomic int64_t tick_ns;  /* between two ticks; 0: not known yet, -1: cannot be known */
+static _Atomic int64_t tick_ns;  /* between two ticks; 0: not known yet, -1: cannot be found */
 static _Atomic int64_t phase_ns; /* a tick's time, modulo tick_ns */
 
 static int64_t read_ns(clockid_t clock) {

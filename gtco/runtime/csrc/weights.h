@@ -5,12 +5,12 @@
 #include "plan.h"
 
 typedef struct {
-  void* mapping; /* NULL where the weights are inside the library */
+  void* mapping; /* NULL if the weights are inside the library */
   size_t bytes;
   const unsigned char* data;
 } gtco_weights;
 
-/* Maps LIBRARY.weights, or points to the weights inside the library. Nothing is read but a page of the header. */
+/* Maps LIBRARY.weights, or points to the weights inside the library. Only a page of the header is read. */
 gtco_status gtco_weights_open(const gtco_plan* plan, gtco_weights* weights, char* message);
 void gtco_weights_close(gtco_weights* weights);
 
