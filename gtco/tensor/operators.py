@@ -71,7 +71,7 @@ OPERATORS: dict[str, OperatorInfo] = {
     },
     **{
         name: OperatorInfo(
-            REDUCTION, (1, 1), ("axis", "keepdims"), "int64: where the first extreme or NaN lies"
+            REDUCTION, (1, 1), ("axis", "keepdims"), "int64: the place of the first extreme or NaN"
         )
         for name in ("argmax", "argmin")
     },
@@ -109,8 +109,8 @@ OPERATORS: dict[str, OperatorInfo] = {
         COMPLEX,
         (2, 2),
         (),
-        "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast; of bfloat16 "
-        "tensors float32, as the other products are",
+        "numpy.matmul of two tensors with 2 or more axes each, batch axes broadcast; the product "
+        "of bfloat16 tensors is float32, as in the other contractions",
     ),
     "conv2d": OperatorInfo(
         COMPLEX,
@@ -131,9 +131,9 @@ OPERATORS: dict[str, OperatorInfo] = {
         (3, 4),
         ("scale",),
         "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
-        "bias broadcasts to [..., M, N]; of bfloat16 q, k and v the softmax is float32 and "
-        "rounded for its product with v; a score whose bias equals 'hidden' is that bias, whatever "
-        "q and k are; 'guarded': NaN of the softmax counts as 0",
+        "bias broadcasts to [..., M, N]; with bfloat16 q, k and v the softmax is float32 and is "
+        "rounded for its product with v; a score whose bias equals 'hidden' is that bias for any "
+        "q and k; 'guarded': NaN of the softmax counts as 0",
         ("guarded", "hidden"),
     ),
     "grid_sample": OperatorInfo(
@@ -141,8 +141,7 @@ OPERATORS: dict[str, OperatorInfo] = {
         (2, 2),
         ("method", "padding", "align_corners", "layout"),
         "x in layout NCHW or NHWC, read at the points of a grid [N, OH, OW, 2] of (x, y) from -1 "
-        "to 1; method nearest or linear; padding zeros, border or reflection says what lies "
-        "outside",
+        "to 1; method nearest or linear; padding (outside the image) zeros, border or reflection",
     ),
     # opaque: a stage of their own
     "max_pool2d": OperatorInfo(
@@ -156,28 +155,28 @@ OPERATORS: dict[str, OperatorInfo] = {
         (1, 1),
         ("method", "coordinates", "rounding", "cubic_alpha", "layout"),
         "method nearest, linear or cubic; coordinates half_pixel, align_corners, asymmetric or "
-        "pytorch_half_pixel; the output's shape says how large",
+        "pytorch_half_pixel; the output's shape gives the size",
     ),
     "scatter": OperatorInfo(
         OPAQUE,
         (3, 3),
         ("rows", "reduction"),
-        "data, of ``rows`` rows in memory's order, with rows of updates put where the indices of "
-        "rows say, in order; those outside nowhere. reduction: update, add, mul, max or min",
+        "data of ``rows`` rows in memory's order; rows of updates are put at the indices of rows, "
+        "in order, and those outside are ignored. reduction: update, add, mul, max or min",
     ),
     "topk": OperatorInfo(
         OPAQUE,
         (1, 1),
         ("k", "largest"),
-        "int64: where the k largest or least of each row of the last axis lie, the best first; "
-        "equal ones by the lower index, NaN is the largest",
+        "int64: the places of the k largest or least of each row of the last axis, the best first; "
+        "of equal ones the lower index first; NaN is the largest",
     ),
     "relax": OperatorInfo(
         OPAQUE,
         (0, 1 << 30),
         ("module", "op", "result"),
         "a Relax module in TVM's JSON whose function 'main' takes the inputs; 'op' names it for "
-        "people; 'result' picks a field where it returns a tuple (-1: no tuple)",
+        "people; 'result' picks a field if it returns a tuple (-1: no tuple)",
     ),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gtco.tensor.stage import Operator
 
-TAPS = 3  # of a window, along either axis
+TAPS = 3  # taps of a window along either axis
 SIZES = (2, 4)  # outputs of a tile along either axis
 
 

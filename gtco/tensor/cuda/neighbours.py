@@ -107,8 +107,8 @@ def storing(
     epilogue for the anchor's values ``y`` at ``index`` of the parameters and each lane in its
     place.
 
-    ``valid`` is the name of one more parameter: values are loaded and stored only if it is true. It
-    is allowed only for stores that are :func:`side_by_side`.
+    ``valid`` is the name of one more parameter: values are stored only if it is true. It needs
+    stores that are :func:`side_by_side`.
     """
     own = stage.types[tail.anchor].dtype
     given = "int" if own.startswith("int") else "float"
@@ -150,7 +150,8 @@ def each_lane(
     valid: Expr | None = None,
 ) -> None:
     """``element(reader, v)`` for every lane. The neighbours that ``follow`` finds are loaded
-    together before and stored together after it; if ``valid`` is given, only where it is true.
+    together before, and stored together after it. If ``valid`` is given, they are stored only if it
+    is true.
     """
     em, reader = b.em, NearReader(stage, b.em, inputs or b.inputs)
     if lanes == 1:

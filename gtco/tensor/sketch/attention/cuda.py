@@ -40,12 +40,12 @@ from gtco.tensor.sketch.shared.cuda_streaming import number
 from gtco.tensor.space import Config, Decision, Option, Rejection, Role
 from gtco.tensor.stage import ITEM_BYTES, Operator, Stage
 
-WARPS = 8  # of a block at most
+WARPS = 8  # most warps of a block
 REGISTERS = 240  # of a thread, estimated: it can address 255, and NVRTC takes a few more or fewer
 SCORE = 12.0  # float32 operations of a score: an exponential counts as 8, maximum, sum, rounding
 LANES = 16  # for which element-wise operators are counted; each lane of an operation counts as one
 BIAS = 6.0  # float32 operations of a score's bias: an address, a load, an addition
-KEYS = (8, 16, 32, 64, 128)  # of a step and a warp
+KEYS = (8, 16, 32, 64, 128)  # keys that a warp takes in a step
 _LEAST: Mapping[str, Option] = dict(
     query="shared", tiles=1, warps=1, split=1, heads=1, stages=1
 )

@@ -30,8 +30,9 @@ from gtco.tensor.space import Config
 # image of one colour, every addition may round the same way, and exp turns the absolute error of a
 # large score into a relative error of its weight.
 CHAIN = 256
-# Iterations of a product in the innermost of its loops, which are as deep as softmax's with it: at
-# most so many, for each end of it is a jump that is foretold wrong now and then.
+# Most iterations of the innermost loop of a product. A block loop makes the product's loops as deep
+# as softmax's; there are few blocks, because the CPU sometimes mispredicts the jump at the end of
+# one.
 BLOCK = 64
 
 
@@ -55,7 +56,7 @@ class AttentionLoops:
         self.lanes, self.kind = lanes, kind
         self.rounds = sketch.operand == "bfloat16"
         self.biased = len(self.op.inputs) > 3
-        # weights are powers of 2: of the scores as they are, unless a bias is added to those
+        # weights are powers of 2: without a bias, the scale contains the factor log2(e)
         self.scale = self.op["scale"] * (1.0 if self.biased else vector_math.LOG2E)
         self.blocks = ceil(self.m / self.tile.rows)
         self.height, self.taller = divmod(self.m, self.blocks)

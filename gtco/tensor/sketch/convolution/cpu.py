@@ -38,9 +38,9 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # output rows of a task
-DEPTHS = (128, 1024)  # of a block of taps: at least, at most
+DEPTHS = (128, 1024)  # least and most depth of a block of taps
 CALL_COST = 32.0  # vector instructions in the time of a mispredicted branch (at the end of a loop)
-LEAST_STEPS = 2  # of a run: shorter ones would be mostly overhead
+LEAST_STEPS = 2  # least steps of a run: shorter runs would be mostly overhead
 
 
 def match(stage: Stage, target: Target) -> Convolution | None:
@@ -143,7 +143,7 @@ class Convolution(ConvolutionFacts):
         item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
         kc, kblocks, columns = config["kc"], self.view.k // config["kc"], tile.columns
         tasks, groups = self.tasks(config), self.row_groups(config)
-        rows = v.result[1] / groups  # of a task, on average
+        rows = v.result[1] / groups  # average rows of a task
         height = v.result[2] / shape.blocks
         held = rows * shape.blocks
         scratch = item_a * halo.elements

@@ -62,7 +62,7 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
-OPERANDS = ("float32", "bfloat16", "float16")  # of B
+OPERANDS = ("float32", "bfloat16", "float16")  # dtypes of B
 WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
@@ -139,7 +139,7 @@ class Gemm(GemmFacts):
 
     @cached_property
     def depth_options(self) -> tuple[int, ...]:
-        """Block sizes of k: multiples of what packing copies in one run, and all of k."""
+        """Block sizes of k: multiples of the run that packing copies at once, and all of k."""
         k, unit = self.view.k, self.depth_unit
         options = {k}
         if not isinstance(self.view, ConvView) and run_breaks(self.stage, self.view):
@@ -259,7 +259,7 @@ class Gemm(GemmFacts):
 
     @cached_property
     def prologue_vectors(self) -> float:
-        """Vector instructions that the prologue spends on one row of A as it is packed."""
+        """Vector instructions that the prologue spends on one row of A while it is packed."""
         lanes = self.target.lanes
         return row_vectors(self.view, 2 + self.head_vectors, lanes) - self.packing_vectors
 

@@ -73,7 +73,7 @@ MAPPINGS = 3  # options: of two equally wasteful ones the narrower has less reus
 SMALL = 2.0  # times the products that are needed
 GROUP = 8  # rows of tiles that are walked together
 LANES = 8  # for which operations are counted at once; each lane counts as one
-UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # of mma.cuh
+UNITS = {"mma": "TensorCores", "wgmma": "WarpGroups", "fma": "CudaCores"}  # the names in mma.cuh
 TILINGS: tuple[tuple[str, Role], ...] = (
     ("block", "block"),
     ("warps", "parallel"),
@@ -291,7 +291,7 @@ class CudaGemm:
         kinds = v.op.kind, self.operand, self.stage.output.type.dtype
         row = next(iter(self.rows.values()))
         ways = best.a(row), best.b(row), best.transposed
-        names = tuple(self.mappings)  # which a config says
+        names = tuple(self.mappings)  # the names that a config uses
         names += tuple(self.rows)
         return (self.name, self.target.name, *kinds, names, extents, *ways, prod(v.a_shape))
 

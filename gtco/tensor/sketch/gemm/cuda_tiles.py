@@ -14,7 +14,7 @@ from gtco.tensor.cuda.tensor_core import TensorCoreRow, oldest
 from gtco.tensor.stage import ITEM_BYTES
 
 WARP = 32
-MOST_THREADS = 1024  # of a block
+MOST_THREADS = 1024  # most threads of a block
 # Registers of a thread beside sums and fragments, fitted to what ptxas takes for 143 random
 # configs:
 OVERHEAD = 20  # places, counters and addresses

@@ -44,7 +44,7 @@ class GemmLoops:
         self.held = sketch.blocks_at_once(config)
         self.packed_b = sketch.packs_columns(config)
         self.widened_b = sketch.widens(self.tile)
-        self.weight_bytes = ITEM_BYTES[sketch.operand]  # of an element of B as it is stored
+        self.weight_bytes = ITEM_BYTES[sketch.operand]  # bytes of a stored element of B
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:

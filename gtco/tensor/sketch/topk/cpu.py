@@ -46,11 +46,11 @@ from gtco.tensor.workload import Workload
 SORTED = ("float32", "int32", "int16", "uint16", "int8", "uint8")  # their keys have 32 bits
 DIGIT = 8  # bits
 LAST = 2**31 - 1
-INSERTED = 64  # pairs that are kept in order while the row is read, at most
+INSERTED = 64  # most pairs that are kept in order while the row is read
 MERGED = 64  # most pairs that are sorted by merging
 # instructions to select an element, to merge or move a pair, and to count
 SELECTING, MERGING, MOVING, SCANNING = 6.0, 12.0, 6.0, 2.0
-INSERTING = 6.0  # of 8 pairs that one more may move
+INSERTING = 6.0  # instructions for 8 pairs that a new one may move
 
 
 def match(stage: Stage, target: Target) -> TopK | None:
@@ -186,7 +186,7 @@ class _Row:
         self.give(row, self.sort())
 
     def give(self, row: Expr, found: Array) -> None:
-        """The indices of the pairs that were found."""
+        """Stores the indices of the pairs that were found."""
         with self.em.loop(self.k, "i") as i:
             low = tirx.bitwise_and(self.em.load(found, [i]), tirx.const(LAST, "int64"))
             self.em.store(self.output, [row * self.k + i], tirx.const(LAST, "int64") - low)
@@ -217,12 +217,12 @@ class _Row:
 
     # insertion ------------------------------------------------------------------------------------
     def inserted(self) -> None:
-        """The best pairs so far, in order, behind one that is better than any."""
+        """Keeps the best pairs so far, in order, after one that is better than any."""
         em, k = self.em, self.k
         em.store(self.wanted, [0], tirx.max_value("int64"))
         with em.loop(k, "i") as i:
             em.store(self.wanted, [i + 1], tirx.min_value("int64"))
-        last = em.registers(1, "int32")  # the key of the last of them
+        last = em.registers(1, "int32")  # the key of the last pair
         em.store(last, [0], 0)
         with em.loop(self.n, "i") as i:
             key = em.let(em.load(self.keys, [i]), "key")
@@ -236,7 +236,7 @@ class _Row:
                 em.store(last, [0], self.key(em.load(self.wanted, [k])))
 
     def vectors(self) -> list[tuple[int, int]]:
-        """Where the vectors begin that cover the pairs, and how many lie in each."""
+        """The begin of each vector of those that cover the pairs, and its number of pairs."""
         lanes = max(self.em.lanes // 2, 1)
         return [(b, min(lanes, self.k - b)) for b in range(0, self.k, lanes)]
 

@@ -53,7 +53,7 @@ from gtco.tensor.stage import ITEM_BYTES, Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
 
 MOVE_COST = 3.0  # loading and storing a vector takes the time of so many vector instructions
-SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2: shares for the transformed inputs of the held tiles
+SHARES = (0.25, 0.5, 1.0, 2.0)  # of L2, for the held tiles' transformed inputs
 
 
 def match(stage: Stage, target: Target) -> Winograd | None:
