@@ -1,4 +1,4 @@
-"""Many small kernels in one translation unit: the emulator compiles them at once."""
+"""Many small kernels in one translation unit, which the emulator compiles at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Many compiles of the same models and stages with NVRTC, each thing done once: a model is read for
-all targets and precisions, a text compiled once an architecture for all models and targets that
-have it, and where that is asked for kept for other processes and later runs.
+"""Many compiles of the same models and stages with NVRTC, in which everything is done once. A model
+is read once for all targets and precisions. A text is compiled once an architecture for all models
+and targets that have it. On request, images are kept for other processes and later runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from gtco.tensor.space import Rejection
 
 
 class Images:
-    """What NVRTC makes of a text for an architecture, kept in a folder by all that it depends on:
-    the text, our headers, options, how an image is read, and NVRTC's version. It is as if NVRTC
-    were asked again, so a check proves the same with it, and one that ended early goes on.
+    """The images that NVRTC makes, kept in a folder by everything that they depend on: the text,
+    the architecture, our headers, the options, how an image is read, and NVRTC's version. A kept
+    image is the same as a new one, so a check proves as much with it, and a check that ended early
+    can continue.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,8 +62,8 @@ class Images:
 
 
 class Compiling:
-    """Workers that compile in threads of this process, all cores busy, for NVRTC needs none of
-    Python's locks. ``programs`` by symbol and target are of all jobs so far.
+    """Workers that compile in threads of this process and keep all cores busy, because NVRTC needs
+    none of Python's locks. ``programs`` has those of all jobs so far, by symbol and target.
     """
 
     def __init__(self, compiler: Compiler = compile_cuda) -> None:
@@ -95,12 +96,12 @@ class Compiling:
             yield answer.result()
 
     def machine_codes(self, cubins: Sequence[bytes]) -> list[dict[str, MachineCode]]:
-        """What each image says of its kernels; the tools that read it are processes."""
+        """The machine code of each image, by kernel. The tools that read it are processes."""
         return list(self.pool.map(machine_code, cubins))
 
 
 class Once:
-    """A model and its example inputs, read once for as many compilations as are made of it."""
+    """A model and its example inputs, read once for all compilations of it."""
 
     def __init__(self, model: Any, example: Any) -> None:
         self.model, self.example = model, example
@@ -118,7 +119,7 @@ class Once:
 
 
 def persistent_kernel(run: Compilation, compiling: Compiling) -> PersistentKernel:
-    """The kernel for the whole model, which has to be one."""
+    """The one kernel for the whole model; the model must have one."""
     target = run.policy.target
     assert isinstance(target, GpuTarget)
     found = persistent(run.generated, 2, target, compiling)  # type: ignore[arg-type]

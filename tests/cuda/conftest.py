@@ -19,8 +19,9 @@ def _fake_driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 
 @pytest.fixture
 def driver(_fake_driver: FakeDriver) -> Iterator[FakeDriver]:
-    """Two fake GPUs of sm_80; at the end nothing may be wrong with how they were used. Later tests
-    of this process see no GPU."""
+    """Two fake GPUs of sm_80. At the end they must have been used correctly. Later tests of this
+    process see no GPU.
+    """
     _fake_driver.reset(2, 8, 0, 1)
     yield _fake_driver
     faults = _fake_driver.faults().decode()

@@ -1,5 +1,4 @@
-"""Tensors in the fake GPU's memory.
-"""
+"""Tensors in the fake GPU's memory."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Y, TOTAL = np.empty((ROWS, COLUMNS), np.float32), np.empty(COLUMNS, np.float32)
 
 
 class Tensor:
-    """An array in the fake GPU's memory, with DLPack as frameworks have it."""
+    """An array in the fake GPU's memory that exports DLPack as frameworks do."""
 
     def __init__(self, driver: FakeDriver, array: np.ndarray, **how: Any) -> None:
         self.driver, self.array = driver, array
@@ -54,14 +53,14 @@ class Tensor:
 
 
 def tensors(driver: FakeDriver, ordinal: int = 0, seed: int = 0) -> tuple[Any, ...]:
-    """Inputs and outputs on the device, and the inputs' arrays."""
+    """Inputs and outputs on the device, and the arrays of the inputs."""
     x, mask = example_inputs(seed)
     on = [Tensor(driver, array, ordinal=ordinal) for array in (x, mask, Y, TOTAL)]
     return (on[0], on[1]), (on[2], on[3]), (x, mask)
 
 
 def check_replays(driver: FakeDriver, stream: Any, inputs: Any, outputs: Any) -> None:
-    """What the stream captured reads its inputs anew at each replay."""
+    """Checks that a replay of what the stream captured reads its inputs anew."""
     for seed in (5, 6):
         arrays = example_inputs(seed)
         for tensor, array in zip(inputs, arrays, strict=True):

@@ -32,8 +32,9 @@ KINDS = ("shared read", "shared write", "global read", "global write", "ldmatrix
 
 @dataclass(frozen=True)
 class Site:
-    """An instruction that touches memory: ``requests`` of warps to it took ``passes`` wavefronts
-    of shared memory, or sectors of 32 bytes of global memory, where ``least`` would do.
+    """An instruction that touches memory. The requests of warps to it (``requests``) took
+    ``passes`` wavefronts of shared memory, or sectors of 32 bytes of global memory; ``least`` would
+    be enough.
     """
 
     line: str
@@ -46,7 +47,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run cost: of its first accesses (``sites``), and how often its threads met."""
+    """The cost of a run: the figures of its first accesses (``sites``), and how often its threads
+    met.
+    """
 
     sites: tuple[Site, ...]
     collectives: int
@@ -58,7 +61,7 @@ class Report:
 
     @property
     def bank_conflicts(self) -> int:
-        """Wavefronts of shared memory beyond the fewest."""
+        """The wavefronts of shared memory beyond the fewest possible."""
         passes, least = self._total("shared read", "shared write", "ldmatrix")
         return passes - least
 
@@ -70,7 +73,9 @@ class Report:
 
     @property
     def sector_ratio(self) -> float:
-        """Sectors of global memory asked for, over the fewest that hold the bytes: 1 is best."""
+        """The sectors of global memory that were asked for, over the fewest that hold the bytes: 1
+        is best.
+        """
         passes, least = self._total("global read", "global write")
         return passes / least if least else 1.0
 
@@ -146,9 +151,9 @@ def emulate_grid(
 ) -> None:
     """Runs ``blocks`` blocks of a cooperative kernel, all alive at once, on these parameters.
 
-    ``memory``: what it may touch, from :func:`guarded`, each "constant", "output" (unwritten
-    before, whole afterwards), "scratch" (unwritten before) or "counters" (left as they are).
-    Raises :class:`Fault`.
+    ``memory`` is the memory that it may touch, from :func:`guarded`: each part is "constant",
+    "output" (not written before, complete afterwards), "scratch" (not written before) or "counters"
+    (with the same values before and after). Raises :class:`Fault`.
     """
     assert program.shared <= SHARED[arch], "shared memory over the limit"
     seed = secrets.randbelow(1 << 31) if seed is None else seed
@@ -176,8 +181,8 @@ def emulate_grid(
 
 
 def _scratch(program: CudaProgram) -> str:
-    """How its scratch may be accessed. Where TVM's loops set a sum in their first round, g++ keeps
-    it in a register, and reads it ahead of them for that.
+    """How its scratch may be accessed. If TVM's loops set a sum in their first round, g++ keeps it
+    in a register, and for that it reads it before the loops.
     """
     return "any" if LOWERED.search(program.source) else "scratch"
 
@@ -201,7 +206,7 @@ def run_stage(
     seed: int | None = None,
 ) -> np.ndarray:
     """The output of the sketch's program for ``config``, emulated on ``arrays`` in the order of the
-    stage's inputs; for the sketch's own architecture where none is named.
+    stage's inputs. If no architecture is named, it is the sketch's own.
     """
     return run_reported(sketch, config, arrays, arch=arch, seed=seed)[0]
 
@@ -271,7 +276,9 @@ class _Job(ctypes.Structure):
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """The array's bytes, aligned as the driver aligns, with bytes of no buffer on either side."""
+    """The array's bytes, aligned as the driver aligns; the bytes on either side belong to no
+    buffer.
+    """
     whole = np.empty(array.nbytes + 2 * GUARD + 256, np.uint8)
     start = GUARD + -(whole.ctypes.data + GUARD) % 256
     part = whole[start : start + array.nbytes]
@@ -286,9 +293,9 @@ def build_shared(
     arch: int = 800,
 ) -> Path:
     """A shared object that runs kernels by their symbols, as the fake driver of the tests calls
-    them (emulator/library.cpp); of each its program and the bytes of its inputs and its output,
-    last. ``persistent`` kernels find the memory that they use themselves. :func:`faults_of` says
-    what they did wrong.
+    them (emulator/library.cpp). Each kernel has its program and the bytes of its inputs and, last,
+    of its output. ``persistent`` kernels find their memory themselves. :func:`faults_of` tells what
+    they did wrong.
     """
     objects, calls = [], ['#include "machine.h"\nextern "C" {\n' + _LAUNCH]
     for symbol, (program, sizes) in kernels.items():
@@ -316,7 +323,7 @@ def build_shared(
 
 
 def faults_of(path: Path) -> list[str]:
-    """What kernels of :func:`build_shared` have done wrong in this process, and where."""
+    """What kernels of :func:`build_shared` did wrong in this process, and where."""
     library = ctypes.CDLL(str(path))
     library.gtco_faults.restype = ctypes.c_char_p
     found = []
@@ -328,7 +335,7 @@ def faults_of(path: Path) -> list[str]:
 
 
 def launches_of(path: Path) -> int:
-    """How many kernels of :func:`build_shared` have run in this process."""
+    """The number of kernels of :func:`build_shared` that have run in this process."""
     return int(ctypes.CDLL(str(path)).gtco_launches())
 
 
@@ -351,7 +358,7 @@ __attribute__((visibility("default"))) void {symbol}(
 """
 
 
-# A persistent kernel is given copies of its parameters, of these sizes.
+# A persistent kernel gets copies of its parameters, which have these sizes.
 _CALL_OF_ALL = """
 void gtco_kernel_{symbol}();
 extern __attribute__((visibility("default"))) int {symbol}_count, {symbol}_sizes[5];

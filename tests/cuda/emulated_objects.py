@@ -1,4 +1,4 @@
-"""CUDA kernels and the emulator that runs them as objects for this CPU, kept by their texts."""
+"""CUDA kernels and the emulator, compiled as objects for this CPU and kept by their texts."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ FLAGS = ["-std=c++17", "-g1", "-march=x86-64-v3", "-fPIC", "-fvisibility=hidden"
 KERNEL_FLAGS = ["-O1", "-fsanitize=thread", "-fno-strict-aliasing", "-ffp-contract=fast",
                 "-ftrivial-auto-var-init=pattern", "--param=tsan-instrument-func-entry-exit=0",
                 "-Werror=uninitialized", "-Werror=frame-larger-than=65536"]  # fmt: skip
-# Loops that TVM made (sketch/fallback/cuda.py) set a sum in their first round; gcc cannot know.
+# TVM's loops (sketch/fallback/cuda.py) set a sum in their first round; gcc cannot know this.
 LOWERED = re.compile(r"^// .*: (one thread|\d+ independent iterations)$", re.MULTILINE)
 KEPT = 3 * 24 * 3600  # seconds that a built file is kept
 
 
 class Fault(AssertionError):
-    """A kernel did what a GPU would not forgive."""
+    """A kernel did something that a GPU would not accept."""
 
 
 def link(objects: Sequence[Path]) -> Path:
-    """A shared object of these and of the emulator, kept by their texts."""
+    """A shared object of these objects and the emulator, kept by their texts."""
     runtime = [
         compiled_object((HERE / name).read_text(), ["-DGTCO_ARCH=800", "-O2"]) for name in RUNTIME
     ]
@@ -78,7 +78,9 @@ def compiled_object(
 
 
 def _include(text: str, found: dict[Path, str]) -> None:
-    """Adds to ``found`` the headers of ours that a text includes, and those that they do."""
+    """Adds to ``found`` the headers of ours that a text includes, and the headers that these
+    include.
+    """
     for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE):
         path = next((p for p in (HERE / name, DEVICE / name, DEVICE / "gtco" / name)
                      if p.is_file()), None)  # fmt: skip
@@ -88,7 +90,9 @@ def _include(text: str, found: dict[Path, str]) -> None:
 
 
 def _make(path: Path, *commands: Callable[[str], list[str]]) -> None:
-    """Runs each ``command(file)`` and puts the file in place at once: tests run side by side."""
+    """Runs each ``command(file)`` and then moves the file into place in one step, because tests run
+    side by side.
+    """
     made = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     for command in commands:
         done = subprocess.run(command(str(made)), capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A torch that has the fake driver's GPUs, as far as a model that runs on them asks."""
+"""A torch that has the fake driver's GPUs, with the functions that a model on them calls."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.cuda.fake_driver import FakeDriver
 
 
 class FakeTorch(ModuleType):
-    """To be put into ``sys.modules``. ``streams`` and ``devices`` end with the current ones,
-    ``made`` has the stream and device of each shape that was made, ``used_on`` what the allocator
+    """A module for ``sys.modules``. ``streams`` and ``devices`` end with the current ones. ``made``
+    has the stream and the device of each shape that was made, and ``used_on`` what the allocator
     was told.
     """
 

@@ -1,4 +1,4 @@
-"""What the tests of GPU sketches share: a few configs, their programs and their answers."""
+"""Shared code of the tests of GPU sketches: a few configs, their programs and their answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(
     arrays: Sequence[np.ndarray] | None = None,
     wanted: np.ndarray | None = None,
 ) -> None:
-    """Some configs against the reference, on fresh random inputs where none are given."""
+    """Compares some configs with the reference; if no inputs are given, they are random."""
     sketch = matched(rule, stage)
     arrays = random_inputs(stage, fresh_seed()) if arrays is None else arrays
     wanted = reference(stage, arrays) if wanted is None else wanted
@@ -50,13 +50,15 @@ def check(
 
 
 def program(sketch: Any, config: Config | None = None) -> CudaProgram:
-    """Of the first config where none is named."""
+    """The program of ``config``, or of the first config if none is given."""
     made = build(sketch, config or next(iter(configs(sketch))), "kernel_under_test")
     assert isinstance(made, CudaProgram), made
     return made
 
 
 def compiles(sketch: Any, arch: str) -> None:
-    """The first config's kernel is machine code, and a thread's registers suffice."""
+    """Checks that the first config's kernel compiles to machine code, and that the registers of a
+    thread suffice.
+    """
     image = compile_cuda(program(sketch).source, arch)
     assert image.cubin[:4] == b"\x7fELF" and image.local == 0 and image.spills == 0, image.log

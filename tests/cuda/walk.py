@@ -1,4 +1,6 @@
-"""A model's steps in one persistent kernel, in the emulator; tables as the runtime makes them."""
+"""A model's steps in one persistent kernel, in the emulator, with tables as the runtime makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.cuda.emulate import emulate_grid, guarded
 
 
 class Step(ctypes.Structure):
-    """``gtco::Step``."""
+    """The struct ``gtco::Step``."""
 
     _fields_ = tuple(
         (name, ctypes.c_int32) for name in ("kernel", "tasks", "first_ref", "num_refs")
@@ -30,15 +32,15 @@ def walk(
     arch: int,
     seed: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """The model's outputs, by ``blocks`` blocks of its persistent kernel, whose source is
-    ``program``'s. Raises :class:`tests.cuda.emulate.Fault`.
+    """The model's outputs, computed by ``blocks`` blocks of its persistent kernel, whose source is
+    that of ``program``. Raises :class:`tests.cuda.emulate.Fault`.
     """
     kernel = artifact.persistent
     assert kernel is not None
     weights = guarded(np.zeros(max(1, artifact.weights_bytes), np.uint8))
     for offset, array in artifact.weights:
         weights[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-    plain = artifact.arena_bytes - artifact.counter_bytes  # the rest of the arena are counters
+    plain = artifact.arena_bytes - artifact.counter_bytes  # the rest of the arena is counters
     arena = guarded(np.empty(max(1, plain), np.uint8))
     counters = guarded(np.zeros(max(1, artifact.counter_bytes), np.uint8))
     given = [guarded(np.ascontiguousarray(inputs[spec.name])) for spec in artifact.inputs]

@@ -1,6 +1,6 @@
-"""Whole models on the CPU: compiled for a GPU as a user's are, but that the emulator takes the
-place of NVRTC and the fake driver that of libcuda. The library, its plan, the C runtime and the
-kernels' text are those of a GPU.
+"""Whole models on the CPU. They are compiled for a GPU like a user's, but the emulator takes the
+place of NVRTC, and the fake driver that of libcuda. The library, its plan, the C runtime and the
+text of the kernels are those of a GPU.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.cuda.fake_driver import FakeDriver, image
 
 
 class Emulating:
-    """Workers that give for each job a kernel in the shared object ``path`` of the emulator, which
-    :meth:`link` makes of all of them.
+    """Workers that give a kernel in the emulator's shared object ``path`` for each job;
+    :meth:`link` makes this object from all of them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ def emulated(
 def prepared(
     folder: Path, model: Any, example: Any, target: str, **options: Any
 ) -> tuple[Compilation, Emulating]:
-    """The model's stages with what the policy picks for each, and their programs."""
+    """The model's stages, the policy's pick for each, and their programs."""
     chosen = CompileOptions(target=target, **options)
     run = Compilation(model, folder / "model.so", example, chosen, silent)
     workers = Emulating(folder / "kernels.so")
@@ -100,7 +100,7 @@ def prepared(
 
 
 def outputs(model: Any, workers: Emulating, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the model makes of the inputs, every fault of a kernel an error."""
+    """The model's outputs for the inputs; every fault of a kernel is an error."""
     found: dict[str, np.ndarray] = model.run(inputs)
     assert not (faults := faults_of(workers.path.resolve())), "\n".join(faults)
     return found

@@ -1,4 +1,4 @@
-"""The emulator: primitives against their definitions, and each kind of fault is found."""
+"""The emulator: its primitives against their definitions, and every kind of fault is found."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HEADER = '#include "gtco/device.cuh"\nusing namespace gtco;\n'
 
 
 def kernel(symbol: str, body: str, inputs: Sequence[str], out: str, threads: int = 32) -> str:
-    """A kernel with ``body`` over in0, in1 ... and out of these C types; ``t`` is the thread, of
-    ``ALL``.
+    """A kernel with ``body`` over in0, in1 ... and out of these C types; ``t`` is the thread, one
+    of ``ALL``.
     """
     named = [*(f"const {c}* __restrict__ in{i}" for i, c in enumerate(inputs)),
              f"{out}* __restrict__ out"]  # fmt: skip
@@ -66,7 +66,7 @@ def test_formats() -> None:
     rng = np.random.default_rng(fresh_seed())
     special = [0, -0.0, 1, 65504, 65519.9, 65520, 1e-8, 6e-8, 3e38, np.inf, -np.inf, np.nan]
     x = np.concatenate([np.float32(special), rng.standard_normal(116).astype(np.float32)])
-    # Halfway between two neighbours of either format: to the even one.
+    # Halfway between two neighbours of either format, a value rounds to the even one.
     x[20:24] = [1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8]
     out = np.empty((5, 128), np.uint32)
     run(
@@ -112,7 +112,7 @@ def test_shuffles() -> None:
 
 
 def fragment(register: str, depth: int) -> np.ndarray:
-    """Where each element of a lane's fragment lies, [lane, element, (row, column)]: PTX ISA,
+    """The place of each element of a lane's fragment, [lane, element, (row, column)]: PTX ISA,
     "Matrix Fragments for mma.m16n8k8" (.f16) and "... mma.m16n8k16", formula by formula.
     """
     elements = {"a": depth // 2, "b": depth // 4, "c": 4}[register]
@@ -179,7 +179,7 @@ def test_mma(dtype: str, depth: int) -> None:
 @pytest.mark.parametrize("matrices", [2, 4])
 @pytest.mark.parametrize("trans", ["", "_trans"])
 def test_ldmatrix(matrices: int, trans: str) -> None:
-    """PTX ISA, ldmatrix: thread i gets of row i / 4 the elements 2 (i % 4) and the next."""
+    """PTX ISA, ldmatrix: of row i / 4, thread i gets the elements 2 (i % 4) and the next."""
     stored = np.random.default_rng(fresh_seed()).integers(0, 1 << 16, (matrices, 8, 8))
     out = np.empty((32, matrices, 2), np.uint16)
     words = np.ascontiguousarray(stored.astype(np.uint16)).view(np.uint32)
@@ -201,7 +201,7 @@ def test_ldmatrix(matrices: int, trans: str) -> None:
 
 @pytest.mark.parametrize("arch", [750, 800, 900])
 def test_copies_in_stages(arch: int) -> None:
-    """Three buffers, one barrier a step: a copy may land while another buffer is read."""
+    """Three buffers and one barrier a step: a copy may land while another buffer is read."""
     x = np.random.default_rng(fresh_seed()).integers(0, 1 << 31, (10, 64, 4)).astype(np.uint32)
     out = np.empty((10, 64), np.uint32)
     run(
@@ -221,7 +221,9 @@ def test_copies_in_stages(arch: int) -> None:
 
 
 def test_seed_draws_the_order() -> None:
-    """The order in which atomic additions come differs by seed, and not without."""
+    """With different seeds, atomic additions come in different orders; with the same seed they do
+    not.
+    """
     x = np.random.default_rng(0).standard_normal(512).astype(np.float32)
     body = "if (t == 0) out[0] = 0.0f; sync<ALL>(); atomic_add(out, in0[2 * t] + in0[2 * t + 1]);"
     sums = []
@@ -235,8 +237,8 @@ def test_seed_draws_the_order() -> None:
 
 # ---- what is wrong is found
 
-# name: (threads, body, what the message says). 512 bytes of shared memory, in0 is uint32_t[256],
-# out float[64], two blocks where the name says so.
+# name: (threads, body, what the message says). Shared memory has 512 bytes, in0 is uint32_t[256],
+# out is float[64]; there are two blocks if the name says so.
 FAULTS: dict[str, tuple[int, str, str]] = {
     "shared_behind": (32, "w[128 + t] = 1; out[t] = w[128 + t];", "out of bounds: write .* shared"),
     "shared_before": (32, "out[t] = w[t - 64];", "out of bounds: read of 4 bytes at -"),
@@ -410,7 +412,7 @@ def test_vectors_are_one_access() -> None:
 
 
 def test_kernels_of_a_library() -> None:
-    """Two kernels behind one interface; what one does wrong is known by its name."""
+    """Two kernels behind one interface; a fault is reported with the name of its kernel."""
     names = {"twice": "out[t] = 2 * in0[t];", "turn": "out[t] = in0[32 - t];"}
     kernels = {
         name: (

@@ -1,5 +1,5 @@
-"""Mbarriers (device/gtco/mbarrier.cuh) under the emulator: what they order is no race, what they do
-not is one; and the instructions that they are.
+"""Mbarriers (device/gtco/mbarrier.cuh) under the emulator, and their instructions. Accesses that
+they order are no race; all others are.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(64) passing(
 
 
 def run(changes: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """What is wanted and what the kernel gives, with these parts of its text changed."""
+    """The expected result and the kernel's, after these changes to its text."""
     text = KERNEL
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -127,7 +127,7 @@ def test_faults(what: str) -> None:
 
 
 def test_a_barrier_of_some_threads() -> None:
-    """It orders what those did, whatever the others do."""
+    """It orders what these threads did, whatever the others do."""
     body = """#include "gtco/mbarrier.cuh"
 extern "C" __global__ void __launch_bounds__(96) meeting(
     const uint32_t* __restrict__ in0, uint32_t* __restrict__ out) {{

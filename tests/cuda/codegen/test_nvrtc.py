@@ -1,4 +1,6 @@
-"""NVRTC: machine code for every architecture with no GPU, and what is said where it cannot be."""
+"""NVRTC: machine code for every architecture without a GPU, and the errors when it cannot be
+made.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128) scale(const half* x, float* y)
   y[blockIdx.x * 128 + threadIdx.x] = 2.0f * kept[127 - threadIdx.x];
 }
 """
-# 200 sums that each thread keeps, and uses in turn
+# each thread keeps 200 sums and uses them in turn
 HUNGRY = """extern "C" __global__ void hungry(const float* x, float* y, int n) {
   float sums[200];
   for (int i = 0; i < 200; i++) sums[i] = x[i * n + threadIdx.x];
@@ -57,7 +59,7 @@ def program(**changed: object) -> CudaProgram:
 def test_a_kernel_becomes_machine_code(arch):
     image = nvrtc.compile_cuda(SCALE, arch)
     assert image.cubin.startswith(b"\x7fELF") and b"scale" in image.cubin
-    # e_machine of CUDA, and in the flags the architecture
+    # e_machine of CUDA, and the architecture in the flags
     assert int.from_bytes(image.cubin[18:20], "little") == 190
     assert 0 < image.registers < 64 and image.spills == image.local == image.shared == 0
 
@@ -148,8 +150,8 @@ def test_nothing_is_spilled_for_more_blocks_side_by_side() -> None:
 
 @pytest.mark.parametrize("told", ["128", "128, 1"])
 def test_a_kernel_that_spills_is_told_of_fewer_blocks(told: str) -> None:
-    """Of three quarters of those that fit, whatever it was told itself: attention's are told of
-    one.
+    """It is compiled for three quarters of the blocks that fit, whatever its own text says; the
+    text of attention says one.
     """
     asked: list[str] = []
 
@@ -165,7 +167,7 @@ def test_a_kernel_that_spills_is_told_of_fewer_blocks(told: str) -> None:
 
 @pytest.mark.parametrize("source", [HUNGRY, SCALE.replace("(128)", "(128, 1)")])
 def test_what_would_be_told_the_same_is_compiled_once(source: str) -> None:
-    """A text without bounds, and one whose every register is one block's."""
+    """A text without bounds, and a text for one block, which has all registers already."""
     asked: list[str] = []
 
     def compiler(source: str, arch: str, ptx: bool) -> Image:
@@ -187,7 +189,7 @@ def test_one_of_the_images_has_ptx_where_it_is_asked_for(tmp_path):
     assert not {line[:1] for line in text.splitlines()} & {"", "\t", "/"}  # a third of it
     without = gpu_code(program(), target)
     assert not isinstance(without, Rejection) and not any(i.ptx for i in without.values())
-    # what a driver of such a GPU does
+    # as a driver of such a GPU does
     (tmp_path / "scale.ptx").write_text(text)
     for newer in ("sm_100", "sm_120"):
         out = tmp_path / f"{newer}.cubin"

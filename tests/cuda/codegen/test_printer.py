@@ -1,5 +1,5 @@
-"""The printer of CUDA text: every element-wise operator in every dtype, as its printed kernel
-computes it on the emulator, against numpy; and what must not be printed.
+"""The printer of CUDA text. Every element-wise operator in every dtype: its printed kernel runs on
+the emulator and is compared with numpy. Also what must not be printed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.tensor.test_scalar import CONDITIONS, FLOATS, INTEGERS, SIZE, check, 
 
 SINGLE = Config("elementwise", (("neighbours", 1), ("threads", 128)))
 GPU = gpu_target("cuda:sm_80")
-# Of float32 that is rounded to 16 bits: half of the last place, and the smallest of float16.
+# Rounding float32 to 16 bits: half a unit of the last place, and the smallest float16.
 ROUNDED = {"float16": (2**-11 * 1.01, 2**-24), "bfloat16": (2**-8 * 1.01, 1e-38)}
 
 
 def run(pairs: list[tuple[Operator, list[np.ndarray]]]) -> list[np.ndarray]:
-    """Each operator as a stage of its own on its arrays."""
+    """Each operator as its own stage on its arrays."""
     cases = []
     for op, arrays in pairs:
         types = {
@@ -51,7 +51,7 @@ def test_floats(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_floats_compute_in_float32(dtype: str) -> None:
-    """The result is float32's of the rounded arguments, rounded once."""
+    """The result is that of float32 on the rounded arguments, rounded once."""
     pairs = []
     for kind in dict.fromkeys(FLOATS + CONDITIONS):
         op, arrays = make(kind, "float32", fresh_seed())
@@ -90,7 +90,9 @@ def test_integers(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "uint16"])
 def test_narrow_integers_keep_their_width(dtype: str) -> None:
-    """C++ computes in int: what TIR cuts off must be cut off before it is compared or divided."""
+    """C++ computes in int. Bits that TIR cuts off must be cut off before a comparison or a
+    division.
+    """
     info = np.iinfo(dtype)
     a = np.resize(np.array([info.max, info.min, info.max, 3], dtype), SIZE)
     b = np.resize(np.array([1, 1, info.max, 250 % (info.max + 1)], dtype), SIZE)

@@ -1,4 +1,4 @@
-"""What machine code says of itself: registers, spills, instructions of Tensor Cores."""
+"""What machine code shows: registers, spills, and instructions of Tensor Cores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(32) product(const half* x, float* y
   for (int i = 0; i < 4; ++i) y[threadIdx.x * 4 + i] = d[i];
 }
 """
-# An array whose index is not known lies in memory.
+# An array whose index is not known is in memory.
 INDEXED = """extern "C" __global__ void indexed(const int* x, float* y) {
   float of[40];
   for (int i = 0; i < 40; ++i) of[i] = y[i];
@@ -51,11 +51,11 @@ INDEXED = """extern "C" __global__ void indexed(const int* x, float* y) {
   for (int i = 0; i < 40; ++i) y[i] = of[i];
 }
 """
-FEW = 64  # bytes that a thread may spill: what is kept across the loop, not what is used in it
-# Registers of the persistent kernel beside those of its greediest stage: what the walk keeps, and
-# what ptxas leaves unused between functions.
+FEW = 64  # bytes that a thread may spill: values kept across the loop, not those used in it
+# Registers of the persistent kernel beyond those of its greediest stage: the walk keeps some, and
+# ptxas leaves some unused between functions.
 WALK = 40
-# The headers that instructions of Tensor Cores come from; no other kernel is taken apart for them.
+# Instructions of Tensor Cores come from these headers; no other kernel is searched for them.
 MULTIPLY = ("gtco/gemm.cuh", "gtco/attention.cuh")
 
 
@@ -104,18 +104,18 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     kernel = persistent_kernel(run, compiling)
     code = machine_code(kernel.images[arch])[kernel.symbol]
     assert code.tensor_core > 0 and code.spilled == 0 and kernel.info["spilled_bytes"][arch] == 0
-    # no warp is taken for parted: shuffles and barriers have no second form
+    # the compiler assumes that no warp diverges: shuffles and barriers have no second form
     assert code.count("BRA") > 0 and not {"BRA.DIV", "BRA.CONV"} & set(code.instructions)
-    # What another block wrote is read by loads that see it, of global memory alone: none by way of
-    # the cache of constants, as those of one kernel's inputs are.
+    # Values of another block are read by loads of global memory, which see them. None is read
+    # through the cache of constants, as the inputs of a single kernel are.
     assert code.count("LDG") > 0 == code.count("LD", "ST")
     assert not [name for name in code.instructions if "CONSTANT" in name]
     single = run.generated.kernels[run.generated.stages[0].key]
     assert isinstance(single, GpuKernel)
     inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
     assert any("CONSTANT" in name for name in inputs), "the test would not see them"
-    # The barrier of all blocks: a fence, one arrival, and L1 is not believed any more behind it. As
-    # much for a product whose tiles blocks share.
+    # The barrier of all blocks has a fence and one arrival, and after it L1 is not trusted. A product
+    # whose tiles blocks share has the same.
     shared = sum(bool(of.counters) for of in run.generated.kernels.values())  # type: ignore[attr-defined]
     assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
     assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
@@ -131,9 +131,9 @@ def tiny() -> Once:
 
 
 def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
-    """Every kernel fits its GPU without spills, has products of Tensor Cores where it was priced
-    with them, and at least as many blocks are side by side as the policy reckoned with. How many
-    kernels have such products.
+    """Checks that every kernel fits its GPU without spills, that it multiplies on Tensor Cores if
+    it was priced with them, and that at least as many blocks run side by side as the policy
+    expected. Gives the number of kernels that multiply on Tensor Cores.
     """
     target = run.policy.target
     assert isinstance(target, GpuTarget)
@@ -165,7 +165,9 @@ def stages_are_as_reckoned(run: Compilation, compiling: Compiling) -> int:
 def _not_as_reckoned(
     launch: Launch, kernel: GpuKernel, target: GpuTarget, code: MachineCode | None
 ) -> Iterator[str]:
-    """``code``: of a kernel that may multiply."""
+    """The differences, as sentences. ``code`` is that of a kernel that may multiply; None for
+    others.
+    """
     image, on_tensor_cores = kernel.images[target.arch], launch.unit.startswith("mma:")
     if code is not None:
         if (code.tensor_core > 0) != on_tensor_cores:
@@ -178,6 +180,6 @@ def _not_as_reckoned(
         yield f"{kernel.threads} threads, {kernel.shared} bytes for {launch}"
     used = replace(launch, registers=image.registers)
     found, reckoned = (occupancy(of, target).blocks for of in (used, launch))
-    side_by_side = ceil(launch.blocks / target.sms)  # no more are there to run
+    side_by_side = ceil(launch.blocks / target.sms)  # there are no more blocks to run
     if not min(found, side_by_side) >= min(reckoned, side_by_side) > 0:
         yield f"{found} blocks for {reckoned}: {image.registers} registers for {launch.registers}"

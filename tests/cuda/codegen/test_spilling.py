@@ -1,4 +1,4 @@
-"""A pick whose kernel spills gives way to the stage's next-best configs."""
+"""A pick whose kernel spills is replaced by one of the stage's next-best configs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGE = make_stage(
 
 
 def pick(number: int, registers: int = 0, seconds: float = 1.0) -> Pick:
-    """One whose config is a number, reckoned with so many registers."""
+    """A pick whose config is a number, with so many expected registers."""
     sketch: Any = SimpleNamespace(
         name="fake", workload=lambda config: SimpleNamespace(registers=registers)
     )
@@ -39,7 +39,9 @@ def pick(number: int, registers: int = 0, seconds: float = 1.0) -> Pick:
 
 
 class Builder:
-    """Workers whose kernels spill as ``spills`` says, by the config's number and architecture."""
+    """Workers whose kernels spill as ``spills`` says, by the config's number and the
+    architecture.
+    """
 
     def __init__(self, spills: dict[int, tuple[int, int]], broken: tuple[int, ...] = ()) -> None:
         self.spills, self.broken = spills, broken
@@ -147,7 +149,7 @@ def test_what_was_measured_stays_and_what_was_wrong_stands_in_for_nothing(
 
 
 def test_a_product_of_too_many_computed_runs(compiling: Compiling) -> None:
-    """A config of a convolution in float16 over an image in float32 that NVRTC spills."""
+    """NVRTC spills this config of a float16 convolution over a float32 image."""
     stage: Stage = STAGES["widened"]
     target = gpu_target("cuda:sm_80")
     policy = RecordedPolicy(GpuPolicy(target))

@@ -39,8 +39,8 @@ def fragments(row: TensorCoreRow) -> list[tuple[Fragment, tuple[int, int]]]:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_every_element_is_held(row: TensorCoreRow) -> None:
-    """Fragments hold their matrices whole and nothing else; those of operands that lanes do not
-    share hold each element once.
+    """Fragments hold their whole matrices and nothing else. If lanes do not share an operand, its
+    fragments hold each element once.
     """
     for fragment, shape in fragments(row):
         held = set(fragment.places.values())
@@ -52,8 +52,8 @@ def test_every_element_is_held(row: TensorCoreRow) -> None:
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_a_row_means_what_it_says(row: TensorCoreRow) -> None:
-    """Dealt to lanes where that is known, multiplied there and collected again, it is a product of
-    matrices.
+    """The matrices are distributed to lanes, if the layout is known, multiplied there and collected
+    again; the result is their product.
     """
     rng = np.random.default_rng(fresh_seed())
     m, n, k = row.extents
@@ -92,7 +92,7 @@ def b_m16n8k8(lane: int, i: int) -> tuple[int, int, int]:
 
 
 def quad_pair(lane: int) -> int:
-    """Of m8n8k4: lanes 0-3 and 16-19 make the first of four products, and so on."""
+    """For m8n8k4: lanes 0-3 and 16-19 make the first of four products, and so on."""
     return lane % 16 // 4
 
 
@@ -166,7 +166,9 @@ extern "C" __global__ void multiply(const uint32_t* a, const uint32_t* b, const 
     [("m16n8k16", "float16"), ("m16n8k16", "bfloat16"), ("m16n8k8", "float16")],
 )
 def test_the_instruction_computes_what_the_row_means(name: str, dtype: str) -> None:
-    """Operands dealt by the row's layouts; exact, since the elements are small integers."""
+    """The row's layouts distribute the operands. The result is exact, since the elements are small
+    integers.
+    """
     row = ROWS[f"mma.{name}"]
     rng = np.random.default_rng(fresh_seed())
     m, n, k = row.extents
@@ -194,12 +196,12 @@ ld.global.v2.b32 {{a0,a1}}, [%0]; ld.global.v2.b32 {{b0,b1}}, [%1];
 ld.global.v4.f32 {{c0,c1,c2,c3}}, [%2]; ld.global.v4.f32 {{c4,c5,c6,c7}}, [%2+16];
 mma.sync.aligned.{shape}.row.col.f32.f16.f16.f32 {{{c}}}, {{a0,a1}}, {{b0,b1}}, {{{c}}};
 st.global.v4.f32 [%2], {{c0,c1,c2,c3}}; st.global.v4.f32 [%2+16], {{c4,c5,c6,c7}}; }}"""
-# What an instruction of the machine multiplies; Turing's m8n8k4 is four steps of one.
+# The product of one machine instruction; Turing's m8n8k4 is four steps of one.
 MACHINE = {"HMMA.1688": 2 * 16 * 8 * 8, "HMMA.16816": 2 * 16 * 8 * 16, "HMMA.884": 4 * 2 * 8 * 8}
 
 
 def machine_products(row: TensorCoreRow, arch: str) -> int:
-    """FLOPs of Tensor Cores in the machine code of the row's instruction."""
+    """The FLOPs of Tensor Cores in the machine code of the row's instruction."""
     unit, shape = row.name.split(".")
     registers = {x: ",".join(f"{x}{i}" for i in range(8)) for x in "abc"}
     text = (HIDDEN if unit == "wmma" else QUADS).format(
@@ -235,7 +237,7 @@ def test_an_instruction_with_hidden_layouts_multiplies_as_much_as_its_row(
 
 
 def test_quad_pairs_are_tensor_cores_on_turing_alone() -> None:
-    """As its ``until`` says: later ones multiply it on CUDA cores."""
+    """As its ``until`` says: later GPUs multiply it on CUDA cores."""
     row = ROWS["mma.m8n8k4"]
     for arch in ARCHITECTURES:
         there = row.admitted(gpu_target(f"cuda:{arch}"), "float16")

@@ -1,5 +1,5 @@
-"""A driver without a GPU: builds ``fake_driver.cpp`` as libcuda.so.1, loads it into this process,
-where the C runtime then finds it, and small GPU models whose kernels are C.
+"""A driver without a GPU. It builds ``fake_driver.cpp`` as libcuda.so.1 and loads it into this
+process, where the C runtime then finds it. Also small GPU models whose kernels are C.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """The library, with more ``flags`` for the compiler."""
+    """The library, built with more ``flags`` for the compiler."""
     library = folder / "libcuda.so.1"
     form = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
     command = ["g++", *form, *flags, str(SOURCE), "-o", str(library), "-ldl"]
@@ -66,7 +66,7 @@ class FakeDriver:
     """The functions ``fake_*`` of fake_driver.cpp, and numpy arrays in device memory."""
 
     def __init__(self, library: Path) -> None:
-        # Its soname is that of the driver: whoever opens libcuda.so.1 from now on gets this one.
+        # It has the driver's soname: code that opens libcuda.so.1 from now on gets this one.
         self.library = library
         dll = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
         for name, (result, arguments) in _PROTOTYPES.items():
@@ -74,22 +74,22 @@ class FakeDriver:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
-    def __getattr__(self, name: str) -> Any:  # for those who read types
+    def __getattr__(self, name: str) -> Any:  # for type checkers
         raise AttributeError(name)
 
     def check(self) -> None:
-        """Nothing was done wrong, and all was given back."""
+        """Checks that nothing was done wrong, and that everything was released."""
         assert (self.faults().decode(), self.live().decode()) == ("", "")
 
     def put(self, array: np.ndarray, ordinal: int = 0, offset: int = 0) -> int:
-        """The array's bytes in device memory, ``offset`` bytes behind its start."""
+        """Puts the array's bytes into device memory, ``offset`` bytes after its start."""
         data = np.ascontiguousarray(array)
         pointer = self.alloc(ordinal, data.nbytes + offset) + offset
         self.write(pointer, data.ctypes.data, data.nbytes)
         return int(pointer)
 
     def get(self, pointer: int, like: np.ndarray) -> np.ndarray:
-        """What lies there, as an array of that shape and dtype."""
+        """The bytes at this address, as an array of that shape and dtype."""
         array = np.empty_like(like)
         self.read(array.ctypes.data, pointer, array.nbytes)
         return array
@@ -166,7 +166,7 @@ void whole(void** a, const unsigned* grid, unsigned threads, unsigned shared) {
 
 
 def compile_kernels(source: str, folder: Path, *flags: str) -> Path:
-    """The shared object of kernels as the fake driver takes them."""
+    """The shared object of kernels in the form that the fake driver takes."""
     (folder / "kernels.c").write_text(source)
     path = folder / "kernels.so"
     command = [c_compiler(), "-O1", "-g", "-fPIC", "-shared", *flags, "kernels.c", "-o", str(path)]
@@ -175,22 +175,22 @@ def compile_kernels(source: str, folder: Path, *flags: str) -> Path:
 
 
 def image(architecture: str, kernels: Path) -> bytes:
-    """A cubin that the fake driver takes; of ``compute_80`` PTX."""
+    """A cubin that the fake driver takes; PTX for ``compute_80``."""
     if architecture.startswith("compute_"):
         return ptx(architecture, str(kernels))
     return f"GTCOFAKE {architecture} {kernels}".encode()
 
 
 def ptx(architecture: str, kernels: str, version: str = "9.0") -> bytes:
-    """PTX that the fake driver compiles; where ``kernels`` is no absolute path that fails, and the
-    driver's log has it.
+    """PTX that the fake driver compiles. If ``kernels`` is no absolute path the compile fails, and
+    ``kernels`` is the driver's log.
     """
     target = architecture.replace("compute_", "sm_")
     return f".version {version}\n.target {target}\n// {kernels}\n".encode()
 
 
 def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:
-    """That of the small model: ``whole`` of KERNELS."""
+    """The persistent kernel of the small model: ``whole`` of KERNELS."""
     return PersistentKernel(
         symbol="whole",
         threads=128,
@@ -204,8 +204,9 @@ def persistent_kernel(kernels: Path, shared: int = 60256) -> PersistentKernel:
 
 
 def small_gpu_artifact(kernels: Path, **changes: Any) -> GpuArtifact:
-    """y = relu(x * scale + mask), total = sum of y's rows: three launches, of which one wants more
-    shared memory than is given unasked."""
+    """y = relu(x * scale + mask), total = sum of y's rows. There are three launches; one of them
+    needs more shared memory than a kernel gets by default.
+    """
     x, mask = BufferRef("input", 0), BufferRef("input", 1)
     y, total = BufferRef("output", 0), BufferRef("output", 1)
     scaled, scale = BufferRef("arena", 0), BufferRef("weight", 64)

@@ -1,4 +1,4 @@
-"""``gtco bench --target cuda``: without a GPU, and gtco's own column on the fake driver."""
+"""``gtco bench --target cuda`` without a GPU, and gtco's own column on the fake driver."""
 
 from __future__ import annotations
 
@@ -102,12 +102,14 @@ def test_gtco_beside_peers_that_are_not_there(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The workers open the fake driver, as processes of their own; the result is ONNX Runtime's."""
+    """The workers open the fake driver, each in its own process. The result is that of ONNX
+    Runtime.
+    """
     monkeypatch.setenv("LD_LIBRARY_PATH", str(driver.library.parent))
     monkeypatch.setenv("COLUMNS", "200")
     report = tmp_path / "bench.json"
     command = ["bench", str(small_onnx), "--target", "cuda", "--library", str(small_gpu)]
-    command += ["--rounds", "2", "--precision", "fp32"]  # of torch by default: left out of a file
+    command += ["--rounds", "2", "--precision", "fp32"]  # torch, a default peer, takes no file
     assert main([*command, "--json", str(report)]) == 1
     said = capsys.readouterr()
     assert "Fake GPU 0 (sm_80), --target cuda:sm_80" in said.out
@@ -123,7 +125,7 @@ def test_gtco_beside_peers_that_are_not_there(
 
 
 def test_onnxruntime_bound_to_its_device_in_float16(small_onnx: Path, tmp_path: Path) -> None:
-    """The CPU's provider stands for CUDA's: the same binding, the same conversion."""
+    """The CPU's provider takes the place of CUDA's: the binding and the conversion are the same."""
     rng = np.random.default_rng(0)
     x, mask = rng.standard_normal((96, 40), np.float32), rng.integers(0, 2, 96).astype(np.int8)
     np.savez(tmp_path / "inputs.npz", x=x, mask=mask)

@@ -1,4 +1,4 @@
-"""Models to libraries with images for GPUs, with no GPU at hand: as a user's command does it."""
+"""Models compiled to libraries with images for GPUs, without a GPU, by the user's command."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_one_library_for_every_architecture(vit: Path, tmp_path: Path, capsys) -
         assert set(step["registers"]) == set(ARCHITECTURES), step["name"]
         assert max(step["spilled_bytes"].values()) <= FEW, step["name"]
     products = [s for s in steps if s["schedule"]["sketch"] in ("gemm", "attention")]
-    for step in products:  # both of a product's operands are fp16, or are rounded as they are read
+    for step in products:  # both operands of a product are fp16, or are rounded when they are read
         short = [kind.startswith("float16") for kind in step["inputs"]]
         rounded = "cast" in step["operators"][:2]
         assert all(short) or sum(short) >= 2 or rounded, step["name"]
-    # each different kernel as a person reads it, with what it came to
+    # each different kernel in readable form, with its results
     kernels = {step["kernel"] for step in steps}
     texts = {path.stem.removeprefix("6-"): path for path in (tmp_path / "dump").glob("6-*.cu")}
     assert set(texts) == kernels and len(kernels) < len(steps)
@@ -104,7 +104,7 @@ def test_what_is_tuned_is_of_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_does_not_go_together_is_said_at_once(
     tmp_path: Path, capsys, arguments: str, reason: str
 ) -> None:
-    missing = tmp_path / "no-such.onnx"  # which would be said if it were looked for first
+    missing = tmp_path / "no-such.onnx"  # this would be the error if the file were looked for first
     assert cli.main(["compile", str(missing), *arguments.split()]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and reason in error and "Traceback" not in error

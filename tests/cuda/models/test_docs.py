@@ -1,6 +1,7 @@
-"""docs/cuda.md and docs/cuda-attention.md take a product and an attention of ViT-Ti from the model
-to PTX: listings, decisions and counts there are what the compiler gives. ``pytest tests/golden
-tests/cuda/models/test_docs.py --update-golden`` writes the listings anew; the tables people write.
+"""docs/cuda.md and docs/cuda-attention.md follow a product and an attention of ViT-Ti from the
+model to PTX. Their listings, decisions and counts are those of the compiler. ``pytest tests/golden
+tests/cuda/models/test_docs.py --update-golden`` writes the listings anew; the tables are written by
+hand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ COUNTED = r"(?m)^\| (`[^|]*`) \| (\d+)(?: each)? \|"
 
 @pytest.fixture(scope="module")
 def layer() -> Once:
-    """ViT-Ti with two of its twelve layers: all but the last, of which one row is read, are one."""
+    """ViT-Ti with two of its twelve layers. All layers but the last are the same; of the last one
+    only one row is read.
+    """
     model = VisionTransformer(width=192, heads=3, depth=2, image_size=(224, 224)).eval()
     return Once(model, (torch.zeros(1, 3, 224, 224),))
 
@@ -42,7 +45,9 @@ def update(request: pytest.FixtureRequest) -> bool:
 def shown(
     path: Path, run: Compilation, compiling: Compiling, update: bool
 ) -> tuple[GpuKernel, Pick, str]:
-    """The kernel that the page lists, which is held against the listing, its pick, and the page."""
+    """The kernel that the page lists (after it was compared with the listing), its pick, and the
+    page.
+    """
     page = path.read_text()
     there = re.search(LISTING, page)
     assert there
@@ -61,12 +66,12 @@ def shown(
 
 
 def instructions(ptx: str) -> Counter[str]:
-    """How often each instruction stands in the text."""
+    """How often each instruction is in the text."""
     return Counter(re.findall(r"(?m)(?:^|[;{])\s*(?:@!?%?\w+\s+)?([a-z][\w.]*)", ptx))
 
 
 def loop(ptx: str) -> str:
-    """The longest part of the text that ends in a jump to its begin."""
+    """The longest part of the text that ends in a jump to its beginning."""
     lines = [line.strip() for line in ptx.splitlines()]
     labels = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
     jumps = ((at, re.search(r"\bbra(?:\.uni)?\s+(\S+);", line)) for at, line in enumerate(lines))
@@ -75,7 +80,7 @@ def loop(ptx: str) -> str:
 
 
 def counts(page: str, after: str) -> list[tuple[str, int]]:
-    """(instruction, how often) of the table behind the words ``after``."""
+    """(instruction, how often) from the table after the words ``after``."""
     table = page[page.index(after) :]
     return [
         (re.split(r"[ ;]", code.removeprefix("@p "), maxsplit=1)[0].removesuffix("..."), int(n))

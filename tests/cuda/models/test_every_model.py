@@ -1,6 +1,6 @@
-"""Every model of models/ and of its family compiled for GPUs at its own sizes, with no GPU at hand
-(``make check-cuda``): one library with images for every architecture in each precision, and for
-each architecture alone, whose programs are others, machine code as the policy reckoned with it.
+"""Every model of models/ and of its family, compiled for GPUs at its own sizes, without a GPU
+(``make check-cuda``). Each precision gets one library with images for every architecture, and one
+for each architecture alone, whose programs differ. The machine code must be as the policy expected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ pytestmark = pytest.mark.scheduled
 
 
 def _each(*names: str) -> list[object]:
-    """The models, the tests of one in one process."""
+    """The models; the tests of one model run in one process."""
     return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
 
 
 @pytest.fixture(scope="module")
 def compiling(root: Path) -> Compiling:
-    """One that asks NVRTC for nothing twice: models have stages in common, targets texts."""
+    """A compiler that asks NVRTC for nothing twice: models share stages, and targets share
+    texts.
+    """
     return Compiling(Images(root / "build" / "cuda-images").compiled)
 
 
@@ -60,7 +62,7 @@ def test_images_for_every_architecture(
             assert image.registers * kernel.threads <= gpu.registers_sm
             assert image.shared + kernel.shared <= gpu.shared
             assert image.spills <= FEW, run.generated.choices[key].config
-    if precision == "fp16":  # what is linked differs in bytes alone
+    if precision == "fp16":  # the linked files differ only in bytes
         run.finish(tmp_path)
         metadata = read_metadata(run.output)
         assert metadata["target"]["images"] == list(ARCHITECTURES)

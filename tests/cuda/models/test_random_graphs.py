@@ -1,7 +1,7 @@
-"""Random graphs of the family's operators (``tests/random``) compiled for GPUs, run under the
-emulator and held against ONNX Runtime: what importers, rewrites, sketches and the fallback make of
-what nobody wrote by hand, NaN and infinities among its inputs. A long run with a new seed is
-``pytest -m scheduled -s`` of this file.
+"""Random graphs of the family's operators (``tests/random``), compiled for GPUs, run under the
+emulator and compared with ONNX Runtime. They test importers, rewrites, sketches and the fallback on
+graphs that nobody wrote by hand, with NaN and infinities among the inputs. ``pytest -m scheduled
+-s`` of this file makes a long run with a new seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH = 6  # graphs in one library
 def compare(
     driver: FakeDriver, first: int, opset: int, arch: str, precision: str, tally: Tally
 ) -> None:
-    """A batch of graphs, from this seed on."""
+    """Compares a batch of graphs, from this seed on."""
 
     def run(model: onnx.ModelProto, feeds: Arrays, precision: str) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory() as folder:

@@ -26,8 +26,8 @@ from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.whole import emulated, outputs
 from tests.models.test_models import TINY, seeded
 
-# The most that an output may be off, of the largest: operands of matrix products have 11 bits (of
-# bfloat16 8), the rest has 24, and more layers add more.
+# The largest error of an output, relative to the largest output: operands of matrix products have
+# 11 bits (8 in bfloat16), everything else has 24, and more layers add more error.
 CASES = [
     ("vit", "sm_80", "fp16", 2e-3),
     ("vit", "sm_75", "fp16", 2e-3),
@@ -82,7 +82,8 @@ def check(
 
 def block(tokens: int, width: int, heads: int) -> onnx.ModelProto:
     """A transformer's block on x[tokens, width]: LayerNorm, attention, LayerNorm, an MLP with an
-    erf GELU, two residual sums."""
+    erf GELU, and two residual sums.
+    """
     rng = np.random.default_rng(0)
     nodes: list[Any] = []
     weights: list[Any] = []
@@ -174,7 +175,7 @@ def test_models(
 def test_a_block_of_a_transformer(
     driver: FakeDriver, tmp_path: Path, precision: str, tolerance: float
 ) -> None:
-    """Against ONNX Runtime's float32; the tolerance is absolute, of outputs about 1 in size."""
+    """Against ONNX Runtime's float32. The tolerance is absolute; outputs are about 1 in size."""
     model = block(tokens=21, width=64, heads=2)
     onnx.save(model, tmp_path / "model.onnx")
     _, loaded, workers = emulated(
@@ -193,8 +194,9 @@ def test_a_block_of_a_transformer(
 
 
 def test_a_model_whose_own_numbers_are_float16(driver: FakeDriver, tmp_path: Path) -> None:
-    """Weights, inputs and outputs; its product is one of Tensor Cores all the same. ``inspect``
-    reads the library."""
+    """Weights, inputs and outputs are float16. Its product still uses Tensor Cores, and ``inspect``
+    reads the library.
+    """
     rng = np.random.default_rng(2)
     w = (rng.standard_normal((32, 40)) / 6).astype(np.float16)
     half = TensorProto.FLOAT16

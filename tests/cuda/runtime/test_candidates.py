@@ -1,5 +1,5 @@
-"""Candidates for a GPU elsewhere: made here, timed on the fake driver, their answers imported and
-followed by the next compile.
+"""Candidates for a GPU elsewhere: they are made here and timed on the fake driver. Their answers
+are imported, and the next compile follows them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def model() -> bytes:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Emulating]:
-    """A transformer's block as candidates, in a folder that holds nothing else."""
+    """A transformer's block as candidates, in a folder with nothing else in it."""
     folder = tmp_path_factory.mktemp("candidates")
     workers = Emulating(folder / "kernels.so")
     return bundled(folder, workers), workers
@@ -72,11 +72,13 @@ def bundled(folder: Path, workers: Emulating) -> Path:
 
 
 class Breaking(Emulating):
-    """Of one stage the second candidate leaves out a block, of another the first."""
+    """The second candidate of one stage leaves out a block, and so does the first candidate of
+    another stage.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.broken: dict[str, int] = {}  # by stage, the candidate
+        self.broken: dict[str, int] = {}  # the candidate, by stage
 
     def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
         for answer in super().build(jobs):
@@ -110,7 +112,7 @@ def test_a_candidate_that_computes_something_else_is_never_picked(
     base = tmp_path / "gpu.records"
     options = CompileOptions(target=TARGET, precision="fp16", records=base)
     with Records(base) as kept:
-        kept.add(r for r in found if r.outcome == "wrong")  # and nothing that stands
+        kept.add(r for r in found if r.outcome == "wrong")  # and no pick
         run = Compilation(model(), tmp_path / "model.so", None, options, silent)
         run.partition(gpu_target(TARGET), kept)
         for stage in run.found.stages:
@@ -182,7 +184,9 @@ def test_measuring_needs_a_driver_alone(
 
 
 def answered(path: Path, best: int, gpu: str = "Some GPU") -> str:
-    """Answers by which each stage's candidate of this number takes half of the first one's time."""
+    """Answers in which the candidate of this number takes half the time of the first one, for each
+    stage.
+    """
     from gtco.search.records.records import gpu_circumstances, to_lines
 
     metadata = read_metadata(path)
@@ -296,7 +300,7 @@ def test_what_is_wrong_is_said(
 def test_a_user_makes_candidates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With NVRTC, through the command."""
+    """With NVRTC, by the command."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block.onnx").write_bytes(model())
     command = f"candidates {tmp_path}/block.onnx --target cuda:sm_80 --per-stage 2 --workers 1"

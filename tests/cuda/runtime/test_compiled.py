@@ -1,4 +1,4 @@
-"""``gtco.compile_model`` for a GPU, where there is one and where there is none."""
+"""``gtco.compile_model`` for a GPU, with a GPU here and without one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tests.cuda.fake_driver import FakeDriver
 def test_a_model_for_gpus_that_cannot_be_opened_here(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Said before it compiles, with the reason and the way that needs no GPU; nothing is
-    left."""
+    """The error comes before the compile. It has the reason and the way that needs no GPU, and
+    nothing is left.
+    """
     driver.reset(0, 8, 0, 1)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

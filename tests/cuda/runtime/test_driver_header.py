@@ -1,5 +1,5 @@
-"""What the runtime declares of the NVIDIA driver's interface, held against NVIDIA's own ``cuda.h``:
-no header of theirs is needed to build a library, and the fake driver would share our mistakes.
+"""The runtime's declarations of the NVIDIA driver's interface against NVIDIA's own ``cuda.h``. A
+build of a library needs none of their headers, and the fake driver would share our mistakes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONSTANTS = re.findall(r"^  (CU\w+) = \d+,$", DECLARED.read_text(), re.MULTILINE
 
 
 def compiles(folder: Path) -> str:
-    """What the compiler says against ``folder``'s cuda_driver.h; nothing where it is right."""
+    """The compiler's message about ``folder``'s cuda_driver.h; empty if the header is right."""
     [header] = [f for f in files("nvidia-cuda-runtime") or () if f.name == "cuda.h"]
     include = Path(str(header.locate())).parent
     every = f"-DGTCO_CONSTANTS(C)={' '.join(f'C({name})' for name in CONSTANTS)}"

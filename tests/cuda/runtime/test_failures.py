@@ -1,5 +1,5 @@
-"""What goes wrong under a model for GPUs: drivers, memory, kernels, forks, each call in turn. Two
-fake GPUs of sm_80.
+"""Failures under a model for GPUs: drivers, memory, kernels, forks, and each call in turn. Two fake
+GPUs of sm_80.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_driver_that_cannot_read_the_image(
 def test_ptx_that_the_driver_does_not_compile(
     driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
 ) -> None:
-    """Its compiler's own words are in the error; so are both versions where the PTX is newer."""
+    """The error has the words of the driver's compiler, and both versions if the PTX is newer."""
     names = ("scale_rows", "mask_relu", "total")
 
     def library(*written: str) -> Path:
@@ -120,7 +120,7 @@ def test_no_memory_no_device_and_a_fault_leave_others_alive(
         driver.device(1, 8, 0, 1 << 20)
         with load(small_gpu, device=1) as broken:
             driver.kernel_fault(2)
-            for _ in range(2):  # the device stays lost to this process, as CUDA has it
+            for _ in range(2):  # the device stays lost to this process, as in CUDA
                 with pytest.raises(ArtifactError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
                     broken(*inputs)
         check(model(*inputs), *inputs)
@@ -150,8 +150,9 @@ def test_out_of_memory_at_the_run(driver: FakeDriver, small_gpu: Path) -> None:
 
 
 def test_every_call_may_fail(driver: FakeDriver, small_gpu: Path) -> None:
-    """The n-th call of the driver fails, for every n: an error that names the call, nothing that is
-    not given back, and a handle that ran before goes on, with right results."""
+    """The n-th call of the driver fails, for every n. The error names the call, everything is
+    released, and a handle that ran before continues with right results.
+    """
     x, mask = example_inputs(1)
     tried = 0
     for n in range(1, 1000):
@@ -182,15 +183,15 @@ def test_every_call_may_fail(driver: FakeDriver, small_gpu: Path) -> None:
             break
         tried += 1
         quiet = ("Destroy", "Free", "Unload", "Release", "Pop", "EventSynchronize", "GetInfo")
-        quiet += ("ExchangeStreamCaptureMode",)  # with nothing captured it has nothing to do
-        if failed is None:  # what is given back, and at closing
+        quiet += ("ExchangeStreamCaptureMode",)  # without a capture it has nothing to do
+        if failed is None:  # released memory, and calls at closing
             assert any(word in name for word in quiet) or name == "cuCtxPushCurrent_v2", name
         else:
             assert (
                 "CUDA_ERROR_UNKNOWN" in failed
                 and name.split("_v2")[0].removesuffix("WithFlags") in failed
             ), failed
-        if name != "cuCtxPushCurrent_v2":  # a context that is not to be had takes its things along
+        if name != "cuCtxPushCurrent_v2":  # an unavailable context takes its resources with it
             driver.check()
     assert tried > 60
 
@@ -247,7 +248,7 @@ def test_a_fork_ends_with_an_error_and_not_with_a_crash(
             except ArtifactError as error:
                 said.append(str(error))
         model.close()
-        said.append(str(driver.calls() - calls))  # nothing of the driver was called
+        said.append(str(driver.calls() - calls))  # no function of the driver was called
         os.write(writes, "\n".join(said).encode())
         os._exit(0)
     os.close(writes)
@@ -263,7 +264,7 @@ def test_a_fork_ends_with_an_error_and_not_with_a_crash(
 
 
 def test_a_fork_after_the_last_handle_closed(driver: FakeDriver, small_gpu: Path) -> None:
-    """No handle is open then, but the driver was started; so it is where torch started it."""
+    """No handle is open then, but the driver was started, as it is when torch started it."""
     load(small_gpu).close()
     reads, writes = os.pipe()
     child = os.fork()

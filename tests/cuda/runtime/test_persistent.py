@@ -1,5 +1,5 @@
 """A model launched as one persistent kernel, on the fake driver: its tables, its launch, and what
-happens where a GPU cannot. Two fake GPUs of sm_80 with 4 multiprocessors of 2 blocks.
+happens if a GPU cannot do it. Two fake GPUs of sm_80 with 4 multiprocessors of 2 blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_one_launch_on_arrays_of_the_host(driver: FakeDriver, whole: Path) -> No
         for seed in range(3):
             inputs = example_inputs(seed)
             check(model(*inputs), *inputs)
-        # the steps are timed as launches of their own
+        # the steps are timed as separate launches
         assert len(seconds := model.profile(*inputs, repeat=2)) == 3 and min(seconds) > 0
     driver.check()
 
@@ -59,7 +59,7 @@ def test_tensors_of_the_device_in_place(driver: FakeDriver, whole: Path) -> None
             inputs, outputs, arrays = tensors(driver, seed=seed)
             pending = driver.pending(stream, 0)
             model(*inputs, out=outputs, stream=stream)
-            if seed < HELD_RUNS:  # it waits for the run before it, launches, and records its end
+            if seed < HELD_RUNS:  # it waits for the run before, launches, and records its end
                 assert driver.pending(stream, 0) <= pending + 3 and driver.copies() == copies
             driver.sync(stream, 0)
             check(tuple(t.numpy() for t in outputs), *arrays)
@@ -73,7 +73,7 @@ def test_tensors_of_the_device_in_place(driver: FakeDriver, whole: Path) -> None
 
 
 def test_memory_that_is_gone_before_the_launch(driver: FakeDriver, whole: Path) -> None:
-    """The launch fails, as on a GPU, and this process goes on."""
+    """The launch fails, as on a GPU, and this process continues."""
     stream = driver.stream(0, NON_BLOCKING)
     inputs, outputs, _ = tensors(driver)
     with load(whole) as model:
@@ -100,7 +100,7 @@ def test_becomes_part_of_a_captured_graph(driver: FakeDriver, whole: Path) -> No
 
 
 def test_overlapping_replays_do_not_spoil_later_runs(driver: FakeDriver, whole: Path) -> None:
-    """An input that begins with 99 leaves the barrier as two runs at once do."""
+    """An input that begins with 99 leaves the barrier in the state after two overlapping runs."""
     stream = driver.stream(0, NON_BLOCKING)
     inputs, outputs, arrays = tensors(driver)
     spoiling = arrays[0].copy()
@@ -153,7 +153,7 @@ def test_a_gpu_that_cannot_takes_the_graph(
 def test_a_gpu_with_too_little_shared_memory_for_it_takes_the_graph(
     driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
 ) -> None:
-    """8.6 runs the image of sm_80 and has 99 KiB for a block."""
+    """A GPU of 8.6 runs the image of sm_80 and has 99 KiB for a block."""
     kernel = persistent_kernel(gpu_kernels, shared=120 << 10)
     path = write_artifact(small_gpu_artifact(gpu_kernels, persistent=kernel), tmp_path / "m.so")
     driver.device(0, 8, 6, 1 << 20)
@@ -167,7 +167,7 @@ def test_a_gpu_with_too_little_shared_memory_for_it_takes_the_graph(
 def test_a_gpu_that_runs_ptx_takes_the_graph(
     driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
 ) -> None:
-    """A driver would take half a minute for the kernel of a large model."""
+    """A driver would take half a minute to compile the kernel of a large model."""
     base = small_gpu_artifact(gpu_kernels, persistent=persistent_kernel(gpu_kernels))
     ptx = dict.fromkeys(("scale_rows", "mask_relu", "total"), image("compute_80", gpu_kernels))
     artifact = replace(base, images={**base.images, "compute_80": ptx})
@@ -188,7 +188,7 @@ def test_a_gpu_that_runs_ptx_takes_the_graph(
 def test_a_gpu_for_which_it_would_spill_takes_the_graph(
     driver: FakeDriver, gpu_kernels: Path, tmp_path: Path
 ) -> None:
-    """The library has machine code of it for other architectures alone."""
+    """The library has its machine code only for other architectures."""
     kernel = persistent_kernel(gpu_kernels)
     kernel = replace(kernel, images={**kernel.images, "sm_90a": b""})
     path = write_artifact(small_gpu_artifact(gpu_kernels, persistent=kernel), tmp_path / "m.so")
@@ -208,7 +208,7 @@ def test_a_gpu_for_which_it_would_spill_takes_the_graph(
 
 
 def test_every_call_may_fail(driver: FakeDriver, whole: Path) -> None:
-    """An error that names the call, and nothing that is not given back."""
+    """The error names the call, and everything is released."""
     x, mask = example_inputs(1)
     tried = 0
     for n in range(1, 200):
@@ -282,7 +282,7 @@ def test_more_tensors_than_its_tables_have(gpu_kernels: Path, tmp_path: Path) ->
 
 
 def test_the_tables_types_are_those_of_the_device(tmp_path: Path) -> None:
-    """Names, offsets and sizes: what csrc/cuda_plan.h says and what the kernel reads."""
+    """Names, offsets and sizes: those in csrc/cuda_plan.h equal those that the kernel reads."""
     header = Path(cuda.__file__).parent / "device" / "gtco" / "persistent_tables.cuh"
     struct = re.search(r"struct Step \{(.*?)\};", header.read_text(), re.S)
     assert struct

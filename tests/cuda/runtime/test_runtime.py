@@ -1,4 +1,4 @@
-"""A model for GPUs in Python, on the fake driver: arrays of the host, handles, images, and the
+"""A model for GPUs in Python, on the fake driver: arrays on the host, handles, images, and the
 command line. Two fake GPUs of sm_80.
 """
 
@@ -112,7 +112,7 @@ def test_weights_beside_the_library(driver: FakeDriver, gpu_kernels: Path, tmp_p
         (7, 5, ("sm_80", "sm_90a"), None),
         (9, 1, ("sm_80", "sm_90a"), None),
         (10, 0, ("sm_80", "sm_90a"), None),
-        # PTX where no machine code fits, and the newest of it
+        # the newest PTX, if no machine code fits
         (8, 6, ("sm_80", "compute_80"), "sm_80"),
         (9, 0, ("sm_80", "sm_90a", "compute_80"), "sm_90a"),
         (9, 0, ("sm_80", "compute_80"), "compute_80"),
@@ -195,7 +195,7 @@ def test_metadata_and_inspect_without_a_gpu(
     assert metadata["steps"][1]["grid"] == [ROWS // 2, 2, 1] and "tasks" not in metadata["steps"][1]
     assert metadata["steps"][0]["shared"] == 60000
     monkeypatch.setenv("COLUMNS", "200")
-    for more in (["--no-profile"], []):  # without a GPU the reason is shown, and no times
+    for more in (["--no-profile"], []):  # without a GPU the reason is shown instead of times
         driver.reset(0, 8, 0, 1)
         assert main(["inspect", str(small_gpu), "--all", *more]) == 0
         shown = capsys.readouterr().out

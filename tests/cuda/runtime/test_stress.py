@@ -1,5 +1,5 @@
-"""The GPU runtime and the fake driver under the sanitizers: every call of the driver made to fail,
-and many threads with handles on two devices.
+"""The GPU runtime and the fake driver under the sanitizers: every call of the driver fails in turn,
+and many threads have handles on two devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROGRAM = Path(__file__).with_name("runtime_stress.c")
 
 
 def build_program(folder: Path, watched: str) -> list[str]:
-    """The driver, kernels and the program in ``folder``; the compiler's flags."""
+    """Builds the driver, the kernels and the program in ``folder``; gives the compiler's flags."""
     flags = ["-g", "-pthread", *WATCHED[watched]]
     build(folder, *flags)
     compile_kernels(KERNELS, folder, *flags)
@@ -42,8 +42,9 @@ def build_program(folder: Path, watched: str) -> list[str]:
 
 
 def stress(folder: Path, library: Path, flags: list[str], runtime: Path = CSRC) -> str:
-    """What went wrong, and "done" where nothing did. ``folder``: of the program; ``runtime``: the
-    sources that the library is built from."""
+    """What went wrong, or "done" if nothing did. ``folder`` has the program, and ``runtime`` has
+    the sources from which the library is built.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(c_objects, "COMPILE_FLAGS", (*c_objects.COMPILE_FLAGS, *flags))
         patch.setattr(c_objects, "CSRC", runtime)
@@ -82,10 +83,10 @@ def test_failures_and_threads_do_not_race(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "seen"),
     [
-        # what is not given back, of the host and of the device
+        # memory of the host and of the device that is not released
         ("cuda_api.c", "  free(l->nodes);\n", "", "LeakSanitizer"),
         ("cuda_images.c", "gtco_cuda()->cuModuleUnload(kernels->modules[f]);", ";", "modules"),
-        # a run that does not wait for the one before it, on another stream
+        # a run that does not wait for the run before it on another stream
         ("cuda_api.c", "if (m->under_way && !captured)", "if (0)", "is not so"),
         # tables without room for the barrier
         ("cuda_persistent.c", "calloc(1, bytes);", "calloc(1, bytes - SPACING);", "overflow"),
@@ -111,6 +112,6 @@ def test_a_fault_of_the_runtime_is_seen(
     assert right in text
     (tmp_path / "csrc" / file).write_text(text.replace(right, wrong))
     folder, flags = watched_by_address
-    # where it takes two streams to meet, a busy machine may keep them apart for a whole run
+    # if two streams must meet, a busy machine may keep them apart for a whole run
     runs = (stress(folder, tmp_path / "m.so", flags, tmp_path / "csrc") for _ in range(5))
     assert any(re.search(seen, said) for said in runs)

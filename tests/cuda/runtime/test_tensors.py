@@ -1,4 +1,4 @@
-"""A model for GPUs given tensors of the device: in place, on the caller's stream, and wrong ones.
+"""A model for GPUs with tensors of the device: in place, on the caller's stream, and wrong ones.
 Two fake GPUs of sm_80.
 """
 
@@ -36,11 +36,11 @@ from tests.runtime.test_models import COLUMNS, ROWS, check, example_inputs
 def test_tensors_of_the_device_are_used_in_place(driver: FakeDriver, small_gpu: Path) -> None:
     with load(small_gpu) as model:
         copies = driver.copies()  # of weights
-        for seed in range(3):  # other pointers each time: nodes of the graph get new ones
+        for seed in range(3):  # the pointers differ each time: nodes of the graph get new ones
             inputs, outputs, arrays = tensors(driver, seed=seed)
             given = model(*inputs, out=outputs)
             assert given == outputs and inputs[0].asked == outputs[1].asked == [1]
-            # nothing was copied, and nothing waited for
+            # nothing was copied, and nothing was waited for
             assert driver.pending(None, 0) >= 3 and driver.copies() == copies
             driver.sync(None, 0)
             check(tuple(t.numpy() for t in outputs), *arrays)
@@ -48,8 +48,9 @@ def test_tensors_of_the_device_are_used_in_place(driver: FakeDriver, small_gpu: 
 
 
 def test_runs_on_the_callers_stream(driver: FakeDriver, small_gpu: Path) -> None:
-    """What earlier work of the stream writes is read; runs of one handle on two streams wait for
-    each other, in whatever order the streams get to run."""
+    """A run reads what earlier work of the stream writes. Runs of one handle on two streams wait
+    for each other, in whatever order the streams run.
+    """
     streams = [driver.stream(0, NON_BLOCKING) for _ in range(3)]
     with load(small_gpu) as model:
         for turn in range(4):
@@ -64,7 +65,7 @@ def test_runs_on_the_callers_stream(driver: FakeDriver, small_gpu: Path) -> None
                 assert inputs[0].asked == [stream]
                 runs.append((outputs, (x, mask)))
             host = example_inputs(99)
-            check(model(*host), *host)  # on a stream of its own, behind them
+            check(model(*host), *host)  # on its own stream, after them
             for stream in streams:
                 driver.sync(stream, 0)
             for outputs, arrays in runs:
@@ -73,7 +74,7 @@ def test_runs_on_the_callers_stream(driver: FakeDriver, small_gpu: Path) -> None
 
 
 def test_weights_are_there_before_the_first_run(driver: FakeDriver, small_gpu: Path) -> None:
-    """A stream that does not wait for the legacy one, in whose stream weights are copied."""
+    """The run's stream does not wait for the legacy stream, in which weights are copied."""
     stream = driver.stream(0, NON_BLOCKING)
     inputs, outputs, arrays = tensors(driver)
     with load(small_gpu) as model:
@@ -122,7 +123,9 @@ void counting(void** a, const unsigned* grid, unsigned threads, unsigned shared)
 
 
 def test_overlapping_replays_do_not_spoil_later_runs(driver: FakeDriver, tmp_path: Path) -> None:
-    """Blocks count in memory of the handle: an input of 99 leaves counts as two runs at once do."""
+    """Blocks count in memory of the handle: an input of 99 leaves the counts as two overlapping
+    runs do.
+    """
     kernels = compile_kernels(COUNTING, tmp_path)
     x, y, counter = BufferRef("input", 0), BufferRef("output", 0), BufferRef("arena", 64)
     artifact = small_gpu_artifact(
@@ -153,9 +156,9 @@ def test_overlapping_replays_do_not_spoil_later_runs(driver: FakeDriver, tmp_pat
 
 @pytest.mark.parametrize("flags", [BLOCKING, NON_BLOCKING])
 def test_others_captures_are_left_alone(driver: FakeDriver, small_gpu: Path, flags: int) -> None:
-    """A model is opened, run, timed and closed while another thread captures a stream, as torch
-    does by default in the mode that forbids every other thread what could be unsafe, and the legacy
-    stream to all where the captured one waits for it.
+    """A model is opened, run, timed and closed while another thread captures a stream. By default
+    torch captures in a mode that forbids every other thread calls that may be unsafe, and forbids
+    all threads the legacy stream if the captured stream waits for it.
     """
     captured, own = driver.stream(0, flags), driver.stream(0, NON_BLOCKING)
     inputs, outputs, arrays = tensors(driver)
@@ -171,7 +174,9 @@ def test_others_captures_are_left_alone(driver: FakeDriver, small_gpu: Path, fla
 
 
 def test_tensors_are_held_until_their_run_is_over(driver: FakeDriver, small_gpu: Path) -> None:
-    """Of a stream that their owner knows nothing of. What is held is bounded."""
+    """The run is on a stream that the owner of the tensors does not know. The number of tensors
+    held is bounded.
+    """
     stream = driver.stream(0, NON_BLOCKING)
     alive: list[Any] = []
     runs: list[Any] = []
@@ -189,11 +194,11 @@ def test_tensors_are_held_until_their_run_is_over(driver: FakeDriver, small_gpu:
             run(model, seed)
         gc.collect()
         assert all(tensor() is not None for tensor in alive) and driver.pending(stream, 0)
-        run(model, 50)  # waits for those before it
+        run(model, 50)  # waits for the runs before it
         gc.collect()
         assert [tensor() is not None for tensor in alive[-3:]] == [False, True, True]
         host = example_inputs(99)
-        check(model(*host), *host)  # comes behind all of them
+        check(model(*host), *host)  # comes after all of them
         gc.collect()
         assert all(tensor() is None for tensor in alive)
         run(model, 51)
@@ -234,8 +239,8 @@ def test_pointers_that_are_not_aligned_cost_a_copy(driver: FakeDriver, small_gpu
 def test_torch_gets_torch_back(
     driver: FakeDriver, small_gpu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a torch that has the fake GPU: its current stream, and outputs that are memory of it.
-    DLPack is asked where work of another stream is to be waited for.
+    """With a torch that has the fake GPU: its current stream, and outputs in its memory. DLPack is
+    only asked if there is work of another stream to wait for.
     """
     stream, other = driver.stream(0, NON_BLOCKING), driver.stream(0, NON_BLOCKING)
     torch = FakeTorch(driver, stream)
@@ -284,7 +289,7 @@ def test_what_is_wrong_with_torch_tensors_is_dlpacks_to_say(
         ({"strides": (1, ROWS)}, "'x' is not dense and row-major"),
         ({"requires_grad": True}, r"'x' cannot be read: Can't export.*x\.detach"),
         ({"layout": "sparse_coo"}, "'x' cannot be read: Can't export"),
-        ({"memory": False}, "'x' cannot be read: Can't export"),  # as what vmap wraps
+        ({"memory": False}, "'x' cannot be read: Can't export"),  # as a tensor that vmap wraps
     ]
     with load(small_gpu) as model:
         for changes, text in wrong:

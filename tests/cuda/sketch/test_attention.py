@@ -1,8 +1,9 @@
 """Fused attention for GPUs, emulated, against float64.
 
-Tolerances, of the largest magnitude: 1e-5 for float32 operands; 1e-3 for float16 and 8e-3 for
-bfloat16, where a weight is rounded as it is multiplied with v (2^-11 and 2^-9 of it), relative to
-the maximum of the keys so far. Where a prologue rounds q, k and v too, four times as much.
+Tolerances, relative to the largest magnitude: 1e-5 for float32 operands, 1e-3 for float16 and 8e-3
+for bfloat16. In the narrow formats a weight is rounded when it is multiplied with v (by 2^-11 and
+2^-9 of it), relative to the maximum of the keys so far. If a prologue also rounds q, k and v, the
+tolerance is four times as large.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def heads(
 def merged_heads(
     batch: int, number: int, tokens: int, width: int, dtype: str = "float16", of: str = "as it is"
 ) -> Stage:
-    """[b, n, 3 h d] -> q, k, v by slices -> attention -> [b, n, h d] of ``dtype``: a ViT block's
-    middle. The product of q, k and v lies there as it is, in float32, or without its bias.
+    """[b, n, 3 h d] -> q, k, v by slices -> attention -> [b, n, h d] of ``dtype``: the middle of a
+    ViT block. The product of q, k and v is in memory as it is, in float32, or without its bias.
     """
     wide = 3 * number * width
     types = {"qkv": T((batch, tokens, wide), "float32" if of == "cast" else dtype)}
@@ -101,13 +102,13 @@ def drawn(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarray]:
 
 
 def wanted(stage: Stage, arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """In float64; float16 operands too."""
+    """The result in float64, also for float16 operands."""
     wide = [a.astype(np.float64) if a.dtype == np.float16 else a for a in arrays]
     return reference(stage, wide)
 
 
 def covering(sketch: CudaAttention, seed: int) -> list[Config]:
-    """Configs of the sketch such that every option of every decision is in one of them."""
+    """Configs of the sketch in which every option of every decision occurs."""
     every = list(configs(sketch))
     random.Random(seed).shuffle(every)
     missing = {choice for config in every for choice in config.choices}
@@ -138,7 +139,7 @@ def test_every_option_of_every_decision() -> None:
                       ("bfloat16", "cuda:sm_75"), ("float32", "cuda:sm_80")]
 )  # fmt: skip
 def test_every_operand_type(dtype: str, target: str) -> None:
-    """Odd everywhere, so that no row, key or width is a whole tile of anything."""
+    """All sizes are odd, so that no row, key or width is a whole tile."""
     seed = fresh_seed()
     sketch = matched(heads((2, 2), (19, 45, 33, 21), dtype), target)
     assert sketch.mma == (dtype == "float16" or target == "cuda:sm_90a")
@@ -164,7 +165,7 @@ def test_any_number_of_tokens(m: int, n: int, d: int, e: int) -> None:
 
 
 def test_wide_heads_in_parts() -> None:
-    """Columns of v beyond what registers hold are blocks of their own."""
+    """Columns of v that registers do not hold have their own blocks."""
     seed = fresh_seed()
     for dtype in ("float16", "float32"):
         sketch = matched(heads((), (17, 20, 264, 300), dtype))
@@ -176,7 +177,9 @@ def test_wide_heads_in_parts() -> None:
 @pytest.mark.parametrize("of", ["as it is", "biased", "cast"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_heads_read_and_stored_in_place(dtype: str, of: str) -> None:
-    """Slices, reshapes and permutes are addresses of 16 bytes; what is computed comes by pieces."""
+    """Slices, reshapes and permutes are addresses of 16 bytes; computed values come in smaller
+    pieces.
+    """
     seed = fresh_seed()
     sketch = matched(merged_heads(1, 3, 21, 16, dtype, of))
     config = random.Random(seed).choice(list(configs(sketch)))
@@ -199,8 +202,8 @@ ROWS, KEYS = 6, 69
 
 
 def special_rows(stage: Stage, low: float, seed: int) -> list[np.ndarray]:
-    """Row 0 is hidden whole, 1 but for its last key, 2 but for its first; 3 has a NaN and 4 an
-    infinity in the bias, 5 a NaN in q.
+    """In row 0 all keys are hidden, in row 1 all but the last, and in row 2 all but the first. Row
+    3 has a NaN and row 4 an infinity in the bias; row 5 has a NaN in q.
     """
     q, k, v, bias = drawn(stage, seed)
     bias[:] = 0
@@ -216,7 +219,7 @@ def special_rows(stage: Stage, low: float, seed: int) -> list[np.ndarray]:
 def test_hidden_rows_are_those_of_the_reference(
     dtype: str, split: int, attrs: dict[str, Any]
 ) -> None:
-    """Mean of V, NaN or 0, over several steps of keys and where warps share them."""
+    """The mean of V, NaN or 0, over several steps of keys, also if warps share them."""
     seed = fresh_seed()
     for low in (-np.inf, LOWEST, -1e9):
         if "hidden" in attrs:
@@ -225,9 +228,9 @@ def test_hidden_rows_are_those_of_the_reference(
         sketch = matched(stage)
         every = [c for c in configs(sketch) if c["split"] == split and c["keys"] == 16]
         arrays = special_rows(stage, low, seed)
-        if "hidden" in attrs:  # scores that are no numbers, and hidden
+        if "hidden" in attrs:  # hidden scores that are no numbers
             arrays[1][KEYS - 1], arrays[3][:, KEYS - 1] = np.inf, low
-        # in float32, which -1e9 leaves nothing of a score in
+        # in float32, where adding -1e9 leaves nothing of a score
         with np.errstate(all="ignore"):
             single = [a.astype(np.float32) for a in arrays]
             want = reference(stage, single, precise=False)
@@ -239,7 +242,9 @@ def test_hidden_rows_are_those_of_the_reference(
 
 @pytest.mark.parametrize("dtype, split", [("float16", 1), ("float16", 4), ("float32", 2)])
 def test_a_guard_hides_no_value_that_is_no_number(dtype: str, split: int) -> None:
-    """Weights of 0 spread a NaN or infinity of V as any others do, and nothing else."""
+    """Weights of 0 spread a NaN or an infinity of V as other weights do, and spread nothing
+    else.
+    """
     stage = heads((), (ROWS, KEYS, 5, 9), dtype, bias=(ROWS, KEYS), guarded=True)
     sketch = matched(stage)
     every = [c for c in configs(sketch) if c["split"] == split and c["keys"] == 16]
@@ -255,7 +260,7 @@ def test_a_guard_hides_no_value_that_is_no_number(dtype: str, split: int) -> Non
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Scores reach several hundreds: their exponentials are relative to the largest so far."""
+    """Scores reach several hundred; their exponentials are relative to the largest so far."""
     seed = fresh_seed()
     stage = heads((2,), (18, 77, 32, 8), "float32")
     sketch = matched(stage)
@@ -266,7 +271,9 @@ def test_large_scores_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_scores_near_the_largest_number(dtype: str) -> None:
-    """Times log2(e) they would be infinite; the difference to the largest is taken first."""
+    """Multiplied by log2(e) they would be infinite, so the difference to the largest is taken
+    first.
+    """
     stage = heads((), (ROWS, KEYS, 5, 9), dtype, bias=(ROWS, KEYS))
     sketch, seed = matched(stage), fresh_seed()
     arrays = drawn(stage, seed)
@@ -280,8 +287,8 @@ def test_scores_near_the_largest_number(dtype: str) -> None:
 
 @pytest.mark.parametrize("largest", [1e5, 1e9])
 def test_large_scores_without_a_bias(largest: float) -> None:
-    """What is far below the largest weighs nothing; scale and shift are one multiply-add, whose
-    rounding all weights of a row have alike.
+    """Scores far below the largest have no weight. Scale and shift are one multiply-add, and its
+    rounding is the same for all weights of a row.
     """
     stage = heads((), (ROWS, KEYS, 8, 8), "float32")
     sketch, seed = matched(stage), fresh_seed()
@@ -294,7 +301,7 @@ def test_large_scores_without_a_bias(largest: float) -> None:
 
 
 def test_a_negative_scale() -> None:
-    """The least product is the greatest score."""
+    """The least product has the greatest score."""
     seed = fresh_seed()
     sketch = matched(heads((), (9, 40, 8, 8), scale=-1.5))
     verify(sketch, next(iter(configs(sketch))), seed, 2.0)
@@ -325,7 +332,9 @@ MODELS = {
 @pytest.mark.parametrize("target", [f"cuda:{arch}" for arch in ARCHITECTURES])
 @pytest.mark.parametrize("stage", MODELS.values(), ids=MODELS)
 def test_the_space_fits_the_target(stage: Stage, target: str) -> None:
-    """No dead ends: every partial choice goes on, and every config is one that can be launched."""
+    """There are no dead ends: every partial choice can be completed, and every config can be
+    launched.
+    """
     sketch = matched(stage, target)
     machine = sketch.target
     every = list(configs(sketch))
@@ -351,14 +360,15 @@ def test_what_is_not_attention_on_a_gpu() -> None:
 
 
 # the compiler's view ------------------------------------------------------------------------------
-SLOW_PATH = 4  # reciprocals in the compiler's routine for what one alone does not divide
+SLOW_PATH = 4  # reciprocals in the compiler's routine for divisions that need more than one
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", MODELS)
 def test_machine_code(name: str, arch: str) -> None:
-    """Of the config that the policy picks, and on one machine of that with the most registers: both
-    products are instructions of Tensor Cores, nothing is spilled, and a lane divides once a row.
+    """The config that the policy picks and, on one architecture, also the config with the most
+    registers. Both products are instructions of Tensor Cores, nothing is spilled, and a lane
+    divides once a row.
     """
     sketch = matched(MODELS[name], f"cuda:{arch}")
     picked, _ = GpuPolicy(sketch.target).compared(sketch)
@@ -379,13 +389,14 @@ def test_machine_code(name: str, arch: str) -> None:
 
 
 def rows_of(sketch: CudaAttention, config: Config) -> int:
-    """Query rows that a lane has a part of."""
+    """The number of query rows of which a lane has a part."""
     return (2 if sketch.mma else 4) * sketch.blocking(config.by_name).tiles
 
 
 def products_of(sketch: CudaAttention, config: Config) -> int:
-    """Matrix instructions of one step of a warp, of q k^T and of the weights and v: but those that
-    are a loop's, and those of keys behind the last, which the compiler leaves out.
+    """The matrix instructions of one step of a warp, of q k^T and of the weights and v.
+    Instructions that a loop repeats are left out, and so are those of keys after the last, which
+    the compiler omits.
     """
     if not sketch.mma:
         return 0

@@ -1,4 +1,4 @@
-"""Reductions of whole numbers on a GPU: the kernels, emulated, are exact."""
+"""Reductions of whole numbers on a GPU: the emulated kernels are exact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMPY = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 def counting(
     kind: str, shape: tuple[int, ...], axes: tuple[int, ...], read: str, made: str
 ) -> Stage:
-    """Of what is cast to ``made`` where the operator itself does not."""
+    """A reduction of its input, cast to ``made`` if the operator itself does not cast."""
     x = TensorType(shape, read)
     out = TensorType(tuple(n for a, n in enumerate(shape) if a not in axes), made)
     wide = TensorType(shape, made)
@@ -33,7 +33,7 @@ def counting(
 @pytest.mark.parametrize("kind", NUMPY)
 @pytest.mark.parametrize("axes", [(2,), (0, 1), (0, 1, 2)])
 def test_rows_columns_and_all(kind: str, axes: tuple[int, ...], made: str) -> None:
-    """Numbers that float32 does not hold, all of them negative, and sums that go around."""
+    """Numbers that float32 does not hold, all of them negative, and sums that wrap around."""
     random = np.random.default_rng(fresh_seed())
     stage = counting(kind, (3, 71, 5), axes, made, made)
     limit = np.iinfo(made)

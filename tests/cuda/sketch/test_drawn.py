@@ -1,5 +1,5 @@
-"""Stages drawn with what is around them, as for CPUs: GPU sketches of memory-bound stages and a
-config of each, emulated. A long run with a new seed is ``pytest -m scheduled -s`` of this file.
+"""Stages drawn with their surroundings, as for CPUs: GPU sketches of memory-bound stages with one
+config each, emulated. ``pytest -m scheduled -s`` of this file makes a long run with a new seed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ CORES = (
     stages.grid_sample,
 )
 LARGEST = 10_000  # elements of a tensor: a block is emulated thread by thread
-TOLERANCE = 3e-5  # of the largest value, through three operators behind
+TOLERANCE = 3e-5  # of the largest value, after three more operators
 
 
 def trial(number: int) -> str:
-    """One stage and one config of it; the sketch's name, empty where none is asked."""
+    """Tests one stage and one config of it. Gives the sketch's name; empty if no sketch is
+    asked.
+    """
     random = Random(number)
     core = CORES[number % len(CORES)]
     stage = stages.drawn(core, Random(random.random()), Random(random.random()))
@@ -53,7 +55,7 @@ def trial(number: int) -> str:
     config = random.choice(list(configs(sketch)))
     print(f"trial {number}: {stage.label}: {config.to_json()}")
     arrays = random_inputs(stage, number)
-    # points are found in float32: a nearest pixel may be another one in float64
+    # points are found in float32; in float64 the nearest pixel may be another one
     wanted = reference(stage, arrays, precise=core is not stages.grid_sample)
     got, report = run_reported(sketch, config, arrays)
     assert_close(got, wanted, TOLERANCE)

@@ -1,5 +1,5 @@
-"""Element-wise and movement stages on GPUs: chains drawn at random, every movement in every dtype,
-transposes through tiles; emulated, against numpy's float64.
+"""Element-wise and movement stages on GPUs: random chains, every movement in every dtype, and
+transposes through tiles. They are emulated and compared with numpy's float64.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from tests.sketch.test_fallback import MOVEMENT, single
 from tests.stages import drawn, elementwise
 
 GPU = gpu_target("cuda:sm_80")
-# Of the largest element: float32's polynomials; a rounding to 11 or 8 bits after each operator.
+# Relative to the largest element: float32's polynomials, and a rounding to 11 or 8 bits after each
+# operator.
 TOLERANCES = {"float32": 1e-5, "float64": 1e-11, "float16": 1e-2, "bfloat16": 8e-2}
 
 
 def in_dtype(stage: Stage, dtype: str) -> Stage:
-    """The stage with its float32 tensors as another dtype."""
+    """The stage with its float32 tensors in another dtype."""
 
     def changed(t: TensorType) -> TensorType:
         return TensorType(t.shape, dtype if t.dtype == "float32" else t.dtype)
@@ -54,7 +55,7 @@ def inputs(stage: Stage, seed: int, special: bool = False) -> list[np.ndarray]:
 
 
 def wanted(stage: Stage, arrays: list[np.ndarray]) -> np.ndarray:
-    """Floats widened to float64."""
+    """The result with floats widened to float64."""
     narrow = ("float32", "float16", "bfloat16")
     values = {
         i.name: a.astype(np.float64) if i.type.dtype in narrow else a
@@ -66,7 +67,7 @@ def wanted(stage: Stage, arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def some(sketch: CudaElementwise) -> list[Config]:
-    """A config of each kind: tiles of each side, neighbours of each number."""
+    """A config of each kind: tiles of each side, and each number of neighbours."""
     return [c for c in configs(sketch) if c.by_name.get("threads", 128) == 128]
 
 
@@ -78,7 +79,9 @@ def sketch_of(stage: Stage) -> CudaElementwise:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_random_chains(dtype: str) -> None:
-    """Whatever stands before and behind an element-wise operator, NaN and infinities among it."""
+    """Any operators before and after an element-wise one, with NaN and infinities among the
+    inputs.
+    """
     seed = fresh_seed()
     random = Random(seed)
     cases = []
@@ -148,7 +151,9 @@ def test_transposes_through_tiles(dtype: str) -> None:
 
 
 def test_transposes_one_behind_the_other_read_what_is_theirs() -> None:
-    """The emulator refuses reads outside of an input, which a tile of the other part would be."""
+    """The emulator refuses reads outside of an input. A tile that reads the other part would make
+    one.
+    """
     whole, part = TensorType((3, 9, 8, 16), "float32"), TensorType((1, 8, 9, 16), "float32")
     turned = TensorType((1, 9, 8, 16), "float32")
     stage = make_stage(
@@ -184,7 +189,7 @@ def test_tiles_meet_no_bank_twice_and_read_whole_sectors() -> None:
 
 
 def test_neighbours_are_one_access() -> None:
-    """Rows of a multiple of 8: nothing is read or written by fewer than 16 bytes."""
+    """Rows of a multiple of 8: every access has at least 16 bytes."""
     type_ = TensorType((5, 48), "float16")
     stage = make_stage(
         [Operator("relu", ("a",), "t", type_), Operator("add", ("t", "b"), "u", type_)],
@@ -198,7 +203,7 @@ def test_neighbours_are_one_access() -> None:
 
 
 def test_odd_rows_are_read_one_by_one() -> None:
-    """Of 769 elements the rows begin anywhere: neighbouring threads read neighbours instead."""
+    """Rows of 769 elements begin at any address, so neighbouring threads read neighbours."""
     type_ = TensorType((3, 769))
     stage = make_stage(
         [Operator("relu", ("a",), "t", type_), Operator("add", ("t", "b"), "u", type_)],
@@ -209,7 +214,7 @@ def test_odd_rows_are_read_one_by_one() -> None:
 
 
 def test_tokens_are_joined_by_whole_accesses() -> None:
-    """A class token before the patches: which tensor is read depends on the row alone."""
+    """A class token before the patches: only the row decides which tensor is read."""
     type_ = TensorType((2, 9, 32))
     stage = make_stage(
         [
@@ -232,7 +237,7 @@ def test_tokens_are_joined_by_whole_accesses() -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_compiles(arch: str) -> None:
-    """For each architecture, with no spills."""
+    """For each architecture, without spills."""
     half = TensorType((197, 768), "float16")
     gelu = make_stage(
         [Operator("gelu", ("a",), "t", half), Operator("add", ("t", "b"), "u", half)],

@@ -1,5 +1,5 @@
-"""The fallback on GPUs: every kind of operator alone, emulated, against numpy's float64; what TVM
-lowers as well as what has a thread for each element.
+"""The fallback on GPUs: every kind of operator alone, emulated, against numpy's float64. Some kinds
+are lowered by TVM, and the others have a thread for each element.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check(stages: list[Stage], tolerance: float, seed: int) -> None:
 
 
 def test_every_core_alone() -> None:
-    """Sizes that divide nothing; the kinds that have sketches of their own as well."""
+    """Sizes that no tile divides; this includes the kinds that have their own sketches."""
     seed = fresh_seed()
     random = Random(seed)
     stages = [drawn(core, random, random, 0, (1, 3, 5, 8)) for core in CORES for _ in range(2)]
@@ -87,7 +87,7 @@ def test_other_floats(dtype: str, tolerance: float) -> None:
 
 
 def test_what_only_relax_knows() -> None:
-    """Sorting, scans, scatters of every kind that the CPU's fallback is tested with."""
+    """Sorting, scans and scatters of every kind with which the CPU's fallback is tested."""
     stages = list(OPAQUE.values())
     seed = fresh_seed()
     cases = []
@@ -103,7 +103,9 @@ def test_what_only_relax_knows() -> None:
 
 
 def test_what_tvm_lowers_in_several_loops_keeps_its_values_in_global_memory() -> None:
-    """A softmax of several loops: what one leaves to the next does not fit a thread's own array."""
+    """A softmax of several loops: the values that one loop leaves to the next do not fit in a
+    thread's own array.
+    """
     stage = single("log_softmax", [T((40, 30))], T((40, 30)), axis=1)
     program = sketch_of(stage).build(ONLY, "gtco_test")
     assert isinstance(program, CudaProgram)
@@ -112,7 +114,7 @@ def test_what_tvm_lowers_in_several_loops_keeps_its_values_in_global_memory() ->
 
 
 def test_no_kernel_has_memory_of_its_own() -> None:
-    """It would be one for all handles of a device, whose runs may be under way at once."""
+    """All handles of a device would share such memory, and their runs may overlap."""
     variable = re.compile(r"^(?:static )?__(?:device|constant|managed)__ [^(]*[;=]", re.MULTILINE)
     assert variable.search("__device__ alignas64 unsigned char kept[12];")
     headers = sorted((Path(cuda.__file__).parent / "device" / "gtco").glob("*.cuh"))
@@ -126,7 +128,7 @@ def test_no_kernel_has_memory_of_its_own() -> None:
 
 
 def test_independent_iterations_have_a_thread_each() -> None:
-    """All axes, the last one too: there are no vectors to leave it to."""
+    """All axes have threads, also the last one, because there are no vectors for it."""
     for name, count in (("grid_sample", 2 * 3 * 5 * 7), ("tril", 5 * 7), ("group_norm", 1)):
         program = sketch_of(OPAQUE[name]).build(ONLY, "gtco_test")
         assert isinstance(program, CudaProgram)
@@ -135,7 +137,9 @@ def test_independent_iterations_have_a_thread_each() -> None:
 
 
 def test_what_only_the_fallback_computes_is_priced_as_it_is_launched() -> None:
-    """One thread was assumed of all: GatherND of some images seemed to take seconds."""
+    """The price once assumed one thread for all of them: GatherND of some images seemed to take
+    seconds.
+    """
     for name in ("grid_sample", "tril", "group_norm"):
         sketch = sketch_of(OPAQUE[name])
         program, launch = sketch.build(ONLY, "gtco_test"), sketch.workload(ONLY)
@@ -182,7 +186,7 @@ def sorts(dtype: str, axis: int, descending: bool) -> list[Stage]:
 
 
 def in_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
-    """The places of a stable sort that has NaN above all numbers."""
+    """The places of a stable sort in which NaN is above all numbers."""
     unknown = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
     number = np.where(unknown, 0, x).astype("float64")
     sign = -1 if descending else 1
@@ -192,7 +196,7 @@ def in_order(x: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
 def test_sorts_with_ties_and_nan(dtype: str, descending: bool) -> None:
-    """A NaN had no place: it stood wherever the merge met it."""
+    """NaN once had no place in the order: it stayed where the merge met it."""
     random = np.random.default_rng(fresh_seed())
     x = random.integers(-4, 4, (7, 45, 3)).astype(dtype)
     if dtype != "int64":
@@ -213,7 +217,9 @@ REDUCTIONS = ("update", "add", "mul", "min", "max")
 
 @pytest.mark.parametrize("shape", [(5, 7, 6), (1, 40, 3)])
 def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> None:
-    """Indices that name a place several times, some from the end; fewer updates than places."""
+    """Some indices name the same place, and some count from the end; there are fewer updates than
+    places.
+    """
     random = np.random.default_rng(fresh_seed())
     x = random.standard_normal(shape).astype("float32")
     cases, wanted = [], []
@@ -258,7 +264,7 @@ def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> Non
 
 
 def test_a_sort_is_priced_by_its_comparisons() -> None:
-    """Twice the elements are four times the comparisons, of twice the threads."""
+    """Twice the elements need four times the comparisons, by twice the threads."""
     work = []
     for n in (2000, 4000):
         stage = opaque(lambda x: R.argsort(x, axis=0, dtype="int64"), [T((n,))])

@@ -1,4 +1,4 @@
-"""Contractions on GPUs, emulated: against float64 of the same operands."""
+"""Contractions on GPUs, emulated, against float64 of the same operands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.sketch.test_bfloat16 import chain, window
 
 # float32 sums of exact products: rounding of up to 400 sums
 TOLERANCE = 2e-6
-# a result that is stored in 16 bits may be one unit off, where a float32 sum lies on the other side
-# of the middle of two
+# A result in 16 bits may be off by one unit: a float32 sum may lie on the other side of the middle
+# between two of them.
 ROUNDED = {"float32": TOLERANCE, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 FORMATS = ("float16", "bfloat16", "float32")
 
@@ -77,7 +77,7 @@ def check(sketch: CudaGemm, config: Config, seed: int) -> Any:
     arrays = inputs(stage, seed)
     print(config.to_json())
     got, report = run_reported(sketch, config, arrays, seed=seed)
-    # What is computed in float32 and then rounded may be rounded the other way than in float64.
+    # A value computed in float32 may be rounded the other way than one computed in float64.
     computed = {"subtract", "cast"} <= {op.kind for op in stage.operators}
     tolerance = 1e-3 if computed else ROUNDED[stage.output.type.dtype]
     assert_close(got, reference(stage, list(map(wide, arrays))), tolerance)
@@ -85,7 +85,7 @@ def check(sketch: CudaGemm, config: Config, seed: int) -> Any:
 
 
 def wide(array: np.ndarray) -> np.ndarray:
-    """Narrow operands as what they are exactly."""
+    """Narrow operands, widened exactly."""
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
@@ -95,7 +95,7 @@ def N(*shape: int) -> TensorType:
 
 
 def phased(pad: int) -> dict[str, Any]:
-    """A transposed convolution's attributes."""
+    """The attributes of a transposed convolution."""
     given = {"layout": "NHWC", "groups": 1, "strides": (2, 2), "output_padding": (0, 0)}
     return {**given, "padding": (pad,) * 4}
 
@@ -292,9 +292,9 @@ def test_operands_are_computed_by_runs_where_rows_are_whole_runs(name: str, runs
     ],
 )
 def test_no_bank_conflicts(name: str) -> None:
-    """Neither where tiles are filled, nor where fragments are read, nor where sums pass through.
-    Not of CUDA cores that multiply 16-bit numbers: their lanes hold eight neighbours each, which
-    they hand on one by one, four lanes in a bank.
+    """There are none when tiles are filled, when fragments are read, and when sums pass through.
+    CUDA cores that multiply 16-bit numbers are the exception: each of their lanes holds eight
+    neighbours and hands them on one by one, four lanes in a bank.
     """
     seed = fresh_seed()
     sketch = sketch_of(STAGES[name])
@@ -304,7 +304,7 @@ def test_no_bank_conflicts(name: str) -> None:
 
 
 def test_the_space_of_a_large_product() -> None:
-    """Every config fits the GPU by DyGen's rules 2 to 4, none has tiles of little reuse (rule 5),
+    """Every config fits the GPU by DyGen's rules 2 to 4. None has tiles with little reuse (rule 5),
     and there are few enough to price them all.
     """
     sketch = sketch_of(dense(6304, 3072, 768, "float16"))
@@ -323,7 +323,7 @@ def test_the_space_of_a_large_product() -> None:
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_tile(dtype: str, constant: bool) -> None:
-    """Each block's tile, each of warps and each number of stages once."""
+    """Each tile of a block, each tile of a warp and each number of stages once."""
     seed = fresh_seed()
     sketch = sketch_of(dense(70, 72, 72, dtype, constant=constant))
     seen: set[object] = set()
@@ -341,7 +341,7 @@ def test_every_tile(dtype: str, constant: bool) -> None:
 def test_every_size_has_a_kernel(
     sizes: tuple[int, int, int], constant: bool, dtype: str, target: str
 ) -> None:
-    """On every row, whatever the operands' extents are."""
+    """On every row, for any extents of the operands."""
     sketch = sketch_of(dense(*sizes, dtype, constant=constant), target)
     for row in sketch.rows.values():
         assert sketch.mapping_options(row)
@@ -350,7 +350,7 @@ def test_every_size_has_a_kernel(
 
 
 def test_mappings_of_a_convolution() -> None:
-    """All 35 of GTCO's, where each loop goes round more than once."""
+    """All 35 mappings of GTCO, if each loop runs more than once."""
     sketch = sketch_of(conv(6, 16, 24, 3, "float16"))
     assert len(sketch.mappings) == 35
     row = sketch.rows["mma.m16n8k16"]
@@ -364,7 +364,7 @@ def test_mappings_of_a_convolution() -> None:
     "kind", ["convolution", "grouped", "channels first", "transposed", "batches"]
 )
 def test_every_mapping_computes_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that waste too much to be an option, too."""
+    """This includes mappings that waste too much to be an option."""
     monkeypatch.setattr(gemm, "WASTE", 1e9)
     monkeypatch.setattr(gemm, "MAPPINGS", 100)
     stage = {

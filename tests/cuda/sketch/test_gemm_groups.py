@@ -57,7 +57,7 @@ LEFT = ("computed", "rounded_in_front", "float32", "stem", "normalised_in_front"
 
 
 def by_groups(sketch: CudaGemm, monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Every config of warp groups, however much of a small product they waste."""
+    """Every config of warp groups, however much of a small product it wastes."""
     monkeypatch.setattr(gemm, "WASTE", 1e9)
     rows = [name for name in sketch.rows if name.startswith("wgmma")]
     return [c for name in rows for c in configs(sketch, {"row": name})]
@@ -75,7 +75,7 @@ def test_products(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("columns", EMITTED_COLUMNS)
 def test_every_tile(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all columns, one and two groups, and each number of slices in turn."""
+    """For all columns, with one and two groups, and each number of slices in turn."""
     seed = fresh_seed()
     sketch = sketch_of(dense(129, columns + 5, 328, "float16"), HOPPER)
     found = [c for c in by_groups(sketch, monkeypatch) if c["row"] == ROW.format(columns)]
@@ -106,8 +106,8 @@ LARGE = {
 
 @pytest.mark.parametrize("stage", LARGE.values(), ids=LARGE)
 def test_machine_code(stage: Stage) -> None:
-    """One config of each number of columns: products of warp groups that the compiler has put no
-    barriers between, without spills, in as many registers as the policy reckoned with.
+    """One config for each number of columns. The compiler put no barriers between the products of
+    warp groups, nothing is spilled, and there are as many registers as the policy expected.
     """
     target = gpu_target(HOPPER)
     sketch = sketch_of(stage, target)
@@ -129,7 +129,7 @@ def test_machine_code(stage: Stage) -> None:
 
 
 def test_they_are_measured_before_they_are_picked() -> None:
-    """No device has run them: the policy takes them only where it is told to, and proposes them
+    """No device has run them. So the policy takes them only if it is told to, and proposes them
     beside its pick.
     """
     stage, target = LARGE["feed_forward"], gpu_target(HOPPER)
@@ -148,7 +148,9 @@ def test_they_are_measured_before_they_are_picked() -> None:
 
 
 def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -> None:
-    """Nor does what is proposed because it is done otherwise: the next best does."""
+    """A config that is only proposed because it works differently does not replace it either. The
+    next best does.
+    """
     stage, policy = LARGE["feed_forward"], GpuPolicy(gpu_target(HOPPER))
     found = policy.best(stage, 4)
     assert found[0] == policy.choose(stage)
@@ -165,7 +167,7 @@ def test_none_of_them_takes_the_place_of_a_pick_that_was_wrong(tmp_path: Path) -
 def test_a_model_by_warp_groups(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launches: str
 ) -> None:
-    """Where a policy that may pick them finds them cheap; in one kernel for the whole model too,
+    """The policy may pick them and finds them cheap. This includes one kernel for the whole model,
     whose shared memory does not begin where swizzled tiles must.
     """
     seconds = GpuPolicy.seconds
@@ -193,7 +195,7 @@ def test_a_model_by_warp_groups(
 
 
 def test_machine_code_of_one_kernel_for_all() -> None:
-    """A stage of warp groups beside one of warps, as the persistent kernel has them."""
+    """A stage of warp groups beside one of warps, as in the persistent kernel."""
     target, programs = gpu_target(HOPPER), {}
     for symbol, row in (("gtco_0", ROW.format(128)), ("gtco_1", "mma.m16n8k16")):
         sketch = sketch_of(LARGE["feed_forward"], target)

@@ -1,5 +1,5 @@
-"""Machine code of GPU products: what the policy picks compiles for every architecture, multiplies
-on Tensor Cores where there are some for the format, and keeps to its registers.
+"""Machine code of GPU products. The policy's picks compile for every architecture, multiply on
+Tensor Cores if there are some for the format, and keep to their registers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gtco.tensor.cuda.program import CudaProgram
 from gtco.tensor.stage import Stage
 from tests.cuda.sketch.test_gemm import T, chain, conv, dense, sketch_of, window
 
-# GLPN's first: of an image that is turned and rounded on its way
+# GLPN's first convolution, of an image that is transposed and rounded on its way
 PATCHES = chain(
     {"x": T(1, 3, 480, 640), "w": T(32, 3, 7, 7, dtype="float16"), "bias": T(32)},
     ("cast", "x", "h", T(1, 3, 480, 640, dtype="float16"), {}),
@@ -36,7 +36,7 @@ def rectified(
     dtype: str = "float16",
     **attrs: Any,
 ) -> Stage:
-    """A convolution in float16 of an image [h, w, channels] of ``dtype``, with bias and ReLU."""
+    """A float16 convolution of an image [h, w, channels] of ``dtype``, with bias and ReLU."""
     wide, image = T(1, *made), T(1, *read, dtype="float16")
     weights = T(made[2], read[2], taps, taps, dtype="float16")
     rows: list[Any] = [] if dtype == "float16" else [("cast", "x", "h", image, {})]
@@ -59,7 +59,7 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     "computed": dense(197, 197, 64, "float16", constant=False),
     "float32": dense(197, 768, 3072, "float32"),
     "convolution": conv(28, 128, 128, 3, "float16"),
-    # three channels: each element of A is computed by itself
+    # three channels: each element of A is computed alone
     "first_convolution": conv(480, 3, 64, 7, "float16", strides=(2, 2)),
     "patches": PATCHES,
     # places of a padded image's chunks beside the sums: of DETR's backbone, SwiftFormer's second
@@ -91,10 +91,10 @@ def test_picks(stage: Stage, arch: str) -> None:
     cores = target.rate(f"mma:{sketch.operand}") > 0
     assert (code.tensor_core > 0) == cores and not code.spilled
     stores = {name for name in code.instructions if name.startswith("STG")}
-    if program.counters:  # sums that others add up: lanes have neighbours
+    if program.counters:  # other blocks add the sums up: lanes have neighbours
         assert "STG.E" in stores or "STG.E.SYS" in stores
         stores -= {"STG.E", "STG.E.SYS"}
-    wide = ".128" if stage.output.type.dtype == "float32" else ".64"  # four at once
+    wide = ".128" if stage.output.type.dtype == "float32" else ".64"  # four elements at once
     assert all(wide in name for name in stores) == (stage is not STAGES["computed"]), stores
     asynchronous = code.count("LDGSTS") > 0
     assert asynchronous == (target.generation >= 80)

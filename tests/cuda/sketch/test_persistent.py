@@ -1,5 +1,5 @@
-"""One persistent kernel for a whole model: what it computes, by how many blocks it may be, and that
-every barrier of it is needed.
+"""One persistent kernel for a whole model: its results, the number of its blocks, and that each of
+its barriers is needed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from tests.cuda.walk import walk
 from tests.cuda.whole import Emulating, prepared
 from tests.models.test_models import TINY, seeded
 
-CASES = [case for case in WHOLE if case[2] != "bf16"]  # the first is in the suite
+CASES = [case for case in WHOLE if case[2] != "bf16"]  # the suite runs the first one
 BLOCKS = (1, 2, 5)
 
 
 @cache
 def made(name: str, arch: str, precision: str) -> tuple[Any, GpuArtifact, CudaProgram]:
-    """The model, its artifact with its persistent kernel, and that one's program."""
+    """The model, its artifact with its persistent kernel, and the program of that kernel."""
     create, (_, *shape) = TINY[name]
     torch.manual_seed(0)
     model, x = seeded(create()), torch.randn(1, *shape)
@@ -101,7 +101,9 @@ def test_the_kernel_has_what_its_stages_have_at_most() -> None:
 
 
 def test_a_stage_of_many_threads_has_fewer_in_it(tmp_path: Path) -> None:
-    """With them all stages would have half of the registers. The stage's own kernel keeps them."""
+    """With so many threads, all stages would have half of the registers. The stage's own kernel
+    keeps them.
+    """
     target, layer = gpu_target("cuda:sm_80"), torch.nn.LayerNorm(64)
     x = torch.randn(150, 64)
     run, workers = prepared(tmp_path, layer, (x,), "cuda:sm_80")
@@ -146,7 +148,7 @@ def test_where_it_spills_it_has_no_image(
     assert found[0].info["spilled_bytes"] == {a: 8 * (a in spilling) for a in found[0].images}
 
 
-# 300 sums that each thread keeps and uses in turn, as a stage's kernel is printed.
+# Each thread keeps 300 sums and uses them in turn; printed like a stage's kernel.
 HUNGRY = """// more than there are registers
 extern "C" __global__ void __launch_bounds__(256) {symbol}(
     const float* __restrict__ x,
@@ -168,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256) {symbol}(
 def test_a_stage_that_no_registers_hold_leaves_it_without_an_image(
     tmp_path: Path, compiling: Compiling, hungry: bool
 ) -> None:
-    """As ptxas has it."""
+    """As ptxas reports it."""
     layer, target = torch.nn.LayerNorm(64), "cuda:sm_80"
     run = Once(layer, (torch.zeros(150, 64),)).compiled(tmp_path, target, compiling)
     ((key, kernel),) = run.generated.kernels.items()
@@ -181,8 +183,8 @@ def test_a_stage_that_no_registers_hold_leaves_it_without_an_image(
     assert bool(found.images["sm_80"]) != hungry
 
 
-# Stages whose threads keep a part of what they read under conditions: the end of a row, q's
-# fragments and the scores of a warp that has rows and keys.
+# Stages whose threads keep values that they read under conditions: the end of a row, q's fragments,
+# and the scores of a warp that has rows and keys.
 CONDITIONAL: dict[str, tuple[Any, dict[str, Option]]] = {
     "rows": (
         rows.match(normalised("layer_norm", (49, 96), "float16"), gpu_target("cuda:sm_80")),
@@ -194,8 +196,9 @@ CONDITIONAL: dict[str, tuple[Any, dict[str, Option]]] = {
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_a_stage_keeps_no_register_while_others_run(name: str) -> None:
-    """Eight stages alike need what two do. A variable that they do not always write is alive from
-    the walk's first step on, and of each stage it has registers of its own.
+    """Eight equal stages need as many registers as two. A variable that a stage does not always
+    write would be alive from the first step of the walk on, and would take registers of its own for
+    each stage.
     """
     sketch, fixed = CONDITIONAL[name]
     config = next(c for c in configs(sketch) if fixed.items() <= c.by_name.items())
@@ -225,7 +228,7 @@ def test_no_more_is_fetched_ahead_than_l2_keeps(tmp_path: Path) -> None:
         assert max(nbytes for _, nbytes in found[0].prefetches) == wanted
 
 
-# What is taken out of persistent.cuh, and with how many blocks it is missed.
+# The parts taken out of persistent.cuh, and the number of blocks with which the fault shows.
 LACKING = {
     "the wait for other blocks": (
         "if (whole_warp(mine < 32)) grid_wait(&barrier->word, ticket);",

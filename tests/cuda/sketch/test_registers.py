@@ -1,8 +1,8 @@
-"""Registers as the policy reckons with them, beside those that ptxas gives: of drawn configs of
-every family of kernels, for every architecture. What counts is how many blocks a multiprocessor
-holds: the policy may expect fewer than there will be, and only now and then more.
+"""The registers that the policy expects, compared with those that ptxas gives, for drawn configs of
+every family of kernels and every architecture. The number of blocks on a multiprocessor decides:
+the policy may expect fewer than there will be, and only rarely more.
 
-A long run with a new seed is ``pytest -m scheduled -s`` of this file.
+``pytest -m scheduled -s`` of this file makes a long run with a new seed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tests.cuda.sketch.test_gemm import sketch_of
 from tests.cuda.sketch.test_gemm_images import STAGES
 from tests.kernels import fresh_seed
 
-BEST = 12  # configs of least predicted time, of which half of the drawn ones are
-# Of a family's configs: the share that may hold fewer blocks than reckoned, and how far from
-# ptxas's registers the estimate may be in the mean.
+BEST = 12  # configs with the least predicted time; half of the drawn configs are among them
+# For each family: the share of configs that may hold fewer blocks than expected, and the mean
+# difference allowed between the estimate and ptxas's registers.
 OPTIMISTIC, APART = 0.05, {"gemm": 20.0, "attention": 28.0, "streaming": 24.0}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A config's registers as reckoned and as ptxas has them, and the blocks that follow."""
+    """A config's registers, expected and by ptxas, and the blocks that follow from each."""
 
     what: str
     reckoned: int
@@ -49,7 +49,9 @@ class Reading:
 
 
 def sketches(family: str, target: GpuTarget, random: Random) -> Iterator[tuple[str, Any]]:
-    """Each stage's sketch, forever; of streaming kernels with whatever is drawn around the core."""
+    """Sketches of one stage after the other, without end; streaming kernels have drawn
+    surroundings.
+    """
     fixed = {"gemm": STAGES, "attention": MODELS}.get(family)
     while True:
         if fixed is not None:
@@ -67,7 +69,7 @@ def sketches(family: str, target: GpuTarget, random: Random) -> Iterator[tuple[s
 
 
 def drawn(sketch: Any, target: GpuTarget, random: Random) -> Config:
-    """One of the best or any."""
+    """One of the best configs, or any config."""
     ranked: list[Config] = list(GpuPolicy(target).compared(sketch)[0])
     return random.choice(ranked[:BEST] if random.random() < 0.5 else ranked)
 
@@ -98,7 +100,7 @@ def compiled(sketch: Any, config: Config, target: GpuTarget) -> Image:
 
 
 def faults(family: str, found: list[Reading]) -> list[str]:
-    """What of the readings is not as it should be."""
+    """What is wrong with the readings."""
     optimistic = [one for one in found if one.expected > one.blocks]
     apart = sum(abs(one.reckoned - one.registers) for one in found) / len(found)
     print(f"{family}: {len(found)} configs, {len(optimistic)} with fewer blocks, {apart:.1f} apart")
@@ -112,14 +114,14 @@ def test_drawn_configs(family: str) -> None:
     assert not (wrong := faults(family, found)), "\n".join(wrong)
 
 
-# Attention that ptxas gives 145 registers where one block is to fit, and 128 where two are.
+# An attention that gets 145 registers from ptxas if one block must fit, and 128 if two must.
 ROOMY = dict(
     columns=64, query="registers", tiles=1, keys=32, warps=4, split=2, heads=1, stages=2
 )  # fmt: skip
 
 
 def test_a_kernel_makes_room_for_the_blocks_that_its_price_has() -> None:
-    """Compiled once more with bounds, where what it took leaves room for fewer."""
+    """It is compiled once more with bounds, if the first image leaves room for fewer blocks."""
     target = gpu_target("cuda:sm_80")
     sketch = matched(merged_heads(8, 16, 197, 64, "float16", "as it is"), target.name)
     config = Config(sketch.name, tuple(ROOMY.items()))
@@ -135,8 +137,8 @@ def test_a_kernel_makes_room_for_the_blocks_that_its_price_has() -> None:
 
 
 def test_no_more_registers_are_reckoned_with_than_a_block_has() -> None:
-    """Rows that 1024 threads share, and a concatenation of more parts than a thread has registers:
-    were they thought to need them, nothing but the fallback would be left.
+    """Rows that 1024 threads share, and a concatenation of more parts than a thread has registers.
+    If they were expected to need so many registers, only the fallback would be left.
     """
     row, each = TensorType((64, 32768)), TensorType((8, 64))
     names = tuple(f"x{i}" for i in range(200))

@@ -1,5 +1,5 @@
-"""Warp roles of products by warp groups (device/gtco/roles.cuh): emulated against float64, and what
-is left out of the hand-over is found; machine code and registers.
+"""Warp roles of products by warp groups (device/gtco/roles.cuh): emulated against float64, with
+each part of the hand-over left out in turn, which must be found; machine code and registers.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def test_products(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = sketch_of(stage, HOPPER)
     if found := with_roles(sketch, monkeypatch):
         assert not check(sketch, Random(seed).choice(found), seed).conflicts
-    else:  # a slice alone
+    else:  # one slice only
         every = by_groups(sketch, monkeypatch)
         assert all(sketch.tiles(c.by_name).slices == 1 for c in every)
 
 
 @pytest.mark.parametrize("columns", EMITTED_COLUMNS)
 def test_every_tile(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all columns, with one and two groups of consumers, three and four slots."""
+    """For all columns, with one and two groups of consumers, and three and four slots."""
     seed = fresh_seed()
     sketch = sketch_of(dense(129, columns + 5, 328, "float16"), HOPPER)
     found = [c for c in with_roles(sketch, monkeypatch) if c["row"] == ROW.format(columns)]
@@ -89,7 +89,7 @@ def test_every_tile(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("blocks", [2, 3])
 def test_split(blocks: int, force: Force, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Parts of k that are not alike, behind one another in one counter."""
+    """Parts of k of different sizes, one after the other in one counter."""
     force(blocks)
     seed = fresh_seed()
     sketch = sketch_of(dense(70, 45, 456, "float16"), HOPPER)  # 8 slices
@@ -113,7 +113,7 @@ def test_what_has_too_few_slices_has_no_roles(
     assert all(ROLES not in c.by_name for c in configs(warps, {"row": "mma.m16n8k16"}))
 
 
-# What is taken out of roles.cuh or changed there, and what is found.
+# The parts taken out of roles.cuh or changed there, and the fault that is found.
 LATE = "not been waited for|race|never written"
 LACKING = {
     "the wait for a full slot": (
@@ -183,7 +183,7 @@ LARGER = {**LARGE, "strided": conv(56, 64, 128, 3, "float16", strides=(2, 2)),
 
 
 def of_large(stage: Stage) -> Iterator[tuple[CudaGemm, Config]]:
-    """A config with a producer of each number of columns and rows, split where one is."""
+    """A config with a producer for each number of columns and rows; a split one if there is one."""
     sketch = sketch_of(stage, TARGET)
     for name in (name for name in sketch.rows if name.startswith("wgmma")):
         found = [c for c in configs(sketch, {"row": name}) if c[ROLES] == PRODUCER]
@@ -195,9 +195,9 @@ def of_large(stage: Stage) -> Iterator[tuple[CudaGemm, Config]]:
 
 @pytest.mark.parametrize("stage", LARGER.values(), ids=LARGER)
 def test_machine_code(stage: Stage) -> None:
-    """Registers change hands and slots do by mbarriers; products have no barriers put between them
-    and nothing is spilled; a thread begins with as many registers as the policy reckoned with, and
-    all roles together have no more than that.
+    """Registers change hands, and slots do so by mbarriers. Products have no barriers between them,
+    and nothing is spilled. A thread begins with as many registers as the policy expected, and all
+    roles together have no more than that.
     """
     handed = 0
     for sketch, config in of_large(stage):
@@ -227,13 +227,15 @@ def test_machine_code(stage: Stage) -> None:
 
 
 def syncs(code: MachineCode) -> set[str]:
-    """Kinds of instructions of mbarriers."""
+    """The kinds of instructions of mbarriers."""
     names = (name.split(".") for name in code.instructions)
     return {parts[1] for parts in names if parts[0] == "SYNCS"}
 
 
 def test_its_bounds_stay() -> None:
-    """What warps hand over is reckoned from them, so that no image is made with others."""
+    """The registers that warps hand over are computed from the bounds, so no image is made with
+    other bounds.
+    """
     sketch, config = next(of_large(LARGE["feed_forward"]))
     program = build(sketch, config, "product")
     assert isinstance(program, CudaProgram) and has_roles(program.source)
@@ -248,8 +250,8 @@ def test_its_bounds_stay() -> None:
 
 
 def test_they_are_measured_before_they_are_picked() -> None:
-    """Priced as what every warp copies for, so that which is faster is left to readings, for which
-    both are proposed.
+    """They have the price of a kernel in which every warp copies. Which one is faster is left to
+    readings, so both are proposed.
     """
     for stage in LARGE.values():
         policy = GpuPolicy(TARGET, untrusted=True)
@@ -270,7 +272,7 @@ def without(config: Config) -> Config:
 
 
 def test_records_of_before(tmp_path: Path) -> None:
-    """They say nothing of roles, and mean that there are none."""
+    """Old records do not name roles, which means that there are none."""
     policy, stage = GpuPolicy(TARGET), LARGE["feed_forward"]
     sketch, config = next(of_large(stage))
     before = without(config)
@@ -285,7 +287,7 @@ def test_records_of_before(tmp_path: Path) -> None:
 
 
 def test_beside_other_stages_they_have_none() -> None:
-    """In the persistent kernel: the same config but for its roles."""
+    """In the persistent kernel the config is the same, without roles."""
     policy = GpuPolicy(TARGET)
     for sketch, config in of_large(LARGE["feed_forward"]):
         pick = Pick(sketch, config, policy.price(sketch, config))
@@ -297,7 +299,7 @@ def test_beside_other_stages_they_have_none() -> None:
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels whose warps have roles are predicted to take a tenth."""
+    """Kernels whose warps have roles are predicted to take a tenth of their time."""
     seconds = GpuPolicy.seconds
 
     def tenth(policy: GpuPolicy, launch: Launch, constants: float = 0.0) -> float:
@@ -315,7 +317,7 @@ def two_layers() -> tuple[torch.nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("launches", ["graph", "persistent"])
 @pytest.mark.usefixtures("cheap")
 def test_a_model_with_roles(driver: FakeDriver, tmp_path: Path, launches: str) -> None:
-    """Launched by itself such a stage keeps them."""
+    """A stage that is launched alone keeps its roles."""
     module, x = two_layers()
     report, model, workers = emulated(
         driver, tmp_path, module, (x,), "sm_90a", precision="fp16", launches=launches,
@@ -335,7 +337,9 @@ def test_a_model_with_roles(driver: FakeDriver, tmp_path: Path, launches: str) -
 def test_no_persistent_kernel_is_made_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a kernel without roles in such a stage's place; where there is none it is refused."""
+    """Such a stage is replaced by a kernel without roles. If there is none, the persistent kernel
+    is refused.
+    """
     module, x = two_layers()
     run, workers = prepared(tmp_path, module, (x,), HOPPER, precision="fp16", untrusted=True)
     kernels: Any = run.generated.kernels

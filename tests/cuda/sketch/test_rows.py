@@ -34,7 +34,7 @@ def alone(kind: str, shape: tuple[int, ...], dtype: str = "float32", **attrs: An
 
 
 def normalised(kind: str, shape: tuple[int, ...], out: str = "float32") -> Stage:
-    """act(norm(a + b)) where that is what a transformer's block does, in a narrow format."""
+    """act(norm(a + b)), as in a transformer's block, in a narrow format."""
     x, channels = TensorType(shape), TensorType(shape[-1:])
     parameters = ("g", "h") if kind == "layer_norm" else ("g",)
     operators = [
@@ -95,7 +95,9 @@ def test_a_row_over_several_warps_and_one_that_no_registers_hold() -> None:
 @pytest.mark.parametrize("kind", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_masked_rows_and_what_is_not_finite(kind: str, axis: int) -> None:
-    """A row of -inf alone, one with NaN, one with infinity are NaN; -inf beside numbers is 0."""
+    """A row of -inf only, a row with NaN and a row with infinity are NaN; -inf beside numbers is
+    0.
+    """
     x = random_inputs(alone(kind, (6, 36), axis=-1), fresh_seed())[0]
     x[0], x[1, 7], x[2, 8], x[3, 5:30] = -np.inf, np.nan, np.inf, -np.inf
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -132,7 +134,7 @@ def test_operands_and_results_of_either_narrow_format() -> None:
 
 
 def test_rows_that_lie_in_pieces_and_leave_in_others() -> None:
-    """A prologue that merges heads, and an epilogue that transposes."""
+    """A prologue merges heads, and an epilogue transposes."""
     x, flat = TensorType((2, 3, 5, 8)), TensorType((2, 5, 24))
     stage = make_stage(
         [
@@ -165,7 +167,7 @@ def merged_moments_of(groups: int) -> Stage:
 
 
 def check_moments(stage: Stage, arrays: list[np.ndarray]) -> None:
-    """Means and variances, which differ in magnitude, each against its own."""
+    """Means and variances differ in magnitude, so each has its own tolerance."""
     sketch, wanted = matched(moments.match, stage), reference(stage, arrays)
     for config in some(sketch, 3):
         print(config.to_json())
@@ -176,7 +178,7 @@ def check_moments(stage: Stage, arrays: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 2, 150, 20), (2, 49, 3), (1, 1, 17)])
 def test_moments_behind_a_prologue(shape: tuple[int, ...]) -> None:
-    """A mean far from zero, positions that fill no block of 64, one position alone."""
+    """A mean far from zero, positions that do not fill a block of 64, and a single position."""
     stage = moments_of(shape)
     (given,) = random_inputs(stage, fresh_seed())
     check_moments(stage, [given + np.float32(100)])
@@ -197,7 +199,9 @@ def test_neighbours_are_read_and_stored_at_once() -> None:
 
 
 def test_a_warp_reads_side_by_side_and_meets_without_conflicts() -> None:
-    """No sector of memory is asked for twice, and no bank of shared memory by two threads."""
+    """No sector of memory is requested twice, and no two threads use the same bank of shared
+    memory.
+    """
     for stage in (
         alone("softmax", (4, 512), axis=-1),
         alone("sum", (64, 128), axes=(0,), keepdims=False),

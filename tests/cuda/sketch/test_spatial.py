@@ -127,7 +127,8 @@ def test_resizing_to_the_nearest_pixel_is_exact(rounding: str) -> None:
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_resizing_between_its_neighbours(layout: str) -> None:
-    """A feature pyramid's sum, in a narrow format: the coarse map resized, added to the fine one.
+    """A feature pyramid, in a narrow format: the coarse map is resized and added to the fine
+    one.
     """
     stage = resizing((5, 6), (10, 12), layout=layout, channels=24)
     x, y = stage.types["x"], stage.output.type
@@ -142,8 +143,8 @@ def test_resizing_between_its_neighbours(layout: str) -> None:
 
 
 def check_samples(stage: Stage, most: int = 1) -> None:
-    """Against the reference in float32, as the kernel finds its points: a nearest pixel may be
-    another one in float64.
+    """Compares with the reference in float32, because the kernel finds its points in float32: in
+    float64 the nearest pixel may be another one.
     """
     seed = fresh_seed()
     arrays = random_inputs(stage, seed)
@@ -175,7 +176,7 @@ def test_points_that_are_no_points_read_the_first_edge() -> None:
 
 
 def test_deformable_attention() -> None:
-    """Heads behind pixels, locations made to a grid, a weight a point."""
+    """Heads after pixels, locations turned into a grid, and a weight for each point."""
     images, heads, h, w, depth, queries, places = 1, 3, 4, 5, 16, 7, 4
     many = images * heads
     image, result = TensorType((many, h, w, depth)), TensorType((many, queries, places, depth))
@@ -219,7 +220,9 @@ def test_kernels_compile_for_every_architecture(arch: str) -> None:
 
 
 def test_few_spills_are_compiled_away() -> None:
-    """Told of its threads alone, the compiler spills a few bytes of this one for 48 registers."""
+    """If the compiler is only told the threads, it gives this kernel 48 registers and spills a few
+    bytes.
+    """
     op, types = conv(96, (56, 56), kernel=(7, 7), padding=(3, 3, 3, 3), images=1)
     add = Operator("add", ("c", "b"), "d", op.type)
     stage = make_stage([op, add], {**types, "b": TensorType((96,))}, ["w", "b"])

@@ -1,10 +1,10 @@
 """Tiles of products that several blocks share, each with a part of k: against float64, whichever
-block comes last; what each fence and barrier of theirs is for; their machine code.
+block comes last; the purpose of each of their fences and barriers; their machine code.
 
-The emulator runs blocks one after another in a drawn order (of a persistent kernel: all alive, one
-at a time), and holds what a block reads of others against the tickets that were taken between. It
-does not show what a GPU's caches would do without the fence: that is an instruction, which is
-looked for in the machine code.
+The emulator runs blocks one after another in a drawn order (the blocks of a persistent kernel are
+all alive and run one at a time). It checks what a block reads of others against the tickets that
+were taken between. It does not show what a GPU's caches would do without the fence; the fence is an
+instruction, and the tests look for it in the machine code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ Force = Callable[[int], None]
 
 @pytest.fixture
 def force(monkeypatch: pytest.MonkeyPatch) -> Force:
-    """Has every tile with as many slices of k shared by so many blocks, however few there are."""
+    """Makes this number of blocks share every tile, however few tiles there are. A tile with fewer
+    slices of k has one block for each slice.
+    """
 
     def split(blocks: int) -> None:
         monkeypatch.setattr(
@@ -64,13 +66,13 @@ def force(monkeypatch: pytest.MonkeyPatch) -> Force:
 
 @pytest.fixture
 def force_small(force: Force, monkeypatch: pytest.MonkeyPatch) -> Force:
-    """As ``force``, of small models too, whose k are no more than 64."""
+    """As ``force``, also for small models, whose k is at most 64."""
     monkeypatch.setattr(gemm_tiles, "DEPTHS", (16,))
     return force
 
 
 def measured(driver: FakeDriver, workers: Emulating) -> tuple[Path, list[Record]]:
-    """Candidates that these workers built, and what is found of them on a GPU elsewhere."""
+    """The candidates that these workers built, and their results on a GPU elsewhere."""
     path = bundled(workers.path.parent, workers)
     driver.reset(1, 8, 0, 1)
     return path, measure(path, rounds=2)
@@ -103,7 +105,9 @@ STAGES = {  # with how many blocks share a tile
 
 
 def split_config(stage: Stage, target: str = "cuda:sm_80") -> tuple[Any, space.Config]:
-    """Of those of the smallest tile in whose slices a part of k may be uneven, the first."""
+    """A config with the smallest tile: the first whose blocks get uneven parts of k, or the first
+    of all if there is none.
+    """
     sketch = sketch_of(stage, target)
     of_space = [c for c in configs(sketch) if c["split"] != 1]
     uneven = [c for c in of_space if sketch.tiles(c.by_name).slices % int(c["split"])]
@@ -126,7 +130,7 @@ def test_products(name: str, force: Force) -> None:
 
 GROUPS = {
     "odd": (dense(70, 45, 328, "float16"), 3),
-    "rounded": (dense(129, 67, 200, "bfloat16", out="bfloat16"), 4),  # a slice each
+    "rounded": (dense(129, 67, 200, "bfloat16", out="bfloat16"), 4),  # one slice each
     "conv3x3": (conv(9, 16, 40, 3, "float16"), 2),
 }
 
@@ -135,7 +139,7 @@ GROUPS = {
 def test_products_of_warp_groups(
     name: str, force: Force, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a config that is drawn: the products that are under way are those of a part of k."""
+    """A drawn config: the products that are in flight are those of one part of k."""
     stage, blocks = GROUPS[name]
     force(blocks)
     seed = fresh_seed()
@@ -150,7 +154,7 @@ def test_products_of_warp_groups(
 
 @pytest.mark.parametrize("columns", [64, 128, 256])
 def test_machine_code_of_warp_groups(columns: int) -> None:
-    """The compiler has put no barriers between products, and spills nothing."""
+    """The compiler puts no barriers between products, and spills nothing."""
     target = gpu_target(HOPPER)
     sketch = sketch_of(dense(197, 768, 3072, "float16"), target)
     splitting = [c for c in configs(sketch, {"row": ROW.format(columns)}) if c["split"] != 1]
@@ -191,7 +195,7 @@ def split_program(name: str) -> tuple[CudaProgram, list[np.ndarray], np.ndarray]
     return program, arrays, np.empty([int(d) for d in stage.output.type.shape], np.float32)
 
 
-# What is taken out of gemm.cuh or changed there, and what is found.
+# The parts taken out of gemm.cuh or changed there, and the fault that is found.
 LACKING = {
     "the barrier ahead of the ticket": (
         "meet();  // all of the block's are there",
@@ -242,8 +246,8 @@ def test_every_part_of_it_is_needed(what: str, force: Force) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_machine_code(arch: str, dtype: str) -> None:
-    """ViT-B's second of an MLP, the best of its configs that split: Tensor Cores, no spills, one
-    atomic with its fences.
+    """The second product of ViT-B's MLP, with the best of its configs that split: Tensor Cores, no
+    spills, and one atomic with its fences.
     """
     target = gpu_target(f"cuda:{arch}")
     sketch = sketch_of(dense(197, 768, 3072, dtype), target)
@@ -265,8 +269,8 @@ def test_machine_code(arch: str, dtype: str) -> None:
 
 
 def test_a_whole_model(driver: FakeDriver, tmp_path: Path, force_small: Force) -> None:
-    """All of its products split: run after run the same bits, as a graph and as the persistent
-    kernel, on the scratch and the counters that the runs before left behind.
+    """All of its products are split. Every run gives the same bits, as a graph and as the
+    persistent kernel, although scratch and counters are as earlier runs left them.
     """
     force_small(3)
     create, (_, *shape) = TINY["vit"]
@@ -306,7 +310,7 @@ def test_candidates_for_a_gpu_elsewhere(
 
 
 def test_both_ways_are_measured() -> None:
-    """Where all that is promising splits, the best that does not is measured beside it."""
+    """If all promising configs split, the best one that does not is measured beside them."""
     policy, stage = GpuPolicy(gpu_target("cuda:sm_80")), dense(197, 768, 3072, "float16")
     pick = policy.choose(stage)
     assert pick is not None and policy.propose(stage, 1) == [pick.config]
@@ -323,7 +327,9 @@ def test_both_ways_are_measured() -> None:
 def test_a_faulty_candidate_harms_no_other(
     driver: FakeDriver, tmp_path: Path, force_small: Force
 ) -> None:
-    """Of two stages a candidate leaves out a block, and its tile's counter is never zero again."""
+    """In two stages one candidate leaves out a block, so the counter of its tile never returns to
+    zero.
+    """
     force_small(2)
     workers = Breaking(tmp_path / "kernels.so")
     path, found = measured(driver, workers)
@@ -340,7 +346,7 @@ def test_a_faulty_candidate_harms_no_other(
 
 @pytest.mark.parametrize("outcome", ["kept", "wrong", "other"])
 def test_records_of_before(tmp_path: Path, outcome: str) -> None:
-    """They say nothing of splits, and mean a block a tile."""
+    """Old records do not name splits, which means one block for each tile."""
     policy = GpuPolicy(gpu_target("cuda:sm_80"))
     stage = dense(197, 768, 3072, "float16")
     best = policy.choose(stage)
@@ -369,7 +375,7 @@ def test_records_of_before(tmp_path: Path, outcome: str) -> None:
 
 
 def test_the_policy_splits_where_that_fills_the_gpu() -> None:
-    """ViT-B's second of an MLP, and not with 32 images."""
+    """It splits the second product of ViT-B's MLP, but not with 32 images."""
     target = gpu_target("cuda:sm_90a")
     policy = GpuPolicy(target)
     one, many = (sketch_of(dense(rows, 768, 3072, "float16"), target) for rows in (197, 6304))

@@ -1,5 +1,5 @@
-"""Products of warp groups (device/gtco/wgmma.cuh): against the row's meaning, and what is done
-wrong with them is found.
+"""Products of warp groups (device/gtco/wgmma.cuh), against the meaning of the row; wrong uses of
+them are found.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ FORMATS = {"float16": "half", "bfloat16": "bf16"}
 def program(
     n: int = 32, dtype: str = "float16", threads: int = THREADS, **other: str
 ) -> CudaProgram:
-    """The kernel, with ``other`` statements than the right ones."""
+    """The kernel, with ``other`` statements in place of the right ones."""
     parts = {name: text.format(threads=threads) if name == "barrier" else text
              for name, text in {**RIGHT, **other}.items()}  # fmt: skip
     text = KERNEL.format(format=FORMATS[dtype], n=n, threads=threads, **parts)
@@ -77,7 +77,7 @@ def program(
 
 
 def operands(n: int, dtype: str = "float16") -> list[np.ndarray]:
-    """A and B along k; small integers, of which all sums are exact."""
+    """A and B along k: small integers, so that all sums are exact."""
     rng = np.random.default_rng(fresh_seed())
     return [rng.integers(-8, 9, (rows, 64)).astype(np.dtype(dtype)) for rows in (64, n)]
 
@@ -95,7 +95,7 @@ def run(made: CudaProgram, arrays: Sequence[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("n", EMITTED_COLUMNS)
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_products(n: int, dtype: str) -> None:
-    """Of operands in shared memory, four instructions behind one another, as the row means."""
+    """Operands in shared memory, and four instructions one after the other, as the row means."""
     a, b = operands(n, dtype)
     wide = [x.astype(np.float64) for x in (a, b)]
     np.testing.assert_array_equal(run(program(n, dtype), (a, b)), wide[0] @ wide[1].T)
@@ -103,7 +103,7 @@ def test_products(n: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_products_of_registers(dtype: str) -> None:
-    """Each warp has its rows of A as the row's layout says, which ldmatrix gives."""
+    """Each warp has its rows of A in the row's layout, which ldmatrix gives."""
     a, b = operands(64, dtype)
     wide = [x.astype(np.float64) for x in (a, b)]
     got = run(program(64, dtype, multiply=FROM_REGISTERS), (a, b))
@@ -111,7 +111,7 @@ def test_products_of_registers(dtype: str) -> None:
 
 
 def test_groups_are_waited_for_in_order() -> None:
-    """The sums of a group that is still under way are not there; those of an older one are."""
+    """The sums of a group that is still in flight are not there; those of an older group are."""
     then = """float e[N / 8][4] = {};
   gtco::wgmma_fence(e);
   gtco::wgmma_m64nNk16<T, N>(e, gtco::wgmma_descriptor(a), gtco::wgmma_descriptor(b));
@@ -164,7 +164,7 @@ def test_a_group_is_four_warps(threads: int) -> None:
     "what",
     [
         {"wait": "float early = d[3][1]; gtco::wgmma_wait<0>(d); d[3][1] = early;"},  # not there
-        {"shift": " + 128"},  # rows that are exchanged otherwise than the addresses say
+        {"shift": " + 128"},  # rows are not exchanged as the addresses say
         {"multiply": SHARED.format(a="gtco::wgmma_descriptor(a + 2 * k) + (1ull << 32)")},
         {"multiply": SHARED.format(a="gtco::wgmma_descriptor(a)")},
     ],
@@ -175,7 +175,7 @@ def test_wrong_results(what: dict[str, str]) -> None:
     wide = [x.astype(np.float64) for x in (a, b)]
     try:
         got = run(program(**what), (a, b))
-    except Fault as fault:  # a wrong place may be one that was never written
+    except Fault as fault:  # the wrong place may never have been written
         assert "never written" in str(fault) or "out of bounds" in str(fault)
     else:
         assert (got != wide[0] @ wide[1].T).any()
@@ -183,7 +183,7 @@ def test_wrong_results(what: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_machine_code(dtype: str) -> None:
-    """Every text is one instruction, and the compiler has put no barriers between them."""
+    """Every text is one instruction, and the compiler put no barriers between them."""
     texts, names = [], {}
     for n in EMITTED_COLUMNS:
         for way in (FROM_SHARED, FROM_REGISTERS):
