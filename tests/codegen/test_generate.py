@@ -1,4 +1,6 @@
-"""Stages to kernels: each different one built once; what fails is cut up, then falls back."""
+"""Stages to kernels: each different stage is built once. A stage that fails is split, and then
+falls back.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,11 @@ def chain(*kinds: str, start: str = "x") -> Stage:
 
 
 class Sketch:
-    """What a choice needs of a sketch here: nothing."""
+    """An empty sketch: a choice needs nothing of it here."""
 
 
 def choose_from(*names: str) -> Any:
-    """The first of these sketches that is not out of the question."""
+    """A choice of the first of these sketches that is not excluded."""
 
     def choose(stage: Stage, without: Collection[str]) -> Pick | None:
         left = [name for name in names if name not in without]
@@ -43,7 +45,7 @@ def choose_from(*names: str) -> Any:
 
 
 class Builder:
-    """Workers that fail every job ``fails`` says so of; remembers what it was asked."""
+    """Workers that fail every job for which ``fails`` has a reason, and remember the jobs."""
 
     def __init__(self, fails: Any = lambda job: False) -> None:
         self.fails, self.jobs = fails, list[Job]()
@@ -88,14 +90,14 @@ def test_a_stage_that_fails_is_given_to_its_other_sketches() -> None:
 
 
 class Here:
-    """No workers: the jobs are done in this process."""
+    """No workers: this process does the jobs."""
 
     def build(self, jobs: Iterable[Job]) -> Iterator[Kernel | Failure]:
         return map(build, jobs)
 
 
 def test_rejections_are_counted_by_reason() -> None:
-    """A choice outside the stage's space costs its sketch, with a note."""
+    """A choice outside the stage's space excludes its sketch, with a note."""
 
     def choose(stage: Stage, without: Collection[str]) -> Pick | None:
         first, last = space_of(stage, MACHINE).sketches
@@ -174,7 +176,7 @@ def test_split_keeps_constants() -> None:
 
 
 def test_what_failed_before_the_operators_is_in_the_error_too() -> None:
-    """Where operators have no kernel of their own, only the stage's failure says why."""
+    """If operators have no kernel of their own, only the failure of the stage says why."""
 
     def choose(stage: Stage, without: Collection[str]) -> Pick | None:
         fused = len(stage.operators) > 1 and "best" not in without

@@ -1,4 +1,4 @@
-"""Code that LLVM makes of plain loops: it computes what the loops say."""
+"""LLVM's code of plain loops computes what the loops say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gtco.tensor.relax import bridge as relax_bridge
 from gtco.tensor.stage import TensorType
 from tests.kernels import runnable, targets
 
-# Each came out wrong on one target at least while LLVM 22's loop vectorizer was on.
+# Each was wrong on at least one target while LLVM 22's loop vectorizer was on.
 WRAPPED = [((3, 8, 1), (5, 4, 2)), ((3, 8, 3), (5, 8, 2)), ((3, 8, 5), (5, 4, 1))]
 
 

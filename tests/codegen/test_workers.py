@@ -1,4 +1,6 @@
-"""Worker processes: jobs come back as kernels; crashes, exceptions and overruns as failures."""
+"""Worker processes: jobs come back as kernels; crashes, exceptions and overruns come back as
+failures.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def job(symbol: str, sketch: str = "elementwise") -> Job:
 
 
 def worker(folder: Path, body: str) -> tuple[str, str]:
-    """The command of a worker that runs ``body`` with ``connection`` and ``job``, for ever."""
+    """The command of a worker that runs ``body`` with ``connection`` and ``job``, without end."""
     script = folder / "worker.py"
     script.write_text(
         "import os, signal, sys, time\n"
@@ -57,7 +59,7 @@ ANSWER = "connection.send(Kernel(job.symbol, b'', 1, 0, {}))"
 
 
 def test_a_kernel_and_a_refusal() -> None:
-    """Real workers: an object file for one job, the reason for the other."""
+    """Real workers: an object file for one job, and the reason for the other."""
     with Workers(1) as workers:
         answers = {a.symbol: a for a in workers.build([job("good"), job("bad", "no such sketch")])}
     good, bad = answers["good"], answers["bad"]
@@ -94,8 +96,9 @@ def test_every_process_may_die(tmp_path: Path) -> None:
 
 
 def test_an_overrun_ends_and_the_others_go_on(tmp_path: Path) -> None:
-    """The clock stands still until the slow job has begun, and then an hour has passed: however
-    slow the machine is, that job alone overruns."""
+    """The clock stops until the slow job has begun, and then an hour has passed. However slow the
+    machine is, only this job overruns.
+    """
     begun = tmp_path / "begun"
     slow = f"if job.symbol == 'b': open({str(begun)!r}, 'w').close(); time.sleep(600)\n" + ANSWER
     command = worker(tmp_path, slow)
@@ -112,8 +115,8 @@ def test_an_overrun_ends_and_the_others_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [2, 100])
 def test_an_answer_that_was_begun_and_never_ended(tmp_path: Path, sent: int) -> None:
-    """The process stops in the middle of a message: it overruns its time as if it had sent none,
-    and the others go on.
+    """The process stops in the middle of a message. It overruns its time as if it had sent nothing,
+    and the others continue.
     """
     begun = tmp_path / "begun"
     stuck = (
@@ -132,7 +135,7 @@ def test_an_answer_that_was_begun_and_never_ended(tmp_path: Path, sent: int) -> 
 
 
 def test_an_answer_that_comes_in_pieces(tmp_path: Path) -> None:
-    """More than one read of it, with pauses, and a form of length that is for huge ones."""
+    """The answer takes several reads, with pauses, and has the form of length for huge messages."""
     slow = (
         "import pickle, struct\n"
         "text = pickle.dumps(Kernel(job.symbol, os.urandom(3 << 20), 1, 0, {}))\n"
@@ -189,7 +192,7 @@ def test_an_interruption_while_they_start_ends_those_that_are_there(
 
 
 def processes_of(workers: Workers) -> tuple[psutil.Process, list[psutil.Process]]:
-    """The process that real workers are forked from, and them, once they have answered."""
+    """The process from which real workers are forked, and the workers, once they have answered."""
     assert workers.forks is not None
     list(workers.build([job(f"s{n}") for n in range(4 * workers.count)]))
     server = psutil.Process(workers.forks.process.pid)
@@ -197,7 +200,7 @@ def processes_of(workers: Workers) -> tuple[psutil.Process, list[psutil.Process]
 
 
 def ended(*those: psutil.Process) -> bool:
-    """Whether they end, be it that nobody has asked for their exit codes yet."""
+    """True if they end, even if nobody has asked for their exit codes yet."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in those):
@@ -207,7 +210,7 @@ def ended(*those: psutil.Process) -> bool:
 
 
 def test_real_workers_are_forks_of_one_process() -> None:
-    """One alone imports TVM; the one that dies is told of, and replaced."""
+    """Only this process imports TVM. A worker that dies is reported and replaced."""
     with Workers(3) as workers:
         server, forked = processes_of(workers)
         assert len(forked) == 3 and all(p.cmdline() == server.cmdline() for p in forked)
@@ -223,7 +226,7 @@ def test_real_workers_are_forks_of_one_process() -> None:
 
 
 def test_a_real_worker_that_hangs_is_ended() -> None:
-    """It stops before it answers; an hour has passed when it is looked at."""
+    """It stops before it answers; an hour has passed when it is checked."""
     ticks = itertools.count(0, 3600)
     with Workers(2) as workers:
         _, forked = processes_of(workers)
@@ -241,7 +244,9 @@ def test_a_real_worker_that_hangs_is_ended() -> None:
 def test_without_the_process_they_are_forked_from(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed, or stopped for good: those that it had end with it, and others come."""
+    """This process is killed, or stopped for good. Its workers end with it, and new ones are
+    started.
+    """
     monkeypatch.setattr(processes, "ENDING", 0.5)
     with Workers(2) as workers:
         server, forked = processes_of(workers)
@@ -256,7 +261,7 @@ def test_without_the_process_they_are_forked_from(
 
 
 def test_forks_end_with_the_process_that_uses_them(tmp_path: Path, root: Path) -> None:
-    """Even where it is killed, and they hang."""
+    """This holds even if that process is killed and they hang."""
     script = (
         "import sys, time\n"
         "from tests.codegen.test_workers import Workers, processes_of\n"
@@ -289,7 +294,7 @@ def test_workers_take_the_process_that_was_started_early() -> None:
 
 
 def test_where_there_are_threads_workers_import_by_themselves(tmp_path: Path) -> None:
-    """A fork would be of one of them alone."""
+    """A fork would copy only one of the threads."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, threading, time\n"
         "if 'gtco.codegen.fork_server' in sys.orig_argv:\n"

@@ -1,4 +1,4 @@
-"""A float32 model as a float16 one, as converters write it, and as what it means in float32.
+"""A float32 model as a float16 one, as converters write it, and its meaning in float32.
 
 Converters round the initializers and change the types. Operators that they leave in float32, the
 islands, get Casts around them.
@@ -15,8 +15,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 LARGEST = float(np.finfo(np.float16).max)
-HALF_ULP = 2.0**-11  # of float16: what rounding to it changes, of the number itself
-LEAST = 2.0**-25  # the same of its denormal numbers, absolute
+HALF_ULP = 2.0**-11  # of float16: the rounding error, relative to the number
+LEAST = 2.0**-25  # the rounding error of its denormal numbers, absolute
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Halved:
     meaning: onnx.ModelProto
 
     def right(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What is right, in float32, of the model's own inputs."""
+        """The right outputs in float32, for the model's own inputs."""
         wide = {n: x.astype(np.float32) if x.dtype == np.float16 else x for n, x in feeds.items()}
         return _run(self.meaning, wide)
 
@@ -45,7 +45,7 @@ def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def halved(model: onnx.ModelProto, islands: Collection[str] = ()) -> Halved:
-    """``islands``: types of the operators that stay float32."""
+    """The model in float16; ``islands`` are the types of the operators that stay float32."""
     half, meaning = onnx.ModelProto(), onnx.ModelProto()
     half.CopyFrom(model)
     meaning.CopyFrom(model)
@@ -71,7 +71,7 @@ def halved(model: onnx.ModelProto, islands: Collection[str] = ()) -> Halved:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The float32 ones."""
+    """The float32 tensors of the model."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             yield tensor
@@ -82,7 +82,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _rounded(tensor: onnx.TensorProto) -> np.ndarray:
-    """Finite values beyond float16's become its largest."""
+    """Rounds to float16; finite values beyond its range become its largest."""
     array = numpy_helper.to_array(tensor)
     near = np.where(np.isfinite(array), np.clip(array, -LARGEST, LARGEST), array)
     return near.astype(np.float16)
@@ -104,8 +104,8 @@ def _island(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 
 def assert_rounded(got: np.ndarray, right: np.ndarray, tolerance: float = 2e-5) -> None:
-    """Is ``got`` what is right, rounded to float16? It may be computed with an error of
-    ``tolerance`` of the largest magnitude.
+    """Checks that ``got`` is ``right`` rounded to float16, after an error of at most ``tolerance``
+    of the largest magnitude.
     """
     assert got.dtype == np.float16 and got.shape == right.shape
     wide, scale = got.astype(np.float64), float(np.abs(right).max())

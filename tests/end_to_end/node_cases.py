@@ -1,8 +1,8 @@
-"""Which of ONNX's backend node tests are run, and as what model.
+"""Which of ONNX's backend node tests are run, and as which model.
 
-The tests hand over everything as a graph input, shapes and axes included. In a model those are
-constants (gtco compiles static shapes), so they become initializers with the test's own values;
-data stays an input.
+The tests pass everything as a graph input, also shapes and axes. In a model these are constants
+(gtco compiles static shapes), so they become initializers with the test's own values. Data stays an
+input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPERATORS = frozenset(
     """.split()
 )
 
-# Inputs (by position) that are constants in a model: what decides shapes and axes, fill values.
+# Inputs (by position) that are constants in a model: shapes, axes and fill values.
 PARAMETERS = {
     "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
@@ -66,7 +66,7 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class NodeCase:
-    """One test: the model, its inputs and the outputs expected, with the test's own tolerances."""
+    """One test: the model, its inputs and the expected outputs, with the test's own tolerances."""
 
     name: str
     model: onnx.ModelProto
@@ -78,8 +78,8 @@ class NodeCase:
 
 @cache
 def cases() -> dict[str, NodeCase]:
-    """Every test of an operator in the table, and the same tests with the operator written out as
-    ONNX defines it (``..._expanded``), by name.
+    """By name, every test of an operator in the table, and the same tests with the operator written
+    out as ONNX defines it (``..._expanded``).
     """
     from onnx.backend.test.loader import load_node_model_tests
 
@@ -112,7 +112,7 @@ def _case(test: Any) -> NodeCase:
 
 
 def _array(value: Any) -> Any:
-    """A tensor as a numpy array; a sequence as it is."""
+    """A tensor becomes a numpy array; a sequence is unchanged."""
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     return np.asarray(value) if isinstance(value, np.generic) else value

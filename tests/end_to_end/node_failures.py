@@ -1,4 +1,4 @@
-"""The node tests that are known to fail: why, the message that says so, and which they are."""
+"""The node tests that are known to fail, with the reason and the message that gives it."""
 
 from __future__ import annotations
 

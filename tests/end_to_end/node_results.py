@@ -1,4 +1,6 @@
-"""All node tests, run in child processes: one that kills its process fails, the rest go on."""
+"""Runs all node tests in child processes. A test that kills its process fails, and the others
+continue.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ RUNNER = (sys.executable, "-m", "tests.end_to_end.node_runner")
 
 
 def run_all(names: Sequence[str], processes: int) -> dict[str, str]:
-    """Each test's failure ("" where it passes), by name; ``processes`` children at a time."""
+    """Each test's failure ("" if it passes), by name; ``processes`` children run at a time."""
     with ThreadPoolExecutor(processes) as pool:
         parts = pool.map(run_some, [names[i::processes] for i in range(processes)])
     return {name: failure for part in parts for name, failure in part.items()}
 
 
 def run_some(names: Sequence[str], command: Sequence[str] = RUNNER) -> dict[str, str]:
-    """These tests in one child, and in another one after each that died."""
+    """Runs these tests in one child, and starts another one after each that died."""
     found: dict[str, str] = {}
     left = list(names)
     while left:

@@ -1,10 +1,10 @@
 """Runs node tests in this process, one JSON line a test.
 
-``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes all the
+``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes the whole
 way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
-test's. Two things are cut short, to fit over a thousand compiles in minutes: kernels are built in
-this process, not in workers (who reads the lines starts another process where this one dies), and
-onnxsim runs in it too.
+test's. Two things differ, to fit over a thousand compiles in minutes. Kernels are built in this
+process and not in workers (the process that reads the lines starts another one if this one dies).
+onnxsim also runs in this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.end_to_end.node_cases import NodeCase, cases
 
 
 class InProcess:
-    """What :class:`gtco.codegen.workers.Workers` offers, without processes."""
+    """The interface of :class:`gtco.codegen.workers.Workers`, without processes."""
 
     def __init__(self, count: int) -> None:
         pass
@@ -49,7 +49,7 @@ class InProcess:
 
 
 def run(case: NodeCase) -> str:
-    """Why the test fails, "" where it passes."""
+    """Why the test fails; "" if it passes."""
     with tempfile.TemporaryDirectory(prefix="gtco-node-") as folder:
         library = Path(folder, "node.so")
         try:
@@ -62,7 +62,7 @@ def run(case: NodeCase) -> str:
 
 
 def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, str]:
-    """What :func:`gtco.frontend.simplify.simplify` does, in this process."""
+    """Does what :func:`gtco.frontend.simplify.simplify` does, in this process."""
     try:
         return onnxsim.simplify(model, skipped_optimizers=SKIPPED)[0], ""
     except Exception as error:
@@ -81,17 +81,17 @@ def compare(results: list[np.ndarray], case: NodeCase) -> Iterator[str]:
 
 
 def rtol(case: NodeCase, wanted: np.ndarray) -> float:
-    """The test's own, or four roundings of a half-precision type where that is more.
+    """The test's own tolerance, or four roundings of a half-precision type if that is more.
 
-    ONNX's 1e-3 is an eighth of a rounding of bfloat16: its own expected values, which round after
-    every operator, are off by up to 1.2 roundings from the same attention in float32.
+    ONNX's 1e-3 is an eighth of a rounding of bfloat16. Its own expected values are rounded after
+    every operator, and differ by up to 1.2 roundings from the same attention in float32.
     """
     half = wanted.dtype.itemsize == 2 and is_float(wanted.dtype)
     return max(case.rtol, 4 * float(ml_dtypes.finfo(wanted.dtype).eps) if half else 0.0)
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """Half precision as float64; what is wide enough, or no number, as it is."""
+    """Half precision as float64; other arrays are unchanged."""
     return array.astype(np.float64) if is_float(array.dtype) else np.asarray(array)
 
 

@@ -1,6 +1,6 @@
-"""Activations keep their digits, those by exponentials also where they come near 0: against
-float64, element by element. Comparisons with ONNX Runtime that scale by a tensor's size do not
-see it.
+"""Activations keep their digits; those with exponentials also keep them near 0. They are compared
+with float64, element by element. Comparisons with ONNX Runtime that scale by a tensor's size do not
+see this.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Activation:
-    """``meaning`` in float64; ``share`` of x and ``rounding`` are what an element may be off beside
-    the digits of its value: where terms of that size cancel, and in GELU's documented bound.
+    """``meaning`` is in float64. ``share`` of x and ``rounding`` are allowed errors beside the
+    digits of the value: terms of that size may cancel, and GELU has a documented bound.
     """
 
     meaning: Callable[[np.ndarray], np.ndarray]
@@ -81,7 +81,7 @@ SLOPE = np.linspace(-0.5, 1.5, 67).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def compiled() -> gtco.CompiledModel:
-    """All of them, of one tensor, each as an output."""
+    """All activations of one tensor, each as an output."""
     names = [f"y{n}" for n in range(len(ACTIVATIONS))]
     nodes = [f"{y} = {op}" for y, op in zip(names, ACTIVATIONS, strict=True)]
     outputs = ", ".join(f"float[3,67] {y}" for y in names)
@@ -100,7 +100,7 @@ def test_digits_near_zero(compiled: gtco.CompiledModel, op: str, sign: int) -> N
     got = compiled(x)[list(ACTIVATIONS).index(op)].astype(np.float64)
     wide, activation = x.astype(np.float64), ACTIVATIONS[op]
     wanted = activation.meaning(wide)
-    # exp multiplies what its argument was rounded by; values near the denormals come out as 0
+    # exp multiplies the rounding error of its argument; values near the denormals become 0
     allowed = TAIL * np.maximum(1, np.abs(wide) / 8) * np.abs(wanted) + 1e-36
     allowed += activation.share * np.abs(wide) + activation.rounding
     assert np.all(np.abs(got - wanted) <= allowed), f"at {x[np.abs(got - wanted) > allowed]}"
@@ -144,7 +144,7 @@ def rows() -> gtco.CompiledModel:
 @pytest.mark.parametrize("scale, shift", [(1, 0), (80, 0), (1, 1e4), (1, -1e4), (1e28, -1e30)])
 @pytest.mark.parametrize("op", ROWS)
 def test_rows_far_from_zero(rows: gtco.CompiledModel, op: str, scale: float, shift: float) -> None:
-    """No exponential of the inputs themselves is taken: it would be 0 or infinite."""
+    """The exponential of an input itself would be 0 or infinite, so none is taken."""
     x = np.random.default_rng(fresh_seed()).normal(shift, scale, (3, 67)).astype(np.float32)
     got = rows(x)[list(ROWS).index(op)]
     # the logarithm of a sum near 1 has the digits of the sum
@@ -152,7 +152,7 @@ def test_rows_far_from_zero(rows: gtco.CompiledModel, op: str, scale: float, shi
 
 
 def test_log_sigmoid_of_pytorch() -> None:
-    """Its exporter writes log(sigmoid(x)): 0 from 17 on, -inf from -90 on."""
+    """Its exporter writes log(sigmoid(x)), which is 0 from 17 on and -inf from -90 on."""
     x = torch.linspace(-200, 80, 101)
     model = gtco.compile_model(torch.nn.LogSigmoid(), (x,), tune="off")
     wanted = torch.nn.functional.logsigmoid(x.double())
@@ -160,8 +160,9 @@ def test_log_sigmoid_of_pytorch() -> None:
 
 
 def test_products_with_what_elu_chooses() -> None:
-    """Behind a softmax and a product, whose epilogues bind every value: TVM asks for the interval
-    of what is bound, and made an integer constant of a float's type for that of such a product.
+    """They follow a softmax and a product, whose epilogues bind every value. TVM asks for the
+    interval of a bound value, and for that of such a product it once made an integer constant of a
+    float type.
     """
     text = """<ir_version: 9, opset_import: ["" : 18]>
     choices (float[5,24] x, float[16,24] w, float[5,16] z) => (float[5,24] a, float[5,24] b) {

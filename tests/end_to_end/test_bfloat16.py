@@ -1,5 +1,5 @@
-"""Models compiled with ``precision="bf16"``: near PyTorch's float32, on the machine's own
-instructions and on plain AVX2, and what ``verify`` says of them, right and broken.
+"""Models compiled with ``precision="bf16"``: near PyTorch's float32, with the machine's own
+instructions and with plain AVX2, and what ``verify`` says of right and of broken models.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.end_to_end.test_models import swin, vit
 from tests.end_to_end.test_verify import encoder, failing
 from tests.random.engine import difference, in_process, run, wanted
 
-# Of the output's largest magnitude. Operands are off by up to 2^-9 each; through the dozen products
-# of these models that adds up to 5e-3 to 2e-2, and what comes out float32 is off by 1e-6.
+# Relative to the output's largest magnitude. Each operand has an error of up to 2^-9. Through the
+# dozen products of these models this adds up to 5e-3 to 2e-2; a float32 model has 1e-6.
 BOUND, LEAST = 4e-2, 1e-4
 
 
@@ -63,7 +63,7 @@ def made(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled in this process, which has TVM already."""
+    """Compiles in this process, which already has TVM."""
     monkeypatch.setattr("gtco.compiler.Workers", InProcess)
 
 
@@ -77,7 +77,9 @@ def classifier() -> gtco.CompiledModel:
 
 
 def check(name: str, compiled: gtco.CompiledModel) -> None:
-    """Near float32, and by no kernel that is slow: no product may take the fallback."""
+    """Checks that the outputs are near float32, and that no kernel is slow: no product may use the
+    fallback.
+    """
     model, image = made(name)
     assert not compiled.report.notes
     wanted, got = model(image).numpy(), compiled(image.numpy())
@@ -122,7 +124,7 @@ def test_half_of_the_weights_and_the_same_interface(
 
 
 def test_kernels_of_bfloat16_are_tuned() -> None:
-    """In a process of its own, which knows the type without TVM or onnx around."""
+    """In a separate process, which knows the type without TVM or onnx."""
     model, image = made("convolutions")
     compiled = gtco.compile_model(
         model, (image,), precision="bf16", tune=gtco.Tune(trials=16, seconds=20.0), verify=True
@@ -132,7 +134,7 @@ def test_kernels_of_bfloat16_are_tuned() -> None:
 
 
 def test_a_wrong_model_is_caught() -> None:
-    """One head's values swapped with another's, as in fp32."""
+    """The values of two heads are exchanged, as in the test of fp32."""
     right = gtco.compile_model(encoder(), precision="bf16", simplify=False, threads=1)
     assert verify(right, encoder()).passed
     wrong = encoder(heads=(1, 0, 2))
@@ -142,7 +144,7 @@ def test_a_wrong_model_is_caught() -> None:
 
 
 def test_a_kernel_that_drops_the_last_of_k_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The likely fault of kernels that multiply by pairs of k: here k's last row of one product's
+    """This is the likely fault of kernels that multiply pairs of k: the last row of one product's
     weights counts as zero.
     """
 
@@ -169,8 +171,9 @@ def test_unknown_precisions_are_refused() -> None:
 
 
 def test_a_task_is_never_negative() -> None:
-    """Many batches of a transposed convolution: where a task's number might be the least int32, a
-    position counted from it would lie beyond int32, and TVM refuses to say so."""
+    """Many batches of a transposed convolution. If a task's number could be the least int32, a
+    position computed from it would lie beyond int32, and TVM would refuse the code.
+    """
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["": 18]>

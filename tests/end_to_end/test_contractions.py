@@ -1,5 +1,6 @@
-"""A model of what is neither dense nor depthwise (grouped, transposed, one-channel and 3-D
-convolutions, Einsum), by every way into the compiler: right, and nothing left to the fallback.
+"""A model of products that are neither dense nor depthwise (grouped, transposed, one-channel and
+3-D convolutions, Einsum), by every way into the compiler: it is right, and nothing uses the
+fallback.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ TOLERANCE = 1e-4  # of the output's largest magnitude
 
 
 class Mixture(nn.Module):
-    """Stem, ResNeXt block, FastViT's two filters a channel, SAM's positions, decoder, head."""
+    """A stem, a ResNeXt block, FastViT's two filters for each channel, SAM's positions, a decoder
+    and a head.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whole models on inputs and outputs that end right before an inaccessible page."""
+"""Whole models with inputs and outputs that end right before an inaccessible page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.fences import ALIGNMENT, fenced
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_read_or_written_behind_a_tensor(name: str) -> None:
-    """Aligned tensors, which kernels see, may have up to 63 bytes behind them in their last line;
-    others, which are copied, have none.
+    """Kernels see aligned tensors, which may have up to 63 bytes after them in their last line.
+    Other tensors are copied and have none.
     """
     x = np.random.default_rng().standard_normal(SHAPES[name]).astype(np.float32)
     with gtco.compile_model(MODELS[name], threads=2) as compiled:

@@ -1,5 +1,5 @@
-"""float16 models on CPUs: computed in float32 and rounded at their outputs, by kernels as good as a
-float32 model's.
+"""float16 models on CPUs: they are computed in float32 and rounded at their outputs, by kernels as
+good as those of a float32 model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled in this process, which has TVM already."""
+    """Compiles in this process, which already has TVM."""
     monkeypatch.setattr("gtco.compiler.Workers", InProcess)
 
 
@@ -63,8 +63,8 @@ def drawn(model: onnx.ModelProto, seed: int = 0, scale: float = 1.0) -> dict[str
 
 
 def check(model: Halved, compiled: gtco.CompiledModel, scale: float = 1.0) -> None:
-    """As exact as rounding its outputs allows, no less exact than ONNX Runtime, and by no slow
-    kernel.
+    """Checks that the result is as exact as the rounding of its outputs allows and no less exact
+    than ONNX Runtime's, and that no kernel is slow.
     """
     feeds = drawn(model.model, scale=scale)
     got, right, peer = compiled.run(feeds), model.right(feeds), model.peer(feeds)
@@ -85,12 +85,12 @@ def test_models(name: str, tmp_path: Path) -> None:
     check(model, compiled, scale=30.0)
     products = [s for s in compiled.stages if {"matmul", "conv2d"} & set(s["operators"])]
     weights = [s for s in products if any(t.startswith("float16[") for t in s["inputs"])]
-    # others are depthwise, by Winograd's filtering, or of two computed operands
+    # the other products are depthwise, use Winograd's filtering, or have two computed operands
     assert len(weights) >= 0.5 * len(products)
 
 
 def test_half_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the same model in float32 keeps them, though float16 would hold them."""
+    """The same model in float32 keeps its weights in float32, although float16 would hold them."""
     model = halved(exported("vit", tmp_path))
     half, plain = gtco.compile_model(model.model), gtco.compile_model(model.meaning)
     assert half.report.weights_bytes < 0.6 * plain.report.weights_bytes
@@ -104,7 +104,7 @@ def test_half_of_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_verified() -> None:
-    """ONNX Runtime's rounding inside and gtco's at the end are no error of either."""
+    """ONNX Runtime rounds inside and gtco at the end; neither is an error."""
     model = halved(
         graph(
             """g (float[1,19,24] x) => (float[1,19,24] y) {
@@ -122,7 +122,9 @@ def test_verified() -> None:
 
 
 def test_islands_of_float32_are_no_borders(tmp_path: Path) -> None:
-    """Casts to float32 and back inside the model vanish: as many stages as all of it in float16."""
+    """Casts to float32 and back inside the model vanish: there are as many stages as with all of it
+    in float16.
+    """
     plain = exported("vit", tmp_path)
     mixed = halved(plain, islands=("LayerNormalization", "Softmax", "ReduceMean", "Gelu"))
     compiled = gtco.compile_model(mixed.model)
@@ -143,7 +145,7 @@ def test_modules_in_half(tmp_path: Path) -> None:
 
 
 def test_infinity_arises_at_outputs_alone() -> None:
-    """The square passes 65504 inside, where ONNX Runtime may have an infinity of it."""
+    """The square passes 65504 inside the model, where ONNX Runtime may turn it into an infinity."""
     model = graph(
         """g (float16[1,64] x) => (float16[1,64] y, float16[1,64] z) {
             z = Mul(x, x)  b = Mul(z, scale)  y = Sqrt(b) }""",
@@ -159,7 +161,9 @@ def test_infinity_arises_at_outputs_alone() -> None:
 
 
 def test_denormal_numbers_of_float16_are_numbers() -> None:
-    """As inputs, constants and outputs, though kernels take float32's for zero."""
+    """This holds for inputs, constants and outputs, although kernels treat denormal float32 numbers
+    as zero.
+    """
     small = np.array([6e-8, 1.2e-7, -5e-6, 3e-5] * 8, np.float16)
     model = graph("g (float16[32] x) => (float16[32] y) { y = Add(x, c) }", c=small)
     x = np.roll(small, 1)
@@ -168,7 +172,7 @@ def test_denormal_numbers_of_float16_are_numbers() -> None:
 
 @pytest.mark.parametrize("hidden", [-65504.0, -np.inf])
 def test_masks(hidden: float) -> None:
-    """Hidden keys count for nothing, be the mask finite or not."""
+    """Hidden keys count for nothing, whether the mask is finite or not."""
     model = graph(
         """g (float16[2,19,16] q, float16[2,19,16] k, float16[2,19,16] v, float16[1,1,19] m)
            => (float16[2,19,16] y) {
@@ -188,7 +192,7 @@ def test_masks(hidden: float) -> None:
 
 
 def test_operators_that_tvm_compiles_run_in_float32() -> None:
-    """A sum along an axis in the fallback: in float16 it would be off by whole numbers."""
+    """A sum along an axis in the fallback: in float16 it would have errors of whole numbers."""
     model = graph(
         "g (float16[3000] x) => (float16[3000] y) { s = CumSum(x, axis)  y = Mul(s, c) }",
         axis=np.array(0),

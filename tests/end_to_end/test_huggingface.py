@@ -1,7 +1,7 @@
 """Hugging Face's own implementations, small and with random weights, through both ONNX exporters.
 
-Their graphs are another dialect than that of models/: masks made by IsNaN and Where, windows padded
-at run time, relative positions gathered by index, resampled position embeddings.
+Their graphs are written differently from those of models/: masks made by IsNaN and Where, windows
+padded at run time, relative positions gathered by index, resampled position embeddings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL = {
 
 
 class Plain(nn.Module):
-    """Tensors in, the named fields of the output out."""
+    """Takes tensors, and gives the named fields of the output."""
 
     def __init__(self, model: nn.Module, *fields: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def dinov2() -> nn.Module:
 
 
 def swin() -> nn.Module:
-    """40 x 40 in patches of 4 gives 10 x 10 tokens: windows of 4 need padding."""
+    """40 x 40 pixels in patches of 4 give 10 x 10 tokens, so windows of 4 need padding."""
     config = transformers.SwinConfig(
         image_size=40,
         patch_size=4,

@@ -1,5 +1,5 @@
-"""Operators of ONNX that read or write where indices say, against ONNX Runtime: none of them is
-left to the fallback.
+"""Operators of ONNX that read or write at indices, against ONNX Runtime; none of them uses the
+fallback.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cases:
         return self.given(self.rng.standard_normal(shape).astype(np.float32))
 
     def indices(self, shape: tuple[int, ...], sizes: list[int], constant: bool = False) -> str:
-        """Along the last axis one of each size, negative ones too."""
+        """Along the last axis one index for each size; some are negative."""
         parts = [self.rng.integers(-n, n, (*shape[:-1], 1)) for n in sizes]
         whole = np.concatenate(parts, -1) if len(sizes) > 1 else None
         if whole is None:
@@ -82,9 +82,11 @@ def test_gathers() -> None:
 
 
 def test_scatters() -> None:
-    """Each element is written once, where ONNX does not say which of several stands."""
+    """Each element is written once, because ONNX does not say which of several writes is kept."""
     c = Cases()
-    every = np.stack([c.rng.permutation(5)[:3] for _ in range(4)])  # a row's, all different
+    every = np.stack(
+        [c.rng.permutation(5)[:3] for _ in range(4)]
+    )  # the indices of a row, all different
     every[1] -= 5
     c.add("ScatterElements", c.numbers(4, 5), c.given(every), c.numbers(4, 3), axis=1)
     rows = c.given(c.rng.permutation(6)[:4].reshape(4, 1) - 6)

@@ -1,5 +1,5 @@
-"""Rows so few and long that their statistics are shared by all threads: as float64 has them, with
-what a row may hold besides numbers.
+"""Rows that are so few and so long that all threads share their statistics. They are compared with
+float64, also with elements that are no numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 import gtco
 
-LENGTH = 157_500  # 2^2 3^2 5^4 7: no part of it is whole vectors
+LENGTH = 157_500  # 2^2 3^2 5^4 7: no part of it consists of whole vectors
 
 MODEL = f"""
 <ir_version: 10, opset_import: ["": 21]>
@@ -68,7 +68,7 @@ def test_what_is_no_number(compiled: gtco.runtime.module.Model, odd: float, wher
 
 @pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min) / 2])
 def test_masked_rows(compiled: gtco.runtime.module.Model, hidden: float) -> None:
-    """A row that -inf hides whole is NaN; one that a finite mask hides is the mean."""
+    """A row that -inf hides entirely is NaN; a row that a finite mask hides is the mean."""
     rng = np.random.default_rng(9)
     x = rng.standard_normal((2, LENGTH)).astype(np.float32)
     x[0] = hidden

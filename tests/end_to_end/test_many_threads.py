@@ -1,5 +1,5 @@
-"""Small models compiled and run for one thread and for many more than there are cores here: kernels
-are cut for that many, and as many threads share the tasks.
+"""Small models compiled and run for one thread, and for many more threads than there are cores.
+Kernels are cut for this number, and as many threads share the tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RNG = np.random.default_rng()
 
 
 def convolutions() -> onnx.ModelProto:
-    """Convolution, pooling, depthwise convolution and a mean, of sizes that divide nothing."""
+    """Convolution, pooling, depthwise convolution and a mean, with sizes that no tile divides."""
     values = {
         "wide": RNG.standard_normal((10, 3, 3, 3)),
         "deep": RNG.standard_normal((10, 1, 3, 3)),
@@ -48,7 +48,7 @@ SHAPES = {"encoder": (BATCH, TOKENS, WIDTH), "convolutions": (1, 3, 15, 17)}
 @pytest.mark.parametrize("threads", [1, 3, 64, 192])
 @pytest.mark.parametrize("name", MODELS)
 def test_right_for_any_number_of_threads(name: str, threads: int) -> None:
-    """Within 1e-4 of ONNX Runtime, and the same run after run, whichever thread takes what."""
+    """Within 1e-4 of ONNX Runtime, and the same in every run, whichever thread takes which task."""
     model = MODELS[name]
     session = onnxruntime.InferenceSession(model.SerializeToString())
     with gtco.compile_model(model, threads=threads) as compiled:

@@ -1,5 +1,5 @@
-"""Models whose mask comes at run time, as Hugging Face writes them, against ONNX Runtime: padding,
-random masks, and rows that are wholly masked.
+"""Models whose mask is an input, as Hugging Face writes them, against ONNX Runtime: padding, random
+masks, and rows that are entirely masked.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 
 
 def build(mask: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """The encoder for an int64 mask of tokens, or an additive float one of scores."""
+    """The encoder for an int64 mask of tokens, or for a float mask that is added to the scores."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Encoder(mask == "float32").eval().requires_grad_(False)
@@ -59,7 +59,7 @@ def build(mask: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 
 def masks(kind: str) -> dict[str, np.ndarray]:
-    """Masks by name: in ``row`` a whole row is masked, of the batch or of the scores."""
+    """Masks by name; in ``row`` a whole row is masked, either of the batch or of the scores."""
     keep = np.ones((BATCH, 1, 1 if kind == "int64" else TOKENS, TOKENS), np.bool_)
     padding, row, everything = keep.copy(), keep.copy(), np.zeros_like(keep)
     padding[0, ..., 13:], padding[1, ..., 4:] = False, False

@@ -1,8 +1,8 @@
 """Small instances of every family, by every way into the compiler, against PyTorch in float64.
 
-Each is compiled once for two threads' targets by worker processes, as a user's call does it, saved
-and loaded with 1, 2 and 5 threads. The inputs are random ones and ones 30 times as large, at which
-an exp or a variance that is computed carelessly overflows or cancels.
+Worker processes compile each once for two threads, as a user's call does. It is saved, and loaded
+with 1, 2 and 5 threads. Some inputs are random, and others are 30 times as large, at which a
+careless exp or variance overflows or cancels.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def segformer(size: Size) -> nn.Module:
 
 
 def detr(size: Size) -> nn.Module:
-    """The real ResNet-50, all 16 blocks of it, at a quarter of its width."""
+    """The real ResNet-50 with all its 16 blocks, at a quarter of its width."""
     return Detr(
         size,
         encoder_depth=2,
@@ -89,7 +89,7 @@ FAMILIES: dict[str, tuple[Callable[[Size], nn.Module], Size]] = {
     "segformer": (segformer, (67, 95)),
     "detr": (detr, (99, 130)),
 }
-# The way in, and the batch that goes with it.
+# The way into the compiler, and its batch.
 ROUTES = {"dynamo": 1, "torchscript": 2, "module": 3}
 
 
@@ -114,7 +114,9 @@ def test_a_full_size_backbone(tmp_path: Path) -> None:
 
 
 def check(model: nn.Module, inputs: tuple[Tensor, ...], route: str, folder: Path) -> None:
-    """Compile by ``route``; outputs on every case and with every count of threads."""
+    """Compiles by ``route``, and checks the outputs in every case and with every number of
+    threads.
+    """
     if route == "module":
         compiled = gtco.compile_model(model, inputs)
     else:
@@ -151,8 +153,9 @@ def names(model: Any) -> list[str]:
 def compare(
     outputs: Sequence[np.ndarray], model: nn.Module, inputs: Sequence[Tensor], case: str
 ) -> None:
-    """Against the module in float64. Where PyTorch's own float32 is no better than a third of the
-    tolerance, the model is that ill-conditioned, and three times PyTorch's error is allowed.
+    """Compares with the module in float64. If PyTorch's own float32 has more than a third of the
+    tolerance as its error, the model is badly conditioned, and three times PyTorch's error is
+    allowed.
     """
     with torch.no_grad():
         single = [t.numpy() for t in flatten(model(*inputs))]
@@ -182,7 +185,7 @@ def flatten(value: Any) -> Iterator[Tensor]:
 
 
 def test_dlpack_in_torch_out(tmp_path: Path) -> None:
-    """A torch tensor in, a torch tensor out; and what ONNX Runtime says of the same file."""
+    """A torch tensor in, a torch tensor out; also ONNX Runtime's result for the same file."""
     model = vit((48, 48)).eval().requires_grad_(False)
     initialise(model, seed=3)
     image = torch.randn((1, 3, 48, 48), generator=torch.Generator().manual_seed(0))

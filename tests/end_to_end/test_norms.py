@@ -1,4 +1,4 @@
-"""Normalisations of images in the spellings that exporters use, between convolutions and alone,
+"""Normalisations of images in the forms that exporters write, between convolutions and alone,
 compiled and compared with ONNX Runtime.
 """
 
@@ -68,7 +68,7 @@ def test_norms_of_images() -> None:
     assert all(s["schedule"]["sketch"] != "fallback" for s in compiled.stages)
     got = compiled(x)
     (y,) = session.run(["y"], {"x": x})
-    # a mean of 20 costs ONNX Runtime's GroupNormalization 3.5e-4 of its result: float64 judges
+    # a mean of 20 costs ONNX Runtime's GroupNormalization 3.5e-4 of its result: float64 decides
     wide = x.astype(np.float64)
     gamma, beta = (values[name].astype(np.float64)[:, None, None] for name in ("g8", "b8"))
     normal = [

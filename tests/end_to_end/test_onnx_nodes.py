@@ -1,8 +1,8 @@
 """ONNX's own backend tests, one operator each, compiled, linked, loaded and run.
 
-Which are run says :mod:`tests.end_to_end.node_cases`; which may fail, and why, says
-:mod:`tests.end_to_end.node_failures`. A failure that is not in the table, one for another reason
-than the table's, and a test that passes although the table says that it fails are all errors.
+:mod:`tests.end_to_end.node_cases` says which tests are run. :mod:`tests.end_to_end.node_failures`
+says which may fail, and why. Three things are errors: a failure that is not in the table, a failure
+for another reason than the table's, and a test that passes although the table says that it fails.
 """
 
 from __future__ import annotations

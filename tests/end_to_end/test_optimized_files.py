@@ -1,7 +1,8 @@
-"""Files that ONNX Runtime's optimizers wrote: its session's, and ``onnxruntime.transformers``'.
+"""Files that ONNX Runtime's optimizers wrote: that of its session, and
+``onnxruntime.transformers``.
 
-Small members of the family are exported, optimized, and become the canonical operators and the
-stages of the plain export; their results are those of ONNX Runtime on the plain export.
+Small members of the family are exported and optimized. They become the canonical operators and the
+stages of the plain export, and their results are those of ONNX Runtime on the plain export.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def optimized(path: Path, by: str) -> onnx.ModelProto:
-    """By the session, or by ``onnxruntime.transformers`` for a type of model; without the session's
-    fusions before, behind which it finds no attention."""
+    """Optimized by the session, or by ``onnxruntime.transformers`` for a type of model. The latter
+    runs without the session's fusions, because after them it finds no attention.
+    """
     if by != "session":
         sizes = {"num_heads": 3, "hidden_size": 24}
         return optimizer.optimize_model(str(path), model_type=by, opt_level=0, **sizes).model
@@ -164,7 +166,7 @@ def domains(model: onnx.ModelProto) -> Counter[str]:
 def test_optimized_files_become_the_graph_of_the_plain_export(
     exports: Callable[[str], Path], name: str, by: str, wrote: dict[str, int]
 ) -> None:
-    """``wrote``: what the optimizer has to have written, so that this is a test at all."""
+    """``wrote`` is what the optimizer must have written, so that the test checks something."""
     path = exports(name)
     plain, model = onnx.load(path), optimized(path, by)
     assert wrote.items() <= domains(model).items()

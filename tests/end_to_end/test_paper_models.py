@@ -1,8 +1,8 @@
 """The nine models of the paper's Table I at their full widths and depths, from the source to a
 library that agrees with its reference on every case of ``verify``: ``make check-paper-models``.
 
-Images are smaller than in the table: more of them are the same kernels with more tasks. The models
-of up to 400 MB of weights go through ONNX, the larger ones in as modules.
+Images are smaller than in the table: larger ones use the same kernels with more tasks. Models of up
+to 400 MB of weights go through ONNX, and the larger ones go in as modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = {
     "vit-large-16": (160, 160),
     "vit-huge-14": (112, 112),
 }
-THROUGH_ONNX = 100  # million parameters, and fewer
+THROUGH_ONNX = 100  # models of at most this many million parameters
 
 
 def test_they_are_the_nine_of_the_table() -> None:

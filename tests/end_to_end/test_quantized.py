@@ -1,4 +1,6 @@
-"""Quantized models in ONNX's operators, against ONNX Runtime: integers to the last bit."""
+"""Quantized models in ONNX's operators, against ONNX Runtime; integers must agree to the last
+bit.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def compared(
 
 
 def test_quantize_and_dequantize() -> None:
-    """By tensor and by channel, of a scale that is known and of one that is not; ties included."""
+    """By tensor and by channel, with a constant scale and with a computed one; this includes
+    ties.
+    """
     rng = np.random.default_rng(fresh_seed())
     x = rng.standard_normal((3, 5, 67)).astype(np.float32)
     halves = rng.integers(-300, 300, (5, 67)).astype(np.float32)
@@ -66,8 +70,8 @@ def test_quantize_and_dequantize() -> None:
 
 @pytest.mark.parametrize("k", [7, 64, 1300])
 def test_integer_products_are_exact(k: int) -> None:
-    """Also where k terms outgrow what float32 holds exactly: 1300 times 255 times 255 is 5 times
-    as much.
+    """This holds even if k terms exceed what float32 holds exactly: 1300 times 255 times 255 is 5
+    times as much.
     """
     rng = np.random.default_rng(fresh_seed())
     model = onnx.parser.parse_model(DYNAMIC.replace("K", str(k)))

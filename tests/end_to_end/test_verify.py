@@ -1,5 +1,5 @@
-"""What ``verify`` catches: a real compiled model beside a reference that is another model in one
-respect, or with one lane of its output broken.
+"""What ``verify`` catches: a real compiled model beside a reference that differs in one respect, or
+with one broken lane in its output.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def encoder(
 ) -> onnx.ModelProto:
     """One attention with its projections, on images ``x`` or on ``ids``.
 
-    ``mask``: ``int64``, 1 for a token that counts, turned into (1 - m) * min as Hugging Face does,
-    or ``float32``, added to the scores; ``masked=False`` leaves it out of the scores. ``heads``:
-    which head's values each head's probabilities are multiplied with.
+    ``mask`` is ``int64`` (1 for a token that counts, turned into (1 - m) * min as Hugging Face
+    does) or ``float32`` (added to the scores); ``masked=False`` leaves it out of the scores.
+    ``heads`` says with which head's values each head's probabilities are multiplied.
     """
     rng = np.random.default_rng(7)
     values: dict[str, np.ndarray] = {
@@ -94,7 +94,7 @@ def encoder(
 
 
 def build(model: onnx.ModelProto) -> gtco.CompiledModel:
-    """Compiled in this process, which has TVM already."""
+    """Compiles in this process, which already has TVM."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gtco.compiler.Workers", InProcess)
         return gtco.compile_model(model, threads=1, simplify=False)
@@ -153,7 +153,7 @@ def test_onnxs_attention_passes_on_every_mask() -> None:
 
 @dataclass(frozen=True)
 class Broken:
-    """A compiled model whose outputs something happens to."""
+    """A compiled model whose outputs are changed."""
 
     inner: gtco.Model
     change: Callable[[np.ndarray], None]
@@ -199,7 +199,7 @@ def test_a_broken_lane_is_caught(
 
 
 def test_ids_reach_over_the_table_and_a_wrong_row_of_it_is_caught() -> None:
-    """Row 900 of 1000: ids of 0 to 3 never saw it."""
+    """The wrong row is 900 of 1000; ids of 0 to 3 would never read it."""
     model = encoder(None, vocabulary=1000)
     library = build(model)
     report = verify(library, model)

@@ -1,4 +1,4 @@
-"""Options of the fuzz test: how long, which seed, one trial alone."""
+"""Options of the fuzz test: how long it runs, which seed it has, or a single trial."""
 
 from __future__ import annotations
 

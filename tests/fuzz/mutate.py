@@ -1,6 +1,6 @@
 """Mutations: of a model's bytes, operators, edges, attributes, sizes, values, types and names; of a
-library's headers, notes, metadata and weights. Each is drawn from the generator alone, so a seed
-and a number give the same file again.
+library's headers, notes, metadata and weights. Each is drawn only from the generator, so the same
+seed and number give the same file again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Draw = random.Random
 
 
 def bytes_of(data: bytes, rng: Draw, count: int) -> bytes:
-    """``count`` times a bit flipped, bytes set, cut out, doubled or added."""
+    """Changes bytes ``count`` times: flips a bit, or sets, removes, doubles or adds bytes."""
     changed = bytearray(data)
     for _ in range(count):
         if not changed:
@@ -171,7 +171,7 @@ def dtype(model: Model, rng: Draw) -> None:
 
 
 def name(model: Model, rng: Draw) -> None:
-    """One tensor is called otherwise, everywhere."""
+    """Renames one tensor everywhere."""
     graph, new = model.graph, rng.choice(NAMES)
     old = rng.choice([n for node in graph.node for n in (*node.input, *node.output) if n] or ["x"])
     for node in graph.node:
@@ -219,7 +219,7 @@ def mutated_model(model: Model, rng: Draw) -> bytes:
 
 
 def mutated_library(data: bytes, rng: Draw) -> bytes:
-    """Damage to the headers (most often), to notes and metadata, anywhere, to the length."""
+    """Damages the headers (most often), notes and metadata, any place, or the length."""
     kind = rng.randrange(6)
     changed = bytearray(data)
     if kind == 0:

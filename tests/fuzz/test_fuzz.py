@@ -1,5 +1,5 @@
-"""Mutated models and libraries: each works or is refused with a GtcoError; no crash, no traceback,
-no hang. ``make check-fuzz`` runs it for minutes with a new seed, which it prints.
+"""Mutated models and libraries: each works or is refused with a GtcoError, without a crash, a
+traceback or a hang. ``make check-fuzz`` runs it for minutes with a new seed, which it prints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE = 300  # seconds after which a trial hangs; most take less than one
 
 @dataclass
 class Trials:
-    """A child process that tries files; replaced where one ends it."""
+    """A child process that tries files; it is replaced if one ends it."""
 
     root: Path
     child: subprocess.Popen[str] | None = None
@@ -82,7 +82,7 @@ def trials(root: Path) -> Iterator[Trials]:
 def faults(
     trials: Trials, folder: Path, seed: int, numbers: Iterator[int], libraries: list[Path]
 ) -> list[str]:
-    """Trial after trial; what went wrong, with the file that did it."""
+    """Runs trial after trial; gives the faults, with the files that caused them."""
     models = [make() for make in SEEDS]
     place = folder / "trial"
     found = []
@@ -117,7 +117,7 @@ def faults(
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A library with its weights inside, one with them beside it."""
+    """A library with its weights inside, and one with its weights beside it."""
     from gtco.runtime import artifact
 
     made = []

@@ -1,8 +1,8 @@
-"""``python -m tests.fuzz.trial``: answers each line on standard input, JSON with a file's ``path``
-and whether to ``simplify``, with a line of JSON: ``outcome`` (works, refused, traceback) and
-``text``.
+"""``python -m tests.fuzz.trial`` reads lines of JSON on standard input, each with a file's ``path``
+and whether to ``simplify``. It answers each with a line of JSON: ``outcome`` (works, refused,
+traceback) and ``text``.
 
-A process of its own, since what is tried may crash it; the one that asks sees that.
+It is a separate process, since a file may crash it; its caller sees that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attempt(path: Path, simplify: bool) -> None:
 def answer(path: Path, simplify: bool) -> dict[str, str]:
     try:
         attempt(path, simplify)
-    except InternalError as error:  # said well, but still a fault of ours
+    except InternalError as error:  # a good message, but still a fault of ours
         return {"outcome": "internal", "text": str(error)}
     except GtcoError as error:
         return {"outcome": "refused", "text": str(error)}
@@ -59,7 +59,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler.Workers = OneSetOfWorkers  # type: ignore[misc]
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # text that libraries print is no answer
     for line in sys.stdin:
         asked = json.loads(line)
         print(json.dumps(answer(Path(asked["path"]), asked["simplify"])), file=answers, flush=True)

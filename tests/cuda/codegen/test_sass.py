@@ -114,8 +114,8 @@ def test_the_persistent_kernel_of_a_vision_transformer(
     assert isinstance(single, GpuKernel)
     inputs = machine_code(single.images[arch].cubin)[single.symbol].instructions
     assert any("CONSTANT" in name for name in inputs), "the test would not see them"
-    # The barrier of all blocks has a fence and one arrival, and after it L1 is not trusted. A product
-    # whose tiles blocks share has the same.
+    # The barrier of all blocks has a fence and one arrival, and after it L1 is not trusted. The
+    # same holds for a product whose tiles blocks share.
     shared = sum(bool(of.counters) for of in run.generated.kernels.values())  # type: ignore[attr-defined]
     assert code.count("MEMBAR") > 0 and code.count("ATOMG", "ATOM", "REDG") == 1 + shared
     assert code.instructions["CCTL.IVALL"] > 0 and code.count("CCTL") > 1  # and prefetches
