@@ -57,7 +57,8 @@ PRICES = {
 
 
 class Vectors(NamedTuple):
-    """Vector instructions by the rate at which they run; the fields are rows of the table of rates.
+    """Vector instructions by the rate at which they run; the fields are rows of the table of
+    rates.
     """
 
     vector: float = 0.0

@@ -107,7 +107,8 @@ def _bound(function: Callable[[Emitter, Operator, Expr, str], Expr]) -> Emit:
 def _vector(
     single: Callable[[Emitter, Expr], Expr], double: Callable[[Emitter, Expr], Expr]
 ) -> Emit:
-    """Vector arithmetic in float32; ``double`` is the function in float64, with a bound argument.
+    """Vector arithmetic in float32; ``double`` is the function in float64, with a bound
+    argument.
     """
     return _floats(
         lambda em, op, x, dtype: single(em, x) if dtype == "float32" else double(em, em.let(x))

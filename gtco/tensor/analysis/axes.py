@@ -289,7 +289,8 @@ class _Axes:
         return found
 
     def same(self, first: int, stop: int) -> float:
-        """Bytes of the inputs that do not change along these axes, at one place of the axes before.
+        """Bytes of the inputs that do not change along these axes, at one place of the axes
+        before.
         """
         still: dict[str, float] = {}
         moving = {""}  # the constant of a padding

@@ -56,7 +56,8 @@ class LoopNest:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The loops that become a row's m, n and k, each in the nest's order. The others stay outside.
+    """The loops that become a row's m, n and k, each in the nest's order. The others stay
+    outside.
     """
 
     m: tuple[str, ...]
@@ -73,7 +74,8 @@ def _in(loop: str, index: Index) -> bool:
 
 
 def spans(index: Index, x: str, y: str) -> bool:
-    """True if two loops reach a matrix of the tensor: each of them has an index without the other.
+    """True if two loops reach a matrix of the tensor: each of them has an index without the
+    other.
     """
     return not any(x in part and y in part for part in index)
 

@@ -185,7 +185,8 @@ class Expressions:
         return f"{first} ? {then} : {other}", CONDITIONAL
 
     def _floor(self, x: Expr, kind: str) -> tuple[str, int]:
-        """A floor division or remainder. C++ truncates, which is the same if nothing is negative.
+        """A floor division or remainder. C++ truncates, which is the same if nothing is
+        negative.
         """
         division = kind == "FloorDiv"
         bounds = [self.scope.analyzer.const_int_bound(v) for v in (x.a, x.b)]

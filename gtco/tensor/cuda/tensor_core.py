@@ -217,7 +217,8 @@ def _mma(name: str, formats: tuple[str, ...], since: int, *fragments: Fragment) 
 
 
 def _wmma(m: int, n: int, k: int) -> TensorCoreRow:
-    """A row of WMMA, which hides its fragments: only wmma.load, wmma.mma and wmma.store know them.
+    """A row of WMMA, which hides its fragments: only wmma.load, wmma.mma and wmma.store know
+    them.
     """
     return TensorCoreRow(
         f"wmma.m{m}n{n}k{k}",
@@ -336,7 +337,8 @@ def newest(target: GpuTarget) -> int:
 
 
 def rows(target: GpuTarget, operand: str) -> Iterator[TensorCoreRow]:
-    """The rows that multiply operands of this dtype on the target, also those that no kernel uses.
+    """The rows that multiply operands of this dtype on the target, also those that no kernel
+    uses.
     """
     return (row for row in ROWS.values() if row.admitted(target, operand))
 

@@ -274,7 +274,8 @@ class Emitter(Scope):
         return self.let(combine(tirx.Shuffle([vector], [0]), tirx.Shuffle([vector], [1])))
 
     def prefetch(self, array: Array, position: Expr) -> None:
-        """Prefetches the cache line at a flat position into L2. Outside the array it does nothing.
+        """Prefetches the cache line at a flat position into L2. Outside the array it does
+        nothing.
         """
         self.prefetch_value(array.buffer[self.index(position)])
 

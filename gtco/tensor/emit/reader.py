@@ -174,7 +174,8 @@ class Reader:
         return values[output], where[output]
 
     def finish(self, tail: Epilogue, index: Sequence[Expr], value: Expr, output: Array) -> None:
-        """Stores the result of the epilogue for the anchor's ``value`` at ``index`` in its place.
+        """Stores the result of the epilogue for the anchor's ``value`` at ``index`` in its
+        place.
         """
         result, where = self.through(tail, index, value)
         self.emitter.store(output, where, result)

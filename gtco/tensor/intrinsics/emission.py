@@ -166,7 +166,8 @@ class _Step:
         return self.em.index(self.a.offset + i * self.a.stride + self.a.along(k))
 
     def vector(self, j: int, width: int = 1) -> Expr:
-        """Vector j of this step of B, in its layout, with ``width`` elements of the buffer a lane.
+        """Vector j of this step of B, in its layout, with ``width`` elements of the buffer a
+        lane.
         """
         lanes = width * self.tile.lanes
         apart = lanes if self.b.vector is None else self.b.vector

@@ -163,7 +163,8 @@ def scatter_elements(data: Any, indices: Any, updates: Any, axis: int, reduction
 
 
 def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
-    """Like ONNX's ScatterND: the last axis of ``indices`` is an index into the data's first axes.
+    """Like ONNX's ScatterND: the last axis of ``indices`` is an index into the data's first
+    axes.
     """
     shape, (*many, depth) = _sizes(data), _sizes(indices)
 

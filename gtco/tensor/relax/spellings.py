@@ -1,4 +1,5 @@
-"""Canonical operators as Relax programs, from which :mod:`gtco.tensor.relax.bridge` makes kernels.
+"""Canonical operators as Relax programs, from which :mod:`gtco.tensor.relax.bridge` makes
+kernels.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ _BEGUN = frozenset(
 
 
 def possible(anchors: tuple[str, ...]) -> bool:
-    """True if a stage with these anchors, or a stage that adds operators to it, may have a sketch.
+    """True if a stage with these anchors, or a stage that adds operators to it, may have a
+    sketch.
     """
     return anchors in _BEGUN
 

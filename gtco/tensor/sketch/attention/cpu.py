@@ -146,7 +146,8 @@ class Attention(AttentionFacts):
         return float(sum(ITEM_BYTES[t.dtype] for t in whole))
 
     def extra(self, chunks: int) -> tuple[Extra, ...]:
-        """The work beside the products: packing K and V, the operators on q, k and v, and softmax.
+        """The work beside the products: packing K and V, the operators on q, k and v, and
+        softmax.
         """
         b, m, n, d, e = self.extents
         lanes, head = self.target.lanes, self.head_vectors

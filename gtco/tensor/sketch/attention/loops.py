@@ -30,14 +30,15 @@ from gtco.tensor.space import Config
 # image of one colour, every addition may round the same way, and exp turns the absolute error of a
 # large score into a relative error of its weight.
 CHAIN = 256
-# Most iterations of the innermost loop of a product. A block loop makes the product's loops as deep
-# as softmax's; there are few blocks, because the CPU sometimes mispredicts the jump at the end of
-# one.
+# Most iterations of the innermost loop of a product. With the loop over blocks the product's loops
+# are as deep as softmax's. Blocks are long, because the CPU may mispredict the jump at a block's
+# end.
 BLOCK = 64
 
 
 def _groups(vectors: int, most: int) -> list[tuple[int, int]]:
-    """Cuts ``vectors`` into groups of at most ``most``, as even as possible: (first, size) of each.
+    """Cuts ``vectors`` into groups of at most ``most``, as even as possible: (first, size) of
+    each.
     """
     count = ceil(vectors / most)
     size, larger = divmod(vectors, count)
@@ -135,7 +136,8 @@ class AttentionLoops:
         return self.reader.value(name, broadcast_index([*batch, row, column], shape))
 
     def pack_keys(self, batch: list[Expr]) -> None:
-        """keys[p, d, l] = K[p * lanes + l, d], zero beyond n. Blocks are transposed in registers.
+        """keys[p, d, l] = K[p * lanes + l, d], zero beyond n. Blocks are transposed in
+        registers.
         """
         em, lanes = self.em, self.lanes
         rest = self.n % lanes

@@ -42,7 +42,8 @@ SUMS = 8  # independent sums that hide the latency of FMA on two ports
 
 
 def match(stage: Stage, target: Target) -> Dot | None:
-    """A stage that the rule ``gemm`` matches, if it has few columns and k fills vectors; else None.
+    """A stage that the rule ``gemm`` matches, if it has few columns and k fills vectors; else
+    None.
     """
     op = anchor(stage, *CONTRACTIONS)
     view = contraction(stage, op) if op else None

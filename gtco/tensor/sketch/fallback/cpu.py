@@ -29,9 +29,7 @@ from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import NARROW_INDICES, Operator, Stage, TensorType
 from gtco.tensor.workload import Layer, Stream, Workload
 
-SLOWNESS = (
-    16.0  # factor on the bytes it moves, so that any other sketch is preferred
-)
+SLOWNESS = 16.0  # factor on the bytes it moves, so that any other sketch is preferred
 RATE = 4.0  # vector operations in the time of one of its scalar ones: about 1 GFLOP/s
 
 

@@ -68,7 +68,8 @@ NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vecto
 
 
 def match(stage: Stage, target: Target) -> Gemm | None:
-    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None.
+    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else
+    None.
     """
     op = anchor(stage, *CONTRACTIONS)
     if op is None or not float32(stage, (op.output,)) or operand_dtype(stage, op) not in OPERANDS:

@@ -82,7 +82,8 @@ TILINGS: tuple[tuple[str, Role], ...] = (
 
 
 def match(stage: Stage, target: GpuTarget) -> CudaGemm | None:
-    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else None.
+    """The stage as one contraction with a readable prologue and a one-to-one epilogue, else
+    None.
     """
     op = anchor(stage, *CONTRACTIONS)
     if op is None or not is_static(stage):

@@ -173,7 +173,8 @@ class Source:
         return b, (f"{own}{RUN}", size // RUN), (k, steps)
 
     def runs_along_k(self) -> bool:
-        """True if more loads follow each other in memory along k than along the operand's own axis.
+        """True if more loads follow each other in memory along k than along the operand's own
+        axis.
         """
         p, scope = self.product, Scope()
         b, i, k = scope.variables((p.batch, self.own[1], p.k))
@@ -200,7 +201,8 @@ class Source:
 
     # the text -------------------------------------------------------------------------------------
     def lambdas(self, args: Arguments, reading: Reading) -> list[str]:
-        """Statements that define the operand in the form that gemm.cuh takes, named by its letter.
+        """Statements that define the operand in the form that gemm.cuh takes, named by its
+        letter.
         """
         if reading.way == "packed":
             batch = lambdas.write(

@@ -1,4 +1,5 @@
-"""A convolution that has loops of its own, beside the product that the ``gemm`` sketch makes of it.
+"""A convolution that has loops of its own, beside the product that the ``gemm`` sketch makes of
+it.
 """
 
 from __future__ import annotations

@@ -224,7 +224,8 @@ class WindowLoops:
         c0: Expr,
         width: int,
     ) -> None:
-        """Emits neighbouring outputs of ``width`` channels from ``c0``, each with its ``own`` taps.
+        """Emits neighbouring outputs of ``width`` channels from ``c0``, each with its ``own``
+        taps.
         """
         em, g = self.em, self.g
         columns, taps = len(own), sorted({kw for each in own for kw in each})

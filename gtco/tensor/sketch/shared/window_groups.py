@@ -70,7 +70,8 @@ def _lanes(em: Emitter, array: Array, at: int, lanes: int) -> Expr:
 def _spread(
     em: Emitter, read: Array, span: int, lanes: int, group: tuple[int, int]
 ) -> Callable[[int], Expr]:
-    """For every output lane, the j-th input channel of its group, out of ``span`` that were read.
+    """For every output lane, the j-th input channel of its group, out of ``span`` that were
+    read.
     """
     if lanes == 1:
         return lambda j: em.load(read, [j])

@@ -104,7 +104,8 @@ class Transform:
         return [self._gathered(em, row) for row in zip(*columns, strict=True)]
 
     def _transformed(self, em: Emitter, x: Sequence[Expr]) -> list[Expr]:
-        """B^T x. The two rows of a pair of points differ in the sign of every second coefficient.
+        """B^T x. The two rows of a pair of points differ in the sign of every second
+        coefficient.
         """
         rows = self.inputs
         made = [_sum(em, rows[0], x)]
