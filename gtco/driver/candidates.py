@@ -81,7 +81,7 @@ class _Room:
     def _counters_at(self) -> Mapping[str, int]:
         """The place of each symbol's counters in the arena."""
         places = accumulate(self.counters.values(), initial=self.results + self.scratch)
-        return dict(zip(self.counters, places, strict=False))  # and where they end
+        return dict(zip(self.counters, places, strict=False))  # the last place is the end
 
     def between(self, candidate: BundledKernel) -> tuple[BufferRef, ...]:
         """The kernel's scratch and counters, if it has some."""
@@ -257,7 +257,7 @@ class _Checks:
             if self.bytes > MOST_COMPARED:
                 notes.append(
                     f"results of {stage.label} ({stage.key}) and of lighter stages are too large "
-                    "to be compared where they are timed"
+                    "to be compared on the machine that times them"
                 )
                 break
             types = {type_.dtype for type_ in stage.types.values()}

@@ -37,7 +37,7 @@ def persistent(
         for kernel in kernels.values()
     }
     if roles := [name for name, program in programs.items() if has_roles(program.source)]:
-        detail = f"{roles[0]} hands over registers, which is for a kernel of its own"
+        detail = f"{roles[0]} hands over registers, which only a kernel of its own can do"
         return Rejection("warp roles", detail)
     most = max((_buffers(stage, generated) for stage in generated.stages), default=0)
     if not programs:

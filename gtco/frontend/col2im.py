@@ -3,7 +3,7 @@
     x [N, C * prod(block), L] -> y [N, C, *image]
 
 Blocks that tile the image (stride = block) are a permutation. Otherwise each position inside the
-block gives an image of its own, its columns ``stride`` apart, and these are shifted and added.
+block gives its own image, with columns ``stride`` apart; these images are shifted and added.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _added(
         part = builder.emit(
             relax.op.strided_slice(columns, list(range(2, 2 + rank)), list(inside), ends)
         )
-        # zeros between the columns, so that they lie ``stride`` apart
+        # zeros between the columns, so that they are ``stride`` apart
         apart = [extent for c in counts for extent in (c, 1)]
         part = builder.emit(relax.op.reshape(part, (n, channels, *apart)))
         gaps = [extent for s in strides for extent in (0, s - 1)]

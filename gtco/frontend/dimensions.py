@@ -278,7 +278,7 @@ def _ask(inputs: Sequence[onnx.ValueInfoProto], missing: Sequence[OpenAxis]) -> 
     whole = [examples.get(axis, size) for axis, size in enumerate(_sizes(first))]
     shared = {a.written: a.input for a in missing if a.written not in _UNNAMED | {a.name}}
     alike = "".join(
-        f" '{name}' stands on several axes of '{tensor}', whose sizes may differ: "
+        f" '{name}' names several axes of '{tensor}', whose sizes may differ: "
         f"{_flag(name, 'SIZE')} gives all of them one size."
         for name, tensor in shared.items()
     )

@@ -34,7 +34,7 @@ def widen(
     """The model and its weights with float32 in place of float16, and whether there was any
     float16.
 
-    ``weights`` are values of inputs of the graph, by name. The model has no functions of its own.
+    ``weights`` are values of inputs of the graph, by name. The model has no local functions.
     """
     if not _any_float16(model.graph, weights):
         return model, weights, False

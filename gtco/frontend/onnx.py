@@ -42,7 +42,7 @@ from gtco.support.errors import ModelError, UnsupportedError
 from gtco.tensor.stage import ITEM_BYTES, TensorType
 
 _STANDARD = ("", "ai.onnx")
-# Operators of ONNX Runtime's own domain that TVM's importer reads with that domain's meaning.
+# Operators of ONNX Runtime's own domain that TVM's importer reads with their meaning there.
 _MICROSOFT = ("Gelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "GridSample", "Trilu")
 
 
@@ -238,7 +238,7 @@ def _inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> list[onnx.Val
         if not value.type.HasField("tensor_type"):
             raise UnsupportedError(
                 f"input '{value.name}' is no tensor ({value.type.WhichOneof('value')}); gtco "
-                "compiles models of tensors alone"
+                "compiles only models of tensors"
             )
         _require_type(f"input '{value.name}'", value.type.tensor_type.elem_type)
     return inputs
@@ -346,7 +346,7 @@ def _translate(model: onnx.ModelProto) -> tuple[Any, dict[str, str]]:
     for value, kind in zip(model.graph.output, [made] if single else made.fields, strict=True):
         if not isinstance(kind, relax.TensorType | relax.ShapeType):
             raise UnsupportedError(
-                f"output '{value.name}' is no tensor but a sequence of tensors; gtco gives out "
-                "tensors alone: give out its elements instead (SequenceAt, ConcatFromSequence)"
+                f"output '{value.name}' is no tensor but a sequence of tensors; gtco returns "
+                "only tensors: make its elements outputs instead (SequenceAt, ConcatFromSequence)"
             )
     return module, importer.labels

@@ -158,7 +158,7 @@ def _external_file(location: str, source: Path, name: str) -> Path:
         raise outside
     if not found:
         raise ModelError(
-            f"external data file '{path}' is missing (initializer '{name}' lies in it): copy it "
+            f"external data file '{path}' is missing (initializer '{name}' is in it): copy it "
             "beside the model"
         )
     return path

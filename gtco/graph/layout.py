@@ -59,7 +59,7 @@ def channels_last(graph: Graph) -> Graph:
     everything = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE | _EITHER))
     if moved_elements(everything) == 0 or not _beside_permutes(everything):
         return everything
-    # A chain of poolings between NCHW tensors gains nothing until all of it stays.
+    # A chain of poolings between NCHW tensors gains nothing until the whole chain stays in NCHW.
     needed = _settled(lambda: _Pass(graph).convert(_NHWC_ALONE))
     best = min(everything, needed, key=moved_elements)
     for op in _beside_permutes(best):

@@ -141,9 +141,7 @@ def _failure(
     """What is wrong, with the three values at the largest error."""
     nonfinite = beyond & np.isinf(off.absolute)
     if nonfinite.any():
-        return (
-            f"{int(nonfinite.sum())} elements are infinite or NaN where the reference's are not so"
-        )
+        return f"{int(nonfinite.sum())} elements are infinite or NaN where the reference's are not"
     at = np.unravel_index(int(np.where(beyond, off.relative, -1).argmax()), beyond.shape)
     answers = f"it gives {a[at]:.6g}, the reference {e[at]:.6g}"
     if exact is not None:

@@ -23,7 +23,7 @@ from gtco.frontend.expansion.control_flow import attributes
 from gtco.frontend.expansion.walk import Unsuitable, Walk
 from gtco.frontend.expansion.writer import Writer
 
-_HIDDEN = -10000.0  # mask_filter_value where the node gives none
+_HIDDEN = -10000.0  # mask_filter_value if the node gives none
 
 
 def attention(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:

@@ -6,7 +6,7 @@ an offset::
     column[c, k, h, w] = mask[k, h, w] * sample(x[c], h * stride + k * dilation - pad + offset)
     y = W [O, C * taps] @ column [C * taps, oH * oW] + bias
 
-All taps of a group of offsets are sampled at once: they lie below each other in one grid.
+All taps of a group of offsets are sampled at once: one grid holds them below each other.
 """
 
 from __future__ import annotations

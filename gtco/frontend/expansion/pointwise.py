@@ -101,6 +101,6 @@ def bias_dropout(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
     if known is None or bool(known):
         raise Unsuitable("its training_mode is set: export the model after model.eval()")
     if len(node.output) > 1 and node.output[1]:
-        raise Unsuitable("its mask is used, which inference has not: export after model.eval()")
+        raise Unsuitable("its mask is used, but inference has none: export after model.eval()")
     x = w.add("Add", x, bias)
     return [w.add("Add", x, residual) if residual else x]

@@ -95,7 +95,7 @@ class Cone:
         best greedy stage, the other at the sink alone.
         """
         self.cuts.add(
-            f"more than {self.most} stages are possible; a descent weighed as many at most, "
+            f"more than {self.most} stages are possible; a descent compared at most so many, "
             "so the partition may not be the optimum"
         )
         alone = 1 << (len(self.ops) - 1)

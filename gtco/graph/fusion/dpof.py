@@ -14,8 +14,8 @@ inside the stage and are no graph outputs. Three things follow.
    sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
    their sinks are an execution order. (For the same reason stages are connected and convex.)
 2. *A stage is a piece of the post-dominator tree.* All paths from an operator of the stage to the
-   outputs run inside the stage until its sink, so its immediate post-dominator, which lies on them,
-   is in the stage too. Hence every stage lies within the subtree of its sink.
+   outputs run inside the stage until its sink, so its immediate post-dominator, which is on them,
+   is in the stage too. So every stage is within the subtree of its sink.
 3. *The remaining sets fall apart.* Peel from V the stage V' that holds V's last operator, which
    must be that stage's sink. Whatever hangs in the tree directly below V' is, again by 2, the sink
    of its own stage, and its subtree shares no stage with its siblings'. So V - V' is a disjoint

@@ -112,7 +112,7 @@ def anchors_allowed(anchors: Sequence[Operator], paths: Mapping[str, Collection[
     reductions = [op for op in anchors if _letter(op) in ("S", "R")]
     if not complexes:
         return len(reductions) <= 1
-    if len(complexes) == 2:  # the first product reaches the second through the softmax alone
+    if len(complexes) == 2:  # the first product reaches the second only through the softmax
         return len(reductions) == 1 and paths[complexes[0].output] == {"MSM"}
     if len(complexes) > 2:
         return False

@@ -24,7 +24,7 @@ INDEXED = 2**31  # int32 counts fewer elements than this
 ORDERED = ("float32", "int32", "int16", "uint16", "int8", "uint8")
 
 
-# where elements lie -------------------------------------------------------------------------------
+# places of elements ------------------------------------------------------------------------------
 def _counting(lowering: Lowering, tensor: str) -> str:
     """The integer dtype that can count the tensor's elements."""
     return "int32" if lowering.type(tensor).size < INDEXED else "int64"

@@ -95,7 +95,7 @@ def _composed(
     if op.kind == "conv2d":
         taps = graph.constants[op.inputs[1]].shape[1:]
         weight = numpy.ascontiguousarray(weight.T).reshape(-1, *taps)
-    spread = (1,) * (len(second.op.type.shape) - 1 - second.axis)  # axes behind the channels
+    spread = (1,) * (len(second.op.type.shape) - 1 - second.axis)  # axes after the channels
     known = graph.add_constant(weight, op.inputs[1])
     y = graph.add(op.kind, (op.inputs[0], known), name=op.name, **dict(op.attrs))
     for step in reversed(between):

@@ -92,7 +92,7 @@ def _pays(graph: Graph, op: Operator, part: str, weight: numpy.ndarray, alone: b
     outputs, channels = weight.shape[:2]
     before = _positions(graph.types[resize.inputs[0]].shape, op)
     after = _positions(resize.type.shape, op)
-    goes = alone and graph.only_user(part) is not None  # nothing needs the resized inputs then
+    goes = alone and graph.only_user(part) is not None  # then nothing needs the resized inputs
     more = outputs - channels if goes else outputs
     return (after - before) * outputs * channels > ELEMENT * after * max(more, 0)
 

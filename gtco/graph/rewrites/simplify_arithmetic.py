@@ -1,4 +1,4 @@
-"""Arithmetic with constants in one form, so that the patterns behind it are few.
+"""Arithmetic with constants in one form, so that later rewrites need few patterns.
 
 before: power(x, 2); power(x, 0.5)              after: multiply(x, x); sqrt(x)
 before: divide(x, c); subtract(x, c)            after: multiply(x, 1/c); add(x, -c), floats alone

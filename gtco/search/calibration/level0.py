@@ -28,7 +28,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 from gtco.tensor.workload import Workload
 
 DEPTH = 128  # steps of k: the operands of every tile fit any L1
-REPEATS = 1000  # passes over the operands in one call: a call must dwarf what calling costs
+REPEATS = 1000  # passes over the operands in a call, which must take far longer than its overhead
 ELEMENTS = 1024  # in each tensor of a small stage: 4 KB
 STAGE_REPEATS = 1000  # runs of a small stage in one call
 ROWS = 8  # packed rows, of DEPTH elements each

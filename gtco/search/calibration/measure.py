@@ -49,7 +49,7 @@ from gtco.search.calibration.level0 import (
 from gtco.search.calibration.timing import Call, aligned, call, of_each, operands, together
 from gtco.tensor.intrinsics.table import MicroKernel, every_micro_kernel, micro_kernels
 
-MOST_SECONDS = 5.0  # of it all
+MOST_SECONDS = 5.0  # of the whole measurement
 # Of all arrays together. They also take at most 1 / SHARE_LEFT of the memory that is left.
 MOST_BYTES, SHARE_LEFT = 256 << 20, 4
 ARRAYS = 8  # each of the two arrays takes 1 / ARRAYS; kernels and threads take the rest
@@ -94,7 +94,7 @@ class Clock:
         """Raises :class:`NotMeasured` if all of the time has passed."""
         if self.left(1.0) <= 0:
             raise NotMeasured(
-                f"its time of {MOST_SECONDS:g} s was over before everything was measured once; "
+                f"its time of {MOST_SECONDS:g} s passed before everything was measured once; "
                 "other processes may have held the cores"
             )
 
@@ -153,7 +153,7 @@ def _arrays() -> list[np.ndarray]:
     size = most // ARRAYS // 4096 * 4096
     if size < LEAST_BYTES:
         raise NotMeasured(
-            f"it takes {ARRAYS * LEAST_BYTES >> 20} MB, and may take one in {SHARE_LEFT} of the "
+            f"it takes {ARRAYS * LEAST_BYTES >> 20} MB, and may use only 1/{SHARE_LEFT} of the "
             f"{(left or 0) / 1e6:.0f} MB that are left to this process"
         )
     return operands(2, size // 4)

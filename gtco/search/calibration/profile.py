@@ -45,7 +45,7 @@ class MachineTable:
     note: str = ""
 
 
-_unkept: dict[Path, MachineTable] = {}  # of this process, where the cache folder has none
+_unkept: dict[Path, MachineTable] = {}  # tables of this process that could not be cached
 
 
 def machine_table(target: Target, say: Callable[[str], None] = lambda what: None) -> MachineTable:
@@ -66,7 +66,7 @@ def machine_table(target: Target, say: Callable[[str], None] = lambda what: None
             )
             return _unkept[path]
         if wrong := save(path, _as_json(table, machine_key(target))):
-            note = "what was measured of this machine is not kept: each process measures it again"
+            note = "the measurements of this machine are not kept: each process measures again"
             _unkept[path] = MachineTable(table, f"{note}. {wrong}")
         else:
             return MachineTable(table)

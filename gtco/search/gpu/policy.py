@@ -75,7 +75,7 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
 
 
 class Priced(NamedTuple):
-    """A config of which launch, and three facts about it: whether it may be picked unmeasured,
+    """The config of a launch, and three facts about it: whether it may be picked unmeasured,
     whether its blocks add up their sums, and whether some of its warps only copy.
     """
 

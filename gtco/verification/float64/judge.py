@@ -15,7 +15,7 @@ from gtco.verification.judge import Unjudged
 Array = NDArray[Any]
 
 SECONDS = 120.0  # of all evaluations of one verification
-BYTES = 4 * 2**30  # of the tensors of one; less where less memory is free
+BYTES = 4 * 2**30  # of the tensors of one evaluation; less if less memory is free
 OPERANDS: Mapping[str, Any] = {"fp32": None, "bf16": ml_dtypes.bfloat16, "fp16": np.float16}
 
 

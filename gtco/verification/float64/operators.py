@@ -198,7 +198,7 @@ class QuickGelu(OpRun):
         return (x * special_functions.sigmoid(_scalar(x, alpha) * x),)
 
 
-# softmax: until opset 12 of all axes from one on, together ----------------------------------------
+# softmax: until opset 12 over all axes from one on together ---------------------------------------
 class _Softmax(OpRun):
     op_domain = ""
 
