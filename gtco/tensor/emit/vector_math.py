@@ -1,12 +1,13 @@
-"""exp, erf, tanh and their kin as vector arithmetic: polynomials in TIR, no call into libm.
+"""exp, erf, tanh and related functions as vector arithmetic: polynomials in TIR, without calls of
+libm.
 
-Every function takes a float32 value, a scalar (in a vectorized loop its lanes) or an explicit
-vector such as ``float32x16``, and returns one of the same type. Values used twice are bound by
-``em.let``: TIR expressions are trees.
+Every function takes a float32 value: a scalar (in a vectorized loop, its lanes) or an explicit
+vector such as ``float32x16``. It returns a value of the same type. Values used twice are bound by
+``em.let``, because TIR expressions are trees.
 
 The coefficients are our own: minimax fits in double precision by Lawson's iteratively reweighted
-least squares (C. L. Lawson, 1961) on 2000 Chebyshev nodes, rounded to float32. Bounds are stated
-in ulp of the float32 result and tested in ``tests/tensor/test_vector_math.py``.
+least squares (C. L. Lawson, 1961) on 2000 Chebyshev nodes, rounded to float32. Bounds are stated in
+ulp of the float32 result and tested in ``tests/tensor/test_vector_math.py``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def dtype_of(x: Expr) -> str:
 
 
 def constant(x: Expr, value: float, dtype: str = "") -> Expr:
-    """``value`` as a constant with as many lanes as ``x``, of its dtype unless another is named."""
+    """``value`` as a constant with as many lanes as ``x``, in its dtype unless another is given."""
     dtype = dtype or dtype_of(x)
     if dtype == "float32":
         value = float(np.float32(value))
@@ -237,7 +238,7 @@ def tanh(em: Emitter, x: Expr) -> Expr:
 
 
 def log(em: Emitter, x: Expr) -> Expr:
-    """The natural logarithm, denormals included, at most 2 ulp; -inf at 0 and NaN below."""
+    """The natural logarithm, denormals included, at most 2 ulp. It is -inf at 0, and NaN below."""
     x = em.let(x, "x")
     tiny = em.let(
         tirx.Select(x < constant(x, SMALLEST_NORMAL), constant(x, 2.0**23), constant(x, 1.0)), "s"
@@ -256,8 +257,8 @@ def log(em: Emitter, x: Expr) -> Expr:
 
 
 def gelu(em: Emitter, x: Expr) -> Expr:
-    """x Phi(x), in 19 vector instructions and no division; within 4e-7 |x|, exactly 0 and x beyond
-    |x| = 5.3.
+    """x Phi(x), in 19 vector instructions without a division. The error is at most 4e-7 |x|. Beyond
+    |x| = 5.3 the result is exactly 0 or x.
     """
     x = em.let(x, "x")
     v = em.let(clamp(x * x, -inf, 25.0) * constant(x, 2 / 25) + constant(x, -1.0), "v")

@@ -6,7 +6,7 @@ inner loops.
     producer; consumer               ->  consumer(producer)            # padding, transposes, casts
     for i, j, k: C[i, j] += A * B    ->  for i: C[i, :] = 0
                                          for i, k, j: C[i, j] += A * B      # B contiguous in j
-    for i, j, k, l: C[i, j, k, l] =  ->  parallel for ij: for k, l: ...     # where it is alone
+    for i, j, k, l: C[i, j, k, l] =  ->  parallel for ij: for k, l: ...     # if it is alone
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Blocking:
     keys: int
     stages: int
     held: bool
-    once: bool = False  # are all keys in one step?
-    computed: bool = False  # is the bias computed? Its inputs wait beside each score
+    once: bool = False  # True if all keys are in one step
+    computed: bool = False  # True if the bias is computed: its inputs wait beside each score
 
     @property
     def rows(self) -> int:

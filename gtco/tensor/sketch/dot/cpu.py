@@ -4,7 +4,7 @@ structure SSR. Vectors run along k, because n would leave most of their lanes em
 ::
 
     for task in batch x row chunks:                    # parallel
-      rows of B, one a column                          # packed, or copied where B is no constant
+      rows of B, one a column                          # packed, or copied if B is not constant
       for block of mr (or mr - 1) rows of the task:
         pack rows of A (prologue, im2col)              # unless they lie in an input; stays in L1
         for k in vectors:  sums[mr, n] += A[mr, k] * B[n, k]

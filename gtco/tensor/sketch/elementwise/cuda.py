@@ -3,7 +3,7 @@
 ::
 
     for row, group of N neighbours in it:                 # a thread each
-      x0 = read_group<N>(in0 + ...)                        # 16 bytes at a time where they lie so
+      x0 = read_group<N>(in0 + ...)                        # 16 bytes at a time if possible
       for v in range(N): y[v] = expression(x0[v], in1[...])
       write_group(out + ..., y)
 

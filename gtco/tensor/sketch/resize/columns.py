@@ -17,7 +17,7 @@ An image that is an input of the stage and no narrower than a vector needs no li
     table[tap, x] = source column of the tap, cut to the row
     for vector of output columns, for tap:
       base = table[tap, its first column], at most the last whole vector
-      near = the source rows' vectors from base on, blended  # one for all taps, where it has them
+      near = the source rows' vectors from base on, blended  # one for all taps, if it has them
       out += permute(near, table[tap, x] - base) * weight
 
 The values in the line are read back as vectors that begin at other places, and these loads wait for

@@ -4,7 +4,7 @@ Over the trailing axes (``rows``; vectors run along the reduction)::
 
     for task in chunks of rows:                   # parallel
       for panel of the task's rows:               # in L1; each pass takes some rows side by side
-        scratch[row, j] = prologue(row, j)        # where the input is no plain load
+        scratch[row, j] = prologue(row, j)        # unless the input is a plain load
         statistics over j in several accumulators # mean, then variance; maximum, then sum of exp
         output[epilogue's index] = epilogue(f(x[row, j], statistics))
 

@@ -3,14 +3,14 @@
 ::
 
     for task in rows:                                # parallel
-      keys[i] = the element as an integer that orders as it does     # vectors
+      keys[i] = an integer with the same order as the element        # vectors
       if few are wanted:
         for i: if keys[i] is better than the k-th so far: put (key, index) in its place  # vectors
       else if not all are:
-        count the keys by their first 8 bits; take those down to where the k-th best lies
-        for 8 bits more, three times:                # radix selection among what was taken
-          count the keys that agree so far, take the 8 bits in which the k-th best lies
-        take what is better, and of its equals the first
+        count the keys by their first 8 bits; take those down to the bits of the k-th best
+        for 8 bits more, three times:                # radix selection among these
+          count the keys that agree so far; take the 8 bits of the k-th best
+        take all better keys, and the first of the equal ones
       sort (key, index): few by merging, bottom up, many by 8 bits at a time, the lowest first
       output = indices
 
