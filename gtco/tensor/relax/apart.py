@@ -22,7 +22,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from gtco.tensor.analysis.indices import split_flat
+from gtco.tensor.analysis.indices import flatten, floordiv, floormod, split_flat
 from gtco.tensor.relax.sort import ahead
 
 
@@ -100,14 +100,20 @@ def _sort(b: Any, call: Any, dtype: str = "") -> Any:
     return b.call_te(ranked, call.args[0], axis, descending, n, dtype)
 
 
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "update": lambda old, new: new,
-    "add": lambda old, new: old + new,
-    "mul": lambda old, new: old * new,
-    "mean": lambda old, new: (old + new) / 2,
-    "min": tirx.min,
-    "max": tirx.max,
-}
+def _combined(reduction: str, old: Any, new: Any, dtype: str) -> Any:
+    """What an update makes of an element. A maximum or minimum is NaN if either of the two is."""
+    match reduction:
+        case "update":
+            return new
+        case "add":
+            return old + new
+        case "mul":
+            return old * new
+        case "mean":
+            return (old + new) / 2
+    a, b = (tirx.Cast("float32", v) if dtype.endswith("float16") else v for v in (old, new))
+    kept = a >= b if reduction == "max" else a <= b
+    return tirx.Select(tirx.Or(kept, tirx.isnan(a)) if "float" in dtype else kept, old, new)
 
 
 def _gathered(
@@ -126,7 +132,8 @@ def _gathered(
             hit, new = update(ins, index, u)
             with T.If(hit):
                 with T.Then():
-                    T.buffer_store(value, COMBINE[reduction](value[0], new), [0])
+                    combined = _combined(reduction, value[0], new, str(data.dtype))
+                    T.buffer_store(value, combined, [0])
         T.buffer_store(out, value[0], index)
 
     return _alone(shape, str(data.dtype), inputs, prod(shape), name, body)
@@ -175,6 +182,24 @@ def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
 
     inputs = [data, indices, updates]
     return _gathered(data, reduction, inputs, prod(many), "scatter_nd", update)
+
+
+def scatter_rows(data: Any, indices: Any, updates: Any, rows: int, reduction: str) -> Any:
+    """The canonical operator ``scatter``: rows of ``updates`` go to the rows that ``indices`` name
+    of the data, which has ``rows`` rows in memory's order. An index outside them is ignored.
+    """
+    shape, given, new = (_sizes(t) for t in (data, indices, updates))
+    length = prod(shape) // rows
+
+    def update(ins: Any, index: Sequence[Any], u: Any) -> tuple[Any, Any]:
+        flat = flatten(index, shape)
+        row, column = floordiv(flat, length), floormod(flat, length)
+        named = ins[1][tuple(split_flat(u, given))]
+        hit = named == tirx.Cast(str(indices.dtype), row)
+        return hit, ins[2][tuple(split_flat(u * length + column, new))]
+
+    inputs = [data, indices, updates]
+    return _gathered(data, reduction, inputs, prod(given), "scatter", update)
 
 
 APART: dict[str, Callable[[Any, Any], Any]] = {

@@ -13,20 +13,27 @@ from tvm import relax, te, tirx
 from tvm.relax import op as R
 
 from gtco.tensor.operators import CONTRACTIONS
+from gtco.tensor.relax.apart import scatter_rows
 from gtco.tensor.relax.calls import BridgeError
 from gtco.tensor.stage import Operator, Stage, TensorType
 
+# Kinds whose spelling has the output's shape, and whose call stores each element once. They need
+# no reshape, which would be a second call: only a single call is spread over threads. A reduction
+# accumulates in what it writes. Its reshape stays, so that no compiler reads the output early.
+ONE_CALL = ("scatter", "topk")
 
-def module_of(stage: Stage) -> Any:
+
+def module_of(stage: Stage, apart: bool = False) -> Any:
     """The stage's one operator as a Relax module whose ``main`` takes the stage's inputs in the
-    operator's order.
+    operator's order. With ``apart``, threads compute it, of which each takes one independent
+    iteration.
 
     Raises :class:`BridgeError` for a kind that has no Relax spelling here.
     """
     op = stage.output
     if op.kind == "relax":
         return tvm.ir.load_json(op["module"])
-    spell = SPELLINGS.get(op.kind)
+    spell = (SPELLINGS | SPELLINGS_APART if apart else SPELLINGS).get(op.kind)
     if spell is None:
         raise BridgeError(f"operator '{op.kind}' has no Relax spelling")
     builder = relax.BlockBuilder()
@@ -38,7 +45,8 @@ def module_of(stage: Stage) -> Any:
         with builder.dataflow():
             given, types = _widened(builder, op, parameters, types)
             made = spell(builder, op, given, types)
-            made = builder.emit(R.reshape(made, op.type.shape))
+            if op.kind not in ONE_CALL:
+                made = builder.emit(R.reshape(made, op.type.shape))
             if str(made.ty.dtype) != op.type.dtype:
                 made = builder.emit(R.astype(made, op.type.dtype))
             result = builder.emit_output(made)
@@ -263,7 +271,12 @@ def _scatter(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]
     data = b.emit(R.reshape(x[0], rows))
     index = b.emit(R.astype(b.emit(R.reshape(x[1], (count, 1))), "int64"))
     updates = b.emit(R.reshape(x[2], (count, rows[1])))
-    return b.emit(R.scatter_nd(data, index, updates, op["reduction"]))
+    made = b.emit(R.scatter_nd(data, index, updates, op["reduction"]))
+    return b.emit(R.reshape(made, op.type.shape))
+
+
+def _scatter_apart(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
+    return b.emit_te(scatter_rows, *x, op["rows"], op["reduction"])
 
 
 def _topk(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
@@ -294,3 +307,6 @@ SPELLINGS: dict[str, Spelling] = {
     "scatter": _scatter,
     "topk": _topk,
 }
+
+# for threads
+SPELLINGS_APART: dict[str, Spelling] = {"scatter": _scatter_apart}

@@ -27,6 +27,9 @@ from tests.cuda.sketch.test_elementwise import in_dtype, inputs, wanted
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
 from tests.sketch.test_fallback import single
 from tests.sketch.test_fallback_opaque import OPAQUE, _nonzero, opaque
+from tests.sketch.test_scatter import drawn as written
+from tests.sketch.test_scatter import writing
+from tests.sketch.test_topk import best, rows
 from tests.stages import CORES, drawn
 
 GPU = gpu_target("cuda:sm_80")
@@ -261,6 +264,55 @@ def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> Non
     for (sketch, _, _), got, exact in zip(cases, emulate_all(cases), wanted, strict=True):
         np.testing.assert_array_equal(got, exact)  # the same roundings in the same order
         assert sketch.tasks == x.size
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_the_best_of_rows(largest: bool) -> None:
+    """The canonical ``topk``, whose kernel was one thread's: all or some of each row, with ties and
+    NaN.
+    """
+    cases = []
+    for dtype in ("float32", "float64", "float16", "int64", "int32", "int8", "uint8"):
+        for shape, k in (((3, 5, 67), 5), ((2, 131), 131), ((257,), 1)):
+            stage = best(shape, k, largest, dtype)
+            kind = "special" if dtype.startswith("float") else "few"
+            with np.errstate(over="ignore"):
+                cases.append((sketch_of(stage), ONLY, [rows(shape, dtype, kind)]))
+    for (sketch, _, arrays), got in zip(cases, emulate_all(cases), strict=True):
+        np.testing.assert_array_equal(got, reference(sketch.stage, arrays, precise=False))
+        spread(sketch, arrays[0].size)
+
+
+@pytest.mark.parametrize("reduction", ["update", "add", "mul", "max", "min"])
+def test_rows_that_are_written(reduction: str) -> None:
+    """The canonical ``scatter``, whose kernel was one thread's: rows of any length, several updates
+    of a row in order, indices that name no row, and NaN.
+    """
+    cases = []
+    for shape, names, count in (((7, 45), 315, 90), ((3, 100), 3, 5), ((2, 30, 9), 60, 41)):
+        for dtype in ("float32", "float16", "bfloat16", "int64", "int8", "bool"):
+            if dtype == "bool" and reduction != "update":
+                continue
+            stage = writing(shape, names, count, reduction, dtype, "int32")
+            x, i, u = written(stage)
+            if "float" in dtype:
+                x.flat[::7], u.flat[::5] = np.nan, np.nan
+            if "float16" in dtype and reduction == "mul":
+                x, u = np.sign(x), np.sign(u)  # the products of more would be rounded
+            cases.append((sketch_of(stage), ONLY, [x, i, u]))
+    for (sketch, _, arrays), got in zip(cases, emulate_all(cases), strict=True):
+        exact = reference(sketch.stage, arrays, precise=False)
+        np.testing.assert_array_equal(got.astype("float64"), exact.astype("float64"))
+        spread(sketch, got.size)
+
+
+def spread(sketch: CudaFallback, count: int) -> None:
+    """The kernel has a thread for each of ``count`` elements, and is priced as it is launched."""
+    program, launch = sketch.build(ONLY, "gtco_test"), sketch.workload(ONLY)
+    assert isinstance(program, CudaProgram)
+    assert program.threads > 1 and program.grid[0] == -(-count // program.threads) > 1
+    assert (launch.blocks, launch.threads) == (program.grid[0], program.threads)
+    assert program.scratch == 0
 
 
 def test_a_sort_is_priced_by_its_comparisons() -> None:

@@ -39,6 +39,7 @@ from gtco.tensor.stage import Stage
 THREADS = 128
 EACH = 8  # instructions of a loop's iteration
 AT_ONCE = 4  # iterations whose loads overlap
+ALONE = ("relax", "scatter", "topk")  # kinds that no other sketch for GPUs computes
 MOST_SCRATCH = 1 << 28  # bytes that a kernel may keep in global memory
 
 
@@ -98,7 +99,7 @@ class CudaFallback:
         op = self.stage.output
         if self.by_elements:
             return max(1, op.type.size), 1
-        if op.kind != "relax" and op.type.dtype.startswith(("float", "bfloat")):
+        if op.kind not in ALONE and op.type.dtype.startswith(("float", "bfloat")):
             return 1, 1
         try:
             function, _, tasks = self._lower("priced")
@@ -164,7 +165,7 @@ class CudaFallback:
         types = {i.name: i.type for i in stage.inputs}
         names = list(types)
         return lower_module(
-            module_of(stage),
+            module_of(stage, apart=True),
             symbol,
             list(types.values()),
             [names.index(x) for x in op.inputs],
