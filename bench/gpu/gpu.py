@@ -91,7 +91,9 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def _compile(stem: Path, options: argparse.Namespace, job: dict[str, Any]) -> None:
-    """The library; as a graph where it cannot be launched as was asked, which the job says."""
+    """Compiles the library. If it cannot be launched as was asked, it is compiled as a graph, and
+    the job says so.
+    """
     from gtco.compiler import compile_to_file
 
     def compiled(launches: str) -> None:
@@ -114,7 +116,7 @@ def _compile(stem: Path, options: argparse.Namespace, job: dict[str, Any]) -> No
 
 
 def _export(name: str, batch: int, stem: Path) -> None:
-    """NAME.bN.onnx in float32 and NAME.bN.half.onnx in float16, and the inputs."""
+    """Writes NAME.bN.onnx in float32, NAME.bN.half.onnx in float16, and the inputs."""
     import torch
 
     from gtco.models import create, example_inputs, export_onnx
@@ -192,7 +194,7 @@ def _measure_models(
 
 
 def _watched(folder: Path, output: Console) -> Any:
-    """What compute-sanitizer says of each library, or why it says nothing."""
+    """What compute-sanitizer says about each library, or why it says nothing."""
     program = kernels.sanitizer()
     if program is None:
         output.print("no compute-sanitizer: pip install nvidia-cuda-sanitizer-api")
@@ -208,7 +210,7 @@ def _watched(folder: Path, output: Console) -> Any:
 
 
 def _table(title: str, *headings: str) -> Table:
-    """The first column to the left."""
+    """A table whose first column is aligned to the left."""
     table = Table(title=title, title_justify="left")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left")
@@ -224,7 +226,7 @@ def _kernel_cells(one: Mapping[str, Any]) -> list[str]:
 
 
 def _files(stem: Path) -> dict[str, str]:
-    """What :func:`prepare` wrote, as the systems look for it."""
+    """The files that :func:`prepare` wrote, by the names that the systems use."""
     names = {"library": ".so", "inputs": ".inputs.npz", "onnx": ".onnx", "half": ".half.onnx"}
     return {key: f"{stem}{suffix}" for key, suffix in names.items()}
 
@@ -246,8 +248,8 @@ def _cells(found: Comparison, peers: Sequence[str], job: Mapping[str, Any]) -> l
 
 
 def _stages(library: str) -> Any:
-    """Each stage with its ``measured_seconds``, by events of the device, in a process of its own: a
-    kernel that faults or never ends takes that one with it.
+    """Each stage with its ``measured_seconds``, by events of the device. They are measured in a
+    process of their own, because a kernel that faults or never ends ends its process too.
     """
     command = [sys.executable, "-m", "gtco", "inspect", library, "--json"]
     try:
@@ -262,13 +264,15 @@ def _stages(library: str) -> Any:
 
 
 def _turn(job: Path) -> tuple[int, int]:
-    """Batch 1 first, and of each batch the smallest model: what comes last may be cut off."""
+    """The order of the jobs: batch 1 first, and for each batch the smallest model first, because
+    the last ones may be cut off.
+    """
     library = job.with_suffix(".so")
     return int(job.stem.rpartition(".b")[2]), library.stat().st_size if library.exists() else 0
 
 
 def _gpu() -> str:
-    """The GPU's name; an error where there is none that torch can use."""
+    """The GPU's name. Raises an error if there is none that torch can use."""
     try:
         torch = cuda_torch()
     except OptionError as error:
@@ -281,7 +285,7 @@ def _gpu() -> str:
 
 
 def _kernels(text: str) -> tuple[str, ...]:
-    """The kernels that ``gelu,joined`` names; "" is none."""
+    """The kernels that a text such as ``gelu,joined`` names; "" means none."""
     names = tuple(filter(None, text.split(",")))
     if unknown := [name for name in names if name not in KERNELS]:
         raise argparse.ArgumentTypeError(

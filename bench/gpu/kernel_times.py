@@ -1,9 +1,9 @@
-"""Kernels on a GPU, one by one, beside torch's (``python -m bench gpu``): are they right there, and
-how long do they take? compute-sanitizer watches them where it is to be had.
+"""Checks and times kernels on a GPU, one by one, beside torch's (``python -m bench gpu``).
+compute-sanitizer watches them if it is installed.
 
 ``python -m bench.gpu.kernel_times`` is the process in which they run (the line protocol of
-``bench/harness/worker.py``). A fault takes the process's context with it, and a kernel may never
-end: then another process goes on behind it.
+``bench/harness/worker.py``). A fault destroys the process's context, and a kernel may never end. In
+both cases another process continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def library(folder: Path, name: str) -> Path:
 
 
 def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) -> Iterator[str]:
-    """Compile the kernels, no GPU needed; a line about each, ``error: ...`` where there is none."""
+    """Compiles the kernels; needs no GPU. Gives a line about each, ``error: ...`` for one that
+    cannot be compiled.
+    """
     import_tvm()
     from gtco.compiler import compile_to_file
     from gtco.models import export_onnx
@@ -67,12 +69,10 @@ def prepare(folder: Path, names: Sequence[str], target: str, untrusted: bool) ->
         yield f"{PREFIX}{name}: {said}"
 
 
-def measure(
-    folder: Path, rounds: int, command: Sequence[str] = WORKER
-) -> Iterator[dict[str, Any]]:
-    """What is known of each kernel in the folder, as soon as it is: ``difference`` from torch in
+def measure(folder: Path, rounds: int, command: Sequence[str] = WORKER) -> Iterator[dict[str, Any]]:
+    """The results of each kernel in the folder, one after the other: ``difference`` from torch in
     float32, as a share of the largest result; ``gtco_s`` and ``torch_s``, medians of a call; or
-    ``error``. ``command`` is the process, this module as it stands.
+    ``error``. ``command`` starts the process; by default it is this module.
     """
     worker: Worker | None = None
     try:
@@ -93,7 +93,7 @@ def measure(
 
 
 def sanitizer() -> str | None:
-    """compute-sanitizer's path; None where it is not."""
+    """compute-sanitizer's path; None if it is not installed."""
     try:
         return tool("compute-sanitizer")
     except BuildError:
@@ -101,8 +101,8 @@ def sanitizer() -> str | None:
 
 
 def sanitized(program: str, model: Path) -> Mapping[str, str]:
-    """What each of compute-sanitizer's tools says of a run of the library: its summary, and where
-    it found something the first of that.
+    """The summary of each of compute-sanitizer's tools for a run of the library, and the first
+    fault if it found one.
     """
     run = [sys.executable, "-m", "gtco", "run", str(model)]
     found = {}
@@ -161,8 +161,8 @@ def _kernel(folder: Path, name: str, rounds: int) -> dict[str, Any]:
 
 
 def _seconds(torch: Any, run: Callable[[], Any], pause: int = PAUSE) -> float:
-    """Of a call, by events of the device around ``CALLS`` of them, all of which are enqueued before
-    the first one begins.
+    """Seconds of a call, by events of the device around ``CALLS`` calls. All of them are enqueued
+    before the first one begins.
     """
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(pause)

@@ -1,7 +1,7 @@
-"""Kernels of every family as models of a stage or two, whose inputs and outputs are float16: what
-``bench gpu`` holds against torch's own (``bench/gpu/kernel_times.py``), products thereby against
-cuBLAS, convolutions against cuDNN, attention against scaled_dot_product_attention. Sizes are those
-of ViT-B, Swin-T, DETR and DINOv2-S at batch 32 (products of ViT-B at batch 1 too), and odd ones.
+"""Kernels of every family as models of one or two stages with float16 inputs and outputs. ``bench
+gpu`` compares them with torch's own kernels (``bench/gpu/kernel_times.py``): products with cuBLAS,
+convolutions with cuDNN, attention with scaled_dot_product_attention. Sizes are those of ViT-B,
+Swin-T, DETR and DINOv2-S at batch 32 (products of ViT-B at batch 1 too), and odd ones.
 """
 
 from __future__ import annotations
@@ -133,5 +133,5 @@ SINGLE = frozenset({"norm-of-image"})
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Of the kernel's inputs and weights."""
+    """The dtype of the kernel's inputs and weights."""
     return torch.float32 if name in SINGLE else torch.float16

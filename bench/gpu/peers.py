@@ -1,10 +1,10 @@
 """The systems that are timed on a GPU: how each is loaded and called. ``python -m bench.gpu.peers``
-is the process that one of them lives in.
+is the process of one system.
 
-An opener takes the job (a plain dictionary: ``system``, ``inputs`` a .npz file, and where they
-apply ``library``, ``model``, ``onnx``, ``half`` its form in float16, ``precision``, ``threads``).
-Tensors stay on the device where torch has CUDA, which holds them; without it gtco's are of the
-host, and copied both ways in every call, as its version says.
+An opener takes the job, a plain dictionary: ``system``, ``inputs`` (a .npz file) and, if they
+apply, ``library``, ``model``, ``onnx``, ``half`` (the ONNX file in float16), ``precision``,
+``threads``. If torch has CUDA, tensors stay on the device. Without it, gtco's tensors are on the
+host and are copied both ways in every call, and its version says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # of torch,
 
 
 def cuda_torch() -> Any:
-    """torch; raises :class:`OptionError` where it is not there, or finds no GPU."""
+    """torch. Raises :class:`OptionError` if it is not installed or finds no GPU."""
     try:
         import torch
     except ImportError:
@@ -50,7 +50,9 @@ def cuda_torch() -> Any:
 
 
 def ways(library: Path) -> list[str]:
-    """gtco as compiled and, where the library can be launched in both ways, the other one too."""
+    """gtco's systems: the library as it was compiled and, if it can be launched in both ways, the
+    other way too.
+    """
     from gtco.runtime.library import read_metadata
 
     both = read_metadata(library).get("launches") == "persistent"
@@ -83,7 +85,7 @@ def _device_inputs(job: Job, dtype: str) -> list[Any]:
 
 
 def open_gtco(job: Job, launches: Literal["graph", "persistent"] | None = None) -> System:
-    """Inputs and outputs as the model was compiled: float32."""
+    """The library, with inputs and outputs as the model was compiled: float32."""
     from gtco.runtime.module import load
     from gtco.support.version import __version__
 
@@ -187,7 +189,7 @@ def bound(job: Job, provider: str, device: str) -> System:
 
 
 def _onnx(job: Job) -> str | bytes:
-    """The file in the job's precision, converted where it has none in float16."""
+    """The file in the job's precision; it is converted if there is no float16 file."""
     if job["precision"] == "fp32":
         return str(job["onnx"])
     if "half" in job:

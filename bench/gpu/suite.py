@@ -25,14 +25,14 @@ TOLERANCES = {"fp32": 1e-3, "fp16": 3e-2, "bf16": 6e-2}
 
 
 def peers_of(text: str) -> tuple[str, ...]:
-    """The systems that ``torch,torch-compile`` names; see
+    """The systems that a text such as ``torch,torch-compile`` names; see
     :func:`bench.harness.workload.check_peers`.
     """
     return check_peers(text, SETTINGS)
 
 
 def gpu_here() -> Gpu:
-    """The first GPU. Raises :class:`OptionError` where there is none."""
+    """The first GPU. Raises :class:`OptionError` if there is none."""
     try:
         return gpu(0)
     except ArtifactError as error:
@@ -43,8 +43,8 @@ def gpu_here() -> Gpu:
 
 
 def target(asked: str, found: Gpu) -> str:
-    """``cuda`` as the target of the GPU that was found, others as they are; raises
-    :class:`OptionError` where there is none of that name.
+    """``cuda`` becomes the target of the GPU that was found; other names stay. Raises
+    :class:`OptionError` for an unknown name.
     """
     if asked == "cuda":
         return target_of(found.name, found.major, found.minor)
@@ -61,9 +61,9 @@ def run_model(
     precision: str,
     target: str,
 ) -> Result:
-    """Prepare and compare one model, as :func:`bench.harness.suite.run_model` on a CPU. Outputs are
-    held against torch's in float32 where it has CUDA and the model's source, else ONNX Runtime's of
-    the CPU.
+    """Prepares and compares one model, as :func:`bench.harness.suite.run_model` does on a CPU.
+    Outputs are compared with torch's in float32 if torch has CUDA and the model's source, else with
+    ONNX Runtime's on the CPU.
     """
     threads = available_threads()
     with status() as update:

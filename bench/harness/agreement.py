@@ -1,4 +1,6 @@
-"""Do the systems compute the same model? Their outputs, held against one of them."""
+"""Compares the outputs of the systems with those of one of them, to see if all compute the same
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import numpy as np
 class Agreement:
     """How far one system's outputs are from the reference's.
 
-    ``difference``: the largest |output - reference| over the reference's largest magnitude, None
-    where they cannot be compared and for the reference itself; ``reason``: why this is not the same
-    model, None where it is.
+    ``difference``: the largest |output - reference| over the reference's largest magnitude; None if
+    they cannot be compared, and for the reference itself. ``reason``: why this is not the same
+    model; None if it is.
     """
 
     difference: float | None
@@ -25,10 +27,11 @@ class Agreement:
 def agree(
     outputs: Mapping[str, Sequence[np.ndarray]], reference: str, tolerance: float
 ) -> dict[str, Agreement]:
-    """Each system's outputs against ``reference``'s, or where that is absent against those of the
-    first system that is not gtco.
+    """Compares each system's outputs with those of ``reference``, or of the first system that is
+    not gtco if the reference is absent.
 
-    Nobody is compared with itself: the reference has no difference, and gtco alone has none.
+    No system is compared with itself: the reference has no difference, and neither has gtco if it
+    is the only system.
     """
     others = [reference, *(name for name in outputs if name != "gtco")]
     against = next((name for name in others if name in outputs), None)
@@ -54,8 +57,8 @@ def _compare(
 def largest_difference(
     actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
 ) -> tuple[float, str | None]:
-    """Largest |a - e| over max |e| of each output, and the reason where the two cannot be compared
-    (then infinite).
+    """The largest |a - e| over max |e| of each output. If the two cannot be compared it is
+    infinite, and the reason is given.
     """
     if len(actual) != len(expected):
         return math.inf, f"{len(actual)} outputs, the reference has {len(expected)}"

@@ -1,9 +1,9 @@
-"""How far gtco is ahead of its peers, untuned and tuned: what is read off the rows that
-``end_to_end`` writes.
+"""How far gtco is ahead of its peers, untuned and tuned, read from the rows that ``end_to_end``
+writes.
 
-A row is one model of its JSON. gtco is in it once for each *way* of compiling it: ``gtco``, which
-is untuned, and ``gtco:quick`` and so on. The *best peer* of a model is the fastest of all settings
-of all peers, so that no single peer's weak models count.
+A row is one model of its JSON. It has gtco once for each *way* of compiling the model: ``gtco``,
+which is untuned, and ``gtco:quick`` and so on. The *best peer* of a model is the fastest of all
+settings of all peers, so that a peer that is weak on a model does not count there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNTUNED = "gtco"
 
 
 def efforts(models: Iterable[Row]) -> list[str]:
-    """What the models were tuned with, in the order that they were."""
+    """The efforts that the models were tuned with, in that order."""
     return list(dict.fromkeys(effort for model in models for effort in model.get("tuned", {})))
 
 
@@ -48,12 +48,12 @@ def _minutes(seconds: float) -> str:
 
 
 def system(model: Row, name: str) -> Row:
-    """One system of a row; an empty one where the row has it not."""
+    """One system of a row; empty if the row does not have it."""
     return next((s for s in model["systems"] if s["system"] == name), {})
 
 
 def seconds(model: Row, name: str) -> float | None:
-    """A system's median; None where it was not timed."""
+    """A system's median; None if it was not timed."""
     return system(model, name).get("median_s")
 
 
@@ -63,8 +63,8 @@ def milliseconds(model: Row, name: str) -> str:
 
 
 def best(model: Row, peers: Iterable[str], way: str = UNTUNED) -> Best | None:
-    """The fastest of all settings of these peers: its time over gtco's, and which it is. None where
-    none of them was timed, or gtco was not.
+    """The fastest of all settings of these peers: its time over gtco's, and its name. None if none
+    of them was timed, or gtco was not.
     """
     ours, asked = seconds(model, way), set(peers)
     timed = [
@@ -79,12 +79,12 @@ def best(model: Row, peers: Iterable[str], way: str = UNTUNED) -> Best | None:
 
 
 def ratios(models: Iterable[Row], peers: Sequence[str], way: str = UNTUNED) -> dict[str, Best]:
-    """Of each model that has both, the best peer's."""
+    """The best peer's ratio, for each model that was timed with both."""
     return {m["model"]: found for m in models if (found := best(m, peers, way))}
 
 
 def mean(models: Sequence[Row], peers: Sequence[str], way: str = UNTUNED) -> str:
-    """The geometric mean of the best peers' ratios, and of which models."""
+    """The geometric mean of the best peers' ratios, and the models that it is over."""
     found = ratios(models, peers, way)
     if not found:
         return "not known"
@@ -97,11 +97,11 @@ def mean(models: Sequence[Row], peers: Sequence[str], way: str = UNTUNED) -> str
 def least(
     models: Sequence[Row], peers: Sequence[str], way: str = UNTUNED
 ) -> list[tuple[Best, str]]:
-    """The models by how little gtco is ahead on them, the least first."""
+    """The models on which gtco is least ahead, the least first."""
     return sorted((found, name) for name, found in ratios(models, peers, way).items())
 
 
 def gains(models: Iterable[Row], way: str) -> dict[str, float]:
-    """What tuning makes of each model's time: untuned over tuned, where both were timed."""
+    """The gain of tuning for each model: untuned over tuned time, if both were timed."""
     found = {m["model"]: (seconds(m, UNTUNED), seconds(m, way)) for m in models}
     return {name: a / b for name, (a, b) in found.items() if a is not None and b is not None}

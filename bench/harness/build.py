@@ -1,8 +1,8 @@
-"""Compile one model with gtco in a process of its own, and watch the wall time and the peak memory
+"""Compiles one model with gtco in a process of its own, and watches its wall time and peak memory
 from outside.
 
-``python -m bench.harness.build JOB.json`` is that process: it writes the compile report's numbers,
-or why there are none, to the file the job names.
+``python -m bench.harness.build JOB.json`` is that process. It writes the compile report's numbers,
+or the reason why there are none, to the file that the job names.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ SAMPLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a build measures: ``effort`` is what ``--tune`` takes, ``seconds`` the time it is given
-    where that is not the effort's own. 0: nothing is measured, and what stands in the records is
-    compiled. ``records`` is the file that measurements are kept in and gone on from.
+    """What a build measures.
+
+    - ``effort``: a value of ``--tune``
+    - ``seconds``: the time for tuning, if it is not the effort's own. 0 measures nothing and
+      compiles the configs that stand in the records
+    - ``records``: the file that keeps measurements and from which tuning continues
     """
 
     effort: str = "off"
@@ -42,11 +45,13 @@ class Tuning:
 
     @property
     def ledger(self) -> Path | None:
-        """Beside the records: the seconds that builds have measured for them."""
+        """The file beside the records with the seconds that builds have measured for them."""
         return self.records and self.records.with_suffix(".seconds")
 
     def earlier(self) -> float | None:
-        """Those of earlier builds; None where others made the records, and nobody knows."""
+        """The seconds of earlier builds; None if others made the records, because nobody knows
+        then.
+        """
         if self.records is None or self.ledger is None or not self.records.exists():
             return 0.0
         try:
@@ -57,9 +62,9 @@ class Tuning:
     def add(
         self, earlier: float | None, seconds: float, phases: Sequence[Any] | None
     ) -> float | None:
-        """``earlier``, and what a build of so many seconds measured, which the ledger then has. Of
-        one that failed and has no ``phases`` all of its time counts: more than it measured, never
-        less.
+        """Adds the seconds that a build measured to ``earlier``, writes the sum to the ledger, and
+        gives it. If a build failed and has no ``phases``, all of its time counts: that is more than
+        it measured, never less.
         """
         if earlier is None or self.effort == "off" or self.seconds == 0:
             return earlier
@@ -71,10 +76,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Build:
-    """A finished compile: wall seconds of the whole process, peak bytes of it and its workers, and
-    the report's numbers; in words, what measuring made of the partition and what the whole model
-    said in the end (``fusion``, ``settled``). ``measured_seconds`` is the time that was spent on
-    measuring, by earlier builds that left their records too; None where that is not known.
+    """A finished compile.
+
+    - wall seconds of the whole process, and peak bytes of it and its workers
+    - the report's numbers
+    - ``fusion``, ``settled``: in words, how measuring changed the partition, and the result of the
+      last check in the whole model
+    - ``measured_seconds``: the time spent on measuring, including earlier builds that left their
+      records; None if it is unknown
     """
 
     library: str
@@ -103,8 +112,8 @@ def build(
     tuning: Tuning = Tuning(),
     target: str = "native",
 ) -> Build:
-    """Compile ``model`` (.onnx) to ``library``, in ``timeout`` seconds beside those that ``tuning``
-    has. Never raises for a failed compile: ``error`` says why.
+    """Compiles ``model`` (.onnx) to ``library``, within ``timeout`` seconds in addition to those of
+    ``tuning``. Never raises for a failed compile: ``error`` says why it failed.
     """
     timeout += tuning.seconds or 0.0
     earlier = tuning.earlier()
@@ -163,8 +172,8 @@ def build(
 
 
 class MemoryWatch:
-    """Samples the proportional set size of a process and all its descendants (shared pages count
-    once), from a thread.
+    """Samples, from a thread, the proportional set size of a process and all its descendants
+    (shared pages count once).
     """
 
     def __init__(self, pid: int):
@@ -173,7 +182,7 @@ class MemoryWatch:
         self._thread.start()
 
     def stop(self) -> int:
-        """End the sampling; the largest sum seen, in bytes."""
+        """Ends the sampling; gives the largest sum seen, in bytes."""
         self._done.set()
         self._thread.join()
         return self._peak
@@ -186,7 +195,7 @@ class MemoryWatch:
 
 
 def family(pid: int) -> list[int]:
-    """The process and its descendants that live now."""
+    """The process and its descendants that are alive now."""
     found, queue = [], [pid]
     while queue:
         current = queue.pop()
@@ -217,8 +226,8 @@ def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def effort(job: Mapping[str, Any]) -> str | Tune:
-    """What the job's compile is to measure. Raises :class:`RecordError` where that is nothing and
-    the job's records have nothing of this machine either: what they make would be untuned.
+    """How much the job's compile measures. Raises :class:`RecordError` if it measures nothing and
+    the job's records have nothing of this machine: the library would be untuned.
     """
     from gtco.machine.target import target
     from gtco.search.records.records import Records, circumstances

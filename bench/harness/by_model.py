@@ -1,5 +1,5 @@
-"""Benchmarks that go model by model: the options they share, and the walk over the models, which
-keeps what it has after each.
+"""Benchmarks that go model by model: their common options, and the loop over the models, which
+writes its results after each.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def every_model(
     measure: Callable[[str, argparse.Namespace], Iterable[Row]],
     keep: Callable[[Path, Sequence[Row]], None] = write_rows,
 ) -> list[Row]:
-    """The rows of all models; those so far are in the file of ``--json`` after each, so that a long
-    run that ends early has kept them.
+    """The rows of all models. After each model the rows so far are written to the file of
+    ``--json``, so that a long run that ends early has kept them.
     """
     header(options.threads)
     rows: list[Row] = []

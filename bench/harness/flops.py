@@ -1,8 +1,8 @@
-"""Multiply-adds of an ONNX graph, counted from its shapes: the same number for every system,
-whoever runs it.
+"""Counts the multiply-adds of an ONNX graph from its shapes. The number is the same for every
+system.
 
-2 FLOPs a multiply-add of MatMul, Gemm, Conv, ConvTranspose, Einsum and Attention; nothing else
-counts, so that time at the machine's peak is a limit that no schedule can beat.
+A multiply-add of MatMul, Gemm, Conv, ConvTranspose, Einsum and Attention counts as 2 FLOPs. Nothing
+else counts, so no schedule can be faster than this number at the machine's peak.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ Shape = tuple[int | None, ...]
 COUNTED = ("MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Attention")
 
 
-def count_flops(
-    path: str | Path, sizes: Shapes = MappingProxyType({})
-) -> tuple[float, list[str]]:
-    """FLOPs of the model at ``path``, and the nodes whose shapes are unknown (their FLOPs are not
-    in the sum). ``sizes``: those of symbolic dimensions, as ``--shape`` has them.
+def count_flops(path: str | Path, sizes: Shapes = MappingProxyType({})) -> tuple[float, list[str]]:
+    """FLOPs of the model at ``path``, and the nodes whose shapes are unknown (the sum does not
+    include them). ``sizes``: the sizes of symbolic dimensions, in the form of ``--shape``.
     """
     shapes, model = _shapes(path, sizes)
     total, unknown = 0.0, []
@@ -79,7 +77,7 @@ def _bound(path: str | Path, sizes: Shapes, bound: Path) -> Path:
 
 
 def _flops(node: onnx.NodeProto, shapes: dict[str, Shape]) -> float:
-    """FLOPs of one node; ``TypeError`` or ``KeyError`` where a shape is unknown."""
+    """FLOPs of one node; ``TypeError`` or ``KeyError`` if a shape is unknown."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     first, second, out = shapes[node.input[0]], shapes[node.input[1]], shapes[node.output[0]]
     if node.op_type == "MatMul":

@@ -38,7 +38,7 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The kernel's name of the CPU, with family and model where the name is a bare brand."""
+    """The kernel's name of the CPU; family and model are added if the name is only a brand."""
     fields: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

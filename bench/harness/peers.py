@@ -1,9 +1,8 @@
-"""The systems that are timed: how each is loaded and called, every one with the same threads,
-inputs and precision (but ONNX Runtime, which has no bf16 on a CPU and says fp32 where that is
-asked).
+"""The systems that are timed: how each is loaded and called. All have the same threads, inputs and
+precision, except that ONNX Runtime has no bf16 on a CPU; it then runs in fp32 and its row says so.
 
-An opener takes the job (a plain dictionary: ``system``, ``threads``, ``inputs`` a .npz file, and
-where they apply ``onnx``, ``library``, ``model``, ``precision``) and runs in the worker process, so
+An opener takes the job, a plain dictionary: ``system``, ``threads``, ``inputs`` (a .npz file) and,
+if they apply, ``onnx``, ``library``, ``model``, ``precision``. It runs in the worker process, so
 importing this module imports no framework.
 """
 
@@ -69,8 +68,8 @@ def open_onnxruntime(job: Job) -> System:
 
 
 def open_onnxruntime_optimizer(job: Job) -> System:
-    """The model after ``onnxruntime.transformers``' fusions: of the model types that fit a vision
-    transformer, the one that leaves the fewest nodes.
+    """The model after ``onnxruntime.transformers``' fusions. Of the model types that fit a vision
+    transformer, it uses the one that leaves the fewest nodes.
     """
     from onnxruntime.transformers import optimizer
 
@@ -92,7 +91,7 @@ def _open_onnxruntime(job: Job, path: str) -> System:
 
 
 def onnxruntime_session(model: str | bytes, threads: int) -> Any:
-    """An ONNX Runtime session of a model's path or bytes, all graph optimisations on."""
+    """An ONNX Runtime session of a model's path or bytes, with all graph optimisations."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -131,7 +130,7 @@ def _settings(job: Job) -> dict[str, Any]:
 
 
 def openvino_settings(threads: int, precision: str = "fp32") -> dict[str, Any]:
-    """Best latency in this precision."""
+    """The settings for the best latency in this precision."""
     return {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
@@ -194,7 +193,7 @@ def _open_torch(
 
 
 def open_peak(job: Job) -> System:
-    """Not a system: the output of a call is the machine's peak in FLOP/s."""
+    """Measures the machine's peak instead of a system: the output of a call is FLOP/s."""
     from gtco.search.calibration.peak import machine_peak
 
     operand = PRECISIONS[job.get("precision", "fp32")]

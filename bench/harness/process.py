@@ -1,4 +1,4 @@
-"""A worker process as the harness sees it: started, asked, stopped and killed."""
+"""A worker process as the harness sees it: starts it, sends requests, stops and kills it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A worker process and its end of the line protocol. Every request wakes it; ``stop`` puts it
-    back to sleep.
+    """A worker process and the harness's end of the line protocol. Every request wakes the process;
+    ``stop`` puts it back to sleep.
     """
 
     def __init__(self, command: Sequence[str]):
@@ -42,8 +42,8 @@ class Worker:
         self._buffer = b""
 
     def ask(self, timeout: float = CALL_TIMEOUT, **request: Any) -> dict[str, Any]:
-        """Send one request and wait for its reply; raises ``WorkerError`` with the reason when
-        there is no good one.
+        """Sends one request and waits for its reply. Raises ``WorkerError`` with the reason if
+        there is no good reply.
         """
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
@@ -68,7 +68,7 @@ class Worker:
                 if pipe is not None:
                     pipe.close()
             except OSError:
-                pass  # unsent bytes to a process that is gone
+                pass  # bytes that could not be sent to a process that has ended
 
     def _line(self, timeout: float) -> bytes:
         assert self._process.stdout is not None
@@ -89,10 +89,10 @@ class Worker:
         try:
             os.killpg(self._process.pid, number)
         except ProcessLookupError:
-            pass  # it ended by itself; the next request says so
+            pass  # it has ended; the next request reports that
 
     def _epitaph(self) -> str:
-        """How the process ended, with the last lines it wrote."""
+        """How the process ended, with the last lines that it wrote."""
         try:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -1,11 +1,11 @@
-"""Time systems side by side: each in a process of its own, all but one stopped, in interleaved
+"""Times systems side by side: each in a process of its own, all but one stopped, in interleaved
 rounds.
 
-Two runtimes that share a process, or that take turns while both are awake, steal each other's
-cores: their thread pools spin for a while after each call. So every system is loaded and warmed up
-in its own process (``bench/harness/worker.py``) and stopped with SIGSTOP; a round wakes one, throws
-its first calls away, times a few, and stops it again. The order rotates from round to round, so a
-machine that drifts (other tenants, frequency) drifts for everyone.
+Two runtimes that share a process, or are awake at the same time, take each other's cores: their
+thread pools spin for a while after each call. So every system is loaded and warmed up in its own
+process (``bench/harness/worker.py``) and stopped with SIGSTOP. A round wakes one system, does not
+count its first calls, times a few, and stops it again. The order rotates from round to round, so if
+the machine drifts (other tenants, frequency), it drifts for all systems.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WORKER = (sys.executable, "-m", "gtco.bench.harness.worker")
 
 @dataclass(frozen=True)
 class Contender:
-    """A system to be timed. ``job`` goes to the worker as it is; ``command`` starts a worker that
-    knows ``job['system']``.
+    """A system to be timed. ``job`` is sent to the worker unchanged; ``command`` starts a worker
+    that knows ``job['system']``.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen of one system. ``rounds`` holds every timed call in seconds; ``error`` is why
+    """The results of one system. ``rounds`` holds every timed call in seconds; ``error`` says why
     there are none.
     """
 
@@ -87,7 +87,7 @@ class Measurement:
 
 
 def calls_per_round(seconds: float, budget: float) -> int:
-    """Calls that fill ``budget`` seconds of one round: 3 at least, 50 at most."""
+    """The number of calls that fill ``budget`` seconds of one round, from 3 to 50."""
     return min(50, max(3, math.ceil(budget / max(seconds, 1e-9))))
 
 
@@ -120,12 +120,16 @@ def compare(
     tolerance: float = 1e-3,
     progress: Progress = lambda text: None,
 ) -> Comparison:
-    """Load, warm up, check and time every candidate; one that fails is reported with its reason.
+    """Loads, warms up, checks and times every candidate; one that fails is reported with its
+    reason.
 
-    ``warm`` seconds of warm-up each; ``budget`` seconds of timed calls per system and round;
-    outputs are held against ``reference``'s (the first candidate's that works, where that one is
-    absent or fails) to ``tolerance`` of its largest magnitude. ``peak`` is a worker whose ``read``
-    answers the machine's FLOP/s: asked in the first, middle and last round.
+    - ``warm``: seconds of warm-up for each
+    - ``budget``: seconds of timed calls for each system and round
+    - ``reference``: outputs are compared with those of this candidate, or of the first one that
+      works if it is absent or fails
+    - ``tolerance``: the allowed difference, relative to the largest magnitude
+    - ``peak``: a worker whose ``read`` answers the machine's FLOP/s; it is asked in the first,
+      middle and last round
     """
     contest = _Contest(candidates, peak)
     try:
@@ -148,7 +152,7 @@ def compare(
 
 
 class _Contest:
-    """The workers of one comparison and what has been seen of them so far."""
+    """The workers of one comparison and their results so far."""
 
     def __init__(self, candidates: Sequence[Contender], peak: Contender | None):
         self.results = {c.name: Measurement(c.name) for c in candidates}

@@ -1,6 +1,6 @@
-"""One small graph, timed by itself: what the benchmarks of kernels share.
+"""Times one small graph by itself; the benchmarks of kernels share this.
 
-The fastest run counts: other tenants of a machine can only slow a run down.
+The fastest run counts, because other tenants of a machine can only make a run slower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Stages = tuple[tuple[str, float, float], ...]  # operators, predicted and measur
 
 
 def model(inputs: str, nodes: str, output: str) -> onnx.ModelProto:
-    """The case as ONNX; every statement on a line of its own."""
+    """The case as ONNX, with every statement on a line of its own."""
     body = "\n".join(line.strip() for line in nodes.splitlines())
     text = f'<ir_version: 10, opset_import: ["": 21]>\ncase ({inputs}) => ({output}) {{\n{body}\n}}'
     made = onnx.parser.parse_model(text)
@@ -34,8 +34,8 @@ def model(inputs: str, nodes: str, output: str) -> onnx.ModelProto:
 
 
 def profiled(runtime: Model, arrays: Mapping[str, np.ndarray]) -> Stages:
-    """The stages of gtco's fastest run, with the outputs allocated beforehand, as the peer's are:
-    the pages of fresh ones may be mapped while a stage writes.
+    """The stages of gtco's fastest run. The outputs are allocated beforehand, like the peer's,
+    because fresh pages might be mapped while a stage writes.
     """
     values = [arrays[spec.name] for spec in runtime.inputs]
     results = [aligned_empty(spec) for spec in runtime.outputs]
@@ -71,7 +71,7 @@ def fastest(call: Callable[[], object]) -> float:
 
 
 def repeat(call: Callable[[], Any]) -> list[Any]:
-    """What ``call`` returns, again and again for SECONDS, after three calls to warm up."""
+    """The results of ``call``, repeated for SECONDS after three calls to warm up."""
     for _ in range(3):
         call()
     found: list[Any] = []

@@ -1,5 +1,5 @@
-"""Benchmark several models one after the other and show the result: what ``gtco bench`` and
-``end_to_end`` both do.
+"""Benchmarks several models one after the other and shows the results, for ``gtco bench`` and
+``end_to_end``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .workload import Workload, candidates, prepare
 if TYPE_CHECKING:
     from rich.console import Console
 
-# of an output's largest magnitude, by precision: what engines may differ by and compute one model
+# by precision: how far engines that compute one model may differ, over an output's largest value
 TOLERANCES = {"fp32": 1e-3, "bf16": 6e-2}
 
 
 @dataclass(frozen=True)
 class Result:
-    """One model's workload and comparison; the systems that could not run are in it with their
+    """One model's workload and comparison. Systems that could not run are included, with their
     reasons.
     """
 
@@ -43,7 +43,7 @@ class Result:
     tuned: Mapping[str, Build] = field(default_factory=dict)  # by effort; "gtco:quick" is timed
 
     def ratio(self, peer: str) -> float | None:
-        """The peer's time over gtco's: above 1, gtco is faster. None where either has no time."""
+        """The peer's time over gtco's: above 1, gtco is faster. None if either has no time."""
         found = {m.system: m for m in self.comparison.measurements}
         ours, theirs = found.get("gtco"), found.get(peer)
         if ours is None or theirs is None or not ours.rounds or not theirs.rounds:
@@ -79,14 +79,14 @@ class Result:
 
 
 def console() -> Console:
-    """Standard output; in a pipe, which has no width, wide enough for the tables."""
+    """Standard output. A pipe has no width; it gets one that is wide enough for the tables."""
     from rich.console import Console  # of benchmarks of gtco's own; gtco bench does without
 
     return Console() if sys.stdout.isatty() else Console(width=160)
 
 
 def available_threads() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -101,9 +101,9 @@ def run_model(
     precision: str = "fp32",
     tunings: Sequence[Tuning] = (),
 ) -> Result:
-    """Prepare and compare one model; progress is shown on a terminal. With each of the ``tunings``,
-    whose records are the folder of a file for each model and precision, it is compiled once more
-    and timed beside the others as ``gtco:EFFORT``.
+    """Prepares and compares one model; progress is shown on a terminal. For each of the
+    ``tunings``, whose records are a folder with a file for each model and precision, the model is
+    compiled once more and timed beside the others as ``gtco:EFFORT``.
     """
     with status() as update:
         update(f"{source}: prepare")
@@ -151,7 +151,7 @@ def run_model(
 
 
 def show(result: Result) -> None:
-    """The table of one model, then every reason and note in full."""
+    """Prints the table of one model, then every reason and note in full."""
     work, comparison = result.workload, result.comparison
     title = work.name + ("" if work.precision == "fp32" else f" · {work.precision}")
     title += f" · {work.flops / 1e9:.2f} GFLOP" if work.flops else ""
@@ -216,13 +216,15 @@ def write_json(
     rounds: int,
     about: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Machine, versions and all raw rounds; the file appears whole or not at all."""
+    """Writes the machine, the versions and all raw rounds; the file is written completely or not at
+    all.
+    """
     write_report(path, threads, rounds, {**about, "models": [r.to_json() for r in results]})
 
 
 def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]) -> None:
-    """What a benchmark found, behind the machine and the versions, as JSON; the file appears whole
-    or not at all, and ``BuildError`` says why it does not.
+    """Writes the machine, the versions and a benchmark's results as JSON. The file is written
+    completely or not at all; then ``BuildError`` says why.
     """
     about = {"machine": machine.describe(threads), "rounds": rounds}
     text = json.dumps({**about, **found}, indent=1)
@@ -236,7 +238,7 @@ def write_report(path: Path, threads: int, rounds: int, found: Mapping[str, Any]
 
 
 def sound(results: Sequence[Result]) -> bool:
-    """Did gtco run every model, with outputs that agree?"""
+    """True if gtco ran every model, with outputs that agree."""
     return all(
         m.error is None and m.disagrees is None
         for r in results
@@ -246,7 +248,7 @@ def sound(results: Sequence[Result]) -> bool:
 
 
 def failed_peers(result: Result, peers: Sequence[str]) -> list[str]:
-    """The peers among these systems that no setting of gave a time, or whose outputs disagree, each
+    """The peers among these systems of which no setting has a time, or whose outputs disagree, each
     with the reason.
     """
     seen = [m for m in result.comparison.measurements if m.system in peers]

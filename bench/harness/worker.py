@@ -37,7 +37,7 @@ Job = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class System:
-    """A loaded model: ``call()`` runs it once on its fixed inputs; ``outputs()`` runs it and gives
+    """A loaded model. ``call()`` runs it once on its fixed inputs; ``outputs()`` runs it and gives
     numpy arrays in order.
     """
 
@@ -52,7 +52,7 @@ WAKING = 0.05  # seconds of calls that do not count, one at least
 
 
 def serve(openers: Mapping[str, Opener]) -> None:
-    """Answer requests until the input closes; a job's ``system`` says which opener loads it."""
+    """Answers requests until the input closes. A job's ``system`` says which opener loads it."""
     system: System | None = None
 
     def handle(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,9 @@ def serve(openers: Mapping[str, Opener]) -> None:
 
 
 def answer(handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-    """A line of JSON for each request, until the input closes; an exception is its answer."""
+    """Answers each request with a line of JSON until the input closes; an exception becomes the
+    answer.
+    """
     replies = _private_stdout()
     die_with_parent()  # else a killed harness would leave stopped processes behind
     for line in sys.stdin:
@@ -80,8 +82,8 @@ def answer(handle: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
 
 
 def _warm(system: System, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Call for the asked time (three calls at least): compiles what compiles lazily, and tells how
-    long a call takes.
+    """Calls the system for the given time, at least three times. This compiles what is compiled
+    lazily, and measures the time of a call.
     """
     seconds: list[float] = []
     end = CLOCK() + float(request["seconds"])
@@ -125,7 +127,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _private_stdout() -> TextIO:
-    """The real standard output for replies; whatever a library prints goes to standard error
+    """The real standard output, for replies. Output that a library prints goes to standard error
     instead.
     """
     replies = os.fdopen(os.dup(1), "w")

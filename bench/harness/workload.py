@@ -1,7 +1,8 @@
-"""What is benchmarked: a named model of ``models`` or an .onnx file, made ready for every system.
+"""Makes a model ready for every system of a benchmark: a named model of ``models`` or an .onnx
+file.
 
-Ready means: exported to ONNX (named models, kept under the cache folder), compiled by gtco, seeded
-inputs in a .npz file, and FLOPs counted.
+Ready means: it is exported to ONNX (named models, kept under the cache folder) and compiled by
+gtco, seeded inputs are in a .npz file, and FLOPs are counted.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ TORCH_NEEDS_SOURCE = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, ready to be timed. ``onnx`` is None where only its library is known; ``model`` is
-    its name in ``models`` (None for a file); ``precision`` is gtco's, and its peers' as far as they
-    have it.
+    """One model, ready to be timed.
+
+    - ``onnx``: None if only the model's library is known
+    - ``model``: its name in ``models``; None for a file
+    - ``precision``: gtco's, and that of the peers that support it
     """
 
     name: str
@@ -59,10 +62,10 @@ def prepare(
     precision: str = "fp32",
     target: str = "native",
 ) -> Workload:
-    """Make ``source`` (an .onnx path, a library's or a model's name) ready in ``folder``.
+    """Makes ``source`` (an .onnx path, a library's or a model's name) ready in ``folder``.
 
-    ``library`` is its compiled form where there is one already. Raises ``GtcoError`` for a bad
-    source; a failed compile is in the result.
+    ``library`` is its compiled form, if there is one already. Raises ``GtcoError`` for a bad
+    source; the result says if the compile failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, model = Path(source), None
@@ -103,8 +106,9 @@ def prepare(
 
 
 def check_library(library: Path, model: Path | None = None) -> None:
-    """Raises ``ArtifactError`` where ``library`` is no model of gtco's, ``OptionError`` where its
-    inputs are not those of the .onnx file ``model``. Nothing of the library is run."""
+    """Raises ``ArtifactError`` if ``library`` is no model of gtco's, ``OptionError`` if its inputs
+    are not those of the .onnx file ``model``. Runs no code of the library.
+    """
     metadata = read_metadata(library)
     check_model(library, metadata)
     if model is None:
@@ -121,7 +125,9 @@ def check_library(library: Path, model: Path | None = None) -> None:
 
 
 def prepare_library(library: Path, folder: Path) -> Workload:
-    """A library that is timed by itself, on seeded inputs; its FLOPs are what it does itself."""
+    """A library that is timed by itself, on seeded inputs. Its FLOPs are those that the library
+    does.
+    """
     metadata = read_metadata(library)
     specs = [TensorSpec(i["name"], i["dtype"], tuple(i["shape"])) for i in metadata["inputs"]]
     inputs = folder / f"{library.stem}.inputs.npz"
@@ -134,8 +140,8 @@ def prepare_library(library: Path, folder: Path) -> Workload:
 
 
 def export(name: str, folder: Path, progress: Progress = lambda text: None) -> Path:
-    """The ONNX file of a named model, exported by ``python -m bench.models.wide`` unless it is
-    there.
+    """The ONNX file of a named model. ``python -m bench.models.wide`` exports it if it does not
+    exist.
     """
     path = folder / f"{name}.onnx"
     if not path.exists():
@@ -173,7 +179,7 @@ def make_inputs(path: Path, shapes: Shapes, seed: int = 0) -> dict[str, np.ndarr
 def candidates(
     workload: Workload, peers: Sequence[str], threads: int
 ) -> tuple[list[Contender], dict[str, str]]:
-    """gtco and the asked peers as candidates, and the reason of each one that cannot run this
+    """gtco and the requested peers as candidates, and the reason for each one that cannot run this
     workload.
     """
     job = {
@@ -197,8 +203,8 @@ def candidates(
 
 
 def check_peers(text: str, settings: Mapping[str, tuple[str, ...]] = SETTINGS) -> tuple[str, ...]:
-    """The systems that ``onnxruntime,torch:channels-last`` names: a peer stands for all of its
-    settings. Raises ``OptionError`` for an unknown name.
+    """The systems that a text such as ``onnxruntime,torch:channels-last`` names; a peer means all
+    of its settings. Raises ``OptionError`` for an unknown name.
     """
     every = [system for several in settings.values() for system in several]
     names = [name for name in text.split(",") if name]

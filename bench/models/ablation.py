@@ -46,7 +46,7 @@ P = TypeVar("P", bound=AnalyticPolicy)
 
 
 class Alone(Compilation):
-    """Every operator a stage of its own."""
+    """Makes every operator a stage of its own."""
 
     def fuse(self, graph: Graph, policy: RecordedPolicy) -> tuple[Graph, Partition]:
         def cost(stage: Stage) -> float:
@@ -63,7 +63,7 @@ class Greedy(Compilation):
 
 
 class InParts(Compilation):
-    """Attention as two products and a softmax: no sketch that fuses them."""
+    """Attention as two products and a softmax, without the sketch that fuses them."""
 
     def rounded(self, graph: Graph, policy: RecordedPolicy) -> Graph:
         whole = super().rounded(graph, policy)
@@ -72,7 +72,7 @@ class InParts(Compilation):
 
 
 class _Without(AnalyticPolicy):
-    """Sketches of these names are out of the question."""
+    """A policy that does not use sketches with these names."""
 
     names: Collection[str] = ()
 
@@ -81,7 +81,7 @@ class _Without(AnalyticPolicy):
 
 
 class _OneMicroKernel(AnalyticPolicy):
-    """The largest micro-kernel that a stage may have, whatever its shape."""
+    """Uses the largest micro-kernel that a stage may have, for every shape."""
 
     def _worthwhile(self, decision: Decision, tasks: int) -> tuple[Option, ...]:
         if decision.role != "micro-kernel":
@@ -104,7 +104,7 @@ class NoWinograd(Compilation):
 
 
 class NoWindows(Compilation):
-    """Every convolution that can be is a matrix product of its windows (im2col)."""
+    """Computes convolutions as matrix products of their windows (im2col), if possible."""
 
     def predicting(self, machine: Machine) -> Policy:
         policy = _copied(_Without, super().predicting(machine))
@@ -113,7 +113,7 @@ class NoWindows(Compilation):
 
 
 class OneMicroKernel(Compilation):
-    """No choice at the register level."""
+    """Makes no choice at the register level."""
 
     def predicting(self, machine: Machine) -> Policy:
         return _copied(_OneMicroKernel, super().predicting(machine))
@@ -138,8 +138,8 @@ WHOLE = "gtco"
 
 @dataclass(frozen=True)
 class Row:
-    """A model without one technique: milliseconds, those of the whole compiler, the predicted ones,
-    stages; and why the outputs are wrong or there are none.
+    """A model without one technique: its milliseconds, those of the whole compiler, the predicted
+    ones, the number of stages, and the reason if the outputs are wrong or missing.
     """
 
     model: str
@@ -152,7 +152,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """What the technique makes of the time."""
+        """The time without the technique over the time with it."""
         return self.milliseconds / self.whole
 
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(model: str, options: argparse.Namespace) -> list[Row]:
-    """One model without each of the techniques, side by side."""
+    """Measures one model without each of the techniques, side by side."""
     names: Sequence[str] = options.variants.split(",")
     work = prepare(model, options.folder, options.threads)
     found, _ = candidates(work, ["onnxruntime"], options.threads)
@@ -201,7 +201,7 @@ def measure(model: str, options: argparse.Namespace) -> list[Row]:
 
 @contextmanager
 def compiled_by(variant: type[Compilation]) -> Iterator[None]:
-    """Compiles of this process go by the variant's steps."""
+    """Makes compiles of this process use the variant's steps."""
     kept = compiler.Compilation
     compiler.Compilation = variant  # type: ignore[misc]
     try:

@@ -46,8 +46,8 @@ SLOW, FALLBACK = 0.9, 0.05  # a ratio below and a share above are named after th
 
 @dataclass(frozen=True)
 class Row:
-    """What was seen of one model by one exporter. ``failure`` says why it is not right, None where
-    it is; ``medians`` are seconds by system.
+    """The results of one model with one exporter. ``failure`` says why it is not right, None if it
+    is; ``medians`` are seconds by system.
     """
 
     model: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """The better peer's time over gtco's; None where either was not timed."""
+        """The better peer's time over gtco's; None if either was not timed."""
         ours, best = dict(self.medians).get("gtco"), self.best_peer
         return None if ours is None or best is None else best[1] / ours
 
@@ -109,7 +109,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(name: str, exporter: str, options: argparse.Namespace, output: Console) -> Row:
-    """Export, compile, examine and race one model; whatever fails ends in the row."""
+    """Exports, compiles, examines and times one model. A failure of any step becomes part of the
+    row.
+    """
     folder: Path = options.folder
     row = Row(name, exporter)
     stem, precision = f"{name}-{exporter}", options.precision
@@ -172,7 +174,9 @@ def timed(row: Row, measurements: Sequence[Measurement]) -> Row:
 
 
 def export(name: str, exporter: str, model: Path, inputs: Path) -> str | None:
-    """Write the ONNX file and the inputs to be timed with; the reason where torch cannot."""
+    """Writes the ONNX file and the inputs for timing; gives the reason if torch cannot export the
+    model.
+    """
     import onnx
 
     from gtco.models.export import export_onnx
@@ -201,7 +205,7 @@ HEADINGS = (
 
 
 def line(row: Row) -> str:
-    """The row as one line of the table; ``!`` where it is not right."""
+    """The row as one line of the table, with ``!`` if it is not right."""
     seen, best, ours = row.examination, row.best_peer, dict(row.medians).get("gtco")
     agrees = "-" if seen.difference is None else f"{seen.difference:.0e}"
     cells = [
@@ -219,7 +223,9 @@ def line(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row], output: Console) -> None:
-    """Why each failed, what the fallback compiled, who was slow, what the compiler noted."""
+    """Prints why models failed, what the fallback compiled, which models are slow, and the
+    compiler's notes.
+    """
 
     def section(title: str, lines: list[str]) -> None:
         if lines:
@@ -259,7 +265,9 @@ def summary(rows: Sequence[Row], output: Console) -> None:
 
 
 def write_json(options: argparse.Namespace, rows: Sequence[Row]) -> None:
-    """Machine, versions and all rows; the folder is made, the file appears whole or not at all."""
+    """Writes the machine, the versions and all rows. Makes the folder; the file is written
+    completely or not at all.
+    """
     path: Path = options.json
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,7 +278,7 @@ def write_json(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def _chosen(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(model, exporter) of every row asked for; raises ``OptionError``."""
+    """(model, exporter) of every requested row; raises ``OptionError``."""
     from gtco.models.export import EXPORTERS
     from gtco.models.family import FAMILY, find
 

@@ -35,8 +35,8 @@ PHASES = ("read", "simplify", "fuse", "generate", "tune", "link")
 
 @dataclass(frozen=True)
 class Row:
-    """A system's seconds to the first output; ``start``, of a library that is there already;
-    ``phases`` of a compile; or why there are none.
+    """A system's seconds to the first output; ``start``: the seconds with a library that exists
+    already; ``phases`` of a compile; or the reason why there are none.
     """
 
     model: str
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(source: str, options: argparse.Namespace) -> list[Row]:
-    """One model, by name or as a file, by every system, one after the other."""
+    """Measures one model, by name or as a file, with every system, one after the other."""
     work = prepare(source, options.folder, options.threads, library=options.folder / "none.so")
     check_peers(options.peers)
     # as named: of torch-compile's settings, the one that tunes for minutes is asked for by its name
@@ -95,8 +95,8 @@ class Start:
 
 
 def first_output(job: Mapping[str, Any]) -> Start:
-    """From the start of a process to the end of its first call; torch's cache is an empty folder,
-    for a second compile would only read it.
+    """The time from the start of a process to the end of its first call. torch's cache is an empty
+    folder, because a second compile would only read it.
     """
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:

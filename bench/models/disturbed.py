@@ -38,7 +38,7 @@ BUDGET = 0.5  # seconds of calls per system, place and round
 
 @contextmanager
 def spinning(cpus: set[int]) -> Iterator[subprocess.Popen[bytes]]:
-    """A stopped process that spins on these CPUs once it goes on."""
+    """A stopped process that spins on these CPUs when it continues."""
     process = subprocess.Popen([sys.executable, "-c", SPINNING, repr(cpus)])
     try:
         process.send_signal(signal.SIGSTOP)
@@ -51,7 +51,9 @@ def spinning(cpus: set[int]) -> Iterator[subprocess.Popen[bytes]]:
 def time_all(
     jobs: dict[str, dict[str, Any]], rounds: int, allowed: set[int]
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, str]]:
-    """Seconds of each system at each place, the mean call of every round; and why others failed."""
+    """Seconds of each system at each place (the mean call of every round), and the reasons why
+    others failed.
+    """
     workers: dict[str, Worker] = {}
     calls: dict[str, int] = {}
     seen: dict[str, dict[str, list[float]]] = {}

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def tunings_of(options: argparse.Namespace) -> list[Tuning]:
-    """What each model is compiled once more with."""
+    """The efforts with which each model is compiled once more."""
     efforts = [effort for effort in options.efforts.split(",") if effort]
     if unknown := [effort for effort in efforts if effort not in EFFORTS]:
         raise OptionError(f"unknown effort {', '.join(unknown)}: choose from {', '.join(EFFORTS)}")
@@ -152,7 +152,7 @@ def _ratio(best: ahead.Best | None, named: bool = False) -> str:
 
 
 def _gain(rows: Sequence[ahead.Row], way: str) -> str:
-    """What tuning makes of the time, over the models that ran both ways."""
+    """The gain in time by tuning, over the models that ran both ways."""
     gains = ahead.gains(rows, way).values()
     if not gains:
         return "not known"
@@ -160,7 +160,7 @@ def _gain(rows: Sequence[ahead.Row], way: str) -> str:
 
 
 def _mean_of_five(rows: Sequence[ahead.Row], peer: str, way: str) -> str:
-    """Of the ratios of :data:`FIVE`, in words where one of them is missing."""
+    """The mean of the ratios of :data:`FIVE`; a sentence if one of them is missing."""
     found = ahead.ratios(rows, [peer], way)
     if missing := [name for name in FIVE if name not in found]:
         return f"not known without {', '.join(missing)}"
@@ -221,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _minutes(text: str) -> float:
-    """A time of zero or more, in seconds."""
+    """A time of zero or more minutes, in seconds."""
     try:
         seconds = 60 * float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Is a compiled library right, and where does its time go? Asked in a process of its own, so that a
-library that crashes costs one answer.
+"""Verifies a compiled library and measures where its time goes, in a process of its own, so that a
+library that crashes costs only its own result.
 
-``python -m bench.models.examine JOB.json`` is that process. Agreement is ``gtco.verification``'s,
-against ONNX Runtime on the model's ONNX; the time of a stage is the median of a few profiled runs.
+``python -m bench.models.examine JOB.json`` is that process. ``gtco.verification`` compares with
+ONNX Runtime on the model's ONNX; the time of a stage is the median of a few profiled runs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ REPEAT = 5  # profiled runs that a stage's time is the median of
 
 @dataclass(frozen=True)
 class Examination:
-    """``difference``: the largest relative difference that was seen, from float64 where that had to
-    judge, None where nothing could be compared; ``disagrees``: why the outputs are wrong, None
-    where they are right.
+    """The results for one library.
 
-    ``fallbacks``: share of the time by operator, of the stages that the fallback compiled, the
-    largest first. ``judged``: where ONNX Runtime differs, or is unstable, and float64 found the
-    library right. ``unsettled``: where ONNX Runtime is unstable, and float64 did not find the
-    library right: no disagreement, and no agreement either.
-    ``error``: why there is no answer at all.
+    - ``difference``: the largest relative difference, from float64 if that had to decide; None if
+      nothing could be compared
+    - ``disagrees``: why the outputs are wrong; None if they are right
+    - ``fallbacks``: by operator the share of the time in stages that the fallback compiled, the
+      largest first
+    - ``judged``: where ONNX Runtime differs or is unstable, and float64 found the library right
+    - ``unsettled``: where ONNX Runtime is unstable, and float64 did not find the library right:
+      neither a disagreement nor an agreement
+    - ``error``: why there is no result at all
     """
 
     difference: float | None = None
@@ -57,13 +59,12 @@ def examine(
     member: str | None = None,
     timeout: float = 600.0,
 ) -> Examination:
-    """Verify and profile ``library``, compiled from ``model`` (.onnx). Never raises for a library
-    that fails: ``error`` or ``disagrees`` say why.
+    """Verifies and profiles ``library``, compiled from ``model`` (.onnx). Never raises for a
+    library that fails: ``error`` or ``disagrees`` say why.
 
-    ``only_random``: hold it to the random inputs alone, not to the adversarial ones. ``member``:
-    the model of ``models.family`` that it was exported from, whose float64 run decides where ONNX
-    Runtime and the library differ, or ONNX Runtime's answer is unstable: its optimised norms of
-    images cancel.
+    ``only_random``: use only the random inputs, not the adversarial ones. ``member``: the model of
+    ``models.family`` from which it was exported. Its float64 run decides if ONNX Runtime and the
+    library differ, or if ONNX Runtime's answer is unstable (its optimised norms of images cancel).
     """
     with tempfile.TemporaryDirectory(prefix="gtco-examine-") as folder:
         job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
@@ -102,7 +103,7 @@ def examine(
 def by_operator(
     stages: Sequence[Mapping[str, Any]], seconds: Sequence[float]
 ) -> list[tuple[str, float]]:
-    """Share of the whole time of every operator in a fallback stage, the largest first."""
+    """The share of the whole time of every operator in a fallback stage, the largest first."""
     total = sum(seconds) or 1.0
     shares: dict[str, float] = {}
     for stage, measured in zip(stages, seconds, strict=True):
@@ -160,8 +161,8 @@ def main(argv: list[str]) -> int:
 
 
 def in_float64(model: Any, name: str) -> dict[tuple[str, str], Difference]:
-    """What PyTorch's float64 run of the family's ``name`` says of every (case, output); nothing
-    where the module cannot run in float64.
+    """The difference from PyTorch's float64 run of the family's ``name`` for every (case, output);
+    empty if the module cannot run in float64.
     """
     import torch
 
@@ -187,7 +188,9 @@ def in_float64(model: Any, name: str) -> dict[tuple[str, str], Difference]:
 
 
 def _right(found: Mapping[tuple[str, str], Difference]) -> dict[tuple[str, str], float]:
-    """The relative differences of what agrees; not of what float64 itself finds unstable."""
+    """The relative differences of outputs that agree, without those that float64 itself finds
+    unstable.
+    """
     return {key: d.relative for key, d in found.items() if not (d.failure or d.unstable)}
 
 
@@ -195,7 +198,7 @@ def _told(
     differences: Iterable[Difference],
     by_float64: Mapping[tuple[str, str], Difference] | None = None,
 ) -> str | None:
-    """One sentence a difference; with ``by_float64``, also why that does not settle it."""
+    """One sentence for each difference; with ``by_float64``, also why that does not settle it."""
 
     def said(d: Difference) -> str:
         text = d.failure or f"differs by {d.relative:.0e}, and so does the reference itself"

@@ -63,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replace(file: Path, text: str, name: str = "results") -> None:
-    """Put ``text`` between the marks of that name in ``file``; ValueError where it has none."""
+    """Replaces the text between the marks of that name in ``file``; ValueError if it has no such
+    marks.
+    """
     first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
     before, begin, rest = file.read_text().partition(first)
     _, end, after = rest.partition(last)
@@ -73,7 +75,7 @@ def replace(file: Path, text: str, name: str = "results") -> None:
 
 
 def precision_of(run: Mapping[str, Any]) -> str:
-    """What all models of a run were compiled for; ValueError where they differ."""
+    """The precision that all models of a run were compiled for; ValueError if they differ."""
     found = {model.get("precision", "fp32") for model in run["models"]}
     if len(found) != 1:
         raise ValueError(f"a table is of one precision, and this run has {sorted(found)}")
@@ -191,7 +193,7 @@ def _filled(text: str) -> str:
 
 
 def _means(models: Sequence[Row], peers: Sequence[str]) -> str:
-    """Of the five models that the mean is over, for each peer by itself."""
+    """The means over the five models, for each peer by itself."""
     names = f"Geometric mean over {', '.join(FIVE)}: "
     told = []
     for way in ahead.ways(models):
@@ -206,8 +208,8 @@ def _means(models: Sequence[Row], peers: Sequence[str]) -> str:
 
 
 def _against_best(models: Sequence[Row], peers: Sequence[str]) -> list[str]:
-    """Beside the best peer of each model: the geometric mean, and the three rows gtco is least
-    ahead on.
+    """The comparison with the best peer of each model: the geometric mean, and the three rows on
+    which gtco is least ahead.
     """
     ways = ahead.ways(models)
     means = "; ".join(f"{_way(models, way)}{ahead.mean(models, peers, way)}" for way in ways)
@@ -226,12 +228,12 @@ def _against_best(models: Sequence[Row], peers: Sequence[str]) -> list[str]:
 
 
 def _way(models: Sequence[Row], way: str) -> str:
-    """What figures of this way begin with; nothing where there is only one."""
+    """The words that begin the figures of this way; empty if there is only one way."""
     return f"{ahead.title(models, way)} " if len(ahead.ways(models)) > 1 else ""
 
 
 def _gain(models: Sequence[Row], way: str) -> str:
-    """What tuning makes of the time, in the mean and of the worst row."""
+    """The gain in time by tuning, in the mean and for the worst row."""
     title, gains = ahead.title(models, way), ahead.gains(models, way)
     title = title if title.startswith("tuned") else f"tuned ({title})"
     if not gains:
@@ -245,7 +247,7 @@ def _gain(models: Sequence[Row], way: str) -> str:
 
 
 def _conditions(models: Sequence[Row]) -> Iterator[str]:
-    """What the machine was at, and how far the outputs agree."""
+    """The machine's peak during the run, and how far the outputs agree."""
     peaks = [m["peak_flops_per_second"] / 1e9 for m in models if m["peak_flops_per_second"]]
     if peaks:
         yield (

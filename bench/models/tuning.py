@@ -32,9 +32,11 @@ TUNED = "gtco-tuned"
 
 @dataclass(frozen=True)
 class Row:
-    """One model: milliseconds of the library without and with tuning, seconds of both compiles, the
-    best peer and its milliseconds; of the tuner, candidates, changed stages, and the milliseconds
-    that its stages took before and after.
+    """One model.
+
+    - milliseconds of the library without and with tuning, and seconds of both compiles
+    - the best peer and its milliseconds
+    - of the tuner: candidates, changed stages, and the milliseconds of its stages before and after
     """
 
     model: str
@@ -56,7 +58,7 @@ class Row:
 
     @property
     def expected(self) -> float:
-        """Gain of the whole model, were the stages' readings the model's."""
+        """The gain of the whole model if the stages' readings were those of the model."""
         return self.untuned / (self.untuned - self.stages_before + self.stages_after)
 
 

@@ -1,8 +1,8 @@
-"""What ``end_to_end --suite wide`` times and ``models`` does not name: other batches and image
-sizes of what it has, and published models as ``transformers`` builds them from their
+"""The models that ``end_to_end --suite wide`` times and ``models`` does not name: other batches and
+image sizes of its models, and published models that ``transformers`` builds from their
 configurations. All have random weights.
 
-``python -m bench.models.wide NAME FILE.onnx`` exports one, or one of ``models``.
+``python -m bench.models.wide NAME FILE.onnx`` exports one of these, or one of ``models``.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ _MEMBERS = (
 )
 MEMBERS: dict[str, Member] = {member.name: member for member in _MEMBERS}
 
+
 def create(name: str) -> nn.Module:
-    """The module of a name of this file's or of ``models``', in eval mode."""
+    """The module with a name of this file or of ``models``, in eval mode."""
     return MEMBERS[name].create() if name in MEMBERS else models.create(name)
 
 
