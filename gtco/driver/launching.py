@@ -64,7 +64,7 @@ def launching(
     tensors = len(graph.inputs) + len(graph.outputs)
     made = persistent(generated, tensors, machine, workers, text=options.dump is not None)
     if isinstance(made, Rejection):
-        why = f"there can be no persistent kernel for this model: {made.detail}"
+        why = f"this model cannot have a persistent kernel: {made.detail}"
         if asked:
             raise BuildError(f"{why}; leave launches=persistent out")
         return Launching(prices, notes=(f"{why}; it is launched as a graph",))

@@ -33,7 +33,7 @@ _UNNAMED = frozenset({"", "?", "-1", "None"})  # written by exporters that know 
 class OpenAxis:
     """An axis of an input that has no size in the file."""
 
-    dim: Any  # of the message
+    dim: Any  # the dimension in the message
     input: str
     axis: int
     name: str  # the name in flags and errors
@@ -285,7 +285,7 @@ def _ask(inputs: Sequence[onnx.ValueInfoProto], missing: Sequence[OpenAxis]) -> 
     return (
         f"symbolic dimensions without a value: {listed}. Give each a size: {flags} "
         f"(in Python: shapes={{{', '.join(f'{name!r}: ...' for name in where)}}}).{alike} An "
-        f"input's whole shape does as well: {_flag(first.name, whole)}"
+        f"input's whole shape also works: {_flag(first.name, whole)}"
     )
 
 

@@ -28,9 +28,9 @@ DTYPES: Mapping[int, str] = {
     number: _SPELT.get(name.lower(), name.lower())
     for name, number in onnx.TensorProto.DataType.items()
 }
-"""Our name of each of ONNX's element types, also of those that gtco does not support."""
+"""gtco's name of each ONNX element type, also of types that it does not support."""
 NUMBERS: Mapping[str, int] = {DTYPES[n]: n for n in DTYPES if DTYPES[n] in ITEM_BYTES}
-_SHOWN = 8  # elements of an attribute
+_SHOWN = 8  # elements of an attribute that messages show
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Node:
             return {}
         schema = onnx.defs.get_schema(self.proto.op_type, opset, domain)
         if left_out := _left_out(schema, self.proto):
-            raise self._broken(f"its input {left_out} is left out, and must not be")
+            raise self._broken(f"its required input {left_out} is left out")
         values = {name: numpy_helper.from_array(v, name) for name, v in self.values.items()}
         try:
             made = onnx.shape_inference.infer_node_outputs(
@@ -80,7 +80,8 @@ class Node:
         except Exception as error:  # it has several types, such as ValueError
             said = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise self._broken(said.removeprefix("[TypeInferenceError] ")) from error
-        if self.proto.op_type == "Reshape" and not domain:  # ONNX does not count the elements
+        # ONNX does not compare the numbers of elements.
+        if self.proto.op_type == "Reshape" and not domain:
             before, after = (
                 _elements(t) for t in (self.types[self.proto.input[0]], *made.values())
             )

@@ -211,8 +211,8 @@ def _check_outputs(model: onnx.ModelProto) -> None:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ModelError(
             f"the model lists outputs more than once: {', '.join(map(repr, twice))}. Outputs are "
-            "told apart by their names: remove the repetition, or give the second out by an "
-            "Identity of another name"
+            "distinguished by their names: remove the repetition, or return the second one through "
+            "an Identity of another name"
         )
 
 
@@ -220,7 +220,7 @@ def _check(model: onnx.ModelProto) -> None:
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        # Operators of other domains have no schema there; they get the message that lists all
+        # Operators of other domains have no schema there. They get the message that lists all
         # unsupported ones.
         if "No Op registered for" in str(error) or "No opset import for domain" in str(error):
             _refuse_unsupported(model)

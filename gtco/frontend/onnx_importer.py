@@ -147,7 +147,7 @@ def _reason(node: Node, error: Exception) -> str:
 def _type_proto(value: Any) -> onnx.TypeProto | None:
     """The ONNX type of a Relax value; None if ONNX has none for it."""
     kind = value.ty
-    if isinstance(kind, relax.ShapeType):  # a vector of integers to ONNX
+    if isinstance(kind, relax.ShapeType):  # for ONNX this is a vector of integers
         rank = kind.ndim if kind.ndim >= 0 else None
         return onnx.helper.make_tensor_type_proto(NUMBERS["int64"], [rank])
     if not isinstance(kind, relax.TensorType) or str(kind.dtype) not in NUMBERS:
@@ -508,7 +508,7 @@ def _prelu(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
     """
     x, slope = inputs
     if len(_shape(slope)) > len(_shape(x)):
-        return None  # no PRelu; TVM's says so
+        return None  # no valid PRelu; TVM's importer reports it
     below = builder.emit(relax.op.less(x, relax.const(0, x.ty.dtype.dtype)))
     return relax.op.where(below, builder.emit(relax.op.multiply(x, slope)), x)
 

@@ -177,8 +177,8 @@ def _export(torch: Any, model: Any, example_inputs: Any) -> tuple[Any, list[str]
     except Exception as error:
         raise ModelError(
             f"torch.export cannot trace {type(model).__name__}: {_first_line(error)}. Make its "
-            "forward free of control flow that depends on data, and give example_inputs as it is "
-            "called"
+            "forward free of control flow that depends on data, and give example_inputs in "
+            "the form in which it is called"
         ) from error
     finally:
         for module in training:
@@ -212,7 +212,7 @@ def _export_tensors(
             # by keyword, in the given order: the inputs get their names from it
             args, kwargs = (), {**called.bind_partial(*args).arguments, **kwargs}
     except (TypeError, ValueError):
-        pass  # a forward without a signature is called as it was given
+        pass  # a forward without a signature is called with the inputs as given
     program = torch.export.export(Tensors().eval(), args, kwargs)
     return program, _usable(names, program)
 
@@ -237,7 +237,7 @@ def _output_names(program: Any) -> list[str] | None:
     try:
         value = pytree.tree_unflatten(leaves, program.call_spec.out_spec)
     except Exception:
-        return None  # a class of the user's that takes nothing but tensors
+        return None  # a user's class that takes only tensors
     return _usable([name for name, _ in named_tensors(value)], program)
 
 

@@ -160,7 +160,8 @@ def taps(axis: Axis, method: Method) -> ResizeTaps:
 
 
 def _nearest(at: numpy.ndarray, mode: str) -> numpy.ndarray:
-    halves = numpy.round(2 * at) / 2  # 8.5 / (17 / 7) - 0.5 is 3, and a little more in float64
+    # 8.5 / (17 / 7) - 0.5 is exactly 3, but a little more in float64
+    halves = numpy.round(2 * at) / 2
     at = numpy.where(numpy.abs(at - halves) < 1e-9, halves, at)
     if mode == "floor":
         return numpy.floor(at)
@@ -223,7 +224,7 @@ def _product(builder: Any, x: Any, axis: int, size: int, found: ResizeTaps, dtyp
     matrix = numpy.zeros((size, len(found.index)))
     columns = numpy.broadcast_to(numpy.arange(len(found.index))[:, None], found.index.shape)
     numpy.add.at(matrix, (found.index, columns), found.weight)
-    if axis == rank - 2:  # from the left: no axis has to move
+    if axis == rank - 2:  # multiply from the left: no axis has to move
         left = relax.const(numpy.ascontiguousarray(matrix.T), dtype)
         return builder.emit(relax.op.matmul(left, x))
     order = [i for i in range(rank) if i != axis] + [axis]

@@ -39,7 +39,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
 # The names of casts, by dtype.
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
-# Half of the bytes is worth a difference that predictions do not resolve.
+# Half of the bytes is worth a slowdown that is smaller than the error of predictions.
 SLOWER = 1.05
 Cost = Callable[[Stage], float]  # seconds of a stage, infinite if no kernel can do it
 # Movement, which does not change bits, by the inputs that it moves.

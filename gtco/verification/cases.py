@@ -19,7 +19,7 @@ from gtco.support.dtypes import is_float, numpy_dtype
 from gtco.verification.roles import Mask, Role
 
 Array = NDArray[Any]
-Range = tuple[int, int]  # of integers: low, and above high
+Range = tuple[int, int]  # of integers: the lowest, and one more than the highest
 
 LARGE, SPIKE = 30.0, 100.0  # scale of large inputs, height of the spike
 VALUES = 1000  # integers that are values, not ids, are drawn from [-VALUES, VALUES]

@@ -96,7 +96,7 @@ def heads_of(
     if bias:
         rest = w.shape(bias)[0] - 2 * w.shape(q)[-1]
         parts = w.split(bias, [w.shape(q)[-1], w.shape(q)[-1], rest], 0)
-        # keys and values with their heads apart come from another projection, without a bias
+        # keys and values with separate heads come from another projection, which has no bias
         tensors = [
             w.add("Add", t, part) if len(w.shape(t)) == 3 else t
             for t, part in zip(tensors, parts, strict=True)

@@ -1,9 +1,9 @@
-"""If, Loop and Scan written out. Their conditions and counts have to follow from shapes and
+"""If, Loop and Scan written out. Their conditions and counts must follow from shapes and
 constants.
 
-An If becomes the branch that it takes. A Loop becomes as many copies of its body as it has runs.
-The walk evaluates the condition that each copy gives, so a loop may end by its condition too. A
-Scan becomes one copy for each slice of its inputs.
+An If becomes the branch that it takes. A Loop becomes one copy of its body for each run. The walk
+evaluates the condition that each copy gives, so a loop may also end by its condition. A Scan
+becomes one copy for each slice of its inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def branch(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """If."""
+    """If: only the branch that it takes."""
     condition = walk.writer.values.get(node.input[0])
     if condition is None:
         raise Unsuitable(
@@ -103,8 +103,9 @@ def scan(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 def _body(
     walk: Walk, graph: onnx.GraphProto, constants: Mapping[str, str], arguments: Sequence[str]
 ) -> list[str]:
-    """The graph's outputs, written out once more with these inputs; ``constants`` are its
-    initializers by their names in it."""
+    """The graph's outputs, written out again with these inputs. ``constants`` are its initializers,
+    by their names in the graph.
+    """
     names = dict(constants)
     names.update({v.name: name for v, name in zip(graph.input, arguments, strict=True)})
     here = walk.node

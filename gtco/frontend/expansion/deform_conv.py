@@ -34,7 +34,7 @@ def deform_conv(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
 
     grid = _grid(w, attrs, offset, kernel, (height, width), parts)
     apart = w.reshape(x, (batch * parts, channels // parts, height, width))
-    # zeros outside, halves of pixels at the border: GridSample's defaults
+    # GridSample's defaults: zeros outside, halves of pixels at the border
     mode = "linear" if w.opset >= 20 else "bilinear"
     columns = w.add("GridSample", apart, grid, mode=mode)
     columns = w.reshape(columns, (batch, parts, channels // parts, taps, high * wide))

@@ -60,7 +60,7 @@ def dft(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
             f"the last axis of an input {list(shape)} has to hold real and imaginary parts"
         )
     if onesided and parts != 1 + inverse:
-        raise Unsuitable("onesided takes real values forwards, and complex ones inversely")
+        raise Unsuitable("onesided takes real values forwards, and complex values in the inverse")
     default = 2 * (rows - 1) if onesided and inverse else rows
     size = _number(w, length, default, "dft_length")
     if size < 1:

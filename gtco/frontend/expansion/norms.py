@@ -73,7 +73,7 @@ def _group_norm(w: Writer, node: onnx.NodeProto, x: str) -> str:
 
 
 def layer_norm(walk: Walk, node: onnx.NodeProto) -> Sequence[str]:
-    """LayerNormalization as ONNX Runtime has it before opset 17."""
+    """LayerNormalization before opset 17, as ONNX Runtime defines it."""
     attrs = attributes(node)
     x, scale, bias = (*node.input, "")[:3]
     return layer_norm_of(
@@ -124,7 +124,7 @@ def skip_simplified_layer_norm(walk: Walk, node: onnx.NodeProto) -> Sequence[str
     if bias:
         total = w.add("Add", total, bias)
     if len(node.output) > 1 and node.output[1]:
-        raise Unsuitable("its output 'mean' is used, which it does not compute")
+        raise Unsuitable("its output 'mean' is used, but it does not compute a mean")
     y, inverse = _simplified(w, total, gamma, -1, attributes(node).get("epsilon", _SKIP_EPSILON))
     return [w.cast(y, w.dtype(x)), "", inverse, total]
 

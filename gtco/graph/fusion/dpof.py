@@ -10,29 +10,29 @@ patterns (``gtco.graph.fusion.patterns``) forbid it or no kernel can do it.
 Which segmentation sets must be visited? A stage has one sink: all its other tensors are used only
 inside the stage and are no graph outputs. Three things follow.
 
-1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is A's sink's, and B's
-   sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
+1. *Any partition is acyclic.* A tensor that goes from stage A to stage B is made by A's sink, and
+   B's sink is reached from it, so A's sink precedes B's in the topological order; stages sorted by
    their sinks are an execution order. (For the same reason stages are connected and convex.)
 2. *A stage is a piece of the post-dominator tree.* All paths from an operator of the stage to the
    outputs run inside the stage until its sink, so its immediate post-dominator, which is on them,
    is in the stage too. So every stage is within the subtree of its sink.
 3. *The remaining sets fall apart.* Peel from V the stage V' that holds V's last operator, which
-   must be that stage's sink. Whatever hangs in the tree directly below V' is, again by 2, the sink
+   must be that stage's sink. Every operator directly below V' in the tree is, again by 2, the sink
    of its own stage, and its subtree shares no stage with its siblings'. So V - V' is a disjoint
    union of whole subtrees, each solved on its own:
 
        dp[T(s)] = min over stages V' with sink s of  temp[V'] + sum of dp[T(c)], c directly below V'
 
-The segmentation sets that Algorithm 1 ever asks for are therefore the subtrees T(s), one per
-operator: as many states as operators instead of exponentially many, and the same optimum, which the
-tests hold against brute force over all partitions. What stays exponential is the number of stages
-with one sink (wide trees of element-wise operators, the rotary embeddings before an attention). If
-there are more than ``max_candidates``, at most so many are priced, and a descent finds them. It
-starts from the best of the greedy stages. It takes an operator in (with its readers, and with or
-without the stage found for it) or leaves one out (with everything that it reads), as long as that
-lowers the total. Once a search has priced ``MOST_PRICED`` stages, the limit per sink is
-``HURRIED``. ``Partition.notes`` names every such cut. The bounds count stages, not seconds, so the
-same model always gives the same partition.
+So the segmentation sets that Algorithm 1 needs are the subtrees T(s), one per operator: as many
+states as operators instead of exponentially many, and the same optimum. The tests compare it with
+brute force over all partitions. Only one number stays exponential: that of the stages with one sink
+(wide trees of element-wise operators, the rotary embeddings before an attention). If there are more
+than ``max_candidates``, at most so many are priced, and a descent finds them. It starts from the
+best of the greedy stages. It takes an operator in (with its readers, and with or without the stage
+found for it) or leaves one out (with everything that it reads), as long as that lowers the total.
+Once a search has priced ``MOST_PRICED`` stages, the limit per sink is ``HURRIED``.
+``Partition.notes`` names every such cut. The bounds count stages, not seconds, so the same model
+always gives the same partition.
 
 Identical blocks are priced once: a stage by its ``Stage.key``, and the whole list of candidates of
 a sink by the key of its *cone*, the operators that can ever share a stage with it. Many candidates
@@ -57,7 +57,7 @@ from gtco.support.errors import UnsupportedError
 from gtco.tensor.operators import is_anchor
 from gtco.tensor.stage import Operator, Stage, TensorType, make_stage
 
-# Stages priced in one search, beyond which HURRIED of a sink are enough. A price takes about a
+# After so many stages are priced in one search, HURRIED of a sink are enough. A price takes about a
 # millisecond.
 MOST_PRICED = 5000
 HURRIED = 128
@@ -133,7 +133,7 @@ class Search:
 
     def select_schedule(self) -> list[Stage]:
         """Lines 5-14: fills dp and action, then reads the stages from the action table."""
-        # dp is (time, stages): of equal times the fewest stages win. Time is counted in whole
+        # dp is (time, stages): at equal times the fewest stages win. Time is counted in whole
         # femtoseconds, so that sums are exact and identical layers fall the same way on a tie.
         dp = self.dp
         action = self.action
@@ -215,7 +215,7 @@ class Search:
             if max(floors[m] for m in members) + time_below > best[0]:
                 continue
             total = (price(members) + time_below, 1 + stages_below, number)
-            if total < best:  # of equal times the fewest stages, of those the first found
+            if total < best:  # at equal times the fewest stages win, then the first found
                 best, chosen = total, members
         return best[:2], tuple(cone[m] for m in chosen)
 

@@ -63,7 +63,7 @@ def _grow(graph: Graph, sink: Operator, taken: set[str]) -> list[Operator]:
             continue
         if pattern(op.kind) == COMPLEX and not anchor:
             anchor = True
-            group[op.output] = op  # and nothing above it
+            group[op.output] = op  # the group does not grow above it
         elif pattern(op.kind) in _LIGHT:
             group[op.output] = op
             pending += op.inputs

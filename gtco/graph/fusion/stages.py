@@ -201,7 +201,7 @@ def rivals(
             without = Pricer(pricer.cost, {**pricer.memo, key: math.inf})
             try:
                 found.append(_fuse(graph, without, floor, possible))
-            except UnsupportedError:  # no kernels but this one
+            except UnsupportedError:  # this kernel is the only one for its operators
                 continue
     near = [each for each in found if each[1].seconds <= NEAR * best.seconds]
     return sorted(near, key=lambda each: each[1].seconds)[:most]

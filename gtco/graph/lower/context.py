@@ -83,7 +83,7 @@ class Lowering:
     ) -> str:
         made = self.graph.add(kind, inputs, type, name=self.label, **attrs)
         known, first = self.type(made), self.type(inputs[0]).dtype if inputs else ""
-        if kind in CONTRACTIONS and known.dtype != first:  # Relax's products are of one dtype
+        if kind in CONTRACTIONS and known.dtype != first:  # Relax's products have one dtype
             return self.emit("cast", (made,), TensorType(known.shape, first))
         return made
 

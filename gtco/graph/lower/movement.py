@@ -169,7 +169,7 @@ _REPEATED: dict[str, Any] = {
     "reflect": "reflect",
     "replicate": "edge",
     "circular": "wrap",
-}  # numpy's
+}  # numpy's names of the modes
 
 
 def _pad_repeating(

@@ -24,9 +24,9 @@ from gtco.support.options import c_compiler
 from gtco.support.toolchain import run_compiler
 
 SOURCES = ("barrier.c", "thread_pool.c", "turns.c")
-TASK_NS = 2000  # of one task: longer than the pool takes to hand it out
+TASK_NS = 2000  # the length of a task: longer than the pool needs to hand it out
 ROUNDS = 300  # runs of 64 steps
-MOST_STEPS = 64  # of a run, as barrier.c has them
+MOST_STEPS = 64  # steps of a run, as in barrier.c
 LINE = 64  # bytes of a cache line
 _INT, _POINTER = ctypes.c_int, ctypes.c_void_p
 

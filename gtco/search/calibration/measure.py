@@ -55,7 +55,7 @@ MOST_BYTES, SHARE_LEFT = 256 << 20, 4
 ARRAYS = 8  # each of the two arrays takes 1 / ARRAYS; kernels and threads take the rest
 LEAST_BYTES = 1 << 20  # of an array: smaller ones show no differences
 ROUNDS = 8
-ROUND_SECONDS = 1e-3  # of a round of level 0; the best of many short ones finds an idle moment
+ROUND_SECONDS = 1e-3  # a round of level 0; the best of many short ones finds an idle moment
 WARM_SECONDS = 0.1  # until a core has raised its clock, or lowered it for wide vectors
 # When each part ends, as a share of MOST_SECONDS. The first round may end later.
 LEVEL0_SHARE, BARRIER_SHARE, MEMORY_SHARE, HANDOVER_SHARE = 0.6, 0.65, 0.85, 1.0
@@ -285,7 +285,7 @@ def _handed(
     if target.cores == 1:
         return {}
     cores, tasks = target.cores, target.cores * TASKS_A_CORE
-    parts = {}  # bytes that a step reads, and writes as many
+    parts = {}  # bytes that a step reads; it writes as many
     for level in target.memory[1:-1]:
         wanted = sizes[level.name] * (1 if level.shared else cores) // 2
         parts[level.name] = max(min(wanted, x.nbytes) // (4096 * tasks), 1) * 4096 * tasks

@@ -25,7 +25,7 @@ from gtco.tensor.intrinsics.table import micro_kernels
 
 PEAK_SECONDS, PEAK_ROUNDS = 0.25, 5
 VALID_SECONDS = 3600.0
-LEAST_HELD = 0.7  # of the cores' time: with less the reading is of the other processes
+LEAST_HELD = 0.7  # share of the cores' time: a reading with less depends on the other processes
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def measure_peak(
         calls = tile_calls(library, tile, threads)
     else:
         chains = 24 if target.registers >= 32 else 12
-        steps = 500_000  # some milliseconds a call
+        steps = 500_000  # some milliseconds per call
         flops = 2.0 * steps * chains * target.lanes
         library = load([peak_kernel(chains, steps, target.lanes)], target)
         calls = [call(library.peak, x, x) for x in operands(threads, chains * target.lanes)]

@@ -26,9 +26,9 @@ from gtco.support.options import cache_folder
 from gtco.support.version import __version__
 from gtco.tensor.intrinsics.table import every_micro_kernel
 
-VERSION = 11  # of the cached file
-# Vector operations and bytes a second of one core, and seconds of a barrier, that no machine
-# reaches, or falls short of.
+VERSION = 11  # the version of the cached file
+# No machine is outside these bounds: vector operations and bytes per second of one core, and
+# seconds of a barrier.
 RATE_BOUNDS, BANDWIDTH_BOUNDS = (1e6, 1e11), (1e6, 1e14)
 LAUNCH_BOUNDS = (0.0, 1e-2)
 
@@ -101,7 +101,7 @@ def _checked(
 ) -> dict[str, float]:
     """The values, if each name has a number within the bounds; else raises ``ValueError``."""
     if values.keys() != names:
-        raise ValueError("other names than this version measures")
+        raise ValueError("its names are not those that this version measures")
     for value in values.values():
         if type(value) not in (int, float) or not bounds[0] <= value <= bounds[1]:
             raise ValueError(f"{value!r} cannot be")
@@ -158,7 +158,7 @@ def save(path: Path, data: Mapping[str, Any]) -> str:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # not named after this process: processes of several containers have the same number
+        # The name is not from the process id: processes of several containers have the same one.
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, prefix=f"{path.stem}.", suffix=".new", delete=False
         ) as file:

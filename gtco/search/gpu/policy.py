@@ -29,19 +29,19 @@ LATENCY = 0.7e-6  # seconds of a load from memory
 NEAR = 0.3e-6  # seconds of a load from L2
 MEETING = 3 * NEAR  # seconds: sums of a block to L2, a counter there and back, sums of others
 STEP = 150  # clocks from barrier to barrier: ldmatrix, a few dependent mma, the barrier
-PARTITIONS = 4  # of a multiprocessor, each with its share of every unit
+PARTITIONS = 4  # partitions of a multiprocessor; each has its share of every unit
 L2_PORT, SHARED_PORT = 64, 128  # bytes a clock of one multiprocessor
 WARP = 32  # threads
-BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # of a multiprocessor at most, by generation
+BLOCKS = {75: 16, 80: 32, 89: 24, 90: 32}  # at most on a multiprocessor, by generation
 # Bytes of shared memory that each block costs beside its own, and the unit of allocation.
 RESERVED, SHARED_GRANULE = (
     {75: 0, 80: 1024, 89: 1024, 90: 1024},
     {75: 256, 80: 128, 89: 128, 90: 128},
 )
-GRANULE = 8  # registers of a thread are given out in eights
+GRANULE = 8  # the registers of a thread are allocated in eights
 KEPT = 0.5  # share of L2 that a stage may count on for activations
 LOAD = 16  # bytes that a thread asks for at once
-RANKED = 16  # configs of a signature that its next stages choose among
+RANKED = 16  # configs of a signature among which its next stages choose
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class GpuPolicy(PricingPolicy):
             return 0.0
         target, share = self.target, blocks / launch.blocks
         warps = blocks * ceil((launch.threads - launch.copying) / WARP)
-        # a partition idles without a warp, and while its only warp waits
+        # a partition is idle if it has no warp, or while its only warp waits
         busy = min(1.0, warps / PARTITIONS) * warps / (warps + 1)
         rate, fma = (target.rate(unit) / target.sms * busy for unit in (launch.unit, "fma"))
         work = share * launch.work / rate if launch.work else 0.0
