@@ -1,4 +1,6 @@
-"""Fixtures and the import path shared by all tests; they run from a checkout without installing."""
+"""Fixtures and the import path, shared by all tests. The tests run from a checkout, without
+installing.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-# A shell's background jobs start with Ctrl-C ignored, and so would what tests start and interrupt.
+# A shell's background jobs start with Ctrl-C ignored, and so would processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test depends on the machine being quick: an example may take its time.
+# No test depends on a quick machine: an example may take any time.
 settings.register_profile("gtco", deadline=None)
 settings.load_profile("gtco")
 
@@ -30,9 +32,10 @@ def root() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Compiles of this process share their workers, and measure the machine however busy it is. Not
-    those of the test that first imports the compiler, where no module does: tests that need no TVM
-    do not wait for it."""
+    """Compiles of this process share their workers, and measure the machine even if it is busy.
+    This does not hold for the test that first imports the compiler inside itself, so that tests
+    without TVM need not wait for it.
+    """
     if compiler := sys.modules.get("gtco.compiler"):
         from gtco.search.calibration import measure
         from tests.one_set_of_workers import OneSetOfWorkers

@@ -1,4 +1,4 @@
-"""Memory that ends right before an inaccessible page: what reads or writes beyond it ends the
+"""Memory that ends right before an inaccessible page: code that reads or writes beyond it ends the
 process with SIGSEGV.
 """
 
@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 
-ALIGNMENT = 64  # of what is handed out, as of every buffer that a kernel sees
+ALIGNMENT = 64  # of this memory, as of every buffer that a kernel sees
 _PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0  # PROT_NONE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -29,7 +29,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 def before_fence(nbytes: int, alignment: int = ALIGNMENT) -> np.ndarray:
     """``nbytes`` zero bytes that begin at a multiple of ``alignment``, a power of two. Less than
-    ``alignment`` bytes lie between their end and the inaccessible page: none where ``nbytes`` is a
+    ``alignment`` bytes lie between their end and the inaccessible page, and none if ``nbytes`` is a
     multiple of it. The memory lives as long as any view of it.
     """
     room = -(-nbytes // alignment) * alignment

@@ -1,4 +1,4 @@
-"""Small graphs for tests of rewrites: made, and held to the same values after."""
+"""Small graphs for tests of rewrites: builds them, and checks that the values stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def number(graph: Graph, value: float) -> str:
 
 
 def same(graph: Graph, wanted: dict[str, int], tolerance: float = 1e-6) -> Graph:
-    """Canonicalize; the kinds must be ``wanted`` and the values (in float64) those of before."""
+    """Canonicalizes the graph. The kinds must be ``wanted``, and the values (in float64) must stay
+    the same.
+    """
     after = canonicalize(graph)
     assert after.histogram() == wanted
     for name in graph.inputs:

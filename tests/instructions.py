@@ -1,6 +1,6 @@
-"""Which instruction sets an object file needs: disassembled by objdump, and assembled again by gas,
-which is told to refuse every instruction outside a list. Both are of binutils, without which gcc
-does not link.
+"""Which instruction sets an object file needs. objdump disassembles it, and gas assembles it again,
+with the order to refuse every instruction outside a list. Both are part of binutils, without which
+gcc does not link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-# gas spells as LLVM does, but for these.
+# gas uses LLVM's names, except for these.
 GAS_NAMES = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
 LINE = re.compile(r"^ +[0-9a-f]+:\t(.+)$", re.MULTILINE)
 PADDING = re.compile(r"(data16 |cs )*(nop[wl]?|xchg +%ax,%ax)\b")
@@ -19,8 +19,8 @@ BRANCH = re.compile(r"^((?:notrack )?(?:j\w+|call)\s+)[0-9a-f]+$")
 
 
 def instructions(code: bytes) -> set[str]:
-    """The different instructions of an ELF object, in AT&T's notation; where a branch goes is left
-    out.
+    """The different instructions of an ELF object, in AT&T's notation, without the targets of
+    branches.
     """
     with tempfile.TemporaryDirectory(prefix="gtco-test-") as folder:
         path = Path(folder) / "code.o"

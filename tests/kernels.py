@@ -1,5 +1,5 @@
-"""Kernels as numpy functions, for the tests: build a sketch's program, link it, call it on memory
-that ends before an inaccessible page.
+"""Kernels as numpy functions, for the tests: build a sketch's program, link it, and call it on
+memory that ends before an inaccessible page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GUARD_BYTE = 0xA5
 
 
 def runnable(name: str) -> Target:
-    """The target, or a skipped test where this CPU cannot run its code."""
+    """The target; the test is skipped if this CPU cannot run its code."""
     chosen = target(name)
     if chosen.lanes == 16 and not set(V4).issubset(detect().features):
         pytest.skip(f"{name} needs AVX-512, which this CPU lacks")
@@ -39,13 +39,13 @@ def runnable(name: str) -> Target:
 
 
 def targets() -> list[str]:
-    """8 lanes and 16: what the numerical tests run on."""
+    """The targets of the numerical tests, with 8 and 16 lanes."""
     return ["x86-64-v3", "x86-64-v4"]
 
 
 def guarded(nbytes: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A byte array behind guard bytes and the whole of it; ``offset`` moves it off the 64-byte
-    boundary. Less than 64 guard bytes lie behind it, and behind these an inaccessible page.
+    """A byte array after guard bytes, and the whole memory; ``offset`` moves the array off the
+    64-byte boundary. After it come less than 64 guard bytes, and then an inaccessible page.
     """
     whole = before_fence(GUARD + round_up(offset + nbytes))
     whole[:] = GUARD_BYTE
@@ -73,8 +73,8 @@ class Built:
     packings: Mapping[str, Packing]
 
     def __call__(self, *arrays: np.ndarray, unaligned: bool = False) -> np.ndarray:
-        """Run all tasks, in two halves (in reverse order) where there are several; checks the
-        guards. A kernel that reads or writes behind the line of 64 bytes in which a buffer ends
+        """Runs all tasks, in two halves (in reverse order) if there are several, and checks the
+        guards. A kernel that reads or writes beyond the line of 64 bytes in which a buffer ends
         faults.
         """
         held = []
@@ -87,7 +87,7 @@ class Built:
             held.append(fenced(array))
         out, out_whole = guarded(self.output.nbytes, 4 if unaligned else 0)
         work, work_whole = guarded(self.workspace)
-        work[:] = 0xFF  # NaN: scratch is not zeroed
+        work[:] = 0xFF  # NaN, because scratch is not zeroed
         middle = self.tasks // 2
         ranges = [(middle, self.tasks), (0, middle)] if self.tasks > 1 else [(0, self.tasks)]
         pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, out, work)]
@@ -116,7 +116,7 @@ def build(sketch: Sketch, config: Config, machine: Target) -> Built:
 
 
 def linked(library: Any, symbol: str, stage: Stage, program: Program) -> Built:
-    """A program that was linked as ``symbol``."""
+    """A program that is linked as ``symbol``."""
     return Built(
         library,
         symbol,
@@ -135,8 +135,8 @@ def elementwise_kernel(
     explicit: bool = False,
     dtype: str = "float32",
 ) -> Built:
-    """``out[i] = function(in[i])``: vectorized loops, or explicit vectors; ``size`` a multiple of
-    the lanes.
+    """``out[i] = function(in[i])``, in vectorized loops or on explicit vectors; ``size`` is a
+    multiple of the lanes.
     """
     types = TensorType((size,)), TensorType((size,), dtype)
 
@@ -159,7 +159,9 @@ def elementwise_kernel(
 
 
 def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) -> np.ndarray:
-    """The stage's output by ``gtco.tensor.reference``, float arrays widened to float64 first."""
+    """The stage's output by ``gtco.tensor.reference``; float arrays are first widened to
+    float64.
+    """
     values = {
         i.name: a.astype(np.float64) if precise and a.dtype == np.float32 else a
         for i, a in zip(stage.inputs, arrays, strict=True)
@@ -170,8 +172,8 @@ def reference(stage: Stage, arrays: Sequence[np.ndarray], precise: bool = True) 
 
 
 def some_kernels(sketch: Sketch, machine: Target) -> Iterator[Built]:
-    """The sketch's first config, its last, and of a space in which hardly any work is too little
-    for a task of its own the one with the most tasks.
+    """The sketch's first config and its last. Also the config with the most tasks, from a space in
+    which hardly any work is too little for its own task.
     """
     every = list(configs(sketch))
     ends = dict.fromkeys((every[0], every[-1]))
@@ -184,14 +186,16 @@ def some_kernels(sketch: Sketch, machine: Target) -> Iterator[Built]:
 
 @contextmanager
 def small_tasks() -> Iterator[None]:
-    """The spaces of small stages get configs of many tasks too, as large stages' have."""
+    """The spaces of small stages also get configs with many tasks, like those of large stages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "TASK_ELEMENTS", 1)
         yield
 
 
 def finest(sketch: Sketch) -> Config:
-    """Of each decision the last option, or the least where it says how much a task makes."""
+    """The last option of each decision, or the least if the decision says how much work a task
+    has.
+    """
     chosen: dict[str, int | str] = {}
     while decision := sketch.next_decision(chosen):
         chosen[decision.name] = decision.options[0 if decision.role == "grain" else -1]
@@ -199,7 +203,7 @@ def finest(sketch: Sketch) -> Config:
 
 
 def config_with(sketch: Sketch, **choices: int | str) -> Config:
-    """The config with these choices, and of what else is to be decided the first option."""
+    """The config with these choices, and with the first option of every other decision."""
     chosen: dict[str, int | str] = {}
     while decision := sketch.next_decision(chosen):
         choice = choices.get(decision.name, decision.options[0])
@@ -214,7 +218,9 @@ def first_config(sketch: Sketch) -> Config:
 
 
 def random_inputs(stage: Stage, seed: int, scale: float = 1.0) -> list[np.ndarray]:
-    """Fresh arrays for the stage's inputs; the seed is printed, to run a failure again."""
+    """Fresh arrays for the stage's inputs. The seed is printed, so that a failure can be
+    repeated.
+    """
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     arrays = []
@@ -239,8 +245,8 @@ def fresh_seed() -> int:
 
 
 def assert_close(got: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-5) -> None:
-    """Largest difference within ``tolerance`` of the largest finite magnitude; NaN and infinities
-    in the same places.
+    """Checks that the largest difference is within ``tolerance`` of the largest finite magnitude,
+    and that NaN and infinities are in the same places.
     """
     assert got.shape == wanted.shape
     wide, want = got.astype(np.float64), wanted.astype(np.float64)

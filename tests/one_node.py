@@ -1,6 +1,6 @@
-"""Models of a few nodes, and what gtco's graph of them gives beside ONNX Runtime.
+"""Models of a few nodes, and the results of gtco's graph of them against ONNX Runtime.
 
-The graphs are evaluated with numpy: what a kernel makes of them is other tests' business.
+The graphs are evaluated with numpy. Other tests check the kernels.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def model(
     outputs: Sequence[str] = ("y",),
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """``inputs`` give their names, types and shapes; outputs have neither types nor shapes until
-    ``typed`` gives them theirs."""
+    """``inputs`` give their names, types and shapes. Outputs get types and shapes only from
+    ``typed``.
+    """
     graph = helper.make_graph(
         nodes,
         "few_nodes",
@@ -46,7 +47,7 @@ def model(
 
 
 def typed(proto: onnx.ModelProto, results: Sequence[np.ndarray]) -> onnx.ModelProto:
-    """With the types and shapes of these results written into its outputs."""
+    """The model, with the types and shapes of these results in its outputs."""
     for value, array in zip(proto.graph.output, results, strict=True):
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
         value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, array.shape))
@@ -69,8 +70,9 @@ def compare(
     wanted: Sequence[np.ndarray] | None = None,
     tolerance: float = 1e-5,
 ) -> Graph:
-    """Hold the graph to ``wanted``, by default ONNX Runtime's results: types, shapes, and values
-    within ``tolerance`` of each result's largest."""
+    """Compares the graph with ``wanted``, by default ONNX Runtime's results: types, shapes, and
+    values within ``tolerance`` of each result's largest.
+    """
     wanted = by_onnxruntime(proto, inputs) if wanted is None else wanted
     graph = lower(load_onnx(typed(proto, wanted), simplify=False)).check()
     got = list(graph.evaluate(dict(inputs)).values())
@@ -83,7 +85,7 @@ def compare(
 
 
 def refused(proto: onnx.ModelProto, match: str) -> str:
-    """The message of the UnsupportedError, which has to match."""
+    """The message of the UnsupportedError, which must match."""
     anything = [np.zeros(1, np.float32)] * len(proto.graph.output)
     with pytest.raises(UnsupportedError, match=match) as caught:
         load_onnx(typed(proto, anything), simplify=False)

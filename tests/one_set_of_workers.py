@@ -1,8 +1,9 @@
-"""Workers that outlive a compile: each start of one imports TVM, which takes seconds of CPU, more
-than the kernels of a small model do.
+"""Workers that outlive a compile. Each start of a worker imports TVM, which takes seconds of CPU,
+more than the kernels of a small model take.
 
-Real processes and real jobs, as a compile's own (``tests/codegen/test_workers.py`` tests those).
-What starts ``gtco`` as a process of its own, or hands :class:`Workers` a command, has its own.
+The processes and jobs are real, like those of a compile (``tests/codegen/test_workers.py`` tests
+those). A test that starts ``gtco`` as a process, or gives :class:`Workers` a command, has its own
+workers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _kept: dict[int, tuple[dict[str, str], Workers]] = {}
 
 
 class OneSetOfWorkers(Workers):
-    """Given ``count`` alone, the same processes again, for as long as they are of use."""
+    """If only ``count`` is given, these are the same processes again, as long as they can be
+    used.
+    """
 
     def __new__(cls, count: int, **given: Any) -> Any:
         if given:
@@ -46,17 +49,17 @@ class _Lent:
         trace: TracebackType | None,
     ) -> None:
         if error is not None or any(w.job for w in self.workers.workers):
-            self.workers.__exit__()  # answers may be on their way that nobody reads
+            self.workers.__exit__()  # there may be answers on their way that nobody reads
 
 
 def surroundings() -> dict[str, str]:
-    """What workers are given of this process when they start."""
+    """What workers get from this process when they start."""
     mine = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
     return {**mine, "sys.path": os.pathsep.join(sys.path), "folder": os.getcwd()}
 
 
 def end() -> None:
-    """No process is left."""
+    """Ends all processes."""
     for _, workers in _kept.values():
         workers.__exit__()
     _kept.clear()

@@ -1,5 +1,5 @@
-"""Stages of every sketch family, drawn: one operator that asks for loops, movement and element-wise
-operators before and behind it, sizes that divide nothing.
+"""Drawn stages of every sketch family: one operator that needs loops, with movement and
+element-wise operators before and after it, and sizes that no tile divides.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from gtco.graph.infer import broadcast_shapes, infer_type
 from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stage
 
 Shape = tuple[int, ...]
-# smooth and tame: rounding must not be what decides a value
+# smooth functions: rounding must not decide a value
 UNARY = ("relu", "gelu", "sigmoid", "tanh", "negative", "abs", "silu")
 BINARY = ("add", "multiply", "subtract", "maximum")
-EPSILON = 1e-2  # of a norm, whose rows may be alike
+EPSILON = 1e-2  # of a norm, whose rows may be equal
 
 
 class Drawing:
-    """A stage as it grows. ``core`` draws the operator and its sizes, ``light`` what is around it:
-    stages of one core and other surroundings share their sizes.
+    """A stage as it grows. ``core`` draws the operator and its sizes, and ``light`` its
+    surroundings: stages with the same core and other surroundings have the same sizes.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Drawing:
         return name
 
     def add(self, kind: str, *inputs: str, out: Sequence[int] | None = None, **attrs: Any) -> str:
-        """The operator; ``out`` is its shape where that does not follow."""
+        """Adds the operator; ``out`` is its shape if the shape does not follow."""
         name = f"t{len(self.types)}"
         declared = TensorType(tuple(out), self.types[inputs[0]].dtype) if out is not None else None
         kept = infer_type(kind, [self.types[i] for i in inputs], attrs, declared)
@@ -54,7 +54,7 @@ class Drawing:
 
     # around the core ------------------------------------------------------------------------------
     def given(self, shape: Sequence[int], depth: int | None = None) -> str:
-        """A tensor of this shape, made in the stage of others or handed in."""
+        """A tensor of this shape, computed in the stage from others or given as an input."""
         r, shape = self.light, tuple(shape)
         depth = self.depth if depth is None else depth
         if not depth or not shape or r.random() < 0.45:
@@ -109,7 +109,7 @@ class Drawing:
         return fewer[self.light.randint(0, len(shape)) if self.light.random() < 0.3 else 0 :]
 
     def _otherwise(self, shape: Shape) -> Shape:
-        """The same number of elements, two axes as one or one as two."""
+        """The same number of elements, with two axes merged or one axis split."""
         at = self.light.randrange(len(shape))
         divisors = [d for d in range(2, shape[at]) if shape[at] % d == 0]
         if divisors and self.light.random() < 0.5:
@@ -142,7 +142,7 @@ class Drawing:
 
     # numbers of the core --------------------------------------------------------------------------
     def size(self, most: int = 40) -> int:
-        """Small ones, and now and then a large one; or one of ``sizes``."""
+        """A small size, and now and then a large one; or one of ``sizes``."""
         r = self.random
         return r.choice(self.sizes or (1, r.randint(1, 8), r.randint(1, most), r.randint(1, most)))
 
@@ -150,15 +150,17 @@ class Drawing:
         return self.random.choice(options)
 
     def extent(self, *options: int) -> int:
-        """One of the options, or of ``sizes``."""
+        """One of the options, or one of ``sizes``."""
         return int(self.random.choice(self.sizes or options))
 
     def weight(self, shape: Sequence[int]) -> str:
-        """Known when the stage is compiled, as most weights are, or made in it."""
+        """A weight that is constant, as most are, or computed in the stage."""
         return self.input(shape, True) if self.light.random() < 0.7 else self.given(shape)
 
     def add_cast(self, x: str) -> str:
-        """Rounded to bfloat16: plain inputs alone, which no order of operations changes."""
+        """Rounds plain inputs to bfloat16. Only these, because the order of operations does not
+        change them.
+        """
         plain = x if x.startswith("x") else self.input(self.shape(x))
         name = f"t{len(self.types)}"
         self.types[name] = TensorType(self.types[plain].shape, "bfloat16")
@@ -178,7 +180,7 @@ def matmul(d: Drawing) -> str:
 
 
 def norm_matmul(d: Drawing) -> str:
-    """A product of rows that are normalised on their way in."""
+    """A product whose rows are normalised on their way in."""
     m, k, n = d.size(60), d.size(200), d.size(70)
     gamma, beta = (d.input((k,), True) for _ in range(2))
     x = d.add("layer_norm", d.given((m, k)), gamma, beta, epsilon=EPSILON)
@@ -205,7 +207,7 @@ def conv2d(d: Drawing) -> str:
 
 
 def conv3x3(d: Drawing) -> str:
-    """What Winograd's filtering is for."""
+    """A convolution that Winograd's filtering can compute."""
     inputs, outputs = d.size(20), d.size(40)
     x = d.given((d.pick(1, 1, 2), d.pick(1, 5, 8), d.pick(4, 7, 9), inputs))
     padding = d.pick((0, 1, 2, 0), (1, 1, 1, 1), (1, 1, 1, 1))
@@ -287,7 +289,7 @@ def norm(d: Drawing) -> str:
 
 
 def norm_across(d: Drawing) -> str:
-    """Rows whose elements lie apart, as channels of an image do."""
+    """Rows whose elements are not neighbours, such as the channels of an image."""
     n, c, s = d.pick(1, 2), d.size(60), d.extent(19, 40, 64)
     vectors = [d.input((c,), True) for _ in range(d.pick(1, 2))]
     x = d.add("permute", d.given((n, c, s)), axes=(0, 2, 1))
@@ -366,7 +368,7 @@ def elementwise(d: Drawing) -> str:
 
 
 def scatter(d: Drawing) -> str:
-    """Alone in its stage. Integers are drawn below 9, and all are rows'."""
+    """Alone in its stage. Integers are drawn below 9, and each names a row."""
     d.depth = 0
     rows, length, count = 8 + d.size(12), d.size(40), d.pick(1, 5, 30)
     x, u = d.input((rows, length)), d.input((count, length))
@@ -417,8 +419,8 @@ def drawn(
     depth: int = 2,
     sizes: Sequence[int] = (),
 ) -> Stage:
-    """A stage around this core; with ``depth`` 0 there is nothing around it. The core's extents are
-    some of ``sizes``, where there are any.
+    """A stage around this core; with ``depth`` 0 nothing is around it. If ``sizes`` are given, the
+    core's extents are some of them.
     """
     d = Drawing(random, light, depth, sizes)
     d.behind(core(d))

@@ -84,9 +84,7 @@ def test_gathers() -> None:
 def test_scatters() -> None:
     """Each element is written once, because ONNX does not say which of several writes is kept."""
     c = Cases()
-    every = np.stack(
-        [c.rng.permutation(5)[:3] for _ in range(4)]
-    )  # the indices of a row, all different
+    every = np.stack([c.rng.permutation(5)[:3] for _ in range(4)])  # all different in a row
     every[1] -= 5
     c.add("ScatterElements", c.numbers(4, 5), c.given(every), c.numbers(4, 3), axis=1)
     rows = c.given(c.rng.permutation(6)[:4].reshape(4, 1) - 6)

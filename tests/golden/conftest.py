@@ -1,4 +1,6 @@
-"""``golden(name, text)``: text equal to a kept file; ``--update-golden`` writes the files anew."""
+"""``golden(name, text)`` compares a text with a kept file; ``--update-golden`` writes the files
+anew.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a text with the file ``files/<name>``; the failure shows the lines that differ."""
+    """Compares a text with the file ``files/<name>``; the failure shows the lines that differ."""
 
     def compare(name: str, text: str) -> None:
         path = FOLDER / name

@@ -1,4 +1,4 @@
-"""The CUDA text of an element-wise stage, and that docs/cuda.md shows it as it is."""
+"""The CUDA text of an element-wise stage, and a check that docs/cuda.md shows the same text."""
 
 from __future__ import annotations
 

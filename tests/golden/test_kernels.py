@@ -1,4 +1,6 @@
-"""The lowered TIR of three small kernels, for 8 lanes and for 16, under configs written here."""
+"""The lowered TIR of three small kernels, for 8 and 16 lanes, under configs that are written
+here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def op(
 
 
 def dense_gelu() -> Stage:
-    """13 rows, as of no tile; 40 columns, 8 more than the vectors of 16 lanes hold."""
+    """13 rows, which no tile has; 40 columns, 8 more than the vectors of 16 lanes hold."""
     operators = [
         op("matmul", ("x", "w"), "c", (1, 13, 40)),
         op("add", ("c", "b"), "d", (1, 13, 40)),

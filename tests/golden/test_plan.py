@@ -1,4 +1,4 @@
-"""The plan's table of a tiny model: steps, places in the arena, weights, tasks."""
+"""The table of a tiny model's plan: steps, places in the arena, weights, tasks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How many cores a process may use: the C runtime and Python count alike, on this machine and on
-hierarchies of cgroups made up in a folder.
+"""How many cores a process may use: the C runtime and Python give the same count, on this machine
+and on hierarchies of cgroups that are made up in a folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ int main(int count, char** roots) {
 }
 """
 
-# What /proc/self/cgroup says, the files under /sys/fs/cgroup, and the CPUs they grant.
+# The text of /proc/self/cgroup, the files under /sys/fs/cgroup, and the CPUs that they grant.
 CASES: dict[str, tuple[str, Mapping[str, str], float | None]] = {
     "none at all": ("", {}, None),
     "v2 without a limit": ("0::/a", {"a/cpu.max": "max 100000\n"}, None),
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Mapping[str, str], float | None]] = {
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The case's name → a folder with its /proc and /sys."""
+    """The name of each case → a folder with its /proc and /sys."""
     folder = tmp_path_factory.mktemp("roots")
     result = {}
     for number, (name, (proc, files, _)) in enumerate(CASES.items()):
@@ -130,7 +130,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def counted(roots: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[int]:
-    """What the C runtime counts: this machine's cores, then the quota of each case (0: none)."""
+    """The counts of the C runtime: this machine's cores, then the quota of each case (0: none)."""
     folder = tmp_path_factory.mktemp("count")
     (folder / "main.c").write_text(PROGRAM)
     sources = [str(folder / "main.c"), str(CSRC / "cpu_count.c")]

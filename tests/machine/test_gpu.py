@@ -1,5 +1,5 @@
-"""GPUs as targets: names, what several architectures have in common, options that do not go with
-them.
+"""GPUs as targets: names, what several architectures have in common, and options that do not go
+with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def test_an_architecture_is_a_target(arch):
 def test_a_gpu_has_a_name():
     machine = gpu_target("cuda:l4")
     assert (machine.name, machine.arch, machine.images) == ("cuda:l4", "sm_89", ("sm_89",))
-    # figures of the vendor's sheet, dense, in FLOP/s
+    # dense figures of the vendor's sheet, in FLOP/s
     assert gpu_target("cuda:a100").rate("mma:float16") == pytest.approx(312e12, rel=0.01)
     assert gpu_target("cuda:a100").rate("fma") == pytest.approx(19.5e12, rel=0.01)
 
@@ -55,7 +55,7 @@ def test_programs_for_several_architectures_take_what_all_have():
     ],
 )
 def test_capitals_and_prefixes_make_no_other_target(given, plain):
-    """Nor another name, by which records are found."""
+    """They make no other name either, by which records would be found."""
     assert target(given) == target(plain) and target(given).name == plain
 
 

@@ -1,5 +1,5 @@
-"""A library dies of no illegal instruction: what LLVM may use for a target is what an artifact asks
-of the CPU at open, and what was emitted is held against that list.
+"""A library never dies of an illegal instruction. An artifact asks the CPU at open for everything
+that LLVM may use for its target, and the emitted code is compared with that list.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def single(kind: str, *types: TensorType, out: TensorType, **attrs: Any) -> Stag
 
 
 def every_stage() -> list[Stage]:
-    """One or more for every sketch rule, and for the fallback what newer instruction sets have
-    instructions for: half floats, bytes, 64-bit products, shifts, conversions, gathers.
+    """One or more stages for every sketch rule. For the fallback, operators for which newer
+    instruction sets have instructions: half floats, bytes, 64-bit products, shifts, conversions,
+    gathers.
     """
     x, h, d = T((6, 40)), T((6, 40), "float16"), T((6, 40), "float64")
     i8, i16, i64, u8 = (T((6, 40), n) for n in ("int8", "int16", "int64", "uint8"))
@@ -82,7 +83,7 @@ def every_stage() -> list[Stage]:
         single("attention", *[T(heads.shape, "bfloat16")] * 3, out=heads, scale=0.25),
         make_stage([one], {**types, "c": one.type}, []),
         single("layer_norm", x, T((40,)), T((40,)), out=x, epsilon=1e-5),
-        chain(  # across rows, whose elements lie apart
+        chain(  # across rows, whose elements are not neighbours
             {"x": T((1, 24, 70)), "w": T((24,)), "w2": T((24,))},
             ("permute", "x", "p", T((1, 70, 24)), {"axes": (0, 2, 1)}),
             ("layer_norm", "p w w2", "n", T((1, 70, 24)), {"epsilon": 1e-5}),
@@ -131,7 +132,7 @@ def every_stage() -> list[Stage]:
 
 
 def builds(sketch: Sketch, prefix: str) -> list[Any]:
-    """The functions of the sketch's first config and its last."""
+    """The functions of the sketch's first config and of its last."""
     every = list(configs(sketch))
     programs = [
         build(sketch, config, f"{prefix}_{n}") for n, config in enumerate({every[0], every[-1]})
@@ -167,7 +168,7 @@ def test_every_instruction_is_of_the_list(name: str) -> None:
 
 
 def test_products_stay_in_whole_vectors() -> None:
-    """LLVM prefers 256 bits on these CPUs; a kernel of 16 lanes multiplies in zmm nonetheless."""
+    """LLVM prefers 256 bits on these CPUs, but a kernel of 16 lanes must multiply in zmm."""
     x = T((64, 64))
     for name in ("x86-64-v4", "skylake-avx512", "icelake-server", "sapphirerapids"):
         sketch = sketches(single("matmul", x, x, out=x), TARGETS[name])[0]
@@ -178,8 +179,8 @@ def test_products_stay_in_whole_vectors() -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_pairs_are_multiplied_where_the_machine_can(name: str) -> None:
-    """VDPBF16PS stands in kernels of a target that asks for it at open, and in no other's; so does
-    VCVTNEPS2BF16 where the result is rounded.
+    """Kernels have VDPBF16PS if their target asks for it at open, and no others do. The same holds
+    for VCVTNEPS2BF16 if the result is rounded.
     """
     machine = MACHINES[name]
     x, wide = T((64, 64), "bfloat16"), T((64, 64))
@@ -236,7 +237,9 @@ def test_the_check_sees_what_it_forbids(name: str) -> None:
 
 
 def test_what_llvm_would_do_unasked() -> None:
-    """The fault that the list is for: with its CPU's name alone, LLVM takes what no one checked."""
+    """The fault that the list prevents: given only the CPU's name, LLVM uses instructions that
+    nobody checked.
+    """
 
     def body(em: Emitter, args: KernelArguments) -> None:
         with em.loop(4, "i") as i, em.vector(16) as lane:

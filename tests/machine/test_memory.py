@@ -1,4 +1,6 @@
-"""How much memory a process may still take, on hierarchies of cgroups made up in a folder."""
+"""How much memory a process may still use, on hierarchies of cgroups that are made up in a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from gtco.machine.memory import memory_left
 
-# What /proc/self/cgroup says, files by their path, and the bytes that are left.
+# The text of /proc/self/cgroup, files by their path, and the bytes that are left.
 CASES: dict[str, tuple[str, Mapping[str, str], int | None]] = {
     "nothing is known": ("", {}, None),
     "the machine alone": ("", {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n"}, 5 << 10),

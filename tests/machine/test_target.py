@@ -24,7 +24,7 @@ def test_row(name: str) -> None:
     assert row.lanes == (16 if "avx512f" in row.features else 8)
     assert row.registers == 2 * row.lanes and {"avx2", "fma"} <= set(row.features)
     assert row.peak == 2 * row.lanes * row.fma_ports * row.frequency
-    # the runtime knows how to check each of them, by this name
+    # the runtime can check each of them, by this name
     assert normalize_features(row.features) == tuple(sorted(set(row.features)))
     capacities = [level.capacity for level in row.memory]
     bandwidths = [level.bandwidth for level in row.memory]
@@ -35,7 +35,7 @@ def test_row(name: str) -> None:
     assert row.level("L2") is row.memory[1]
 
 
-# The kernel's names in /proc/cpuinfo where they are not LLVM's.
+# The kernel's names in /proc/cpuinfo, if they differ from LLVM's.
 LINUX = {
     "sse3": "pni",
     "sse4.1": "sse4_1",
@@ -86,7 +86,7 @@ def test_other_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.mcpu == TARGETS[name].mcpu
     has = {f for f in TARGETS[name].features if LINUX.get(f, f) in flags.split()}
     assert set(machine.features) == has >= set(module.V3)
-    # A hypervisor may hide what the CPU's name promises: then the code does without.
+    # A hypervisor may hide features that the CPU's name promises; the code then does not use them.
     info["flags"] = flags.replace("movbe", "").replace("f16c", "").replace("abm", "")
     assert set(detect().features) == has - {"movbe", "f16c", "lzcnt"}
 
@@ -136,7 +136,7 @@ def test_a_nearest_row_asks_for_nothing_that_the_cpu_lacks():
         assert not {"avx2", "fma"} <= set(features(built)), name
 
 
-# What sysfs says of a cache, in K as Linux has it, and what is believed; 0: the table's own size.
+# A cache's size in sysfs, in K as Linux gives it, and the size that is used; 0: the table's own.
 SIZES = {
     "L1": {"32K": 32 << 10, "48K": 48 << 10, "0K": 0, "1048576K": 0, "1G": 0, "4K": 0},
     "L2": {"2048K": 2 << 20, "0K": 0, "1048576K": 0, "1K": 0},
@@ -146,7 +146,7 @@ SIZES = {
 
 @pytest.mark.parametrize("level", SIZES)
 def test_a_size_that_no_cache_has_is_not_believed(level: str, tmp_path: Path) -> None:
-    """Hypervisors make caches up, name another machine's, or leave them out."""
+    """Hypervisors invent caches, report those of another machine, or leave them out."""
     cpu = min(os.sched_getaffinity(0))
     folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index1"
     assert cache_bytes(level, tmp_path) == 0

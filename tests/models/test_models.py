@@ -29,13 +29,13 @@ TABLE_I = {
     "vit-huge-14": 632.00,
 }
 
-# What timm, facebookresearch/dinov2 and transformers have for the others, in parameters.
+# The parameters of the others in timm, facebookresearch/dinov2 and transformers.
 PUBLIC = {
     "vit-ti-16": 5_717_416,
     "vit-s-16": 22_050_664,
     "deit-s-16": 22_050_664,
     "swin-t": 28_288_354,
-    "dinov2-s-14": 22_056_576 - 384,  # without the mask token, which serves training alone
+    "dinov2-s-14": 22_056_576 - 384,  # without the mask token, which only serves training
     "segformer-b0": 3_752_694,
 }
 

@@ -1,4 +1,4 @@
-"""Links between the pages: the file is there, and so is the heading that an anchor names."""
+"""Links between the pages: the file exists, and so does the heading that an anchor names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 def anchors(page: Path) -> set[str]:
-    """What the page's headings are called in links: lower case, spaces as hyphens, a number behind
-    what is there already."""
+    """The names of the page's headings in links: lower case, with hyphens for spaces, and with a
+    number after a name that occurs again.
+    """
     found: set[str] = set()
     text = re.sub(r"(?ms)^```.*?^```", "", page.read_text())
     for heading in re.findall(r"(?m)^#+ +(.+?) *$", text):
@@ -28,7 +29,7 @@ def dead(page: Path) -> list[str]:
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if re.match(r"[a-z]+:", link):
-            continue  # on the web
+            continue  # a link into the web
         name, _, anchor = link.partition("#")
         there = page.parent / name if name else page
         if not there.exists() or (anchor and anchor not in anchors(there)):

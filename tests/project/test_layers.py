@@ -32,15 +32,15 @@ LEVELS = {
     "machine": 1,
     "support": 1,
 }
-PUBLIC = "gtco/__init__.py"  # names things of every layer
-# Where DESIGN's list says that something flows between neighbours; each with its reason.
+PUBLIC = "gtco/__init__.py"  # it names things of every layer
+# Imports between neighbours that DESIGN's list allows, each with its reason.
 FLOWS = {
     # Level 0 is profiled: its kernels are built to be timed. So is the C runtime's barrier.
     "gtco/search/calibration/measure.py": {"codegen"},
     "gtco/search/calibration/peak.py": {"codegen"},
     "gtco/search/calibration/barrier.py": {"runtime"},
 }
-# Who may know single sketches: those that make them. Everyone else asks ``gtco.tensor.sketch`` for
+# Only modules that make sketches may know single ones. All others ask ``gtco.tensor.sketch`` for
 # the space of a stage.
 MAKERS = {"tensor"}
 # Level 0 times the copy that packing is made of.
@@ -50,7 +50,7 @@ OUTSIDE = {"cli": {"bench"}}
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
-    """(line, module) of every import in the file, at any depth, relative ones resolved."""
+    """(line, module) of every import in the file, at any depth; relative ones are resolved."""
     package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -69,7 +69,7 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 
 def violations(path: Path) -> list[str]:
-    """Why each forbidden import of the file is forbidden."""
+    """The reason for each forbidden import of the file."""
     name = str(path.relative_to(ROOT))
     here = path.relative_to(ROOT / "gtco").with_suffix("").parts[0]
     if name == PUBLIC:
@@ -124,7 +124,7 @@ def modules() -> dict[str, Path]:
 
 
 def circles() -> list[list[str]]:
-    """Modules that import each other in a circle, at any depth and for types alone too."""
+    """Modules that import each other in a circle, at any depth, also if only for types."""
     known = modules()
     graph = networkx.DiGraph()
     for name, path in known.items():
@@ -178,11 +178,11 @@ def test_the_rule_sees_what_it_forbids(tmp_path, monkeypatch, file, code, reason
 
 
 def emission(path: Path) -> list[str]:
-    """What a module of ``tensor/analysis`` imports that emits code: any of the tensor layer's but
-    its own and the values, and TVM's builders.
+    """The imports of a module of ``tensor/analysis`` that emit code: TVM's builders, and all
+    modules of the tensor layer except its own folder and the values.
     """
     values = ("gtco.tensor.analysis", "gtco.tensor.operators", "gtco.tensor.stage")
-    packing = "gtco.tensor.packing"  # how a constant is laid out is a value too
+    packing = "gtco.tensor.packing"  # the layout of a constant is a value too
     return [
         f"{path.name}:{line} imports {module}"
         for line, module in imports(path)
@@ -216,8 +216,8 @@ def test_the_rule_sees_emission(tmp_path, monkeypatch, code):
 
 
 def test_only_options_reads_the_environment():
-    """Reading means os.getenv, os.environ[...], .get and the like; giving a child process a copy is
-    no reading.
+    """os.getenv, os.environ[...], .get and the like are reading. Giving a copy to a child process
+    is not.
     """
     wrong = []
     for path in sources():

@@ -1,5 +1,6 @@
-"""setup.py: the pins, the entry point, the files that travel; what is installed, and what runs with
-numpy alone."""
+"""setup.py: the pins, the entry point, and the files in the package; what is installed, and what
+runs with numpy alone.
+"""
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.runtime.test_models import kernels
 
 @pytest.fixture(scope="module")
 def arguments(root):
-    """What setup.py gives to setuptools.setup."""
+    """The arguments that setup.py gives to setuptools.setup."""
     seen: dict = {}
     real, setuptools.setup = setuptools.setup, lambda **given: seen.update(given)
     try:
@@ -80,7 +81,7 @@ def test_packages_entry_point_and_sources(arguments, root):
 
 @pytest.fixture(scope="module")
 def installed(root, tmp_path_factory):
-    """The wheel of this tree, unpacked as pip puts it into a folder."""
+    """The wheel of this tree, unpacked into a folder as pip does it."""
     place = tmp_path_factory.mktemp("wheel")
     tree = place / "tree"
     tree.mkdir()
@@ -120,7 +121,7 @@ COMPILERS = "rich,ml_dtypes,onnx,onnxsim,tvm,tvm_ffi,networkx,torch,xgboost,scip
 
 
 def run(site, absent, *command):
-    """The installed command line, as if the packages ``absent`` were not."""
+    """The installed command line, as if the packages ``absent`` were not installed."""
     return subprocess.run(
         [sys.executable, "-c", BARE, absent, *map(str, command)],
         cwd=site.parent,
@@ -137,7 +138,7 @@ def test_all_that_is_installed_lies_inside_gtco(installed):
 
 
 def test_the_installed_benchmark_times_a_library_and_a_model(installed, library):
-    """From a folder whose own models and bench are others."""
+    """It runs in a folder that has other packages named models and bench."""
     for name in ("models", "bench"):
         (installed.parent / name).mkdir()
         (installed.parent / name / "__init__.py").write_text("raise SystemExit('not mine')")

@@ -1,4 +1,4 @@
-"""docs/reference says what the code says."""
+"""docs/reference agrees with the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def test_a_page_is_what_the_code_says(name):
 
 
 def test_every_variable_that_is_read_is_in_the_table():
-    """By Python in options.py, the only place that may (test_layers.py), and by the C runtime."""
+    """Python may read variables only in options.py (test_layers.py); the C runtime reads some
+    too.
+    """
     read = set(
         re.findall(r'environ(?:\.get\(|\[)"(\w+)"', (ROOT / "gtco/support/options.py").read_text())
     )
@@ -31,7 +33,7 @@ def test_every_variable_that_is_read_is_in_the_table():
 
 
 def test_commands_and_flags_in_the_documentation_exist():
-    """Those in indented examples and in code of all pages and of the README."""
+    """Those in indented examples and in the code of all pages and of the README."""
     known: dict[str, set[str]] = {}
     for name, parser, _ in references._commands(cli.parser()):
         flags = {flag for action in parser._actions for flag in action.option_strings}

@@ -1,7 +1,7 @@
-"""``python -m tests.random``: any number of random graphs, each failure shrunk to a small model.
+"""``python -m tests.random``: any number of random graphs; each failure is shrunk to a small model.
 
-Every batch runs in a child process that stays for many batches; where it dies or hangs, the batch's
-graphs are tried one by one, and the one that kills is reported.
+Every batch runs in a child process, which serves many batches. If it dies or hangs, the graphs of
+the batch are tried one by one, and the one that kills it is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE = (
 
 
 def graphs_of(first: int, count: int) -> list[Drawn]:
-    """A batch: ``count`` seeds from ``first`` on, all of one opset."""
+    """A batch: ``count`` seeds from ``first`` on, all of the same opset."""
     return [draw(seed, opset_of(seed)) for seed in range(first, first + count)]
 
 
@@ -43,12 +43,14 @@ def opset_of(seed: int) -> int:
 
 
 def precision_of(seed: int) -> str:
-    """Of the batch's compile: bf16 of every third, in each opset."""
+    """The precision of the batch's compile: bf16 for every third batch, in each opset."""
     return "bf16" if seed // BATCH % 3 == 2 else "fp32"
 
 
 def serve(folder: Path, small: bool) -> None:
-    """A child: a line "FIRST COUNT" in, a line of JSON out, the outcome of that batch."""
+    """A child process: it reads a line "FIRST COUNT" and writes the outcome of this batch as a line
+    of JSON.
+    """
     faulthandler.enable()
     with in_process():
         for line in sys.stdin:
@@ -61,7 +63,7 @@ def serve(folder: Path, small: bool) -> None:
 
 
 def save(found: Found, folder: Path, small: bool) -> None:
-    """The graph as ``SEED.onnx`` with its inputs, shrunk where that is wanted."""
+    """Saves the graph as ``SEED.onnx`` with its inputs, shrunk if ``small``."""
     graph, precision = draw(found.seed, found.opset), precision_of(found.seed)
     case: Case = (model_of([graph]), dict(graph.feeds))
     if small and found.kind != "refused":
@@ -71,7 +73,7 @@ def save(found: Found, folder: Path, small: bool) -> None:
 
 
 def outcome(case: Case, smooth: bool, precision: str) -> str:
-    """What :func:`tests.random.engine.check` calls this model's failure, "" where it is right."""
+    """The kind of failure of this model by :func:`tests.random.engine.check`; "" if it is right."""
     model, feeds = case
     want = wanted(model, feeds, precision)
     try:
@@ -82,7 +84,7 @@ def outcome(case: Case, smooth: bool, precision: str) -> str:
 
 
 class Child:
-    """The process that compiles, started again where it died."""
+    """The process that compiles; it is started again if it died."""
 
     def __init__(self, folder: Path, small: bool) -> None:
         self.command = [sys.executable, "-m", "tests.random", "--serve", "--folder", str(folder)]
@@ -90,7 +92,7 @@ class Child:
         self.process: subprocess.Popen[str] | None = None
 
     def ask(self, first: int, count: int) -> Tally | None:
-        """The batch's outcome; None where the process died of it."""
+        """The batch's outcome; None if the process died of it."""
         if self.process is None:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -130,7 +132,7 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
 def search(
     first: int, count: int, seconds: float, folder: Path, small: bool = True, loud: bool = True
 ) -> Tally:
-    """Batches from seed ``first`` on, until ``count`` graphs or ``seconds`` are used up."""
+    """Runs batches from seed ``first`` on, until ``count`` graphs or ``seconds`` are used up."""
     folder.mkdir(parents=True, exist_ok=True)
     child, total, start = Child(folder, small), Tally(), time.monotonic()
     cuts = [first, *range((first // BATCH + 1) * BATCH, first + count, BATCH), first + count]

@@ -1,4 +1,4 @@
-"""A graph under construction: ONNX nodes with known shapes, and the arrays that go in."""
+"""A graph under construction: ONNX nodes with known shapes, and the input arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass
 class Builder:
-    """Nodes, constants and inputs; ``random`` makes every choice, so a seed is a graph."""
+    """Nodes, constants and inputs. ``random`` makes every choice, so each seed gives one graph."""
 
     random: Random
     opset: int
@@ -57,7 +57,9 @@ class Builder:
         return self.random.random() < probability
 
     def size(self, most: int = 9) -> int:
-        """A size, seldom large; vectors are 8 and 16 wide, so what lies around them is likely."""
+        """A size, rarely a large one. Vectors have 8 and 16 lanes, so sizes around these are
+        likely.
+        """
         if self.chance(0.2):
             return self.pick([1, 7, 8, 15, 16, 17, 31, 33])
         return self.random.randint(1, most)
@@ -147,7 +149,7 @@ class Builder:
         return self.add(kind, [x], shape, axes=list(axes), keepdims=int(keep))
 
     def shaped(self, x: Tensor, rank: int) -> Tensor:
-        """``x`` with this rank: leading axes merged, or sizes split and ones put in."""
+        """``x`` with this rank: leading axes are merged, or sizes are split and ones inserted."""
         shape = list(x.shape)
         while len(shape) > rank:
             at = self.random.randrange(len(shape) - 1)
@@ -169,7 +171,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A finished graph: what ``seed`` means under ``opset``."""
+    """A finished graph: that of ``seed`` under ``opset``."""
 
     seed: int
     opset: int

@@ -1,9 +1,9 @@
 """Operators that cancel inside, written out by their definitions.
 
-An engine's rounding of what cancels is no small change of the operator's input or output: GELU's
-tail is x (1 - 0.999999), good to 4e-7 of x and no better, and an InstanceNormalization of one
-element, which is its bias, is in ONNX Runtime a difference of two products with 1 / sqrt(epsilon).
-Written out, they give the differences as tensors of their own.
+If terms cancel inside an operator, an engine's rounding of them is no small change of its input or
+output. GELU's tail is x (1 - 0.999999), which is good to 4e-7 of x and no better. An
+InstanceNormalization of one element is its bias; in ONNX Runtime it is a difference of two products
+with 1 / sqrt(epsilon). Written out, these differences are tensors of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @dataclass
 class _Writer:
-    """Nodes in a row; what they make has names that begin with ``prefix``."""
+    """Nodes in a row; the names of their outputs begin with ``prefix``."""
 
     prefix: str
     opset: int
@@ -53,7 +53,7 @@ class _Writer:
         return name
 
     def constant(self, value: float | Sequence[int]) -> str:
-        """A float, or int64s."""
+        """A constant of one float, or of int64s."""
         name = f"{self.prefix}_constant{len(self.constants)}"
         array = np.asarray(value, np.float32 if isinstance(value, float) else np.int64)
         self.constants.append(numpy_helper.from_array(array, name))

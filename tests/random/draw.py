@@ -10,8 +10,9 @@ from tests.random.builder import MOST, Builder, Drawn, Tensor
 from tests.random.families import FAMILIES, small
 from tests.random.light import light
 
-OPSETS = (17, 18, 20, 21)  # 17, as TorchScript's exporter writes: reductions' axes are attributes
-SPECIAL = (18, 21)  # NaN and infinities go in, and onnxsim is left out, which thinks of none
+# In 17, which TorchScript's exporter writes, the axes of reductions are attributes.
+OPSETS = (17, 18, 20, 21)
+SPECIAL = (18, 21)  # with NaN and infinities, and without onnxsim, which ignores them
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
 BETWEEN = ("Add", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 RANKS = (1, 2, 3, 3, 4, 4, 5)
@@ -53,8 +54,9 @@ def _used(b: Builder) -> dict[str, np.ndarray]:
 
 
 def _composed(b: Builder) -> bool:
-    """Is a product by constants read by another, with movement and sums between? gtco may make one
-    of them, where an infinity stays one that the second would make NaN (``docs/limits.md``).
+    """True if a product by constants reads another one, with only movement and sums between. gtco
+    may make one product of them. An infinity then stays infinite, where the second product would
+    make it NaN (``docs/limits.md``).
     """
     products: set[str] = set()
     for node in b.nodes:
@@ -68,7 +70,7 @@ def _composed(b: Builder) -> bool:
 
 
 def _specials(b: Builder) -> None:
-    """A few NaN and infinities into the float inputs."""
+    """Puts a few NaN and infinities into the float inputs."""
     for array in b.feeds.values():
         if array.dtype == np.float32 and array.size and b.chance(0.6):
             for _ in range(b.random.randint(1, 3)):

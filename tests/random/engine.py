@@ -1,14 +1,15 @@
-"""Batches of drawn graphs compiled by gtco in this process and compared with ONNX Runtime.
+"""Batches of drawn graphs, compiled by gtco in this process and compared with ONNX Runtime.
 
-A compile of twenty graphs costs little more than one of a single graph. What is cut short is what
-:mod:`tests.end_to_end.node_runner` cuts short: workers and onnxsim's process.
+A compile of twenty graphs costs little more than one of a single graph. As in
+:mod:`tests.end_to_end.node_runner`, there are no workers and no process for onnxsim.
 
-The tolerance of an output is a share of its largest magnitude plus some times what small changes
-make of it, as ONNX Runtime (without its own fusions) sees it: of the inputs, of what products
-multiply by, and of every tensor between, about as large as the precision's roundings
-(:data:`BOUNDS`). So an output that cancels, or stands behind a rounding or a comparison that may
-fall either way, is held to no more than it is good for. Operators that cancel inside are written
-out before (:mod:`tests.random.definitions`), so that the changes reach what they subtract.
+The tolerance of an output has two parts: a share of its largest magnitude, and a multiple of the
+effect that small changes have in ONNX Runtime (without its own fusions). The changes are made to
+the inputs, to the constants of products, and to every tensor between; they are about as large as
+the precision's roundings (:data:`BOUNDS`). So an output that cancels, or that follows a rounding or
+a comparison which may fall either way, gets a tolerance that fits. Operators that cancel inside are
+written out before (:mod:`tests.random.definitions`), so that the changes reach the terms that they
+subtract.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from tests.random.draw import SPECIAL
 
 @dataclass(frozen=True)
 class Bound:
-    """What an output may be off by. ``tolerance``: of its largest magnitude; ``condition``: times
-    what the changes make of it; ``nudge`` and ``rounding``: the relative changes, of the inputs and
-    of what lies between, ``most`` the largest; ``rough``: the share of the elements, where a
-    rounding or a comparison may fall the other way.
+    """The errors that an output may have. ``tolerance`` is relative to its largest magnitude, and
+    ``condition`` multiplies the effect of the changes. ``nudge`` and ``rounding`` are the relative
+    changes of the inputs and of the tensors between; ``most`` is the largest. ``rough`` is the
+    share of elements in which a rounding or a comparison may fall the other way.
     """
 
     tolerance: float
@@ -50,22 +51,22 @@ class Bound:
     rough: float
 
 
-# fp32: the changes are a share of what float32 loses, and a mask of -1e9 or finfo.min absorbs the
-# largest. bf16: each is what an operand of a product loses, all at once.
+# fp32: the changes are a share of the rounding of float32; a mask of -1e9 or finfo.min absorbs the
+# largest. bf16: each change is the rounding of an operand of a product, all at once.
 BOUNDS = {
     "fp32": Bound(1e-4, 50.0, 1e-6, 2.0**-22, 0.005, 0.02),
     "bf16": Bound(2e-2, 8.0, 2.0**-9, 2.0**-9, 0.5, 0.1),
 }
 PRODUCTS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Attention": 3}
-RUNS = 3  # with other changes each
+RUNS = 3  # each with other changes
 Arrays = Mapping[str, np.ndarray]
-# What a machine makes of the model, the inputs and the precision.
+# The outputs of a machine for the model, the inputs and the precision.
 Runner = Callable[[onnx.ModelProto, Arrays, str], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A graph that gtco did not do right, and how."""
+    """A graph that gtco did wrong, and how."""
 
     seed: int
     opset: int
@@ -77,7 +78,7 @@ class Found:
 class Tally:
     drawn: int = 0
     compared: int = 0
-    invalid: int = 0  # ONNX Runtime refuses them: the generator's fault, or its own limit
+    invalid: int = 0  # refused by ONNX Runtime: the generator's fault, or a limit of ONNX Runtime
     kinds: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
 
@@ -107,7 +108,7 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What ONNX Runtime gives: as it is, and with small changes on the way."""
+    """The outputs of ONNX Runtime, without changes and with small changes on the way."""
 
     value: np.ndarray
     changed: tuple[np.ndarray, ...]
@@ -140,8 +141,8 @@ def wanted(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> di
 def with_changes(
     model: onnx.ModelProto, most: float
 ) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
-    """The model with every float tensor t between its nodes, and every constant that a product
-    multiplies by, as t + clip(t u), and the shapes of the inputs u.
+    """The model in which each float tensor t between its nodes, and each constant of a product,
+    becomes t + clip(t u), and the shapes of the inputs u.
     """
     made = onnx.shape_inference.infer_shapes(model, data_prop=True)  # Shape and Reshape
     graph = made.graph
@@ -188,7 +189,7 @@ def with_changes(
 
 
 def difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
-    """How the output differs, "" where it is right."""
+    """How the output differs; "" if it is right."""
     with np.errstate(invalid="ignore"):
         return _difference(got, want, smooth)
 
@@ -223,7 +224,7 @@ def _difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
 
 
 def run(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[str, np.ndarray]:
-    """gtco's outputs. What it would work around is an error here (``strict``)."""
+    """gtco's outputs. A failure that it would work around is an error here (``strict``)."""
     with tempfile.TemporaryDirectory(prefix="gtco-random-") as folder:
         library = Path(folder, "random.so")
         simplified = model.opset_import[0].version not in SPECIAL
@@ -237,7 +238,7 @@ def run(model: onnx.ModelProto, feeds: Arrays, precision: str = "fp32") -> dict[
 def check(
     graphs: Sequence[Drawn], tally: Tally, precision: str = "fp32", run: Runner = run
 ) -> None:
-    """Compare all of them, in one compile where that works and halves where it does not."""
+    """Compares all of them in one compile if that works, and otherwise in halves."""
     feeds = {k: v for g in graphs for k, v in g.feeds.items()}
     model = model_of(graphs)
     try:

@@ -1,4 +1,4 @@
-"""The kernel families, each in the spellings that exporters write."""
+"""The kernel families, each in the forms that exporters write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def small(b: Builder, x: Tensor, most: int) -> Tensor:
 
 
 def _without_hidden_rows(b: Builder, x: Tensor) -> Tensor:
-    """``x`` with numbers for the NaN of rows that a mask of -inf hid."""
+    """``x`` with numbers in place of the NaN of rows that a mask of -inf hides."""
     if any(np.isneginf(c).any() for c in b.constants.values() if c.dtype == np.float32):
         return b.add("Where", [b.add("IsNaN", [x], x.shape, "bool"), b.number(0.5), x], x.shape)
     return x
@@ -97,7 +97,7 @@ def einsum(b: Builder, x: Tensor) -> Tensor:
 
 # convolutions -------------------------------------------------------------------------------------
 def _image(b: Builder, x: Tensor, rank: int = 4) -> Tensor:
-    """``x`` as [batch, channels, ...] with some channels to group."""
+    """``x`` as [batch, channels, ...] with a number of channels that can be grouped."""
     x = b.shaped(x, rank)
     if x.shape[1] < 3 and b.chance(0.8):
         channels = b.pick([2, 3, 4, 6, 8, 12, 16, 18])
@@ -117,7 +117,7 @@ def conv(b: Builder, x: Tensor) -> Tensor:
     for n in x.shape[2:]:
         k = b.pick([1, 1, 2, 3, 3, 4, 5, 7])
         d = b.pick([1, 1, 1, 2])
-        lost = (k - 1) * d + 1 - n  # what padding must make good
+        lost = (k - 1) * d + 1 - n  # what padding must add
         p, q = (b.random.randint(0, k) for _ in range(2)) if b.chance(0.5) else [k // 2] * 2
         q = max(q, lost - p)
         kernel.append(k), stride.append(b.pick([1, 1, 1, 2, 3, k])), dilation.append(d)
@@ -170,7 +170,9 @@ def conv_transpose(b: Builder, x: Tensor) -> Tensor:
 
 # attention ----------------------------------------------------------------------------------------
 def _heads(b: Builder, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [batch, heads, tokens, width]: separate projections, one cut in three, or none."""
+    """q, k and v [batch, heads, tokens, width]: from separate projections, from one that is cut in
+    three, or from none.
+    """
     x = small(b, b.shaped(x, 3), 1500)
     batch, tokens, channels = x.shape
     heads, width = b.random.randint(1, 3), b.pick([1, 3, 4, 8, 16])
@@ -214,7 +216,7 @@ def light_of_same_shape(b: Builder, x: Tensor) -> Tensor:
 
 
 def _mask(b: Builder, scores: Tensor) -> Tensor:
-    """Scores behind a mask: a bias, or where(), constant or at run time, whole rows hidden too."""
+    """Masked scores: by a bias or by where(), constant or at run time; whole rows may be hidden."""
     shape = b.broadcastable(scores.shape)
     low = b.number(b.pick([-np.inf, LOWEST, -1e9, -1e4]))
     rows, columns = scores.shape[-2:]
@@ -245,7 +247,7 @@ def _mask(b: Builder, scores: Tensor) -> Tensor:
     windows = [d for d in range(2, scores.shape[0] + 1) if scores.shape[0] % d == 0]
     if not windows:
         return scores
-    w = b.pick(windows)  # Swin: a mask per window, through reshapes
+    w = b.pick(windows)  # Swin: one mask for each window, through reshapes
     apart = b.reshape(scores, (scores.shape[0] // w, w, *scores.shape[1:]))
     masked = b.binary("Add", apart, b.weight(1, w, 1, *scores.shape[2:]))
     return b.reshape(masked, scores.shape)
@@ -369,7 +371,7 @@ def scan(b: Builder, x: Tensor) -> Tensor:
         return b.add("CumSum", [x, axes], x.shape)
     b.smooth = False
     shape = [1 if a == axis else n for a, n in enumerate(x.shape)]
-    x = _without_hidden_rows(b, x)  # which of several NaN is the largest is an engine's own
+    x = _without_hidden_rows(b, x)  # each engine decides which of several NaN is the largest
     index = b.add(b.pick(["ArgMax", "ArgMin"]), [x], shape, "int64", axis=axis, keepdims=1)
     return b.add("Cast", [index], shape, to=1)
 

@@ -1,4 +1,4 @@
-"""Element-wise operators and data movement: what stands before and behind every kernel family."""
+"""Element-wise operators and data movement, which come before and after every kernel family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNARY = (
     "LeakyRelu Identity Atan Celu"
 ).split()
 ROUGH = ("Floor", "Ceil", "Round", "Sign")
-# ONNX Runtime's answer to a NaN or an infinity in these is its own
+# in these, ONNX Runtime treats NaN and infinity in its own way
 UNUSUAL = ("HardSigmoid", "HardSwish", "Mish", "Sin", "Cos", "Softsign", "Sign", "Selu", "Celu")
 
 
@@ -36,7 +36,9 @@ def unary(b: Builder, x: Tensor) -> Tensor:
 
 
 def composite(b: Builder, x: Tensor) -> Tensor:
-    """Functions of a restricted domain, kept inside it, and such as exporters take apart."""
+    """Functions with a restricted domain, kept inside it, and functions that exporters take
+    apart.
+    """
     one = b.number(1.0)
     match b.random.randrange(9):
         case 0:
@@ -49,7 +51,7 @@ def composite(b: Builder, x: Tensor) -> Tensor:
             return b.unary("Exp", b.add("Clip", [x, b.number(-9), b.number(3)], x.shape))
         case 4:
             return b.binary("Pow", x, b.number(b.pick([1.0, 2.0, 3.0])))
-        case 5:  # GELU as TorchScript's exporter spells it
+        case 5:  # GELU as TorchScript's exporter writes it
             gate = b.unary("Erf", b.binary("Div", x, b.number(2**0.5)))
             return b.binary("Mul", b.binary("Mul", x, b.binary("Add", gate, one)), b.number(0.5))
         case 6 if b.opset >= 20:
@@ -80,7 +82,7 @@ def gate(b: Builder, x: Tensor) -> Tensor:
 
 
 def other(b: Builder, x: Tensor) -> Tensor:
-    """A second operand: a constant, an input, or something made of ``x`` itself."""
+    """A second operand: a constant, an input, or a tensor computed from ``x``."""
     match b.random.randrange(4):
         case 0 | 1:
             return b.weight(*b.broadcastable(x.shape))
@@ -100,7 +102,7 @@ def binary(b: Builder, x: Tensor) -> Tensor:
 
 
 def chosen(b: Builder, x: Tensor) -> Tensor:
-    """A condition, made at run time or compared here, that picks."""
+    """A choice by a condition that is an input or is compared here."""
     if b.chance(0.6):
         mask = b.input(b.broadcastable(x.shape), "bool")
     else:
@@ -133,7 +135,7 @@ def transpose(b: Builder, x: Tensor) -> Tensor:
 
 
 def several_steps(b: Builder, x: Tensor) -> Tensor:
-    """Windows cut and put together again, or not quite: reshape, transpose, reshape."""
+    """Windows that are cut and joined again, or almost: reshape, transpose, reshape."""
     y = b.shaped(x, b.random.randint(3, 6))
     y = transpose(b, y)
     return b.shaped(y, b.random.randint(1, 4))

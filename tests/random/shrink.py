@@ -1,4 +1,4 @@
-"""A failing model made small: outputs moved inwards, inputs moved forwards, nodes dropped."""
+"""Makes a failing model small: outputs move inwards, inputs move forwards, nodes are dropped."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Case = tuple[onnx.ModelProto, dict[str, np.ndarray]]
 def shrink(model: onnx.ModelProto, feeds: Arrays, fails: Callable[[Case], bool]) -> Case:
     """The smallest model found for which ``fails`` still holds, and its inputs.
 
-    Three moves, over and over until none helps: an inner tensor becomes the output, a tensor
-    becomes an input that has the value it had, and what is then not needed goes.
+    Three moves are repeated until none helps: an inner tensor becomes the output, a tensor becomes
+    an input with the value that it had, and what is not needed any more is dropped.
     """
     best: Case = (model, dict(feeds))
     moved = True

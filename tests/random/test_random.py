@@ -1,4 +1,4 @@
-"""The same random graphs on every run (``make check-random`` for any number of others)."""
+"""The same random graphs in every run (``make check-random`` for any number of others)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_difference_is_seen() -> None:
 
 
 def test_bfloat16_is_held_to_its_own_roundings() -> None:
-    """A product of what rounds to 8 bits passes, one that lacks the last row of k does not, and
+    """A product of operands rounded to 8 bits passes. One without the last row of k does not, and
     neither passes as float32.
     """
     rng = np.random.default_rng(0)
@@ -73,11 +73,11 @@ def test_every_third_batch_is_bfloat16() -> None:
 
 
 def test_shrinking_keeps_what_fails() -> None:
-    """ "Fails" where a Softmax reads negative numbers: one node is left of a dozen."""
+    """Here a model "fails" if a Softmax reads negative numbers. Of a dozen nodes one is left."""
     graph = next(g for s in range(500) if (g := draw(s, 18)).kinds.count("Softmax") == 1)
 
     def fails(case: tuple[onnx.ModelProto, dict[str, np.ndarray]]) -> bool:
-        wanted(*case)  # a valid model, fed right
+        wanted(*case)  # a valid model with right inputs
         return any(n.op_type == "Softmax" for n in case[0].graph.node)
 
     model, feeds = shrink(model_of([graph]), graph.feeds, fails)
@@ -90,8 +90,8 @@ def graph_of(text: str) -> onnx.ModelProto:
 
 
 def test_what_may_fall_either_way_is_held_to_no_more() -> None:
-    """Roundings of ties, differences of what is equal, comparisons of what is equal, and scores
-    that a mask of -3e4 leaves three digits of: their values are an engine's own.
+    """Roundings of ties, differences and comparisons of equal values, and scores of which a mask of
+    -3e4 leaves three digits: engines may differ in their values.
     """
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 8)).astype(np.float32)
@@ -118,7 +118,9 @@ def test_what_may_fall_either_way_is_held_to_no_more() -> None:
 
 
 def test_what_float32_absorbs_is_held_to() -> None:
-    """A row wholly masked by -1e9 or finfo.min is the mean: every engine rounds the scores away."""
+    """A row that is entirely masked by -1e9 or finfo.min is the mean: every engine rounds the
+    scores away.
+    """
     x = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     for low in ("-1e9", "-3.4028234663852886e38"):
         body = "{ a = Mul(x, x) b = Add(a, low) y = Softmax <axis = 1> (b) }"
@@ -130,8 +132,8 @@ def test_what_float32_absorbs_is_held_to() -> None:
 
 
 def test_what_cancels_inside_an_operator_is_held_to_no_more() -> None:
-    """GELU's tail, and an InstanceNormalization of one element, which is the bias: ONNX Runtime's
-    own kernels are off there, and gtco's GELU by what it states.
+    """GELU's tail, and an InstanceNormalization of one element, which is its bias. ONNX Runtime's
+    own kernels have errors there, and gtco's GELU has the error that it states.
     """
     rng = np.random.default_rng(0)
     gelu = onnx.parser.parse_model(

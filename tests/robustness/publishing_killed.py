@@ -1,6 +1,6 @@
-"""``python -m tests.robustness.publishing_killed FOLDER SECONDS SEED``: a process that publishes
-two models in turn to one path is killed at a random moment, again and again; after each time the
-path holds one of the two, whole.
+"""``python -m tests.robustness.publishing_killed FOLDER SECONDS SEED``: a process publishes two
+models alternately to one path. It is killed at a random moment, again and again. After each time
+the path has one of the two models, complete.
 
 FOLDER has one.so and two.so, with weights beside one and inside the other. Prints the number of
 kills, and how often each model was found.
@@ -31,7 +31,9 @@ def publish_for_ever(folder: Path, target: Path, ready: int) -> None:
 
 
 def found(folder: Path, target: Path) -> str:
-    """Whose outputs the library at ``target`` gives; its header is one of the two."""
+    """The model whose outputs the library at ``target`` gives; its header must be one of the
+    two.
+    """
     inputs = example_inputs()
     with load(target, threads=1) as model:
         outputs = [y.tobytes() for y in model(*inputs)]
@@ -51,7 +53,7 @@ def main(folder: Path, seconds: float, seed: int) -> None:
     for name in (NAMES[1], NAMES[0]):
         with load(folder / name, threads=1) as model:
             model.save(target)
-    both = time.monotonic() - begin  # disks differ: what counts is that each is cut short
+    both = time.monotonic() - begin  # disks differ: each write must be cut short
     seen: Counter[str] = Counter()
     end = time.monotonic() + seconds
     while time.monotonic() < end or sum(seen.values()) < 20:

@@ -1,5 +1,7 @@
-"""Failures of gtco's own, injected at every point of a compile: the model compiles through what is
-left and says so, ``strict`` makes it an error, and what cannot be worked around names its place."""
+"""Failures of gtco itself, injected at every point of a compile. The model compiles by what is left
+and says so, ``strict`` makes the failure an error, and a failure that cannot be worked around names
+its place.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def model() -> onnx.ModelProto:
 
 
 def check(**options: Any) -> CompileReport:
-    """Compile, compare with float64, give the report."""
+    """Compiles, compares with float64, and gives the report."""
     compiled = compile_model(model(), workers=1, **options)
     x = RNG.standard_normal((5, 16), dtype=np.float32)
     m = x.astype(np.float64) @ W
@@ -109,7 +111,7 @@ def test_a_sketch_that_fails_is_passed_over(
 
 @pytest.mark.parametrize("number", range(len(sketch.RULES)))
 def test_any_one_rule_may_fail(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every operator still has a sketch, if only the fallback; or without that, its own."""
+    """Every operator still has a sketch: its own or, if that rule fails, the fallback."""
     rules = list(sketch.RULES)
     name, rules[number] = sketch.family(rules[number]), raising
     monkeypatch.setattr(sketch, "RULES", tuple(rules))
@@ -126,7 +128,7 @@ def test_any_one_rule_may_fail(number: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_sketch_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not the model's fault, and so no UnsupportedError."""
+    """This is not the model's fault, and so no UnsupportedError."""
     monkeypatch.setattr(sketch, "RULES", (raising,))
     with pytest.raises(InternalError, match="what is not there") as caught:
         compile_to_file(model(), tmp_path / "m.so", workers=1)

@@ -1,5 +1,5 @@
-"""Ctrl-C in every phase, SIGTERM, and full disks that are real: a clear exit, nothing left behind,
-and a library that was there before is as it was.
+"""Ctrl-C in every phase, SIGTERM, and disks that are really full: the exit is clear, nothing is
+left behind, and a library that was there before is unchanged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PHASES = ("read", "onnxsim", "fuse", "build", "tune", "gcc", "link", "verify")
 
 
 def left(folder: Path) -> list[str]:
-    """What is in a folder for temporary files; .ses is ONNX Runtime's own."""
+    """The contents of a folder for temporary files; .ses belongs to ONNX Runtime."""
     return sorted(p.name for p in folder.iterdir() if p.name != ".ses")
 
 
@@ -88,8 +88,9 @@ def start(root: Path, folder: Path, script: str, *arguments: str) -> subprocess.
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
-    """As the terminal sends it, to the whole group of processes; SIGTERM too, where a library was
-    not there before."""
+    """It goes to the whole group of processes, as the terminal sends it. SIGTERM is also tested, if
+    there was no library before.
+    """
     kept = PHASES.index(phase) % 2 == 0
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     out = tmp_path / "out"
@@ -115,7 +116,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     assert not psutil.wait_procs(processes, timeout=30)[1]
 
 
-# A command in which the first stop comes to a function that TVM calls, which loses it.
+# A command in which the first stop comes in a function that TVM calls, and TVM loses it.
 CALLED_BACK = """
 import sys, time
 import tvm_ffi
@@ -146,7 +147,7 @@ def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number:
     assert errors.startswith("interrupted") and len(errors.splitlines()) == 1
 
 
-# Runs `python -m gtco`, which gets Ctrl-C as it imports argv[1].
+# Runs `python -m gtco`, which gets Ctrl-C while it imports argv[1].
 WHILE_IMPORTING = """
 import os, runpy, signal, sys
 class Interrupt:
@@ -168,7 +169,7 @@ def test_ctrl_c_before_the_command_begins(module: str, root: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("module", ["tvm", "tvm.relax", "tvm.tirx"])
 def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path: Path) -> None:
-    """An exception there would come up between what extensions have made of their modules."""
+    """Otherwise the exception would come while extensions are creating their modules."""
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     command = [str(tmp_path / "mlp.onnx"), "-o", str(tmp_path / "mlp.so")]
     script = WHILE_IMPORTING.replace(
@@ -181,7 +182,7 @@ def test_ctrl_c_waits_for_the_end_of_an_import(module: str, root: Path, tmp_path
     assert not (tmp_path / "mlp.so").exists()
 
 
-# Runs `gtco compile`, which gets Ctrl-C as it verifies, and again and again as it cleans up.
+# Runs `gtco compile`, which gets Ctrl-C while it verifies, and repeatedly while it cleans up.
 AGAIN = """
 import os, shutil, signal, sys
 from gtco import verification
@@ -218,7 +219,7 @@ def test_a_second_ctrl_c_does_not_cut_cleaning_up_short(root: Path, tmp_path: Pa
 
 @pytest.mark.scheduled
 def test_ctrl_c_at_any_moment(root: Path, tmp_path: Path) -> None:
-    """Again and again, at a random moment of a compile of a real model."""
+    """Again and again, at a random moment of the compile of a real model."""
     rng = random.Random(0)
     onnx.save(mlp(layers=3), tmp_path / "mlp.onnx")
     out = tmp_path / "out"
@@ -261,14 +262,16 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def leave(disk: Path, nbytes: int) -> None:
-    """Fill the disk but for ``nbytes``."""
+    """Fills the disk except for ``nbytes``."""
     with (disk / "junk").open("wb") as file:
         info = os.statvfs(disk)
         os.posix_fallocate(file.fileno(), 0, max(4096, info.f_bavail * info.f_bsize - nbytes))
 
 
 def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:  # noqa: F811
-    """From nothing free to enough: an error that says so and the older set, or the new one."""
+    """From no free space to enough: either an error that says so and the older set, or the new
+    set.
+    """
     path = write_artifact(small_artifact(kernels), disk / "m.so", weights_inside_limit=0)
     before = {p.name: p.read_bytes() for p in disk.iterdir()}
     newer = small_artifact(kernels, weights=((0, np.zeros(1)), (64, np.ones(40, np.float32))))
@@ -295,7 +298,7 @@ def test_a_full_disk_where_the_library_goes(disk: Path, kernels: bytes) -> None:
 def test_a_full_disk_for_temporary_files(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compile to a file needs no other place; a model in memory says what it lacks."""
+    """A compile to a file needs no other place. A model in memory says what it lacks."""
     model = mlp()
     leave(disk, 0)
     monkeypatch.setenv("TMPDIR", str(disk))

@@ -1,5 +1,5 @@
-"""A fork at any moment, whatever other threads are doing with models: the child can use those that
-it inherited and open its own. What hangs is killed after a while and fails.
+"""A fork at any moment, whatever other threads do with models: the child can use the models that it
+inherited, and open its own. A child that hangs is killed after a while, and the test fails.
 """
 # ruff: noqa: F401, F811 (fixtures are imported, and arguments of the same name)
 
@@ -30,7 +30,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_child(work: Callable[[], None]) -> None:
-    """Do the work in a fork of this process; it must end, and without an exception."""
+    """Does the work in a fork of this process. The fork must end, without an exception."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -51,7 +51,7 @@ def in_child(work: Callable[[], None]) -> None:
 
 @contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[None]:
-    """Another thread does the work again and again, until the ``with`` ends."""
+    """Another thread repeats the work until the ``with`` ends."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -98,7 +98,7 @@ def test_while_other_threads_open_and_close_models(small: Path) -> None:
         with load(small, 3) as model:
             check(model(*example_inputs()), *example_inputs())
 
-    open_and_close()  # what Python imports at the first call has locks of its own
+    open_and_close()  # modules that Python imports at the first call have their own locks
     with meanwhile(open_and_close), meanwhile(open_and_close):
         for _ in range(10):
             in_child(open_and_close)

@@ -1,5 +1,5 @@
-"""The C runtime under many threads, handles and thread counts, watched by ThreadSanitizer, and by
-AddressSanitizer with UndefinedBehaviorSanitizer; and under forks.
+"""The C runtime under many threads, handles and thread counts, and under forks, watched by
+ThreadSanitizer and by AddressSanitizer with UndefinedBehaviorSanitizer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPORTS = "exitcode=66 halt_on_error=1 abort_on_error=0"
 def stress(
     folder: Path, watched: str, *arguments: str, source: Path = DRIVER
 ) -> subprocess.CompletedProcess[str]:
-    """Library and driver built under the sanitizer, and the driver's run."""
+    """Builds library and driver with the sanitizer, and runs the driver."""
     flags = ["-g", "-pthread", *WATCHED[watched]]
     (folder / "kernels.c").write_text(KERNELS)
     build = [c_compiler(), *flags, "-O1", "-fPIC", "-c", "kernels.c", "-o", "kernels.o"]
@@ -62,7 +62,7 @@ def test_many_threads_and_handles(tmp_path: Path, watched: str, arguments: tuple
 
 
 def test_messages_of_threads_that_outlive_the_library(tmp_path: Path) -> None:
-    """LeakSanitizer sees what stays behind."""
+    """LeakSanitizer sees memory that stays allocated."""
     source = DRIVER.with_name("closed_under_threads.c")
     done = stress(tmp_path, "address", source=source)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

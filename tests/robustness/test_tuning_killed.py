@@ -1,5 +1,5 @@
-"""A run of tuning that is killed or stopped loses the measurements in flight and no other, leaves
-nothing behind, and the next run goes on from what is there; records that cannot be used are said.
+"""A tuning run that is killed or stopped loses only the measurements in flight and leaves nothing
+behind. The next run continues from the records. Records that cannot be used are reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gtco.tuning import timing, tune
 from tests.driver.test_compiler import mlp
 from tests.robustness.test_interrupt import disk, leave, left, start  # noqa: F401
 
-# Runs gtco, and says when it begins.
+# Runs gtco, and prints when it begins.
 GTCO = """
 import gtco.cli
 from gtco.__main__ import main
@@ -47,7 +47,7 @@ def kept(path: Path) -> list[Record]:
 
 
 def products(n: int) -> onnx.ModelProto:
-    """x -> n products of different sizes, each a stage of its own with a ReLU behind it."""
+    """x -> n products of different sizes; each is a stage with a ReLU after it."""
     draw, nodes, weights, at, rows = np.random.default_rng(0), [], [], "x", 64
     for i in range(n):
         columns = 64 + 16 * i
@@ -68,10 +68,10 @@ def products(n: int) -> onnx.ModelProto:
 def test_what_was_measured_before_a_kill_is_kept(
     turns: int, stages: int, root: Path, tmp_path: Path
 ) -> None:
-    """Killed, ended by SIGTERM or stopped by Ctrl-C, in turn: within a second after new records
-    were seen, or in every fourth turn at any moment from the start on. After each the file opens
-    and has all that was in it, no process is left, and the next run takes away what a kill left of
-    temporary files. Then a run goes to its end.
+    """The run is killed, ended by SIGTERM or stopped by Ctrl-C, in turn: within a second after new
+    records were seen or, in every fourth turn, at any moment from the start on. After each time the
+    file opens and has everything that was in it, no process is left, and the next run removes the
+    temporary files of a killed one. Then one run goes to its end.
     """
     draw = random.Random(turns)
     out, path, model = tmp_path / "out", tmp_path / "r", tmp_path / "m.onnx"
@@ -98,7 +98,7 @@ def test_what_was_measured_before_a_kill_is_kept(
         child.send_signal(number)
         _, said = child.communicate(timeout=100)
         came[f"{number.name} {child.returncode}"] += 1
-        ended = child.returncode == -number  # SIGTERM when all is done, as Python itself ends
+        ended = child.returncode == -number  # SIGTERM after the work is done, while Python ends
         assert child.returncode in (0, SIGNALS[number]) or (ended and "link" in said), said
         assert "Traceback" not in said
         if child.returncode == SIGNALS[number] > 0:
@@ -119,7 +119,7 @@ def test_what_was_measured_before_a_kill_is_kept(
     assert not left(tmp_path / "tmp")
     last = kept(path)
     assert last[: len(seen)] == seen
-    # but the pick that others are timed against, and what a noisy machine could not rank
+    # except the pick that others are timed against, and configs that a noisy machine could not rank
     again = ("kept", "beaten", "noisy", "chosen")
     tried = Counter((r.stage, r.config) for r in last if r.outcome not in again)
     assert max(tried.values(), default=1) == 1, "nothing is measured twice"
@@ -128,7 +128,9 @@ def test_what_was_measured_before_a_kill_is_kept(
 def test_temporary_folders_of_the_dead_are_removed(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of killed processes, by the next that makes one; those of the living and of others stay."""
+    """The next process that makes a folder removes those of killed processes. Those of living
+    processes and of other users stay.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     script = (
         "import sys, time; from gtco.runtime.publish import temporary\n"
@@ -165,7 +167,7 @@ def test_temporary_folders_of_the_dead_are_removed(
 
 
 def test_the_process_that_times_dies_with_the_one_that_tunes(root: Path) -> None:
-    """However long a candidate takes: here it would be for five minutes."""
+    """However long a candidate takes: this one would take five minutes."""
     hang = (
         "import time; from gtco.tuning import timing\n"
         "timing.load = lambda _: print('hangs', flush=True) or time.sleep(300)\n"
@@ -198,7 +200,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def refused(model: Path, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What gtco tune says of the records, which it leaves as they are; it makes no library."""
+    """The error of gtco tune about the records, which it does not change; it makes no library."""
     capsys.readouterr()
     before = path.read_bytes() if path.is_file() else None
     assert main(["tune", str(model), "--records", str(path), "--trials", "4"]) == 1
@@ -250,7 +252,7 @@ def test_a_file_that_another_writer_holds(
 
 @pytest.fixture
 def read_only(disk: Path) -> Iterator[Path]:  # noqa: F811
-    """A file system with records on it, that nothing can be written to."""
+    """A file system with records, to which nothing can be written."""
     some(disk / "r")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     yield disk
@@ -270,7 +272,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is full from the second round on; when there is room again, tuning goes on."""
+    """The disk is full from the second round on. When there is space again, tuning continues."""
     path = disk / "r"
     rounds = []
     real = tune._Tuner.round

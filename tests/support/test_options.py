@@ -85,7 +85,7 @@ def test_an_output_that_is_no_file(tmp_path: Path, output: str | int) -> None:
 def test_every_file_that_is_written_has_a_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said before anything is measured."""
+    """The error comes before anything is measured."""
     assert new_file(str(tmp_path / "m.json")) == tmp_path / "m.json"
     for place, wrong in ((tmp_path, "is a folder"), (tmp_path / "no" / "m", "does not exist")):
         with pytest.raises(ArgumentTypeError, match=wrong):
@@ -145,7 +145,7 @@ def test_models_that_are_not_there_are_said_before_anything_is_made(tmp_path: Pa
 
 
 class Named:
-    """A path of another kind than pathlib's."""
+    """A path of another class than pathlib's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""The processes that are gtco's own do without torch; where it is needed it comes later."""
+"""gtco's own processes run without torch. If torch is needed, it is imported later."""
 
 from __future__ import annotations
 

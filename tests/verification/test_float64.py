@@ -1,5 +1,5 @@
-"""The evaluator that decides in float64: right on ONNX's own tests, exact beside ONNX Runtime, and
-bounded in time and memory.
+"""The evaluator that decides in float64: it is right on ONNX's own tests, exact in comparison with
+ONNX Runtime, and bounded in time and memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.end_to_end.node_runner import widened
 AMPLE = (60.0, 2**30)
 EXACT = Arithmetic(np.float64)
 
-# Training, casts to less than 16 bits, what Loop makes of scalars, places of maxima, cubic and
-# volumetric sampling: none of it is computed here.
+# The evaluator does not compute training, casts to less than 16 bits, results of Loop from scalars,
+# places of maxima, and cubic and volumetric sampling.
 REFUSED = (
     "_training_mode _to_FLOAT8 _to_FLOAT4 gridsample_bicubic gridsample_vol maxpool_with_argmax"
 ).split()
@@ -46,7 +46,7 @@ def wrong(case: NodeCase) -> str:
             continue  # a sequence
         if got.shape != wanted.shape:
             return "" if case.name.startswith(OTHER_SHAPES) else f"{got.shape}, not {wanted.shape}"
-        # expected values of half precision carry a few of its roundings
+        # expected values of half precision have a few of its roundings
         rtol = 0.02 if wanted.dtype.itemsize == 2 else case.rtol
         if not np.allclose(*map(widened, (got, wanted)), rtol, case.atol, equal_nan=True):
             return "values"
@@ -133,7 +133,7 @@ def test_pools(attributes):
 
 @pytest.mark.parametrize("opset", [9, 13, 17])
 def test_batch_normalization_with_a_momentum(opset):
-    """``onnx.reference`` takes it for training until opset 13."""
+    """Up to opset 13, ``onnx.reference`` takes it for training."""
     rng = np.random.default_rng(opset)
     values = {n: rng.uniform(0.5, 2, 3).astype(np.float32) for n in "sbmv"}
     model = parsed(
@@ -164,7 +164,9 @@ def test_operators_of_onnx_runtime():
 
 
 def test_tails_keep_their_digits():
-    """1 + erf cancels, and a logistic by 1 / (1 + exp(-x)) overflows: neither happens here."""
+    """1 + erf would cancel, and a logistic by 1 / (1 + exp(-x)) would overflow; the evaluator uses
+    neither.
+    """
     model = parsed("""<ir_version: 9, opset_import: ["": 20]>
         g (float[3] x) => (float[3] y, float[3] z) { y = Gelu(x) z = Sigmoid(x) }""")
     x = np.array([-4.7, -9.0, -60.0], np.float32)
@@ -211,7 +213,7 @@ CHAIN = """<ir_version: 9, opset_import: ["": 20]>
 
 
 def test_memory_and_time_are_bounded():
-    """What was read for the last time is dropped: ten tensors of 8 MB never need 40."""
+    """A tensor is dropped after its last use: ten tensors of 8 MB never need 40."""
     nodes = " ".join(f"t{n} = Abs({f't{n - 1}' if n else 'x'})" for n in range(10))
     model = parsed(CHAIN.format(nodes=nodes, last=9))
     inputs = {"x": np.ones((1000, 1000), np.float32)}

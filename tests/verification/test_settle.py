@@ -1,4 +1,4 @@
-"""Where the reference and a compiled model differ: float64 decides, and what rounding costs."""
+"""The reference and a compiled model differ: float64 decides, and the cost of rounding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Fake:
 
 
 def sure(tail: str = "y = Sigmoid(b)", opsets: str = "") -> onnx.ModelProto:
-    """A map that is nearly 0 everywhere: ONNX Runtime's logistic is off by more than its values."""
+    """A map that is nearly 0 everywhere: the error of ONNX Runtime's logistic is larger than its
+    values.
+    """
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17{opsets}]>
         g (float[4,16] x) => (float[4,24] y) {{ a = MatMul(x, w) b = Add(a, c) {tail} }}"""
@@ -74,7 +76,7 @@ def test_what_is_right_by_float64_is_right():
 @pytest.mark.parametrize("lane", [0, 7, 23])
 @pytest.mark.parametrize("factor", [0.0, 0.9, 1.1])
 def test_a_broken_lane_of_a_map_that_is_nearly_zero_is_caught(lane: int, factor: float):
-    """Its values are smaller than what the reference itself is off by."""
+    """Its values are smaller than the error of the reference."""
 
     def broken(x: Array) -> Array:
         y = sigmoid(logits(x))
@@ -130,7 +132,7 @@ def test_where_float64_cannot_decide_the_report_says_why():
 
 
 def test_a_judge_of_another_model_is_not_believed():
-    """Where the reference and the compiled model agree and float64 alone does not, it is wrong."""
+    """If the reference and the compiled model agree and only float64 differs, float64 is wrong."""
     model = sure()
 
     def opened(*_: Any) -> Reference:
@@ -164,7 +166,9 @@ def test_floors_are_of_outputs_that_are_bounded_as_a_whole():
 
 
 def test_bf16_is_held_to_what_its_roundings_cost():
-    """Logits of some 30 are off by 0.1 in bf16, and tails of the logistic by a tenth."""
+    """Logits of about 30 have errors of 0.1 in bf16, and tails of the logistic have a tenth of
+    their value.
+    """
     import ml_dtypes
 
     def narrow(x: Array) -> Array:
@@ -194,7 +198,7 @@ def test_pytorch_in_float64_decides_too():
         layer.bias.copy_(torch.from_numpy(BIAS))
 
     class Naive(torch.nn.Module):
-        """1 - s(-z) of its float32: off by 6e-8, as ONNX Runtime's logistic is."""
+        """1 - s(-z) of its float32, with an error of 6e-8 like ONNX Runtime's logistic."""
 
         def __init__(self) -> None:
             super().__init__()

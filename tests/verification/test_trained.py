@@ -1,5 +1,5 @@
-"""Verification of trained models: probabilities of 1e-8 and saturated scores are no failures, and
-what is broken is caught all the same.
+"""Verification of trained models: probabilities of 1e-8 and saturated scores are no failures, but
+broken models are still caught.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _built: dict[tuple[str, str], gtco.Model] = {}
 
 
 def compiled(name: str, precision: str = "fp32") -> gtco.Model:
-    """Compiled once, in this process, which has TVM already."""
+    """Compiled once, in this process, which already has TVM."""
     if (name, precision) not in _built:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gtco.compiler.Workers", InProcess)
@@ -35,7 +35,7 @@ def compiled(name: str, precision: str = "fp32") -> gtco.Model:
 
 @dataclass(frozen=True)
 class Changed:
-    """A compiled model whose output something happens to."""
+    """A compiled model whose output is changed."""
 
     inner: gtco.Model
     change: Callable[[np.ndarray], None]
@@ -103,8 +103,10 @@ def test_a_broken_lane_is_caught(
 
 
 def test_an_error_of_a_twentieth_of_tiny_probabilities_is_caught() -> None:
-    """Rows without strokes are 1e-9 throughout, and held to that: ONNX Runtime's logistic could not
-    tell. Images like those of the training have such rows, so some are given as examples."""
+    """Rows without strokes are 1e-9 throughout, and their errors are relative to that; ONNX
+    Runtime's logistic could not show them. Images like those of the training have such rows, so
+    some are given as examples.
+    """
     given = (example("map"),)
 
     def tails(value: np.ndarray) -> None:
@@ -118,7 +120,9 @@ def test_an_error_of_a_twentieth_of_tiny_probabilities_is_caught() -> None:
 def edited(
     name: str, find: Callable[[np.ndarray], bool], change: Callable[[np.ndarray], None]
 ) -> Any:
-    """The model with the first constant that fits changed: what a compiled model would not be."""
+    """The model with a change to the first constant that fits: a compiled model must not be like
+    it.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(exported(name))
     for tensor in model.graph.initializer:
@@ -132,7 +136,7 @@ def edited(
 
 def test_a_swapped_head_is_caught() -> None:
     def swap(qkv: np.ndarray) -> None:
-        """The values of the first two heads of four, 8 wide."""
+        """Exchanges the values of the first two heads of four, which are 8 wide."""
         first = 64 if qkv.shape[-1] == 96 else None
         axis = qkv.reshape(32, 96) if first is not None else qkv.T
         axis[:, 64:80] = np.concatenate([axis[:, 72:80], axis[:, 64:72]], axis=1)
@@ -144,7 +148,7 @@ def test_a_swapped_head_is_caught() -> None:
 
 
 def test_a_dropped_mask_is_caught() -> None:
-    """Attention that sees the padding; the mean still leaves it out."""
+    """Attention sees the padding; the mean still leaves it out."""
 
     def is_lowest(array: np.ndarray) -> bool:
         return array.size == 1 and float(array.reshape(())) == -1e9

@@ -1,5 +1,5 @@
-"""Verification against references that are right, slightly off, and wrong: what it
-catches and what it lets pass.
+"""Verification against references that are right, slightly off, and wrong: what it catches and what
+it accepts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def naive_softmax(x):  # overflows: the classic error that only large inputs show
+def naive_softmax(x):  # overflows: the classic error, which only large inputs show
     with np.errstate(all="ignore"):
         return np.exp(x) / np.exp(x).sum(-1, keepdims=True)
 
@@ -123,14 +123,13 @@ def test_a_huge_element_hides_no_other_error(huge):
         wrong = expected.copy()
         wrong[where] += 0.1
         assert off(wrong, expected).failure
-    # the same where rows are shorter than any block: boxes and single logits
+    # the same if rows are shorter than any block: boxes and single logits
     assert off([[1e8, 1.0, 1.0, 1.1]], [[1e8, 1.0, 1.0, 1.0]]).failure
     assert off([1e8, 1.1], [1e8, 1.0]).failure
 
 
 def test_rows_of_rounding_errors_are_no_failures():
-    """Where the reference is nearly zero beside what went into it, the last bits are all there
-    is."""
+    """If the reference is nearly zero relative to its inputs, it consists only of the last bits."""
     rng = np.random.default_rng(1)
     expected = rng.standard_normal((8, 32))
     expected[3] = 1e-7 * rng.standard_normal(32)
@@ -151,15 +150,16 @@ def test_what_the_reference_cannot_hold_either_is_unstable_and_no_failure():
     assert excused.failure is None and excused.unstable
     assert off(actual, expected, noise=np.full(32, 1e-5)).failure
     one = np.zeros(32)
-    one[0] = np.inf  # the reference overflows there or not, as it rounds
+    one[0] = np.inf  # the rounding decides whether the reference overflows there
     overflowed = np.where(one, np.inf, expected)
     assert off(overflowed, expected).failure
     assert off(overflowed, expected, noise=one).failure is None
 
 
 def test_zeros_around_a_spike_are_nudged_as_zeros_alone_are():
-    """MaskFormer's GroupNorm of a nearly constant image: it is the zeros that decide how far off
-    the reference itself is, and the mean of a spike among them is next to nothing."""
+    """MaskFormer's GroupNorm of a nearly constant image: the zeros decide how far off the reference
+    itself is, and the mean of a spike among them is almost 0.
+    """
     spike = np.zeros((1, 3, 64, 64), np.float32)
     spike[0, 0, 9, 9] = 100.0
     moved = nudged({"x": spike}, [], np.random.default_rng(0), 2.0**-20)["x"]
@@ -202,7 +202,7 @@ def test_nan_everywhere_is_no_agreement():
     assert "nothing was compared" in report.failures[0].failure
     with pytest.raises(VerificationError, match="y on all inputs: nothing was compared"):
         report.check()
-    # in one case of several it is what the model does
+    # in one of several cases the model does this
     some = Fake(lambda x: np.where(np.abs(x).max() > 50, np.nan, x).astype(np.float32))
     assert verify(some, lambda inputs: [some.function(inputs["x"])]).passed
 
@@ -229,7 +229,9 @@ def test_a_reference_that_fails_or_is_nothing_known_says_so(tmp_path):
 
 @pytest.mark.parametrize("form", ["proto", "path"])
 def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
-    """The number alone is no reason not to verify; an opset that it lacks is."""
+    """The format number alone is no reason not to verify. An opset that ONNX Runtime lacks is
+    one.
+    """
     model = onnx.parser.parse_model(
         """<ir_version: 99, opset_import: ["": 23]>
         g (float[1,1,5,4] q, float[1,1,7,4] k) => (float[1,1,5,4] y) { y = Attention(q, k, v) }"""
@@ -256,7 +258,9 @@ def test_a_format_newer_than_onnx_runtime_reads(form, tmp_path):
 
 @pytest.mark.parametrize("form", ["proto", "path"])
 def test_a_row_that_finfo_min_masks_is_the_mean_for_onnxs_attention_too(form, tmp_path):
-    """ONNX Runtime's kernel of it gives 0; its definition, PyTorch and gtco the mean of V."""
+    """ONNX Runtime's kernel for it gives 0. ONNX's definition, PyTorch and gtco give the mean of
+    V.
+    """
     rng = np.random.default_rng(0)
     v = rng.standard_normal((2, 7, 4)).astype(np.float32)[:, None]
     model = onnx.parser.parse_model(
@@ -320,7 +324,7 @@ def test_roundings_of_bf16_are_no_failures_but_more_is():
 
 
 def test_another_class_first_is_a_failure_unless_two_are_near():
-    """Asked on images of its own, the class decides even where every element is within bounds."""
+    """The class is asked on separate images. It decides even if every element is within bounds."""
 
     def reference(inputs):
         x = inputs["x"]
@@ -347,7 +351,7 @@ def test_only_classifiers_are_asked_for_classes():
 
 
 def test_what_nearly_cancels_is_held_to_its_neighbours_in_bf16():
-    """A map of a class that is nearly zero everywhere is as far off as the others are."""
+    """A class map that is nearly zero everywhere may have the same error as the others."""
 
     def reference(inputs):
         y = np.ones((2, 6, 32), np.float32)

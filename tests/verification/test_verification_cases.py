@@ -1,4 +1,4 @@
-"""What verification tries: inputs by case, masks and indices by what the graph says of them."""
+"""The cases of verification: its inputs, and the masks and indices that follow from the graph."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_roles_are_read_from_the_graph():
 
 
 def role_of(body: str, **constants: np.ndarray) -> Role:
-    """The role of ``i``, an int64[2,30] input, in a graph with a float input ``x`` too."""
+    """The role of ``i``, an int64[2,30] input, in a graph that also has a float input ``x``."""
     text = f"g (int64[2,30] i, float[2,30] x) => (float[2,30] y) {{ {body} }}"
     return onnx_roles(graph(text, **constants))["i"]
 
@@ -136,14 +136,14 @@ TABLE = np.zeros((26, 4), np.float32)
 @pytest.mark.parametrize(
     ("body", "constants", "range_"),
     [
-        # bytes told apart by comparing each with all of them, as byte classifiers do
+        # bytes that are compared with all possible bytes, as byte classifiers do
         ("p = Equal(i, c) q = Cast<to=1>(p) y = MatMul(q, t)", {"c": np.arange(257)}, (0, 257)),
         ("p = OneHot<axis=-1>(i, c, v) y = MatMul(p, t)", {"c": np.array(40)}, (0, 40)),
-        # letters: a table of 26 entries, 97 less
+        # letters: a table of 26 entries, of ids less 97
         ("j = Sub(i, c) y = Gather(t, j)", {"c": np.array(97)}, (97, 123)),
         ("j = Sub(c, i) y = Gather(t, j)", {"c": np.array(25)}, (0, 26)),
         ("d = Mul(i, c) y = Gather(t, d)", {"c": np.array(5)}, (0, 6)),
-        # ids: asked too whether they are padding
+        # ids, which are also compared with the padding
         ("m = Equal(i, c) y = Gather(t, i) z = Where(m, y, x)", {"c": ONE}, (0, 26)),
         # pixels and lengths
         ("f = Cast<to=1>(i) s = Div(f, c) y = Conv(s, t)", {"c": np.float32(255)}, (-1000, 1001)),

@@ -1,5 +1,5 @@
-"""Small models, trained to the end in seconds on data made here: trained weights saturate softmax
-and logistic, which random ones never do.
+"""Small models, fully trained in seconds on data that is made here. Trained weights saturate
+softmax and logistic, which random weights never do.
 
 The data: ten shapes of strokes on 12x12 pixels, shifted and noisy; and lines of bytes from four
 alphabets, padded with 256.
@@ -23,7 +23,7 @@ ALPHABETS = ((32, 64), (97, 123), (128, 192), (0, 32))
 
 
 def images(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """[count, 1, 12, 12] pixels, their classes, and where the strokes are."""
+    """[count, 1, 12, 12] pixels, their classes, and the places of the strokes."""
     shapes = np.random.default_rng(7)
     strokes = np.zeros((CLASSES, 8, 8), bool)
     for shape in strokes:
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class Vit(nn.Module):
-    """Patches of 4x4, two blocks, probabilities of the classes."""
+    """Patches of 4x4, two blocks, and the probabilities of the classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Vit(nn.Module):
 
 
 class Map(nn.Module):
-    """Where strokes are: a convolution down, one up, a logistic."""
+    """The places of strokes: one convolution down, one up, and a logistic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Map(nn.Module):
 
 
 class Text(nn.Module):
-    """Bytes told apart by comparing each with all of them; attention and mean leave out padding."""
+    """Each byte is compared with all possible bytes; attention and mean leave out the padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def _train(module: Any, steps: int, loss: Any) -> None:
     optimizer = torch.optim.Adam(module.parameters(), 4e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
     rng, threads = np.random.default_rng(0), torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are so small that threads would only wait for each other
+    torch.set_num_threads(1)  # the tensors are so small that threads would only wait for each other
     for _ in range(steps):
         optimizer.zero_grad()
         loss(rng).backward()
@@ -146,7 +146,7 @@ def _train(module: Any, steps: int, loss: Any) -> None:
 
 @cache
 def trained(name: str) -> nn.Module:
-    """``vit``, ``map`` or ``text``, the same each time."""
+    """``vit``, ``map`` or ``text``; the same in every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         if name == "vit":
