@@ -56,7 +56,7 @@ class Conv:
         return 2.0 * height * width * self.outputs * taps
 
     def models(self) -> list[onnx.ModelProto]:
-        """The layer, channels first and channels last; of a stem, its output alone."""
+        """The layer, channels first and channels last. For a stem only the output differs."""
         c, n, k, s, (h, w), (oh, ow) = (
             self.channels,
             self.outputs,
@@ -181,7 +181,7 @@ def gtco_stages(made: onnx.ModelProto, threads: int, precision: str = "fp32") ->
 
 
 def run(case: Conv | Product, threads: int, precision: str) -> dict[str, Any]:
-    """Seconds of each system with the spelling that suits it, and gtco's kernels."""
+    """Seconds of each system with the form that suits it, and gtco's kernels."""
     models = case.models()
     found = [gtco_stages(m, threads, precision) for m in models]
     every = [[(operators, t) for operators, _, t in stages] for stages in found]

@@ -1,11 +1,12 @@
-"""What this machine gives a kernel that memory or the vector units bound, measured by plain C
-(``streams.c``) on all threads at once.
+"""Measures, by plain C (``streams.c``) on all threads at once, what this machine gives a kernel
+that memory or the vector units bound.
 
-Bytes: reading alone and scaling (as much read as written) of working sets from what L1 holds to
-what only DRAM does, each thread its own share, again and again. Vector instructions: chains of FMAs
-in registers; divisions apart, from L1. Normalisation and softmax of rows of 256 as a whole, for the
-same working sets: their passes wait for memory or for the vector units in turn, and an exponential
-is bound by some of a core's ports and by its length, which a count of instructions does not see.
+Bytes: reading, and scaling (as much read as written), of working sets from those that L1 holds to
+those that only DRAM holds. Each thread goes over its own share again and again. Vector
+instructions: chains of FMAs in registers, and separately divisions from L1. Normalisation and
+softmax of rows of 256 are measured as a whole, for the same working sets. Their passes wait for
+memory and for the vector units in turn, and an exponential is bound by some of a core's ports and
+by its length; a count of instructions does not show that.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ WIDE = "-mprefer-vector-width=512"  # ignored by the compilers that lack it
 
 @dataclass(frozen=True)
 class Limits:
-    """``read``, ``scale``, ``normalise`` and ``softmax``: bytes a second, read and written, of all
-    threads together, by working set (:data:`SIZES`); ``instructions`` and ``divisions``: float32
-    vectors of ``lanes`` a second.
+    """The measured limits.
+
+    - ``read``, ``scale``, ``normalise``, ``softmax``: bytes a second, read and written, of all
+      threads together, by working set (:data:`SIZES`)
+    - ``instructions``, ``divisions``: float32 vectors of ``lanes`` a second
     """
 
     threads: int
@@ -53,8 +56,8 @@ class Limits:
     divisions: float
 
     def memory(self, read: int, written: int) -> float:
-        """Seconds to read and write so many bytes, all of one working set. A byte that is written
-        takes what is left of scaling's time when reading its half is taken away.
+        """Seconds to read and write so many bytes, all of one working set. The time of a written
+        byte is the time of scaling minus the time of reading its half.
         """
         total = read + written
         r = 1 / _between(self.read, total)
@@ -65,7 +68,7 @@ class Limits:
         return nbytes / _between(getattr(self, kind), nbytes)
 
     def arithmetic(self, instructions: float, divisions: float) -> float:
-        """Seconds of so many vector instructions and, at the same time, divisions."""
+        """Seconds of so many vector instructions and divisions that run at the same time."""
         return max(instructions / self.instructions, divisions / self.divisions)
 
     def level(self, nbytes: int) -> str:
@@ -87,7 +90,7 @@ def _between(rates: tuple[float, ...], nbytes: int) -> float:
 
 
 def measure(threads: int) -> Limits:
-    """Some seconds; raises ``BuildError`` where ``streams.c`` cannot be built."""
+    """Takes some seconds; raises ``BuildError`` if ``streams.c`` cannot be built."""
     lanes = detect().lanes
     with tempfile.TemporaryDirectory(prefix="gtco-bench-") as folder:
         rate = _streams(Path(folder), threads)

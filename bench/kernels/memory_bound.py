@@ -92,7 +92,7 @@ class Row:
         return not 1 / PRICE <= self.predicted / self.seconds <= PRICE
 
     def best(self, other: Row) -> Row:
-        """Of two readings of one case: whatever was faster, its limit too."""
+        """The faster of two readings of one case, separately for each time and for the limit."""
         limit = min(self, other, key=lambda r: r.limit)
         return replace(
             min(self, other, key=lambda r: r.seconds),
@@ -137,7 +137,8 @@ def arithmetic(made: onnx.ModelProto, lanes: int) -> tuple[float, float]:
 
 
 def library(name: str, made: onnx.ModelProto, options: argparse.Namespace) -> Path:
-    """The case compiled, in ``options.folder``; what lies there already where ``options.reuse``."""
+    """The case, compiled in ``options.folder``. With ``options.reuse`` an existing library is used.
+    """
     stem = "".join(c if c.isalnum() else "_" for c in name)
     path: Path = options.folder / f"{stem}_{options.threads}.so"
     if not (options.reuse and path.exists()):
@@ -146,7 +147,7 @@ def library(name: str, made: onnx.ModelProto, options: argparse.Namespace) -> Pa
 
 
 def measure(name: str, made: onnx.ModelProto, built: Path, found: Limits, barrier: float) -> Row:
-    """One case: timed, compared, and held against its limit."""
+    """Times one case, compares its result, and relates it to its limit."""
     with gtco.load(built, threads=found.threads) as runtime:
         made_up = make_inputs(runtime.inputs, {}, seed=0)
         # on cache lines, as the limit's operands and whatever lies inside a model: numpy puts them
@@ -184,13 +185,13 @@ def measure(name: str, made: onnx.ModelProto, built: Path, found: Limits, barrie
 
 
 def barrier_seconds(built: Path, threads: int) -> float:
-    """What a stage costs that does next to nothing."""
+    """The cost of a stage that does almost nothing."""
     with gtco.load(built, threads=threads) as runtime:
         return profiled(runtime, {"x": np.ones(1, np.float32)})[0][2]
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """The rows that fall short, in lines of text."""
+    """The cases that do not reach their limit, in lines of text."""
     below = sorted((r for r in rows if r.share < WANTED), key=lambda r: r.share)
     dear = sorted((r for r in rows if r.mispriced), key=lambda r: r.predicted / r.seconds)
     behind = [r for r in rows if r.onnxruntime < r.seconds]

@@ -47,9 +47,12 @@ PATIENCE = 1000  # slots without a gain: both searches spend all their trials
 
 @dataclass(frozen=True)
 class Row:
-    """A stage that runs so often: programs that were measured, how they are ranked by the analytic
-    price, by a model that knows others of the stage, and by one that knows other stages; its picks'
-    microseconds, untuned, by the analytic search and by the learned one.
+    """A stage.
+
+    - how often it runs, and the programs that were measured
+    - how these are ranked by the analytic price, by a model that knows other programs of the stage,
+      and by one that knows only other stages
+    - microseconds of its picks: untuned, by the analytic search and by the learned one
     """
 
     model: str
@@ -69,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(name: str, options: argparse.Namespace) -> list[Row]:
-    """The rows of one model, its heaviest stage first."""
+    """The rows of one model, the heaviest stage first."""
     options.folder.mkdir(parents=True, exist_ok=True)
     policy, stages = stages_of(export(name, options.folder), threads=options.threads)
     with Workers(options.threads) as workers:
@@ -109,8 +112,8 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
 def ranked(
     policy: Policy, searches: Iterable[Sequence[StageResult]]
 ) -> dict[str, tuple[Quality, Quality, Quality]]:
-    """By stage key: how what was measured is ranked by the analytic price, by a model that was
-    shown other programs of the stage, by one that was shown other stages.
+    """By stage key, how the measured programs are ranked by the analytic price, by a model that was
+    shown other programs of the stage, and by one that was shown only other stages.
     """
     merged: dict[str, StageResult] = {}  # a program that both searches measured is one
     for result in itertools.chain.from_iterable(searches):

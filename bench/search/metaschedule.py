@@ -1,9 +1,9 @@
-"""TVM's MetaSchedule on gtco's stages: its rules, evolutionary search, XGBoost model and gradient
-scheduler, with candidates built and timed as gtco's are.
+"""Runs TVM's MetaSchedule on gtco's stages: its rules, evolutionary search, XGBoost model and
+gradient scheduler. Its candidates are built and timed as gtco's are.
 
 Every batch of candidates is timed in one process beside gtco's first pick for the stage, in rounds,
-with weights as cold as in a model (:mod:`bench.search.tvm_kernels`), and compared with what that
-computes.
+with weights as cold as in a model (:mod:`bench.search.tvm_kernels`). Their results are compared
+with those of the pick.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ WORKER = (sys.executable, "-m", "gtco.bench.search.tvm_kernels")
 
 @dataclass(frozen=True)
 class Task:
-    """A stage that runs ``weight`` times; gtco's first pick of it, and the seconds of that."""
+    """A stage that runs ``weight`` times, gtco's first pick for it, and the seconds of that pick.
+    """
 
     stage: Stage
     weight: int
@@ -48,8 +49,8 @@ class Task:
 
 @dataclass
 class Found:
-    """Of a search: the task and the seconds of each trial in order, infinite where it failed; the
-    best program of each task; in words, what failed.
+    """The results of a search: the task and the seconds of each trial in order (infinite if it
+    failed), the best program of each task, and the failures in words.
     """
 
     trials: list[tuple[int, float]] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Found:
 
 
 class Search:
-    """MetaSchedule's builder and runner for the tasks; what they saw is in ``found``."""
+    """MetaSchedule's builder and runner for the tasks; their results are in ``found``."""
 
     def __init__(self, tasks: Sequence[Task], target: Target, threads: int) -> None:
         self.tasks, self.target, self.threads = tasks, target, threads
@@ -72,7 +73,7 @@ class Search:
         self.serial = 0
 
     def run(self, trials: int, seed: int) -> Found:
-        """So many trials in all, whichever tasks its scheduler gives them to."""
+        """Runs so many trials in all; MetaSchedule's scheduler chooses the tasks."""
         from tvm.s_tir import meta_schedule as ms
 
         with Workers(self.target.cores, command=WORKER) as workers:
@@ -130,7 +131,7 @@ class Search:
         return Builder()
 
     def build(self, modules: Sequence[Any], workers: Workers) -> list[tuple[str, str]]:
-        """The name of each module's program, and why there is none."""
+        """The name of each module's program, and the reason if there is none."""
         import tvm
 
         named: dict[str, Any] = {}
@@ -182,7 +183,7 @@ class Search:
         return Runner()
 
     def time(self, names: Sequence[str]) -> list[tuple[float, str]]:
-        """Seconds of each program of one task that was built, or why there are none."""
+        """Seconds of each program of one task that was built, and the reason if there are none."""
         taken = [self.built.pop(name) for name in names]
         if not taken:
             return []
@@ -216,8 +217,8 @@ def beside(
     seconds: tuple[float, float],
 ) -> list[float | None] | str:
     """The time of each program over that of gtco's first pick in the same round, in the median;
-    None where it computes something else. In words how it failed where the process did. Rounds go
-    on for ``seconds``, at the least and at the most.
+    None if the program computes something else. If the process fails, the failure in words. Rounds
+    go on for ``seconds``, (least, most).
     """
     made, runs = artifact(task.stage, [task.first, *programs], target, threads)
     with tempfile.TemporaryDirectory(prefix="gtco-trials-") as folder:

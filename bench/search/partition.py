@@ -65,8 +65,10 @@ TABLE_IV = {
 
 @dataclass(frozen=True)
 class Count:
-    """Unique subgraphs of one partition: with a complex operator or a reduction (``unique``, how
-    often each occurs in ``weights``), and of element-wise operators and movement alone."""
+    """Unique subgraphs of one partition: those with a complex operator or a reduction (``unique``;
+    ``weights`` says how often each occurs), and those with only element-wise operators and
+    movement.
+    """
 
     unique: int
     weights: tuple[int, ...]
@@ -81,7 +83,9 @@ class Count:
 
 
 class Part(nn.Module):
-    """Encoder, decoder or both of a Detr, positions and queries baked in as in the whole model."""
+    """Encoder, decoder or both of a Detr. Positions and queries are constants, as in the whole
+    model.
+    """
 
     def __init__(self, detr: nn.Module, part: str):
         super().__init__()
@@ -135,8 +139,9 @@ def parts(detr: nn.Module, names: Sequence[str] = PARTS) -> list[tuple[str, Impo
 
 
 def measure(imported: ImportedModel, cost: Cost) -> dict[str, Any]:
-    """Counts of DPOF, of its two counterfactuals, of the greedy rules and of TVM; what every unique
-    subgraph is."""
+    """Counts of DPOF, of its two counterfactuals, of the greedy rules and of TVM, and a description
+    of every unique subgraph.
+    """
     graph = canonical(imported)
     apart = canonical(imported, [r for r in PIPELINE if r is not merge_projections])
     _, found = fuse(graph, cost)
@@ -159,7 +164,7 @@ def measure(imported: ImportedModel, cost: Cost) -> dict[str, Any]:
 
 
 def canonical(imported: ImportedModel, rewrites: Sequence[Rewrite] = PIPELINE) -> Graph:
-    """The graph that DPOF cuts, made by ``rewrites``."""
+    """The graph that DPOF partitions, made by ``rewrites``."""
     graph = canonicalize(lower(imported), rewrites=rewrites)
     return canonicalize(channels_last(graph), rewrites=rewrites)
 
@@ -184,8 +189,9 @@ def is_heavy(stage: Stage) -> bool:
 
 
 def count_tvm(imported: ImportedModel) -> Count:
-    """The same of TVM's own rules: LegalizeOps, FoldConstant, FuseOps and FuseTIR on the Relax
-    module; every call to a TIR function is a subgraph, equal functions are one."""
+    """The counts for TVM's own rules: LegalizeOps, FoldConstant, FuseOps and FuseTIR on the Relax
+    module. Every call of a TIR function is a subgraph; equal functions count as one.
+    """
     import tvm
     import tvm_ffi
     from tvm import relax
@@ -220,7 +226,7 @@ def count_tvm(imported: ImportedModel) -> Count:
 
 
 def _reduces(function: Any) -> bool:
-    """Whether a TIR function has a reduction axis: matrix products, softmax, layer norm."""
+    """True if a TIR function has a reduction axis: matrix products, softmax, layer norm."""
     import tvm_ffi
     from tvm import s_tir, tirx
 
@@ -234,7 +240,7 @@ def _reduces(function: Any) -> bool:
 
 
 def subgraphs(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """Every unique stage: what it is, its output, how often it occurs."""
+    """Every unique stage: its operators, its output, and how often it occurs."""
     weights = Counter(stage.key for stage in stages)
     return [
         {

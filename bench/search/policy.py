@@ -43,8 +43,8 @@ PATIENCE = 6
 
 @dataclass(frozen=True)
 class Row:
-    """One stage of a model: how often it runs, candidates that were timed, the pick's microseconds,
-    predicted and measured; the best candidate's time over the pick's.
+    """One stage of a model: how often it runs, how many candidates were timed, the pick's
+    microseconds (predicted and measured), and the best candidate's time over the pick's.
     """
 
     model: str
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(name: str, options: argparse.Namespace) -> list[Row]:
-    """The rows of one model, its heaviest stage first."""
+    """The rows of one model, the heaviest stage first."""
     options.folder.mkdir(parents=True, exist_ok=True)
     model = export(name, options.folder)
     if options.records:
@@ -91,13 +91,13 @@ def measure(name: str, options: argparse.Namespace) -> list[Row]:
 
 
 def ranked(records: Iterable[Record]) -> list[Record]:
-    """What was timed while rivals could be told apart."""
+    """The records that were timed while the machine was quiet enough to compare rivals."""
     useless = ("noisy", "wrong")
     return [r for r in records if r.seconds and r.predicted and r.outcome not in useless]
 
 
 def kept(name: str, model: Path, folder: Path, threads: int) -> list[Row]:
-    """Of the stages that the untuned model has, by the records of an earlier tuning."""
+    """The rows for the stages of the untuned model, by the records of an earlier tuning."""
     policy, stages = stages_of(model, threads=threads)
     with Records(folder / f"{name}.fp32.records", create=False) as records:
         known = by_stage(records.under(circumstances(policy.target)))
@@ -111,7 +111,7 @@ def kept(name: str, model: Path, folder: Path, threads: int) -> list[Row]:
 
 
 def row(model: str, stage: str, runs: int, timed: Sequence[Record]) -> Row:
-    """What the readings of a stage say. The first of them is the pick's."""
+    """The row for the readings of a stage. The first reading is the pick's."""
     times = relative(timed)
     first = timed[0]
     assert first.seconds is not None and first.predicted is not None

@@ -41,7 +41,7 @@ NEAR = 1.02  # times the best: as good as done
 @dataclass(frozen=True)
 class Readings:
     """A stage that runs ``weight`` times: seconds of configs drawn at random, in order, and the
-    seconds it would take at the machine's peak.
+    seconds that it would take at the machine's peak.
     """
 
     label: str
@@ -51,7 +51,7 @@ class Readings:
 
     @property
     def slots(self) -> tuple[float, ...]:
-        """The best of each slot."""
+        """The best time of each slot."""
         return tuple(
             min(self.seconds[n : n + SLOT]) for n in range(0, len(self.seconds) - SLOT + 1, SLOT)
         )
@@ -62,13 +62,13 @@ Scheduler = Callable[[Sequence[Readings], int], list[int]]
 
 
 def round_robin(tasks: Sequence[Readings], seed: int) -> list[int]:
-    """Each in turn, as long as it has readings."""
+    """Each stage in turn, as long as it has readings."""
     most = max(len(task.slots) for task in tasks)
     return [i for turn in range(most) for i, task in enumerate(tasks) if turn < len(task.slots)]
 
 
 def equation_3(tasks: Sequence[Readings], seed: int) -> list[int]:
-    """gtco's, a slot at a time."""
+    """gtco's scheduler, one slot at a time."""
     known = [Task((t.weight,), (t.slots[0],), t.floor, patience=PATIENCE) for t in tasks]
     order: list[int] = []
     while any(given := allot(known, 1)):
@@ -90,8 +90,8 @@ def _after(task: Task, best: float, exhausted: bool) -> Task:
 
 
 def gradient_based(tasks: Sequence[Readings], seed: int) -> list[int]:
-    """MetaSchedule's, run by TVM itself: its tasks are empty functions, and what it measures is
-    read from the replay.
+    """MetaSchedule's scheduler, run by TVM itself. Its tasks are empty functions, and its
+    measurements are read from the replay.
     """
     import tvm
     from tvm import te
@@ -170,7 +170,7 @@ SCHEDULERS: dict[str, Scheduler] = {
 
 
 def curve(tasks: Sequence[Readings], order: Sequence[int]) -> Iterator[float]:
-    """Seconds of the model after each slot, from the one by which every stage has had one."""
+    """Seconds of the model after each slot, from the slot on by which every stage has had one."""
     best: dict[int, float] = {}
     given = [0] * len(tasks)
     for i in order:
@@ -192,9 +192,12 @@ def shuffled(tasks: Sequence[Readings], seed: int) -> list[Readings]:
 
 @dataclass(frozen=True)
 class Row:
-    """One scheduler on one model: the model's time over the best after each of ``SHARES`` of the
-    trials; the trials until it was within ``NEAR`` of the best, in the median, and in how many of
-    the orders it got there; those that it gave out of ``total``, in the mean, and where it ended.
+    """One scheduler on one model.
+
+    - the model's time over the best after each of ``SHARES`` of the trials
+    - the median number of trials until it was within ``NEAR`` of the best, and in how many of the
+      orders it got there
+    - the mean number of trials that it gave out of ``total``, and the time at which it ended
     """
 
     model: str
@@ -284,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replayed(name: str, options: argparse.Namespace) -> list[Row]:
-    """Every scheduler on one model's readings, which are those of the file where it has them."""
+    """Every scheduler on one model's readings. The readings come from the file if it has them."""
     known: dict[str, list[dict[str, Any]]] = {}
     if options.readings and options.readings.exists():
         known = json.loads(options.readings.read_text())

@@ -56,12 +56,15 @@ Trial = tuple[int, float]
 
 @dataclass(frozen=True)
 class Row:
-    """One subgraph: how many of its different stages were tuned, and their share of its predicted
-    time; the trials that each had, how many of MetaSchedule's failed, and both numbers of trials
-    (None: gtco did not get there). Milliseconds of these stages in a run: by the searches' own
-    readings, MetaSchedule's least, and of the last timing, side by side, gtco's untuned picks, its
-    tuned ones, and MetaSchedule's. ``wrong``: stages that MetaSchedule has no right program of.
-    Seconds of either search.
+    """One subgraph.
+
+    - how many of its different stages were tuned, and their share of its predicted time
+    - the trials of each search, how many of MetaSchedule's failed, and both numbers of trials
+      (None: gtco did not get there)
+    - milliseconds of these stages in a run: MetaSchedule's least, by the searches' own readings; by
+      the last timing, side by side, gtco's untuned picks, its tuned ones, and MetaSchedule's
+    - ``wrong``: stages for which MetaSchedule has no right program
+    - seconds of both searches
     """
 
     model: str
@@ -176,13 +179,13 @@ def curve(trials: Iterable[Trial], weights: Sequence[int]) -> list[float]:
 
 
 def reached(seconds: Sequence[float], wanted: float) -> int | None:
-    """How many trials it takes to be at ``wanted`` or below."""
+    """The number of trials until ``wanted`` or less is reached."""
     return next((n for n, s in enumerate(seconds, 1) if s <= wanted), None)
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int | None, float]:
-    """Of both curves: MetaSchedule's trials, gtco's, and the least latency that it is about. Raises
-    :class:`UnsupportedError` where MetaSchedule has no program of some stage.
+    """MetaSchedule's number of trials, gtco's, and the least latency that both are about. Raises
+    :class:`UnsupportedError` if MetaSchedule has no program for some stage.
     """
     least = min(theirs, default=math.inf)
     own = reached(theirs, NEAR * least)
@@ -192,8 +195,8 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int | 
 
 
 def tried(records: Iterable[Record], results: Sequence[StageResult]) -> list[Trial]:
-    """gtco's trials in order: the first pick of every stage, then each candidate, infinite where it
-    failed or could not be told from noise.
+    """gtco's trials in order: the first pick of every stage, then each candidate; infinite if it
+    failed or was lost in noise.
     """
     numbers = {result.stage.key: n for n, result in enumerate(results)}
     of_stage: dict[str, list[Record]] = {key: [] for key in numbers}
@@ -229,7 +232,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def shown(name: str, options: argparse.Namespace) -> list[Row]:
-    """One subgraph's row, which is shown as soon as it is there."""
+    """The row of one subgraph. It is shown as soon as it is measured."""
     rows = [measure(name, options)]
     show(rows)
     return rows
@@ -290,8 +293,8 @@ def measure(name: str, options: argparse.Namespace) -> Row:
 def outcome(
     tasks: Sequence[Task], ours: Sequence[Trial], found: Found
 ) -> tuple[int, int | None, float]:
-    """Both numbers of trials, and milliseconds of the least latency that MetaSchedule finds; zeros
-    where it has no right program of some stage.
+    """Both numbers of trials, and milliseconds of the least latency that MetaSchedule finds. All
+    are zero if it has no right program for some stage.
     """
     weights = [task.weight for task in tasks]
     try:
@@ -304,8 +307,9 @@ def outcome(
 def side_by_side(
     tasks: Sequence[Task], picked: Sequence[Program], found: Found, target: Target, threads: int
 ) -> tuple[tuple[float, float, float], tuple[str, ...]]:
-    """Milliseconds in a run of gtco's untuned picks, of what it picked in the end and of
-    MetaSchedule's best, and the stages that it has no right program of, which are in none of them.
+    """Milliseconds in a run of gtco's untuned picks, of its final picks and of MetaSchedule's best,
+    and the stages for which MetaSchedule has no right program. These stages are in none of the
+    three times.
     """
     sums = [0.0, 0.0, 0.0]
     wrong = []
@@ -323,8 +327,8 @@ def side_by_side(
 
 
 def heavy(generated: Generated, most: int, lanes: int) -> tuple[list[StageResult], float]:
-    """The heaviest different stages that TVM can be given too, and their share of the predicted
-    time of all.
+    """The heaviest different stages that TVM can tune too, and their share of the predicted time of
+    all stages.
     """
     total = sum(generated.choices[stage.key].seconds for stage in generated.stages)
     found = []
@@ -340,7 +344,7 @@ def heavy(generated: Generated, most: int, lanes: int) -> tuple[list[StageResult
 
 
 def restricted(generated: Generated, keys: set[str]) -> Generated:
-    """The stages of these keys alone."""
+    """Only the stages with these keys."""
     return replace(
         generated,
         stages=[stage for stage in generated.stages if stage.key in keys],

@@ -1,9 +1,10 @@
-"""Programs that TVM's MetaSchedule makes of a stage as steps of a gtco library, so that they are
+"""Makes programs of TVM's MetaSchedule for a stage into steps of a gtco library, so that they are
 timed as gtco's kernels are: by the same threads and runtime, with weights as cold.
 
-A scheduled function is a sequence of loop nests. Each becomes a kernel whose tasks are the
-iterations of its outermost loop, where that is parallel; what one nest leaves for another lies in
-the arena. A constant whose layout MetaSchedule chose is laid out beforehand, as gtco packs its own.
+A scheduled function is a sequence of loop nests. Each becomes a kernel. Its tasks are the
+iterations of its outermost loop, if that loop is parallel. Results that one nest leaves for another
+are in the arena. If MetaSchedule chose the layout of a constant, it is laid out beforehand, as gtco
+packs its own.
 
 ``python -m bench.search.tvm_kernels FD`` is a worker that builds them
 (:mod:`gtco.codegen.workers`).
@@ -34,7 +35,7 @@ Layout = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class TvmJob:
-    """A scheduled module to build, as JSON, under a name that its symbols begin with."""
+    """A scheduled module to build, as JSON, and a name with which its symbols begin."""
 
     symbol: str
     module: str
@@ -54,7 +55,7 @@ class Nest:
 
 @dataclass(frozen=True, kw_only=True)
 class TvmKernels(Kernel):
-    """What a job gives: the nests in order, in one object, and the bytes of each intermediate
+    """The result of a job: the nests in order, in one object, and the bytes of each intermediate
     tensor.
     """
 
@@ -64,7 +65,7 @@ class TvmKernels(Kernel):
 
 @dataclass(frozen=True)
 class Program:
-    """What computes a stage: gtco's kernel, or TVM's."""
+    """A program that computes a stage: gtco's kernel, or TVM's."""
 
     code: bytes
     nests: tuple[Nest, ...]
@@ -73,7 +74,7 @@ class Program:
 
     @staticmethod
     def of(kernel: Kernel, stage: Stage) -> Program:
-        """Of one of gtco's own."""
+        """The program of one of gtco's kernels."""
         layouts = {
             n: kernel.packings[i.name].apply
             for n, i in enumerate(stage.inputs)
@@ -148,7 +149,7 @@ def build(job: TvmJob) -> TvmKernels:
 
 
 def _unmarked(statement: Any) -> Any:
-    """Without attributes, which are for passes of TVM that are over."""
+    """The statement without attributes: they are for passes of TVM that have already run."""
     from tvm import tirx
 
     return _unmarked(statement.body) if isinstance(statement, tirx.AttrStmt) else statement
@@ -240,9 +241,9 @@ def evaluated(expression: Any, where: Mapping[Any, np.ndarray]) -> np.ndarray:
 def artifact(
     stage: Stage, programs: Sequence[Program], target: Target, threads: int
 ) -> tuple[Artifact, list[range]]:
-    """A library that runs the first of the stage's programs, all of them, and the first again, as
-    :mod:`gtco.tuning.trial` does; and the steps of each of these runs. The result of a run is the
-    output with its number, by which :mod:`gtco.tuning.timing` compares them.
+    """A library that runs the first of the stage's programs, then all of them, and the first again,
+    as :mod:`gtco.tuning.trial` does; and the steps of each of these runs. The result of a run is
+    the output with its number; :mod:`gtco.tuning.timing` compares them.
     """
     random = np.random.default_rng(0)
     arrays = [values(random, i.type) if i.constant else None for i in stage.inputs]

@@ -1,9 +1,9 @@
-"""A fused stage as one schedulable TIR function: what TVM's MetaSchedule is given to tune.
+"""Makes a fused stage one schedulable TIR function, for TVM's MetaSchedule to tune.
 
-Every operator becomes a ``te.compute`` by its definition, as TVM's own operators are, and every
-rewriting of it is left to MetaSchedule's rules. Exponentials and their kin stay calls while it
-searches, and become gtco's polynomials when a program is built (:func:`vectorizable`): TVM's own
-call libm lane by lane, and what the two would differ by then says nothing about schedules. Constant
+Every operator becomes a ``te.compute`` by its definition, like TVM's own operators, and all
+rewriting is left to MetaSchedule's rules. Exponentials and similar functions stay calls during the
+search, and become gtco's polynomials when a program is built (:func:`vectorizable`). TVM's own
+functions call libm for each lane, and that difference would say nothing about schedules. Constant
 weights of products are marked, so that MetaSchedule may choose their layout.
 """
 
@@ -42,8 +42,8 @@ FUNCTIONS: dict[str, Callable[[Emitter, Expr], Expr]] = {
 
 
 class _Written(Emitter):
-    """An emitter of expressions alone, which writes out what it would bind: TVM's search knows no
-    bindings within an expression, and LLVM computes once what is written twice.
+    """An emitter that makes only expressions and repeats a value instead of binding it. TVM's
+    search knows no bindings within an expression, and LLVM computes a repeated value once.
     """
 
     def let(self, value: Expr, name: str = "x") -> Expr:
@@ -55,8 +55,8 @@ class _Written(Emitter):
 
 @dataclass
 class _Binding(_Written):
-    """An emitter of one expression, with what it binds around it. Where it is written out, TVM
-    takes (x + c) - c for x, by which an exponential rounds.
+    """An emitter of one expression with its bindings around it. In a repeated expression TVM
+    replaces (x + c) - c, by which an exponential rounds, by x.
     """
 
     bindings: list[tuple[Any, Expr]] = field(default_factory=list)
@@ -91,7 +91,7 @@ def vectorizable(function: Any, lanes: int) -> Any:
 
 
 class _CallingReader(Reader):
-    """A reader that leaves functions calls."""
+    """A reader that keeps functions as calls."""
 
     def value(self, tensor: str, index: Sequence[Expr]) -> Expr:
         op = self.stage.producers.get(tensor)
@@ -102,7 +102,7 @@ class _CallingReader(Reader):
 
 class _Program:
     """The tensors of a stage. Movement and element-wise operators are read through: a chain of them
-    is one tensor, where a product or a reduction takes it or it is the stage's output.
+    becomes one tensor only if a product or a reduction reads it, or if it is the stage's output.
     """
 
     def __init__(self, stage: Stage, lanes: int) -> None:
@@ -124,7 +124,7 @@ class _Program:
         self.tensors[op.output] = made
 
     def tensor(self, name: str) -> Any:
-        """A tensor of the stage, made where it was only read through so far."""
+        """A tensor of the stage. If it was only read through so far, it is made now."""
         if name not in self.tensors:
             known = {x: _reading(tensor) for x, tensor in self.tensors.items()}
 
@@ -137,7 +137,7 @@ class _Program:
     def each(
         self, shape: Sequence[int], element: Callable[[Emitter, Sequence[Expr]], Expr]
     ) -> Any:
-        """A tensor by its elements."""
+        """A tensor defined by its elements."""
 
         def compute(*index: Any) -> Expr:
             em = _Written(self.lanes)
@@ -271,9 +271,9 @@ _KINDS: dict[str, Callable[..., Any]] = {
 
 
 def program(stage: Stage, lanes: int) -> Any:
-    """The stage as a TIR function of its inputs, in order, and its output; ``lanes`` of float32 are
-    the target's vector. Raises :class:`UnsupportedError` where an operator of it is not written
-    here.
+    """The stage as a TIR function of its inputs, in order, and its output. ``lanes``: float32
+    values in the target's vector. Raises :class:`UnsupportedError` for an operator that is not
+    written here.
     """
     made = _Program(stage, lanes)
     for op in stage.operators:
@@ -297,7 +297,7 @@ def _reading(tensor: Any) -> Callable[[Sequence[Expr]], Expr]:
 
 
 def _product(a: Any, b: Any, shape: Sequence[int], transposed: bool = False) -> Any:
-    """numpy.matmul; ``transposed``: of b's last two axes."""
+    """numpy.matmul; ``transposed``: with b's last two axes exchanged."""
     k = te.reduce_axis((0, int(a.shape[-1])), name="k")
 
     def element(*index: Any) -> Expr:

@@ -1,9 +1,9 @@
 """Small members of the vision transformer family, for ``make check-models``.
 
-Each has the structure, widths and resolution of a published model and few layers, with weights
-drawn from a seed: what a compiler does to it is what it would do to the real one, in seconds.
-``huggingface``, ``encoders`` and ``dense`` build those that ``transformers`` has; the other files
-are plain torch, written from the papers.
+Each has the structure, widths and resolution of a published model, but few layers, and weights
+drawn from a seed. A compiler treats it like the real model, within seconds. ``huggingface``,
+``encoders`` and ``dense`` build the members that ``transformers`` has; the other files are plain
+torch, written from the papers.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NOT_EXPORTED: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True)
 class Member:
-    """One model of the family: how it is built, its inputs' shapes, what may be asked of it.
+    """One model of the family: how it is built, its inputs' shapes, and the checks that suit it.
 
-    ``exporters``: those of torch that can export it; ``ranked``: its outputs are sorted by values
-    that tie on constant inputs; ``masks``: as many of the last inputs are integers, 1 for what
-    counts and 0 for padding.
+    - ``exporters``: torch's exporters that can export it
+    - ``ranked``: its outputs are sorted by values that tie on constant inputs
+    - ``masks``: so many of the last inputs are integers, 1 for valid places and 0 for padding
     """
 
     name: str
@@ -61,7 +61,8 @@ class Member:
     masks: int = 0
 
     def create(self, seed: int = 0) -> nn.Module:
-        """The module in eval mode with weights from ``seed``; the global random state is left."""
+        """The module in eval mode with weights from ``seed``. The global random state is unchanged.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.build()

@@ -1,5 +1,5 @@
-"""Members of the family from ``transformers`` that answer for places of the image: detection,
-segmentation, depth, pose, correspondence. As those of ``huggingface``.
+"""Members of the family from ``transformers`` that give results for places of the image: detection,
+segmentation, depth, pose, correspondence. They are built as those of ``huggingface``.
 """
 
 from __future__ import annotations

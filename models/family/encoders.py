@@ -1,5 +1,5 @@
-"""Members of the family from ``transformers`` that encode images or video: the towers of
-multimodal models, backbones without a head. As those of ``huggingface``.
+"""Members of the family from ``transformers`` that encode images or video: the towers of multimodal
+models, backbones without a head. They are built as those of ``huggingface``.
 """
 
 from __future__ import annotations

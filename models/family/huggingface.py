@@ -37,12 +37,14 @@ class Plain(nn.Module):
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """One model: ``model`` and ``config`` are names of ``transformers``; ``fields`` are the outputs
-    taken, ``constants`` arguments of the call that are no inputs.
+    """One model.
 
-    ``part``: the attribute of the built model that is exported, the model itself where empty;
-    ``shapes``: of the inputs, of which the last ``masks`` are integers that say what is padding.
-    ``nested``: configurations inside the configuration, argument -> (class, arguments).
+    - ``model`` and ``config``: names of ``transformers``
+    - ``fields``: the outputs that are used
+    - ``constants``: arguments of the call that are no inputs
+    - ``part``: the attribute of the built model that is exported; empty for the model itself
+    - ``shapes``: of the inputs; the last ``masks`` of them are integers that mark padding
+    - ``nested``: configurations inside the configuration, argument -> (class, arguments)
     """
 
     model: str
