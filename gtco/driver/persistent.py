@@ -26,10 +26,10 @@ SYMBOL = "gtco_model"
 def persistent(
     generated: Generated, tensors: int, target: GpuTarget, workers: Workers, *, text: bool = False
 ) -> tuple[PersistentKernel, str] | Rejection:
-    """The persistent kernel of a model with so many inputs and outputs, compiled in ``workers`` for
-    every architecture, with its listing if ``text`` is true; or the reason why it is impossible.
-    For an architecture on which it would spill registers it has no image, because a kernel of its
-    own gives each stage the registers that it needs.
+    """The persistent kernel of a model with ``tensors`` inputs and outputs, compiled in ``workers``
+    for every architecture, with its listing if ``text`` is true; or a Rejection that says why it is
+    impossible. It has no image for an architecture on which it would spill registers: a kernel of
+    its own gives each stage the registers that it needs.
     """
     kernels = within(generated, target, workers)
     programs = {
@@ -80,7 +80,8 @@ def persistent(
 def within(generated: Generated, target: GpuTarget, workers: Workers) -> dict[str, GpuKernel]:
     """The kernels from which the persistent one is made, by stage. Mostly they are the stages' own.
     A kernel with too many threads in a block, or with warp roles, is replaced by one without that
-    (:func:`narrow`), if it reads the same constants and leaves the same sums to others.
+    (:func:`narrow`). The replacement must read the same packed constants, have the same counters
+    and need no more scratch.
     """
     found: dict[str, GpuKernel] = {}
     jobs = {}
@@ -117,8 +118,8 @@ def _buffers(stage: Stage, generated: Generated) -> int:
 
 def prefetch(stage: Stage, generated: Generated, most: int) -> tuple[int, int]:
     """The largest of the stage's constants as its kernel reads them: its place among the buffers,
-    and how many of its bytes are fetched ahead. These are at most ``most``: more than L2 keeps
-    would push itself out and be read twice. (0, 0) if the stage has no constant.
+    and how many of its bytes are fetched ahead. These are at most ``most``: constants that L2
+    cannot keep would push each other out and be read twice. (0, 0) if the stage has no constant.
     """
     packings = generated.kernels[stage.key].packings
     types = packed_types(stage.canonical, packings)

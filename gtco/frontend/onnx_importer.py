@@ -246,8 +246,8 @@ def _constant_node(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> An
 
 
 def _conv_transpose(builder: Any, inputs: Sequence[Any], attrs: Attributes) -> Any:
-    """ConvTranspose, also with an output padding of the stride or more, which TVM refuses. Then
-    zeros are added after the whole product, and the padding cuts both.
+    """ConvTranspose, also with an output padding of the stride or more, which TVM refuses. In that
+    case TVM computes the whole product, zeros are added after it, and the padding is cut off.
     """
     if "output_shape" in attrs:
         raise Refused(

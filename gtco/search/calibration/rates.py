@@ -27,7 +27,7 @@ LAUNCH = 1.0e-6  # seconds of the barrier between two stages
 class RateTable:
     """Measured rates.
 
-    - ``rates``: by kernel name; a name that is missing has the rate of the default formula;
+    - ``measured``: by kernel name; a missing name has the rate of the default formula;
     - ``launch``: seconds of the barrier between two stages;
     - ``handed``: by level of memory, bytes per second at which a stage reads and writes tensors in
       that level that other cores wrote; of one core for a cache, of all cores for DRAM.

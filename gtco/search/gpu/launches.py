@@ -58,8 +58,9 @@ class LaunchPrices:
 
 def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
     """The pick with which the persistent kernel does the stage. Usually it is ``pick`` itself. If
-    its warps have roles, or its blocks have more than MOST_THREADS threads, it is the sketch's
-    fastest predicted config without that; ``pick`` if there is none.
+    its warps have roles, it is the pick without them. If its blocks have more than MOST_THREADS
+    threads, it is the sketch's config of least predicted time whose blocks have fewer; ``pick`` if
+    there is none.
     """
     sketch = pick.sketch
 

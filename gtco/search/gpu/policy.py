@@ -60,7 +60,7 @@ def occupancy(launch: Launch, target: GpuTarget) -> Occupancy:
         return Occupancy(0, "shared memory")
     of, warps = target.generation, ceil(launch.threads / WARP)
     registers = max(1, ceil(launch.registers / GRANULE)) * GRANULE * WARP  # of a warp
-    # A launch is refused unless every partition has room for as many of its warps as the fullest.
+    # A launch is refused unless every partition has room for the warps of the fullest one.
     whole = ceil(warps / PARTITIONS) * PARTITIONS * registers <= target.registers_sm
     resident = target.registers_sm // PARTITIONS // registers * PARTITIONS
     shared = ceil((launch.shared + RESERVED[of]) / SHARED_GRANULE[of]) * SHARED_GRANULE[of]
@@ -179,9 +179,8 @@ class GpuPolicy(PricingPolicy):
         return self.target.rate(f"mma:{operand}") or self.target.rate("fma")
 
     def seconds(self, launch: Launch, constants: float = 0.0) -> float:
-        """Seconds of a launch in a CUDA graph. ``constants`` are the bytes that come from memory
-        however large L2 is, because the constants of the whole model are read between two readings
-        of them.
+        """Seconds of a launch in a CUDA graph. ``constants`` are the bytes that come from memory,
+        however large L2 is: between two readings of them the model reads all its other constants.
         """
         target = self.target
         room = self._room(launch)
