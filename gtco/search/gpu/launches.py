@@ -59,8 +59,8 @@ class LaunchPrices:
 def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
     """The pick with which the persistent kernel does the stage. Usually it is ``pick`` itself. If
     its warps have roles, it is the pick without them. If its blocks have more than MOST_THREADS
-    threads, it is the sketch's config of least predicted time whose blocks have fewer; ``pick`` if
-    there is none.
+    threads, it is the sketch's config of least predicted time whose blocks have at most so
+    many; ``pick`` if there is none.
     """
     sketch = pick.sketch
 
@@ -84,7 +84,7 @@ def narrow(policy: GpuPolicy, pick: Pick) -> Pick:
 
 
 def _differences(one: Config, other: Config) -> int:
-    """The number of decisions that differ."""
+    """The number of decisions that only one of the two has."""
     return len({*one.choices} ^ {*other.choices})
 
 
