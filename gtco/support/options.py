@@ -112,33 +112,33 @@ class CompileOptions:
     """How to compile.
 
     - ``target``: ``native`` or a name of ``gtco.machine.target.TARGETS``; for GPUs ``cuda:`` and
-      one or several of ``gtco.machine.gpu.ARCHITECTURES``, as ``cuda:sm_80,sm_90a``, or a
-      GPU's name
-    - ``precision``: ``fp32``, or ``bf16`` for products, convolutions and attention of operands that
-      are rounded to bfloat16, on GPUs also ``fp16``; all else is fp32 either way, inputs and
-      outputs too
-    - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with a kernel a stage;
-      ``persistent``, one kernel that goes through all stages (the library has the graph's too); or
-      ``auto``, what is predicted to be faster
-    - ``ptx``: of GPUs, have the kernels' PTX for one of the architectures beside the machine code:
-      what a newer GPU's driver compiles when it opens the library
-    - ``untrusted``: pick kernels for GPUs also among those that are to be measured before they are
-      picked, as products of warp groups (wgmma) are
-    - ``threads``: of the compiled model, 0 for all allowed cores; of CPUs alone
+      one or several of ``gtco.machine.gpu.ARCHITECTURES``, as ``cuda:sm_80,sm_90a``, or a GPU's
+      name
+    - ``precision``: ``fp32``, or ``bf16``, which rounds the operands of products, convolutions and
+      attention to bfloat16; on GPUs also ``fp16``. Everything else stays fp32, including inputs and
+      outputs
+    - ``launches``: how a model for GPUs is launched: ``graph``, a CUDA graph with one kernel for
+      each stage; ``persistent``, one kernel that goes through all stages (the library has the
+      graph's too); or ``auto``, whichever is predicted to be faster
+    - ``ptx``: for GPUs, add the kernels' PTX for one of the architectures to the machine code; a
+      newer GPU's driver compiles it when it opens the library
+    - ``untrusted``: for GPUs, also pick kernels that should be measured before they are picked,
+      such as products of warp groups (wgmma)
+    - ``threads``: of the compiled model, 0 for all allowed cores; only for CPUs
     - ``shapes``: sizes of symbolic dimensions by name (``batch``, or by input and axis ``x.0``), or
       an input's whole shape
     - ``simplify``, ``simplify_timeout``: run onnxsim, and for how many seconds at most
     - ``workers``: processes that generate code, 0 for one per core
-    - ``dump``: folder for one readable file a phase
+    - ``dump``: the folder for one readable file per phase
     - ``verify``: compare with the source model
-    - ``strict``: what gtco would work around (a rewrite, a sketch or a build that fails) is an
+    - ``strict``: a failure that gtco would work around (of a rewrite, a sketch or a build) is an
       error instead of a note
     - ``tune``: ``off``; ``quick`` times the best few candidates of the heaviest stages on this
-      machine, seconds in all; ``full`` goes on until none is better, 10 minutes at most; or a
+      machine, in some seconds; ``full`` continues until none is better, 10 minutes at most; or a
       :class:`Tune`
-    - ``records``: file of measurements: what stood on this machine is picked, and what ``tune``
-      measures is kept, in a new file where there is none; for GPUs one of ``gtco measure``'s
-      answers
+    - ``records``: a file of measurements. Configs that stood on this machine are picked, and
+      measurements of ``tune`` are added; the file is made if it does not exist. For GPUs a file
+      with answers of ``gtco measure``
     """
 
     target: str = "native"
