@@ -28,7 +28,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "torch": ("torch", "torch:channels-last"),
     "torch-compile": ("torch-compile", "torch-compile:max-autotune"),
 }
-PACKAGES = {  # what is imported for each peer
+PACKAGES = {  # the package that each peer imports
     "onnxruntime": "onnxruntime",
     "openvino": "openvino",
     "torch": "torch",

@@ -31,7 +31,7 @@ from gtco.support.options import c_compiler
 READ, SCALE, DIVIDE, NORMALISE, SOFTMAX = range(5)  # the kinds of streams.c
 BLOCK = 4096  # bytes of the rows that streams.c takes at once
 SIZES = tuple(1 << n for n in range(15, 28))  # bytes of a working set: 32 KB to 128 MB
-SECONDS, ROUNDS = 10e-3, 6  # of one reading, of which the best counts
+SECONDS, ROUNDS = 10e-3, 6  # of one reading; the best reading counts
 IN_L1 = 4096  # bytes of the operands of divisions
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-pthread")
 WIDE = "-mprefer-vector-width=512"  # ignored by the compilers that lack it

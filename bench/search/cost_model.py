@@ -41,7 +41,7 @@ from ..harness.by_model import every_model, parser
 from ..harness.suite import console
 from ..harness.workload import export
 
-SECONDS = 5.0  # of timing what was picked in the end
+SECONDS = 5.0  # for timing the final picks
 PATIENCE = 1000  # slots without a gain: both searches spend all their trials
 
 

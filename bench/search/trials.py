@@ -44,7 +44,7 @@ from .tvm_stage import program
 NEAR = 1.01  # times the least latency: MetaSchedule is as good as done
 PATIENCE = 1000  # slots without a gain: gtco spends all its trials
 SECONDS = 600.0  # of gtco's tuning, at most
-END_SECONDS = (2.0, 6.0)  # of timing what was found: at the least, and at the most
+END_SECONDS = (2.0, 6.0)  # for timing the results: at least, and at most
 SEED = 1
 TABLE_V = 0.75  # GTCO's trials over Ansor's, on average
 VIT_TOKENS, VIT_WIDTH, VIT_HEADS = 197, 768, 12

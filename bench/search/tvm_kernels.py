@@ -188,7 +188,7 @@ def layouts(module: Any) -> dict[int, Layout]:
         variables = [axis.var for axis in block.iter_vars]
         source = [n for n, p in enumerate(function.params) if p.same_as(store.value.source)]
         if len(source) != 1:
-            raise UnsupportedError("a layout that TVM chose for what is no parameter")
+            raise UnsupportedError("a layout that TVM chose for something other than a parameter")
         read = [variables.index(i) for i in store.value.indices]
         if read != list(range(len(variables))):
             raise UnsupportedError("a layout that TVM reads its parameter for out of order")

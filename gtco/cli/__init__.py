@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 143
     except BrokenPipeError:  # gtco inspect ... | head: the process ends well (gtco/__main__.py)
         raise
-    except OSError as error:  # nowhere to print to, no place for temporary files
+    except OSError as error:  # no output to print to, no place for temporary files
         if options.debug:
             raise
         print(f"error: {error}", file=sys.stderr)

@@ -77,15 +77,15 @@ def _read(source: Path, action: str) -> tuple[list[Record], list[Stage]]:
         if found := from_lines(source.read_text(), str(source)):
             return found, []
         raise RecordError(
-            f"{source} has no records: what was to write it, gtco measure or gtco records export, "
-            "did not come to its end, or had none"
+            f"{source} has no records: gtco measure or gtco records export did not finish writing "
+            "it, or had none to write"
         )
     except OSError as error:
         raise RecordError(f"{source} could not be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RecordError(
-            f"{source} is no text: give what gtco records export or gtco measure wrote; files of "
-            "records go together by gtco records merge"
+            f"{source} is no text: give what gtco records export or gtco measure wrote; gtco "
+            "records merge joins files of records"
         ) from error
 
 

@@ -54,8 +54,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--records",
         type=Path,
         metavar="FILE",
-        help="measurements to go on from and to add to (default: the first model's name with "
-        ".records, in the current folder)",
+        help="measurements that tuning continues from and adds to (default: the first model's name "
+        "with .records, in the current folder)",
     )
     parser.add_argument(
         "--space",

@@ -9,9 +9,9 @@ gtco's notes, in a PT_NOTE segment under the name "gtco":
 
 ============  ===================================================================================
 ``ID``        version of the ABI (4 bytes), padding (4), id of the compile (32)
-``CONTENTS``  where the metadata is, from this field on (8), its bytes (8); the same of the weights
-              (zeros where they are in a file of their own); SHA-256 of what is loaded, weights and
-              this field left out (32)
+``CONTENTS``  offset of the metadata from this field (8), its bytes (8); the same for the weights
+              (zeros if they are in a file of their own); SHA-256 of the loaded bytes, without the
+              weights and this field (32)
 ============  ===================================================================================
 """
 
@@ -79,10 +79,10 @@ class Contents:
 
 
 def read_contents(path: Path, wanted: FileKind | None = None) -> Contents:
-    """The id and the metadata of a library, of which nothing is run.
+    """The id and the metadata of a library. No code of it is run.
 
-    Raises :class:`ArtifactError` where the file is missing, damaged, not gtco's or of another
-    version; its text is of what is ``wanted``, by the file's name where that is None.
+    Raises :class:`ArtifactError` if the file is missing, damaged, not gtco's or of another version.
+    The text speaks of the ``wanted`` kind of file; None takes the kind from the file's name.
     """
     wanted = wanted or (BUNDLE if path.suffix == ".bundle" else MODEL)
     try:

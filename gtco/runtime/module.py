@@ -196,7 +196,7 @@ class Model:
             options = self._options(kwargs) if kwargs else kwargs
             results = self._results(bind(self.inputs, args, kwargs), **options)
         else:
-            results = self._execute(args)  # what is left out takes longer than a small model
+            results = self._execute(args)  # the checks left out here take longer than a small model
         return results[0] if len(results) == 1 else tuple(results)
 
     def _fit(self, values: Sequence[Any]) -> bool:

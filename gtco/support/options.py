@@ -1,7 +1,7 @@
 """What the environment may set; the only module that reads it.
 
 ================  ===================================================================
-GTCO_CACHE        folder of what is measured of the machine (default ``~/.cache/gtco``)
+GTCO_CACHE        folder for measurements of the machine (default ``~/.cache/gtco``)
 GTCO_NUM_THREADS  threads of a compiled model, read by the C runtime when it opens
 CC                the C compiler that links (default ``gcc``, then ``cc``, then ``clang``)
 ================  ===================================================================

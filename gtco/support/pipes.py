@@ -17,6 +17,6 @@ def until_closed(command: Callable[[], int]) -> int:
         finally:  # also where it ends by SystemExit, as --help does
             sys.stdout.flush()
     except BrokenPipeError:
-        # what is still in the buffer goes nowhere, or Python would complain when it ends
+        # drops the rest of the buffer: Python would complain about it at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
