@@ -48,7 +48,7 @@ def test_every_operator_with_wrong_ranks_types_and_attributes(
             refused += 1
             assert not FOREIGN.search(said), f"{operator} {seed}: {said}"
             assert wrong_nodes.NAME in said or "output 'o0'" in said, f"{operator} {seed}: {said}"
-            # What is written out is named by the node and by the operator that does not fit.
+            # The error for a written-out operator names the node and the inner operator that fails.
             if (domain, operator) not in EXPANDED and "output 'o0'" not in said:
                 plain = said.lower().replace("_", "")
                 assert operator.lower() in plain, f"{operator} {seed}: {said}"

@@ -92,7 +92,7 @@ def same(graph: Graph) -> Graph:
     moving = {"identity", "permute", "reshape"}  # no arithmetic is done twice
     counts = [{k: n for k, n in g.histogram().items() if k not in moving} for g in (graph, made)]
     assert counts[0] == counts[1]
-    for op in made.operators.values():  # an output takes over its maker, where it may
+    for op in made.operators.values():  # an output takes the place of its producer, if it may
         if op.kind == "identity":
             assert op.inputs[0] in made.inputs or len(made.consumers(op.inputs[0])) > 1 or (
                 op.inputs[0] in made.outputs

@@ -256,7 +256,7 @@ def test_the_choice_is_the_cheapest_candidate(m: int, k: int, n: int, threads: i
     assert {c.sketch for c in everything} == by_name.keys() > {"gemm"}
 
 
-# Operators before A and behind C, by kind; "concat" and "slice" read A in other ways.
+# Operators before A and after C, by kind; "concat" and "slice" read A in other ways.
 PROLOGUES = ((), ("relu",), ("gelu",), ("exp", "relu"), ("layer_norm",), ("concat",), ("slice",))
 EPILOGUES = ((), ("relu",), ("gelu", "exp"))
 

@@ -156,7 +156,7 @@ class Named:
 
 def test_paths_and_bytes_of_any_kind_are_models(tmp_path: Path) -> None:
     proto = linear()
-    proto.ir_version = 10  # what ONNX Runtime reads
+    proto.ir_version = 10  # a version that ONNX Runtime reads
     data = proto.SerializeToString()
     (tmp_path / "m.onnx").write_bytes(data)
     for source in (Named(tmp_path / "m.onnx"), bytearray(data)):

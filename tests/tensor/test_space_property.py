@@ -44,9 +44,9 @@ from tests.kernels import (
 from tests.stages import CONTRACTIONS, CORES, Drawing, drawn
 
 REASONS = {"unknown sketch", "unknown decision", "no option", "left open"}
-TOLERANCE = 3e-5  # of the largest value: three operators behind sums of some hundred products
+TOLERANCE = 3e-5  # of the largest value: three operators after sums of some hundred products
 ROUNDED = 2.0**-8  # a softmax's weight may round to either neighbouring bfloat16
-ENUMERATED = 4000  # configs of a space that are listed, to be compared with what check says
+ENUMERATED = 4000  # configs of a space that are listed and compared with the answers of check
 
 
 def machine_of(random: Random) -> Target:
@@ -293,7 +293,8 @@ def degenerate(seed: int, count: int) -> Iterator[tuple[str, list[Stage]]]:
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 def test_stages_of_nothing_and_of_one_are_rejected_or_right() -> None:
-    """The result is zeros or NaN if an operator reduces no elements; no rule and no policy raises.
+    """The result is zeros or NaN if an operator reduces no elements; no rule and no policy
+    raises.
     """
     built: Counter[str] = Counter()
     machine = runnable("x86-64-v3")

@@ -48,7 +48,7 @@ def run(
     return emulate(program, "k", arrays, out, arch=arch, seed=seed)
 
 
-# ---- what is right runs
+# ---- right kernels run
 
 
 def test_threads_and_blocks() -> None:
@@ -235,7 +235,7 @@ def test_seed_draws_the_order() -> None:
     np.testing.assert_allclose(sums, x.sum(dtype=np.float64), atol=1e-4)
 
 
-# ---- what is wrong is found
+# ---- wrong ones are found
 
 # name: (threads, body, what the message says). Shared memory has 512 bytes, in0 is uint32_t[256],
 # out is float[64]; there are two blocks if the name says so.

@@ -38,7 +38,7 @@ def test_rows_columns_and_all(kind: str, axes: tuple[int, ...], made: str) -> No
     stage = counting(kind, (3, 71, 5), axes, made, made)
     limit = np.iinfo(made)
     x = random.integers(limit.min, -(1 << 28), (3, 71, 5), made)
-    x = -1 - x if kind == "min" else x  # none of them 0 or less
+    x = -1 - x if kind == "min" else x  # all are greater than 0
     sketch = matched(counts.match, stage)
     for config in some(sketch, 2):
         wanted = NUMPY[kind](x, axis=axes, **({"dtype": made} if kind in ("sum", "prod") else {}))

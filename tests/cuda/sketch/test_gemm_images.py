@@ -65,7 +65,7 @@ STAGES = {  # ViT-B's, a head, a convolution of DETR's backbone
     # places of a padded image's chunks beside the sums: of DETR's backbone, SwiftFormer's second
     "backbone": rectified((200, 334, 64), (200, 334, 64), 3, out="float16"),
     "stem": rectified((112, 112, 24), (56, 56, 48), 3, strides=(2, 2)),
-    # where computed runs are: of DETR's residual stream, of an image in float32 with its places
+    # the places of computed runs: of DETR's residual stream, and of a float32 image with its places
     "narrowed": rectified((200, 334, 256), (200, 334, 64), 1, out="float16", dtype="float32"),
     "widened": rectified((200, 334, 64), (200, 334, 64), 3, out="float16", dtype="float32"),
 }
