@@ -1,4 +1,4 @@
-/* A thread that outlives the library it had an error from: closed_under_threads LIBRARY. */
+/* A thread that outlives the library that gave it an error: closed_under_threads LIBRARY. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static void* outlive(void* argument) {
   int* right = argument;
   *right = open_model(&wrong, &model) == GTCO_ERROR_ARGUMENT && strstr(last_error(NULL), "num_threads is -1");
   pthread_barrier_wait(&meeting);
-  pthread_barrier_wait(&meeting); /* the library is closed between both */
+  pthread_barrier_wait(&meeting); /* the library is closed between the two */
   return NULL;
 }
 
@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
     pthread_join(thread, NULL);
     pthread_barrier_destroy(&meeting);
 
-    /* and one that ends before */
+    /* and a thread that ends before */
     library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (!library) return 3;
     *(void**)&open_model = dlsym(library, "gtco_open");

@@ -1,7 +1,7 @@
-/* What many threads of a program may do with one library at the same time: `stress LIBRARY THREADS ROUNDS [fork]`.
+/* Things that many threads of a program may do with one library at the same time: `stress LIBRARY THREADS ROUNDS [fork]`.
  * Each thread opens handles with 1 to 8 threads, runs and closes them, runs a handle that all share (which may be busy),
- * makes mistakes, and reads descriptions; with "fork" one more thread forks, and each child runs the shared handle and
- * one of its own. Outputs are compared with the first run's bit by bit. Prints a line for what is wrong and exits with 1.
+ * makes mistakes, and reads descriptions. With "fork" one more thread forks, and each child runs the shared handle and
+ * one of its own. Outputs are compared with the first run's bit by bit. Prints a line for each fault and exits with 1.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -115,7 +115,7 @@ static void* work(void* argument) {
   return NULL;
 }
 
-/* A child has one thread, whatever the others were doing: an alarm ends one that hangs. */
+/* A child has one thread, whatever the others were doing; an alarm ends a child that hangs. */
 static void* fork_children(void* argument) {
   (void)argument;
   pthread_barrier_wait(&start);

@@ -1,8 +1,9 @@
-// What lies before what in a block. All threads meet at barriers, and what was done before one lies
-// before all that comes after it: epochs count them. Mbarriers order less: what a thread did before
-// it arrived lies before what those do that have waited for it. So where a block has mbarriers, each
-// thread has a clock, which ticks where it releases what it did, and knows of every other thread up
-// to which tick all that one did lies before (vector clocks).
+// The order of accesses in a block. All threads meet at barriers, and accesses before a barrier
+// come before all accesses after it: epochs count the barriers. Mbarriers order less: the accesses
+// of a thread before it arrives come before those of threads that have waited for it. So in a block
+// with mbarriers each thread has a clock, which ticks when the thread releases its accesses. It
+// also knows the tick of every other thread up to which that one's accesses come before its own
+// (vector clocks).
 #include "machine.h"
 
 namespace gtco_emulator {

@@ -1,4 +1,4 @@
-// What threads do together: the last of a warp (or block) to arrive does it for all.
+// Operations of several threads: the last of a warp (or block) to arrive does the work for all.
 #include <cstring>
 
 #include "machine.h"
@@ -9,7 +9,7 @@ namespace gtco_emulator {
 
 unsigned char* shared_memory() { return machine->shared; }
 
-// `all`: of all of the block's threads; else the others do not take part.
+// `all`: all threads of the block take part; otherwise the others do not.
 static void barrier(int which, int threads, bool all, uint64_t pc) {
   Fibre& self = *machine->running;
   self.pc = pc, self.waits = BARRIER, self.barrier = which;

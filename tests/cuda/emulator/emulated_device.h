@@ -1,5 +1,5 @@
-// The primitives of device.cuh on the CPU. What one thread can do alone is done here; collectives
-// and copies are calls into the machine (collectives.cpp), which sees who takes part.
+// The primitives of device.cuh on the CPU. Operations of a single thread are done here. Collectives
+// and copies are calls into the machine (collectives.cpp), which sees which threads take part.
 #pragma once
 
 namespace gtco_emulator {

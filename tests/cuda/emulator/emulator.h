@@ -1,5 +1,6 @@
 // The language of CUDA kernels on the CPU, as far as gtco's kernels use it: keywords, positions,
-// vector types and mathematics. Included by device.cuh in place of what NVRTC knows by itself.
+// vector types and mathematics. device.cuh includes it in place of the things that NVRTC has built
+// in.
 #pragma once
 
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // C's, which take a tenth of a second less to read

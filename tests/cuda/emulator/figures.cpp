@@ -1,7 +1,7 @@
-// What a warp's accesses cost a GPU: wavefronts of shared memory (more than the least are bank
-// conflicts) and sectors of global memory. The threads of a warp run one after another here, so
-// the n-th time that each of them comes to an instruction between two meetings of the warp is taken
-// for one request of the warp.
+// The cost of a warp's accesses on a GPU: wavefronts of shared memory (those beyond the fewest are
+// bank conflicts) and sectors of global memory. The threads of a warp run one after another here.
+// So their n-th accesses at one instruction between two meetings of the warp count as one request
+// of the warp.
 #include <algorithm>
 
 #include "machine.h"
@@ -53,7 +53,8 @@ void note(Kind kind, uint64_t address, uint32_t bytes, uint64_t pc) {
                                static_cast<uint8_t>(self.lane), static_cast<uint8_t>(bytes)});
 }
 
-// Of lanes that shared memory serves together: a bank gives one 4-byte word a time, to all who ask.
+// For lanes that shared memory serves together: a bank gives one 4-byte word at a time, to all of
+// them.
 static uint32_t wavefronts(const Entry* begin, const Entry* end) {
   uint32_t words[32][64], counts[32] = {}, most = 0;
   for (const Entry* e = begin; e != end; ++e) {
@@ -90,7 +91,7 @@ static void count_global(SiteFigures& site, const Entry* begin, const Entry* end
   }
   std::sort(sectors, sectors + n);
   site.passes += std::unique(sectors, sectors + n) - sectors;
-  // Lanes that read the same bytes ask for them once.
+  // Lanes that read the same bytes request them once.
   std::vector<uint64_t> bytes;
   for (const Entry* e = begin; e != end; ++e) bytes.push_back(e->address);
   std::sort(bytes.begin(), bytes.end());

@@ -1,7 +1,8 @@
 // Blocks that are alive at once, of a cooperative kernel: each runs until it waits for the others.
-// What one block reads or writes is held against what others did by the barriers that lie between:
-// to come to a barrier releases what the thread did, and what its block did before the block last
-// met; to leave it acquires, for the thread, and for its block once that has met again.
+// The accesses of one block are checked against those of others by the barriers between them. A
+// thread that comes to a barrier releases its own accesses, and those of its block before the block
+// last met. A thread that leaves it acquires, for itself, and for its block once that has met
+// again.
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -36,8 +37,8 @@ static Byte& byte_of(const Buffer& buffer, uint64_t at) {
   return page[at % PAGE];
 }
 
-// The first of the grid's barriers that released it; the number of those that there will be if none
-// has yet.
+// The first of the grid's barriers that released it; if none has yet, the number of barriers that
+// there will be.
 static size_t released(const Did& did) {
   const Machine& of = *machines[did.block - 1];
   const size_t next = did.arrivals;
@@ -45,7 +46,7 @@ static size_t released(const Did& did) {
   return did.thread == 0 || did.epoch < of.arrivals[next] ? next : next + 1;
 }
 
-// How many barriers' releases the running thread knows.
+// The number of barriers whose releases the running thread knows.
 static size_t known() {
   const auto& passages = machine->passages;
   const bool last = machine->running->thread == 0 || passages.empty() ||
@@ -53,7 +54,7 @@ static size_t known() {
   return passages.size() - (last ? 0 : 1);
 }
 
-// Does what was done lie before what the running thread does?
+// True if the access comes before those of the running thread.
 static bool before(const Did& did) {
   const Fibre& self = *machine->running;
   if (!did.block) return true;
@@ -96,7 +97,7 @@ void read_grid(const Buffer& buffer, const void* p, uint32_t bytes, uint64_t pc)
     }
     check(byte.write, "reads", "wrote", buffer, at, pc);
     const Did now = done(pc);
-    // Of two blocks that read, a write has to be behind the later one: at best behind both.
+    // If two blocks read, a write must come after the later one, and at best after both.
     const bool others = byte.read.block && byte.read.arrivals == now.arrivals &&
                         (byte.read.others || byte.read.block != now.block);
     byte.read = now;
@@ -196,7 +197,7 @@ void run_grid(Job* job) {
     ended = 0;
     for (uint32_t b = 0; b < blocks; ++b) ended += has_ended(b);
     if (job->fault[0] || ended == blocks) break;
-    for (uint32_t b = 0; b < blocks; ++b) {  // whoever has not ended waits for all the others
+    for (uint32_t b = 0; b < blocks; ++b) {  // a block that has not ended waits for all the others
       machine = machines[b].get();
       machine->running = &machine->fibre[0];
       if (has_ended(b) || machine->arrivals.size() != machines[0]->arrivals.size()) {

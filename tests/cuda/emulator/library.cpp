@@ -1,7 +1,6 @@
 // Kernels of a whole model in one shared object, by symbol, for a driver without a GPU: such as
-//   void SYMBOL(void** arguments, const unsigned* grid, unsigned threads, unsigned shared)
-// which emulate.py makes of each kernel, with what it knows of its arguments. A persistent kernel's
-// memory is what the fake driver has given out.
+// which emulate.py makes of each kernel, with what it knows of its arguments. The memory of a
+// persistent kernel is all memory that the fake driver has allocated.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -30,7 +29,7 @@ static void run(const char* name, Job* job) {
   if (job->fault[0]) failed(name, job->fault, job->fault_pcs[0], job->fault_pcs[1]);
 }
 
-// `bytes` of each of `count` arguments, and what it may do with each (Access).
+// The `bytes` of each of `count` arguments, and what the kernel may do with each (Access).
 extern "C" void gtco_launch(const char* name, void* kernel, int count, const uint64_t* bytes,
                             const uint32_t* access, void** arguments, const unsigned* grid,
                             unsigned threads, unsigned shared) {

@@ -1,7 +1,8 @@
 // The emulated multiprocessor: one block at a time, its threads as fibres. fibres.cpp runs them,
-// collectives.cpp, warp_groups.cpp and mbarriers.cpp are what they do together, memory.cpp checks
-// what they read and write, by clocks.cpp, figures.cpp counts what it would cost a GPU. A cooperative
-// kernel's blocks are alive all at once, each with a Machine: grid.cpp has what passes between them.
+// collectives.cpp, warp_groups.cpp and mbarriers.cpp have their common operations, memory.cpp
+// checks their accesses by clocks.cpp, and figures.cpp counts the cost on a GPU. The blocks of a
+// cooperative kernel are all alive at once, each with a Machine: grid.cpp has the order between
+// them.
 #pragma once
 
 #include <cmath>
@@ -15,7 +16,7 @@
 
 namespace gtco_emulator {
 
-// ---- what Python gives and takes (emulate.py has the same structures)
+// ---- structures that Python passes (emulate.py has the same ones)
 
 struct Buffer {
   uint8_t* data;
@@ -76,7 +77,7 @@ struct Time {  // of what a thread does
   uint32_t epoch, tick;
 };
 
-// Of warp groups: a product reads shared memory until all of the group's warps have waited for it.
+// Of warp groups: a product reads shared memory until all warps of the group have waited for it.
 struct Product {
   int first;  // the group's first thread
   uint32_t pc;
@@ -117,7 +118,7 @@ struct Warp {
   Collective kind;
   uint64_t pc;  // where its first came to the collective
   uint32_t epoch;  // warp barriers so far, in all blocks
-  int group_arrived;  // of the first of a group: its warps that have come to a product
+  int group_arrived;  // of a group's first warp: how many of its warps have come to a product
 };
 
 struct Shadow {  // of one byte of shared memory, valid in the epoch that it names
@@ -175,10 +176,10 @@ bool begin_machine(Job* job);  // false: no memory
 void begin_block(uint32_t block);
 void run_block();  // until all of its threads have ended, or wait for other blocks
 uint32_t draw(uint32_t below);
-// Ends the run: what happened, at which instruction, and which other one has to do with it.
+// Ends the run: says what happened, at which instruction, and which other instruction is involved.
 [[noreturn]] void fault(uint64_t pc, uint64_t other, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
-// True for the last of the warp: it does the work of all and lets them go by `release`.
+// True for the last thread of the warp: it does the work of all, and `release` lets them go.
 bool meet(Collective kind, uint64_t pc, void* operands);
 void release();
 bool meet_group(Collective kind, uint64_t pc, void* operands);  // as meet, of a warp group
@@ -208,23 +209,23 @@ uint32_t shared_offset(const void* p, uint32_t bytes, uint64_t pc, const char* w
 void read_global(const void* p, uint32_t bytes, uint64_t pc);
 void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic);
 
-// ---- what lies before what in a block (clocks.cpp)
+// ---- the order of accesses in a block (clocks.cpp)
 
 void begin_clocks();
 Time now();  // of the running thread
 bool before(const Fibre& by, uint32_t thread, const Time& then);
 void learn(std::vector<uint32_t>& known, const std::vector<uint32_t>& other);
 void tell(Fibre& fibre, std::vector<uint32_t>& into);  // its clock ticks
-void meet_clocks(int first, int end);                  // all these threads know what each of them does
+void meet_clocks(int first, int end);                  // all these threads know what each did
 void note_reading(uint32_t at, uint32_t pc);
 void check_readings(uint32_t at, uint32_t pc);
 
-// ---- what blocks tell one another by tickets (tickets.cpp)
+// ---- what blocks tell each other by tickets (tickets.cpp)
 
 void begin_tickets();
 uint32_t tickets_taken();  // by the block that runs
-// Does the running thread know by a ticket what a thread of another block did, which its block did
-// in `epoch` and having taken `taken` tickets?
+// True if the running thread knows by a ticket the access of another block's thread, which was made
+// in `epoch` of that block after it had taken `taken` tickets.
 bool told(uint32_t block, uint32_t thread, uint32_t epoch, uint32_t taken);
 
 // ---- the grid of a cooperative kernel

@@ -1,6 +1,6 @@
-// Mbarriers (mbarrier.cuh): who arrives tells what it knows, and who waits learns what those told
-// that arrived in the phase. And registers that warp groups hand over, of which nothing is known but
-// who may do it.
+// Mbarriers (mbarrier.cuh): a thread that arrives tells what it knows, and a thread that waits
+// learns this from all threads that arrived in the phase. Also registers that warp groups hand
+// over; only the right to do so is checked.
 #include "machine.h"
 
 namespace gtco_emulator {

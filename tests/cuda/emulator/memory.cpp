@@ -1,6 +1,6 @@
 // Every access of a kernel: the compiler puts a call before each (-fsanitize=thread), and these are
-// the functions that it calls. Checked are bounds, alignment, reads of what was not written, and
-// races: two threads, the same byte, a write among them, and no barrier between.
+// the functions that it calls. They check bounds, alignment, reads of bytes that were not written,
+// and races: two threads access the same byte, at least one writes, and no barrier is between.
 #include <cstdio>
 #include <cstring>
 
@@ -111,7 +111,7 @@ static void check_written(uint32_t at, uint32_t pc) {
   }
 }
 
-// A thread's fence_proxy lies between what it wrote and what `by` has others' products read.
+// True if a fence_proxy of the writing thread comes between its write and the products of `by`.
 static bool seen_by_products(const Fibre& by, const Shadow& s) {
   const std::vector<Time>& fences = machine->fibre[s.writer].fences;
   return s.write_fences < fences.size() && before(by, s.writer, fences[s.write_fences]);
@@ -127,7 +127,7 @@ void read_by_product(uint32_t at, uint32_t pc, int first) {
                        s.write_warp_epoch == last->write_warp_epoch;
     last = &s;
     if (alike) continue;
-    // barriers are the same to all threads, so the first and the last stand for them
+    // barriers are the same for all threads, so the first and the last represent them
     for (int t = 0; t < GROUP_WARPS * WARP; t += machine->clocked ? 1 : GROUP_WARPS * WARP - 1) {
       const Fibre& by = machine->fibre[first + t];
       check_writer(by, i, pc, "reads");
@@ -305,7 +305,7 @@ void write_global(void* p, uint32_t bytes, uint64_t pc, bool atomic) {
   check_out(b, p, bytes, pc, true, atomic);
 }
 
-// ---- what the compiler calls
+// ---- functions that the compiler calls
 
 static void access(void* p, uint32_t bytes, const void* from, bool writes, bool aligned) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
@@ -362,7 +362,7 @@ void __tsan_func_exit() {}
 void __tsan_read_range(void* p, size_t n) { access(p, n, FROM, false, false); }
 void __tsan_write_range(void* p, size_t n) { access(p, n, FROM, true, false); }
 
-// emulated_objects.py has kernels call these in place of memcpy and its like.
+// emulated_objects.py makes kernels call these in place of memcpy and the like.
 void* gtco_memcpy(void* to, const void* from, size_t n) {
   access(const_cast<void*>(from), n, FROM, false, false);
   access(to, n, FROM, true, false);

@@ -1,6 +1,7 @@
-// Blocks that share something and count who has done its part: to take a ticket releases what the
-// thread did, and what its block did before the block last met; and it acquires what those before it
-// on the same word released, for the thread, and for its block once that has met again.
+// Blocks that share something count which of them have done their part. A thread that takes a
+// ticket releases its own accesses, and those of its block before the block last met. It acquires
+// what earlier takers of the same word released, for itself, and for its block once that has met
+// again.
 #include <map>
 
 #include "machine.h"
@@ -8,7 +9,7 @@
 namespace gtco_emulator {
 
 struct Ticket {
-  uint32_t block, epoch, taken;  // by the block, this one not among them
+  uint32_t block, epoch, taken;  // by the block, without this one
 };
 
 static std::map<const void*, std::vector<Ticket>> words;

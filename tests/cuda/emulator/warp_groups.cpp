@@ -1,6 +1,6 @@
-// Products of warp groups (wgmma.cuh). They are done when the group's last thread comes to them, but
-// their sums stay with the machine, and NaNs stand where they will be, until they are waited for;
-// until then nobody may write what they read of shared memory.
+// Products of warp groups (wgmma.cuh). They are computed when the group's last thread comes to
+// them. Until a thread waits for them, their sums stay with the machine and NaNs take their places;
+// until then no thread may write the shared memory that they read.
 #include <cstring>
 
 #include "machine.h"
@@ -17,7 +17,7 @@ uint32_t shared_address(const void* pointer) {
   return WINDOW + shared_offset(pointer, 0, HERE, "address");
 }
 
-// A thread's writes before this and before a barrier are seen by products behind the barrier.
+// Products after a barrier see the writes that a thread made before this and before the barrier.
 void fence_proxy() { machine->running->fences.push_back(now()); }
 
 void wgmma_fence() {
@@ -82,8 +82,8 @@ struct Given {
   uint64_t a_at, b_at;
 };
 
-// Where the manual's descriptor says that an operand's 16-bit elements lie: rows of 128 bytes,
-// eight of them together, pieces of 16 bytes exchanged by XOR with three bits of the address.
+// The places of an operand's 16-bit elements by the manual's descriptor: rows of 128 bytes,
+// eight of them together, with pieces of 16 bytes exchanged by XOR with three bits of the address.
 struct Described {
   uint32_t start, stride;
 
@@ -104,7 +104,7 @@ struct Described {
   }
 };
 
-// Reads an operand's rows, and notes that they must stay as they are.
+// Reads an operand's rows, and notes that they must not change.
 static void read(const Described& from, int rows, bool is_bf16, float (*into)[DEPTH],
                  uint32_t product, uint64_t pc, const char* operand) {
   for (int row = 0; row < rows; ++row) {
@@ -174,7 +174,7 @@ void wgmma(Collective kind, int columns, float* d, const uint32_t* a, uint64_t a
   read(Described(b_at, pc, "B"), columns, is_bf16, right, number, pc, "B");
   if (!a) {
     read(Described(a_at, pc, "A"), ROWS, is_bf16, left, number, pc, "A");
-  } else {  // each warp's as mma_m16n8k16 has it
+  } else {  // each warp's as in mma_m16n8k16
     for (int i = 0; i < threads; ++i) {
       for (int r = 0; r < 4; ++r) {
         for (int h = 0; h < 2; ++h) {

@@ -1,4 +1,4 @@
-// What tests ask of the fake driver: fake_* functions. See fake_driver.cpp, which includes it.
+// The functions fake_* by which tests use the fake driver. See fake_driver.cpp, which includes it.
 #pragma once
 
 #include "machine.h"
@@ -39,9 +39,9 @@ API void fake_device(int ordinal, int major, int minor, size_t memory) {
   Device& d = device(ordinal);
   d.major = major; d.minor = minor; d.memory = memory;
 }
-// Does it launch cooperatively, and how many blocks does a multiprocessor of it hold?
+// Sets whether it launches cooperatively, and how many blocks a multiprocessor of it holds.
 API void fake_cooperative(int ordinal, int can, int room) { device(ordinal).cooperative = can; device(ordinal).room = room; }
-// Live device memory: for the emulator, which has to know it where a kernel finds its pointers itself.
+// Live device memory: the emulator must know it if a kernel finds its pointers itself.
 API int fake_regions(void** begin, size_t* bytes, int most) {
   std::lock_guard<std::recursive_mutex> held(lock);
   int n = 0;
@@ -61,7 +61,7 @@ API const char* fake_failed() { return failed_call.c_str(); }
 API void fake_kernel_fault(int n) { kernel_fault = n; }
 API const char* fake_faults() { return faults.c_str(); }
 
-// Lines of what a program has taken and not given back, without what fake_alloc and fake_stream gave.
+// Lines of what a program has taken and not released, except from fake_alloc and fake_stream.
 API const char* fake_live() {
   std::lock_guard<std::recursive_mutex> held(lock);
   answer.clear();
@@ -93,7 +93,7 @@ API uintptr_t fake_alloc(int ordinal, size_t bytes) {
   uintptr_t p = 0;
   return allocate(device(ordinal), bytes, &p, true) == OK ? p : 0;
 }
-// Memory of a context that is not the device's primary one, which that one's kernels cannot reach.
+// Memory of a context that is not the device's primary one; kernels of the primary one cannot access it.
 API uintptr_t fake_alloc_foreign(int ordinal, size_t bytes) {
   uintptr_t p = fake_alloc(ordinal, bytes);
   std::lock_guard<std::recursive_mutex> held(lock);
@@ -116,7 +116,7 @@ API void* fake_stream(int ordinal, unsigned flags) {
   streams.back()->user = true;
   return streams.back().get();
 }
-// A write to device memory that waits in the stream.
+// A write to device memory that is deferred in the stream.
 API void fake_write_later(Stream* given, int ordinal, uintptr_t to, const void* from, size_t bytes) {
   std::lock_guard<std::recursive_mutex> held(lock);
   std::vector<char> data((const char*)from, (const char*)from + bytes);
@@ -132,12 +132,12 @@ API size_t fake_pending(Stream* given, int ordinal) {
   return stream_of(&device(ordinal).context, given)->queue.size();
 }
 API void fake_capture(Stream* s, int on) { std::lock_guard<std::recursive_mutex> held(lock); s->capturing = on; }
-// What was captured, once more.
+// Enqueues the captured work once more.
 API void fake_replay(Stream* s) {
   std::lock_guard<std::recursive_mutex> held(lock);
   for (auto& operation : s->captured) push(s, operation);
 }
-// Makes that device's context current (once more), or takes it away: what a framework does.
+// Makes that device's context current (once more) or not current, as a framework does.
 API void fake_push(int ordinal) { Context* c = &device(ordinal).context; ++c->users; stack.push_back(c); }
 API void fake_pop(int ordinal) { --device(ordinal).context.users; stack.pop_back(); }
 API int fake_current() { return stack.empty() ? -1 : stack.back()->device; }

@@ -1,14 +1,14 @@
-// A libcuda.so.1 without a GPU: the functions of the NVIDIA driver that gtco's runtime calls, on host memory, as strict as
-// the driver's manual allows it to be. Work in streams is put off until something waits for it, and then steps of different
-// streams run in a random order; device memory is out of the host's reach except while such work runs; every handle is
-// checked for its context and its life. What a program does wrong is a line of fake_faults(); what it has not given back,
-// of fake_live(). fake_fail(n, code) makes the n-th call from now fail.
+// A libcuda.so.1 without a GPU: the functions of the NVIDIA driver that gtco's runtime calls, on host memory, as strict
+// as the driver's manual allows. Work in streams is deferred until something waits for it, and then steps of different
+// streams run in a random order. The host cannot access device memory except while such work runs. Every handle is
+// checked for its context and its life. Each fault of a program is a line of fake_faults(), and each thing that it has
+// not released is a line of fake_live(). fake_fail(n, code) makes the n-th call from now fail.
 //
-// An image is "GTCOFAKE ARCH PATH", or PTX of the three lines ".version 9.0", ".target sm_80" and "// PATH"; with a PATH
-// that is not absolute its compilation fails, and the log has that line. Kernels are functions of the shared object PATH,
-// `void KERNEL(void** arguments, const unsigned* grid, unsigned threads, unsigned shared)`, and an int `KERNEL_count` says
-// how many arguments it has. One with `int KERNEL_sizes[]` is launched cooperatively and is given copies of its parameters,
-// of so many bytes, not pointers.
+// An image is "GTCOFAKE ARCH PATH", or PTX of the three lines ".version 9.0", ".target sm_80" and "// PATH"; with a
+// PATH that is not absolute its compilation fails, and the log has that line. Kernels are functions of the shared
+// object PATH, `void KERNEL(void** arguments, const unsigned* grid, unsigned threads, unsigned shared)`, and an int
+// `KERNEL_count` says how many arguments it has. A kernel with `int KERNEL_sizes[]` is launched cooperatively. It gets
+// copies of its parameters, which have these sizes in bytes, and no pointers to them.
 #include "streams.h"
 
 API int cuInit(unsigned flags) {
@@ -110,9 +110,9 @@ namespace {
 int allocate(Device& d, size_t bytes, uintptr_t* out, bool user) {
   if (!bytes) return INVALID_VALUE;
   if (d.used + bytes > d.memory) return OUT_OF_MEMORY;
-  uintptr_t start = d.next + 256;  // never at a page's start: memory is aligned to 256 bytes and no more
+  uintptr_t start = d.next + 256;  // never at the start of a page: memory is aligned to exactly 256 bytes
   size_t pages = (256 + bytes + PAGE - 1) / PAGE * PAGE;
-  d.next += pages + PAGE;  // a page out of reach behind each, and none is used twice
+  d.next += pages + PAGE;  // an inaccessible page after each, and no page is used twice
   d.used += bytes;
   d.allocations[start] = {start, bytes, true, user};
   mprotect((void*)(start - 256), pages, PROT_READ | PROT_WRITE);
@@ -197,7 +197,7 @@ API int cuPointerGetAttributes(unsigned count, int* attributes, void** values, u
   int ordinal = -2;
   Allocation* a = find(pointer, &ordinal);
   bool here = a && a->alive;
-  static int elsewhere;  // a context that is no device's primary one
+  static int elsewhere;  // a context that is not the primary one of a device
   for (unsigned i = 0; i < count; ++i) switch (attributes[i]) {
       case 1: *(void**)values[i] = !here ? nullptr : a->foreign ? (void*)&elsewhere : &device(ordinal).context; break;
       case 3: *(uintptr_t*)values[i] = here && !a->foreign ? pointer : 0; break;
@@ -210,7 +210,7 @@ API int cuPointerGetAttributes(unsigned count, int* attributes, void** values, u
 }
 
 namespace {
-// What its compiler makes of PTX, of versions up to n - 4 for CUDA n: 9.0 begins with 13.0.
+// The image that the driver compiles from PTX. CUDA n takes versions up to n - 4: 9.0 begins with 13.0.
 int compiled(const Device& d, const char* ptx, unsigned count, const int* options, void** values, char path[4096]) {
   int major = 0, minor = 0, target = 0;
   if (sscanf(ptx, ".version %d.%d\n.target sm_%d\n// %4095[^\n]", &major, &minor, &target, path) != 4) return INVALID_PTX;
@@ -293,7 +293,7 @@ API int cuStreamCreate(Stream** out, unsigned flags) {
 API int cuStreamDestroy_v2(Stream* s) {
   BEGIN_FREE;
   if (!known(streams, s) || !s->alive) { fault("cuStreamDestroy of what is no stream"); return INVALID_HANDLE; }
-  s->alive = false;  // what is in it still runs
+  s->alive = false;  // the work in it still runs
   END_FREE;
 }
 
@@ -399,7 +399,7 @@ API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function* f, in
   return OK;
 }
 
-// All blocks are there at once: so there may be no more than that.
+// All blocks are resident at once, so there may be no more of them.
 API int cuLaunchCooperativeKernel(Function* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                   unsigned shared, Stream* given, void** params) {
   BEGIN;
@@ -429,7 +429,7 @@ API int cuGraphDestroy(Graph* graph) {
   END_FREE;
 }
 
-#ifndef FAKE_OLD_DRIVER  // CUDA 11 has not got this one
+#ifndef FAKE_OLD_DRIVER  // CUDA 11 does not have this one
 API int cuGraphAddKernelNode_v2(Node** out, Graph* graph, Node* const* before, size_t count, const NodeParams* what) {
   BEGIN;
   IN_CONTEXT;
@@ -452,7 +452,7 @@ API int cuGraphInstantiateWithFlags(Executable** out, Graph* graph, unsigned lon
   if (flags || !known(graphs, graph) || !graph->alive) return INVALID_VALUE;
   auto made = std::make_unique<Executable>();
   made->context = context;
-  std::set<Node*> placed;  // an order that the edges alone allow: of those that may come next, a random one
+  std::set<Node*> placed;  // an order that the edges allow: a random one of the nodes that may come next
   while (placed.size() < graph->nodes.size()) {
     std::vector<Node*> able;
     for (auto& node : graph->nodes) {

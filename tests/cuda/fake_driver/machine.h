@@ -1,5 +1,5 @@
-// What the fake driver keeps: devices with their memory, contexts, handles, and what a call checks first. How streams run
-// is streams.h. See fake_driver.cpp, which includes both.
+// The state of the fake driver: devices with their memory, contexts and handles, and the checks at the start of a call.
+// streams.h runs the streams. See fake_driver.cpp, which includes both.
 #pragma once
 
 #include <dlfcn.h>
@@ -67,7 +67,7 @@ constexpr int RELAXED = 2, MULTIPROCESSORS = 4;
 struct Context;
 struct Stream;
 
-struct Point {  // behind the seq-th operation of a stream
+struct Point {  // after the seq-th operation of a stream
   Stream* stream = nullptr;
   uint64_t seq = 0;
 };
@@ -196,7 +196,7 @@ thread_local int capture_mode = 0;  // GLOBAL, THREAD_LOCAL, RELAXED
 std::string faults, answer, failed_call;
 std::mt19937 choice(1);
 bool initialized = false;
-int initialized_in = 0;  // that process, which a child of it is not
+int initialized_in = 0;  // the process that did it; a child of it is another one
 int version = 13000, visible = 1;
 long calls = 0, copies = 0, fail_at = -1, fail_code = UNKNOWN;
 std::string fail_name;
@@ -272,7 +272,7 @@ struct Call {
   Call call(__func__);            \
   if (call.fails) return (int)fail_code; \
   if (!initialized) return NOT_INITIALIZED
-// Frees, or waits, even where it is made to fail: so a leak is the caller's.
+// Frees or waits even if it is made to fail, so that a leak is the caller's fault.
 #define BEGIN_FREE                \
   Call call(__func__);            \
   if (!initialized) return NOT_INITIALIZED
@@ -286,8 +286,8 @@ struct Call {
   if (context->broken) return context->broken;                    \
   if (breaks_capture(__func__)) return CAPTURE_UNSUPPORTED
 
-// Streams are captured in GLOBAL mode here, which forbids all that could be unsafe (the manual lists no calls) to every
-// thread that has not said that it is none of the captures' business.
+// Streams are captured in GLOBAL mode here. It forbids all calls that may be unsafe (the manual lists none) to every
+// thread that has not said that it has nothing to do with captures.
 bool breaks_capture(const std::string& name) {
   if (capture_mode == RELAXED) return false;
   for (auto& s : streams)

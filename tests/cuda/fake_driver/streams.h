@@ -1,5 +1,5 @@
-// Streams of the fake driver: what is put off in them, when each operation's turn comes, and how a kernel then runs. See
-// fake_driver.cpp, which includes it.
+// Streams of the fake driver: their deferred work, when the turn of each operation comes, and how a kernel then runs.
+// See fake_driver.cpp, which includes it.
 #pragma once
 
 #include "machine.h"
@@ -65,7 +65,7 @@ void step(Stream& s) {
   ++s.done;
 }
 
-// Runs work of all streams, in a random order between them, until that point is reached.
+// Runs work of all streams, with a random order between them, until that point is reached.
 void run_until(const Point& goal) {
   while (!reached(goal)) {
     std::vector<Stream*> able;
@@ -76,7 +76,7 @@ void run_until(const Point& goal) {
   }
 }
 
-// Is there work under way that uses this memory, or a kernel of this module?
+// True if work in flight uses this memory or a kernel of this module.
 bool in_use(uintptr_t start, size_t bytes, const void* module) {
   for (auto& s : streams)
     for (auto& operation : s->queue) {
@@ -89,8 +89,8 @@ bool in_use(uintptr_t start, size_t bytes, const void* module) {
 
 Operation launch_of(Context* context, const Launch& launch);
 
-// The model's one kernel: its parameters lie where they were copied to. Those of the device's memory are live, and what
-// they lead to is the kernel's own affair.
+// The model's one kernel: its parameters are at the place to which they were copied. Pointers to device memory must be
+// live; the memory that they lead to is not checked.
 void execute_cooperative(Context* context, const Launch& l) {
   if (!l.function->module->alive) { fault(l.function->name + " runs after its module was unloaded"); return; }
   bool good = true;

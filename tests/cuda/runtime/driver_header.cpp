@@ -1,4 +1,4 @@
-// gtco/runtime/csrc/cuda_driver.h beside NVIDIA's cuda.h: compiles where both say the same.
+// gtco/runtime/csrc/cuda_driver.h beside NVIDIA's cuda.h: it compiles if both say the same.
 #define __CUDA_API_VERSION_INTERNAL  // each function under the name that the driver exports
 #include <cuda.h>
 
@@ -15,7 +15,7 @@ namespace ours {
 template <class T>
 constexpr bool INTEGER = std::is_integral_v<T> || std::is_enum_v<T>;
 
-// Passed in the same way: the same handle, integers of one size, pointers to such.
+// True for types passed in the same way: one handle, integers of one size, pointers to these.
 template <class Ours, class Theirs>
 struct Alike : std::bool_constant<INTEGER<Ours> && INTEGER<Theirs> &&
                                   sizeof(Ours) == sizeof(Theirs)> {};

@@ -1,7 +1,7 @@
 /* The GPU runtime on the fake driver, to be watched by AddressSanitizer or ThreadSanitizer: `stress LIBRARY THREADS ROUNDS`.
- * First every call of the driver is made to fail in turn, through opening, all kinds of runs and closing; then threads
- * open, run and close handles on two devices, and runs of one handle that all share may be busy; with launches of both
- * kinds, which the library has to know. Prints what is wrong. */
+ * First every call of the driver fails in turn, while handles are opened, run in all ways and closed. Then threads open,
+ * run and close handles on two devices, and runs of one handle that all share may be busy. Both kinds of launches are
+ * used, so the library must know both. Prints the faults. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -60,7 +60,7 @@ static void compare(const tensors* t) {
   CHECK(memcmp(t->y, wanted.y, sizeof t->y) == 0 && memcmp(t->total, wanted.total, sizeof t->total) == 0, "outputs");
 }
 
-/* Opens, runs in all ways and closes, until something fails; the status of that. */
+/* Opens, runs in all ways and closes, until something fails; gives the status of the failure. */
 static gtco_status all_ways(int device, gtco_launches_option launches, tensors* host) {
   gtco_model* model;
   double seconds[8];
@@ -155,7 +155,7 @@ int main(int count, char** arguments) {
   fill(&wanted);
   CHECK(p_open(NULL, &model) == GTCO_OK, p_last_error(NULL));
   CHECK(p_run(model, (const void*[]){wanted.x, wanted.mask}, (void*[]){wanted.y, wanted.total}) == GTCO_OK, "first run");
-  CHECK(wanted.total[0] > 0, "outputs of the first run");  /* else none could differ from them */
+  CHECK(wanted.total[0] > 0, "outputs of the first run");  /* otherwise none could differ from them */
   p_close(model);
   fail_each_call(GTCO_LAUNCHES_GRAPH);
   fail_each_call(GTCO_LAUNCHES_PERSISTENT);
