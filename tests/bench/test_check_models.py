@@ -198,7 +198,9 @@ def test_what_nothing_settles_is_named(faked, monkeypatch, capsys):
 
 
 def test_a_precision_is_gtcos_and_its_peers(monkeypatch, tmp_path):
-    """Beside the library of the other precision, held to that one's tolerance."""
+    """All systems run the library of that precision, which is written beside the library of the
+    other one.
+    """
     raced: list[dict] = []
 
     def race(systems, *_, **__) -> Comparison:

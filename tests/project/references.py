@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (lines of text are written as the pages have them)
-"""The reference pages of docs/reference, made of what they describe: argparse's parsers, signatures
-with their docstrings, and the table in gtco/support/options.py.
+"""The reference pages of docs/reference, made from the code that they describe: argparse's parsers,
+signatures with their docstrings, and the table in gtco/support/options.py.
 
-``python -m tests.project.references`` writes them; a test holds them to this.
+``python -m tests.project.references`` writes them; a test compares them with the code.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def test_integers_that_are_data_are_no_masks(body, constants, range_):
     values = drawn["random"]["i"]
     assert (values.min(), values.max()) == (range_[0], range_[1] - 1)
     assert len(np.unique(values)) > min(200, range_[1] - range_[0]) / 2
-    if role.told:  # what the model tells apart is met often, and as padding is
+    if role.told:  # ids that the model distinguishes occur often, also in the places of padding
         assert (values == role.told[0]).sum() > 50
         assert (drawn["narrow"]["i"][0, 150:] == role.told[0]).all()
     assert (np.ptp(drawn["runs"]["i"][1]), drawn["runs"]["i"].dtype) == (0, np.int64)

@@ -268,8 +268,8 @@ def test_scatters_keep_the_order_of_what_collides(shape: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("largest", [True, False])
 def test_the_best_of_rows(largest: bool) -> None:
-    """The canonical ``topk``, whose kernel was one thread's: all or some of each row, with ties and
-    NaN.
+    """The canonical ``topk``, whose kernel once had a single thread: all or some elements of each
+    row, with ties and NaN.
     """
     cases = []
     for dtype in ("float32", "float64", "float16", "int64", "int32", "int8", "uint8"):
@@ -285,8 +285,8 @@ def test_the_best_of_rows(largest: bool) -> None:
 
 @pytest.mark.parametrize("reduction", ["update", "add", "mul", "max", "min"])
 def test_rows_that_are_written(reduction: str) -> None:
-    """The canonical ``scatter``, whose kernel was one thread's: rows of any length, several updates
-    of a row in order, indices that name no row, and NaN.
+    """The canonical ``scatter``, whose kernel once had a single thread: rows of any length, several
+    updates of a row in order, indices that name no row, and NaN.
     """
     cases = []
     for shape, names, count in (((7, 45), 315, 90), ((3, 100), 3, 5), ((2, 30, 9), 60, 41)):
