@@ -162,7 +162,10 @@ OPERATORS: dict[str, OperatorInfo] = {
         (3, 3),
         ("rows", "reduction"),
         "data of ``rows`` rows in memory's order; rows of updates are put at the indices of rows, "
-        "in order, and those outside are ignored. reduction: update, add, mul, max or min",
+        "in order, and those outside are ignored. reduction: update, add, mul, max or min. "
+        "along (extent, taken, inner): rows are elements, data is [outer, extent, inner], updates "
+        "are [outer or fewer, taken, inner], and each stays at its outer and inner index",
+        ("along",),
     ),
     "topk": OperatorInfo(
         OPAQUE,

@@ -132,22 +132,32 @@ def _gather_nd(lowering: Lowering, call: relax.Call) -> Any:
 
 # writing ------------------------------------------------------------------------------------------
 def _scatter(
-    lowering: Lowering, data: str, rows: int, index: str, updates: str, reduction: str
+    lowering: Lowering,
+    data: str,
+    rows: int,
+    index: str,
+    updates: str,
+    reduction: str,
+    **along: tuple[int, ...],
 ) -> str:
     index = lowering.reshape(index, (lowering.type(index).size,))
-    return lowering.emit("scatter", (data, index, updates), rows=rows, reduction=reduction)
+    inputs = (data, index, updates)
+    return lowering.emit("scatter", inputs, None, rows=rows, reduction=reduction, **along)
 
 
 def _scatter_elements(lowering: Lowering, call: relax.Call) -> Any:
     data, indices, updates = (lowering.value(argument) for argument in call.args[:3])
-    shape = _shape(lowering, data)
+    shape, taken = _shape(lowering, data), _shape(lowering, indices)
     reduction = str(call.attrs.reduction)
-    if 0 in (*shape, *_shape(lowering, indices)) or reduction not in REDUCTIONS:
+    if 0 in (*shape, *taken) or reduction not in REDUCTIONS:
         return None
     axis = integer(call.attrs.axis) % len(shape)
+    along: dict[str, tuple[int, ...]] = {}
+    if taken[1:axis] == shape[1:axis] and taken[axis + 1 :] == shape[axis + 1 :]:
+        along["along"] = (shape[axis], taken[axis], prod(shape[axis + 1 :]))
     indices = _not_negative(lowering, indices, shape[axis])
     flat = _elements(lowering, shape, indices, axis, _counting(lowering, data))
-    return _scatter(lowering, data, prod(shape), flat, updates, reduction)
+    return _scatter(lowering, data, prod(shape), flat, updates, reduction, **along)
 
 
 def _scatter_nd(lowering: Lowering, call: relax.Call) -> Any:

@@ -184,22 +184,38 @@ def scatter_nd(data: Any, indices: Any, updates: Any, reduction: str) -> Any:
     return _gathered(data, reduction, inputs, prod(many), "scatter_nd", update)
 
 
-def scatter_rows(data: Any, indices: Any, updates: Any, rows: int, reduction: str) -> Any:
+def scatter_rows(
+    data: Any,
+    indices: Any,
+    updates: Any,
+    rows: int,
+    reduction: str,
+    along: tuple[int, int, int] | None = None,
+) -> Any:
     """The canonical operator ``scatter``: rows of ``updates`` go to the rows that ``indices`` name
-    of the data, which has ``rows`` rows in memory's order. An index outside them is ignored.
+    of the data, which has ``rows`` rows in memory's order. An index outside them is ignored. With
+    ``along``, an element looks only at the updates of its own outer and inner index.
     """
     shape, given, new = (_sizes(t) for t in (data, indices, updates))
-    length = prod(shape) // rows
+    length, count = prod(shape) // rows, prod(given)
+    extent, taken, inner = along or (1, count, 1)
 
     def update(ins: Any, index: Sequence[Any], u: Any) -> tuple[Any, Any]:
         flat = flatten(index, shape)
         row, column = floordiv(flat, length), floormod(flat, length)
+        inside = []
+        if along:
+            outer, last = floordiv(flat, extent * inner), count // (taken * inner) - 1
+            if last + 1 < prod(shape) // (extent * inner):
+                inside = [outer <= last]
+                outer = tirx.min(outer, last)
+            u = (outer * taken + u) * inner + floormod(flat, inner)
         named = ins[1][tuple(split_flat(u, given))]
-        hit = named == tirx.Cast(str(indices.dtype), row)
+        hit = tirx.all(*inside, named == tirx.Cast(str(indices.dtype), row))
         return hit, ins[2][tuple(split_flat(u * length + column, new))]
 
     inputs = [data, indices, updates]
-    return _gathered(data, reduction, inputs, prod(given), "scatter", update)
+    return _gathered(data, reduction, inputs, taken, "scatter", update)
 
 
 APART: dict[str, Callable[[Any, Any], Any]] = {

@@ -276,7 +276,7 @@ def _scatter(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]
 
 
 def _scatter_apart(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:
-    return b.emit_te(scatter_rows, *x, op["rows"], op["reduction"])
+    return b.emit_te(scatter_rows, *x, op["rows"], op["reduction"], op.get("along"))
 
 
 def _topk(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorType]) -> Any:

@@ -9,8 +9,11 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import tvm
+from onnx import helper
 from tvm.relax import op as R
 
 from gtco.codegen.nvrtc import compile_cuda
@@ -23,7 +26,9 @@ from gtco.tensor.sketch.fallback.cuda import CudaFallback, match
 from gtco.tensor.space import Config, Rejection
 from gtco.tensor.stage import Stage, TensorType
 from tests.cuda.batch import emulate_all
+from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.sketch.test_elementwise import in_dtype, inputs, wanted
+from tests.cuda.whole import emulated, outputs
 from tests.kernels import assert_close, fresh_seed, random_inputs, reference
 from tests.sketch.test_fallback import single
 from tests.sketch.test_fallback_opaque import OPAQUE, _nonzero, opaque
@@ -304,6 +309,42 @@ def test_rows_that_are_written(reduction: str) -> None:
         exact = reference(sketch.stage, arrays, precise=False)
         np.testing.assert_array_equal(got.astype("float64"), exact.astype("float64"))
         spread(sketch, got.size)
+
+
+def test_an_element_reads_the_updates_of_its_own_line(driver: FakeDriver, tmp_path: Path) -> None:
+    """ScatterElements as a model has it, along each axis, with fewer updates than elements: the
+    kernel of an element compared the indices of all updates.
+    """
+    random, shape = np.random.default_rng(fresh_seed()), (4, 6, 5)
+    x = random.standard_normal(shape).astype("float32")
+    nodes, feeds, results, taken = [], {"x": x}, [], []
+    each = ((0, 3, 6, 5), (1, 4, 3, 5), (1, 2, 3, 5), (2, 3, 6, 2), (1, 4, 6, 3), (0, 7, 2, 1))
+    for n, (axis, *sizes) in enumerate(each):
+        feeds[f"i{n}"] = random.integers(-shape[axis], shape[axis], sizes)
+        feeds[f"u{n}"] = random.integers(-3, 4, sizes).astype("float32")
+        names = ["x", f"i{n}", f"u{n}"]
+        results.append(f"y{n}")
+        how = {"axis": axis, "reduction": ("add", "max", "mul")[n % 3]}
+        nodes.append(helper.make_node("ScatterElements", names, results[-1:], **how))
+        whole = all(sizes[a] == shape[a] for a in (1, 2) if a != axis)
+        taken.append(sizes[axis] if whole else int(np.prod(sizes)))
+    given = [
+        helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for k, v in feeds.items()
+    ]
+    made = [helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, shape) for y in results]
+    graph = helper.make_graph(nodes, "scatters", given, made)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    exact = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    _, loaded, workers = emulated(driver, tmp_path, tmp_path / "model.onnx", None, "sm_80")
+    with loaded:
+        got = outputs(loaded, workers, feeds)
+    for name, theirs in zip(results, exact, strict=True):
+        np.testing.assert_allclose(got[name], theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+    texts = [program.source for program, _ in workers.programs.values()]
+    counts = [re.findall(r"; \w+ < (\d+); ", text) for text in texts if "// scatter" in text]
+    assert sorted(counts) == sorted([str(n)] for n in taken)
 
 
 def spread(sketch: CudaFallback, count: int) -> None:
