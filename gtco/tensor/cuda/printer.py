@@ -59,7 +59,8 @@ class Printer(Expressions):
         if dtype.startswith(("int", "uint")) and isinstance(s.value, tvm.ir.Expr):
             bound = self.scope.analyzer.const_int_bound(s.value)
             extent = bound.max_value + 1 - bound.min_value
-            if bound.min_value > -(2**31) and extent < 2**31:
+            narrower = bound.max_value < tirx.max_value(dtype).value  # a range's end is a value too
+            if bound.min_value > -(2**31) and extent < 2**31 and narrower:
                 self.scope.bind(s.var, extent, bound.min_value)
         return [f"const {ctype(dtype)} {self.name(s.var, hint(s.var))} = {value};"]
 

@@ -107,6 +107,16 @@ def test_narrow_integers_keep_their_width(dtype: str) -> None:
         np.testing.assert_array_equal(got, numpy(a, b) > b)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8", "uint16"])
+def test_a_value_of_any_bits_is_bound(dtype: str) -> None:
+    """The end of its range is a number that its dtype lacks: bits of a bfloat16 could not be
+    printed.
+    """
+    printer, given, bound = Printer(), tirx.Var("x", dtype), tirx.Var("y", dtype)
+    printer.name(given, "x")
+    assert printer.lines(tirx.Bind(bound, given)) == [f"const {dtype}_t y = x;"]
+
+
 def test_bool() -> None:
     pairs = [make(kind, "bool", fresh_seed()) for kind in CONDITIONS]
     for (op, arrays), got in zip(pairs, run(pairs), strict=True):
