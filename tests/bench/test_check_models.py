@@ -11,16 +11,16 @@ from torch import nn
 
 import bench.models.check_models as check_models
 import gtco
+import gtco.models.family as family
 import gtco.verification
-import models.family as family
 from bench.harness.build import Build
 from bench.harness.rounds import Comparison, Measurement
 from bench.models.check_models import Row, line, main
 from bench.models.examine import Examination, by_operator, examine, in_float64
 from bench.models.examine import main as examine_here
 from gtco.compiler import compile_to_file
+from gtco.models.export import export_onnx
 from gtco.support.errors import OptionError
-from models.export import export_onnx
 
 PHASES = (("read", 1.0), ("fuse", 0.5), ("generate", 2.0))
 
