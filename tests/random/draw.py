@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.random.builder import MOST, Builder, Drawn, Tensor
 from tests.random.families import FAMILIES, small
+from tests.random.indexing import INDEXING
 from tests.random.light import light
 
 # In 17, which TorchScript's exporter writes, the axes of reductions are attributes.
@@ -24,10 +25,14 @@ def draw(seed: int, opset: int) -> Drawn:
     b = Builder(random, opset, f"g{seed}_")
     x = b.input([b.size() for _ in range(b.pick(RANKS))])
     inner: list[Tensor] = []
+    apart = Random(seed + 3)  # its own choices, so that a graph without them stays what it was
     for _ in range(b.pick([1, 1, 1, 2, 3])):
         x = _some_light(b, x)
         inner.append(x)
-        x = b.pick(FAMILIES)(b, small(b, x, MOST))
+        family = b.pick(FAMILIES)
+        if apart.random() < 0.15:
+            family = apart.choice(INDEXING)
+        x = family(b, small(b, x, MOST))
         inner.append(x)
     x = _some_light(b, x)
     if not b.nodes or x.name in b.feeds:
