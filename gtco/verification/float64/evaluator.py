@@ -90,6 +90,8 @@ class Evaluator:
                 raise Unjudged("memory does not suffice") from error
             except Exception as error:
                 raise Unjudged(_said(error)) from error
+        if not all(isinstance(value, np.ndarray | np.generic) for value in found):
+            raise Unjudged("an output is a sequence or an optional, and no tensor")
         return [_in(np.asarray(value), rules.dtype) for value in found]
 
 
