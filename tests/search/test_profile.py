@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written(
     for _ in range(2):
         made = profile.machine_table(MACHINE)
         assert made.rates == table(MACHINE, 1) and len(measured) == 1
-        assert "each process measures it again" in made.note and "GTCO_CACHE" in made.note
+        assert "each process measures again" in made.note and "GTCO_CACHE" in made.note
     assert profile.known(MACHINE) and profile.cached(MACHINE) is None
 
 
