@@ -74,7 +74,7 @@ EXPECTED_FAILURES = (
         "TVM's importer: Elu of a type other than float32",
         r"\(Elu\) is not supported as it stands",
         """
-        celu_bfloat16 celu_bfloat16_expanded
+        celu_bfloat16_expanded
         """,
     ),
     _row(

@@ -49,6 +49,7 @@ def found(folder: Path, target: Path) -> str:
 def main(folder: Path, seconds: float, seed: int) -> None:
     rng = random.Random(seed)
     target = folder / "out" / "m.so"
+    target.parent.mkdir()
     begin = time.monotonic()
     for name in (NAMES[1], NAMES[0]):
         with load(folder / name, threads=1) as model:

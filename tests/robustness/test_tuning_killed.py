@@ -273,6 +273,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk is full from the second round on. When there is space again, tuning continues."""
+    monkeypatch.chdir(model.parent)  # the library goes to the current folder
     path = disk / "r"
     rounds = []
     real = tune._Tuner.round

@@ -187,6 +187,7 @@ def test_two_at_once_to_one_path(kernels: bytes, tmp_path: Path) -> None:
         weights_inside_limit=0,
     )
     target, failures = tmp_path / "out" / "m.so", list[BaseException]()
+    target.parent.mkdir()
     models = [load(tmp_path / f"{name}.so", threads=1) for name in ("one", "three")]
     models[0].save(target)
     x, mask = example_inputs()
