@@ -84,7 +84,7 @@ class Backend(ABC):
         """In words, what measures nothing, and which command makes a file of records."""
 
     def effort(self, wanted: str | Tune) -> Tune | None:
-        """What is to be measured; None where nothing is. Raises :class:`OptionError`."""
+        """The effort of measuring; None if nothing is measured. Raises :class:`OptionError`."""
         if wanted == "off":
             return None
         effort = EFFORTS.get(wanted) if isinstance(wanted, str) else wanted
