@@ -86,6 +86,16 @@ def start(root: Path, folder: Path, script: str, *arguments: str) -> subprocess.
     )
 
 
+def wait_until_it_waits(child: subprocess.Popen[str], marker: Path) -> None:
+    """Returns when the child has made the marker and sleeps. A signal that comes just before the
+    system call in which it sleeps does not end that call, and Python learns of it only afterwards.
+    """
+    process = psutil.Process(child.pid)
+    while not marker.exists() or process.status() != psutil.STATUS_SLEEPING:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     """It goes to the whole group of processes, as the terminal sends it. SIGTERM is also tested, if
@@ -101,9 +111,7 @@ def test_ctrl_c_in_every_phase(phase: str, root: Path, tmp_path: Path) -> None:
     command = [str(tmp_path / "mlp.onnx"), "-o", str(out / "mlp.so"), "--force", "--verify"]
     command += ["--tune", "quick" if phase == "tune" else "off"]
     child = start(root, tmp_path, DRIVER, phase, str(marker), *command)
-    while not marker.exists():
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
+    wait_until_it_waits(child, marker)
     processes = psutil.Process(child.pid).children(recursive=True)
     assert processes or phase == "verify"
     os.killpg(child.pid, signal.SIGINT if kept else signal.SIGTERM)
@@ -138,9 +146,7 @@ raise SystemExit(main(["doctor"]))
 def test_a_stop_that_is_lost_is_raised_again(root: Path, tmp_path: Path, number: int) -> None:
     marker = tmp_path / "marker"
     child = start(root, tmp_path, CALLED_BACK, str(marker))
-    while not marker.exists():
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.05)
+    wait_until_it_waits(child, marker)
     child.send_signal(number)
     _, errors = child.communicate(timeout=100)
     assert child.returncode == (130 if number == signal.SIGINT else 143)
