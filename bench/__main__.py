@@ -27,6 +27,7 @@ BENCHMARKS = {
     ),
     "gemm": ("kernels", "products with constant weights in fp32 and bf16, as shares of the peak"),
     "policy": ("search", "the analytic policy's picks beside the best that measuring finds"),
+    "readings": ("search", "configs timed on this machine, for policy --readings"),
     "ablation": ("models", "models compiled without one technique each (GTCO's Table III)"),
     "tuning": (
         "models",

@@ -2,6 +2,7 @@
 
 ``python -m bench policy [--models vit-ti-16,swin-t] [--seconds 120] [--json FILE]``
 ``python -m bench policy --records build/records``
+``python -m bench policy --readings bench/readings/*.gz``
 
 Each model's heaviest stages are tuned for the time given, or nothing is measured and they are those
 that ``end_to_end --records`` tuned; every candidate is timed beside the pick.
@@ -9,6 +10,9 @@ that ``end_to_end --records`` tuned; every candidate is timed beside the pick.
 faster. The best of many readings is partly luck, so the share is a lower bound. ``error`` is the
 median of how far predicted and measured times are apart, ``rank`` Spearman's correlation between
 them.
+
+With ``--readings`` nothing is measured: the configs that ``bench readings`` timed, on any machine,
+are priced with that machine's table (:mod:`bench.search.carried`).
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ from gtco.search.records.standing import relative
 from gtco.support.options import Tune
 
 from ..harness.by_model import every_model, parser
+from ..harness.readings import load
 from ..harness.suite import console
 from ..harness.workload import export
 from ..models.end_to_end import MODELS
+from . import carried
 
 PATIENCE = 6
 
@@ -59,7 +65,12 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    show(every_model(_parser().parse_args(argv), measure))
+    options = _parser().parse_args(argv)
+    if options.readings:
+        for file in options.readings:
+            carried.show(file, carried.priced_stages(load(file)))
+        return 0
+    show(every_model(options, measure))
     return 0
 
 
@@ -173,5 +184,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="measure nothing: what end_to_end kept there when it tuned these models",
+    )
+    found.add_argument(
+        "--readings",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: price what bench readings timed on some machine",
     )
     return found

@@ -151,6 +151,19 @@ def _as_json(table: RateTable, key: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def table_json(table: RateTable, target: Target) -> dict[str, Any]:
+    """The table of this machine, for :func:`table_from_json` on any machine. ``target`` is the one
+    that was measured.
+    """
+    return _as_json(table, machine_key(target))
+
+
+def table_from_json(data: Mapping[str, Any]) -> RateTable:
+    """The table of the machine on which :func:`table_json` was called."""
+    measured = MachineRates(data["rates"], data["bandwidths"], data["launch"], data["handed"])
+    return table_of(Target.from_json(data["key"]["target"]), measured)
+
+
 def save(path: Path, data: Mapping[str, Any]) -> str:
     """Writes a cached file as a whole. Returns what went wrong and what to do about it, or "".
     Several processes, also in several containers, may write it at once: the last one counts.

@@ -1,0 +1,105 @@
+"""``python -m bench readings`` and ``bench policy --readings``: files of measured configs, and how
+the analytic price ranks them on the machines that were read.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from bench.harness import readings
+from bench.harness.readings import FOLDER, STAGES, append, load
+from bench.search import carried
+from bench.search import readings as command
+from gtco.machine.target import target
+from gtco.search.analytic import AnalyticPolicy
+from gtco.search.calibration.measure import MachineRates
+from gtco.search.calibration.profile import table_json, table_of
+from gtco.support.errors import OptionError
+from gtco.tensor.intrinsics.table import every_micro_kernel
+
+# What is reached on each machine, rounded down: the geometric mean and the worst stage.
+FLOORS = {"granite-rapids": (0.89, 0.63), "emerald-rapids": (0.91, 0.60)}
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.gz")), ids=lambda f: f.name.split(".")[0])
+def test_the_price_carries_over(file: Path) -> None:
+    """The config with the least price among the measured ones is nearly the fastest of them, on
+    every machine that was read. No time is measured here.
+    """
+    rows = carried.priced_stages(load(file))
+    mean, worst = FLOORS[file.name.split(".")[0]]
+    assert len(rows) >= 18 and not any(r.gone for r in rows)
+    assert carried.mean(rows) >= mean
+    assert min(r.of_best for r in rows) >= worst
+
+
+def _machine() -> dict[str, object]:
+    """A machine of whole numbers, as a file keeps it."""
+    known = target("x86-64-v4")
+    rates = {tile.kernel: 6e9 for tile in every_micro_kernel(known)}
+    levels = {m.name: m.bandwidth for m in known.memory}
+    table = table_of(known, MachineRates(rates, levels, 1e-6, {}))
+    return table_json(table, known)
+
+
+def test_files_grow_by_batches(tmp_path: Path) -> None:
+    """Batches of one stage are put on one scale by the config that they share. A pick that was not
+    measured is not called one.
+    """
+    file, name = tmp_path / "r.gz", "product 197x192x576"
+    append(file, {"about": "a machine", "table": _machine()})
+    table = load(file).table
+    pick, *others = AnalyticPolicy(table.target, table).best(STAGES[name].canonical, 4)
+    a, b, c = (p.config.to_json() for p in others)
+    append(file, {"stage": name, "standing": 2e-4, "ratios": [[a, 1.0], [b, 0.5]]})
+    append(file, {"stage": name, "standing": 4e-4, "ratios": [[a, 1.0], [c, 2.0]]})
+    found = load(file)
+    assert found.about == "a machine" and found.table == table
+    times = [found.seconds[name][p.config] for p in others]
+    assert times == pytest.approx([3e-4, 1.5e-4, 6e-4])
+    (row,) = carried.priced_stages(found)
+    assert row.picked is None and row.configs == 3 and row.gone == 0
+    assert row.of_best == pytest.approx(0.5)  # others are in the order of their prices
+    append(file, {"stage": name, "standing": 3e-4, "ratios": [[pick.config.to_json(), 0.6]]})
+    append(file, {"stage": name, "standing": 3e-4, "ratios": [[{**a, "kc": 7}, 0.6]]})
+    (row,) = carried.priced_stages(load(file))
+    assert row.picked == row.of_best == pytest.approx(0.5 / 0.6) and row.gone == 1
+
+
+def test_what_is_no_such_file_is_an_error(tmp_path: Path) -> None:
+    for content in (b"", b"{}", b"\x1f\x8b"):
+        (tmp_path / "r.gz").write_bytes(content)
+        with pytest.raises(OptionError, match="bench readings"):
+            load(tmp_path / "r.gz")
+
+
+def test_reading_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second call adds what a larger number asks for, and a third one nothing."""
+    small = {"small": readings.product(8, 16, 40)}
+    monkeypatch.setattr(command, "STAGES", small)
+    monkeypatch.setattr(command, "QUIET", inf)  # other tests may run beside this one
+    monkeypatch.setattr(command, "BATCH_SECONDS", 0.0)
+    file = tmp_path / "r.gz"
+    sizes = []
+    for wanted in ("3", "6", "6"):
+        assert command.main(["--out", str(file), "--per-stage", wanted, "--threads", "2"]) == 0
+        sizes.append(len(load(file).seconds["small"]))
+    assert sizes == [3, 6, 6]
+    first = next(iter(load(file).seconds["small"]))
+    table = load(file).table
+    pick = AnalyticPolicy(table.target, table).choose(small["small"].canonical)
+    assert pick is not None and first == pick.config
+
+
+def test_reading_refuses_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If other processes take the cores, finer tasks would win that lose on a quiet machine."""
+    monkeypatch.setattr(command, "STAGES", {"small": readings.product(8, 16, 40)})
+    monkeypatch.setattr(command, "BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(command, "TRIES", 1)
+    monkeypatch.setattr(command, "_busy", iter(range(0, 10**9, 10**6)).__next__)
+    with pytest.raises(OptionError, match="other processes took"):
+        command.main(["--out", str(tmp_path / "r.gz"), "--per-stage", "2", "--threads", "2"])
+    assert not load(tmp_path / "r.gz").seconds
