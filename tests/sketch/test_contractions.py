@@ -246,7 +246,7 @@ def test_rows_are_worked_on_as_many_at_once_as_l2_holds(depth: int, constant: bo
     found = [c for c in configs(sketch) if "mc" in dict(c.choices) and c["chunks_m"] < 4]
     assert found
     for config in random.Random(seed).sample(found, 5):
-        assert sketch.blocks_at_once(config) < sketch.shape(config).task_blocks
+        assert sketch.nest(config).held < sketch.shape(config).task_blocks
         got = build(sketch, config, machine)(*arrays)
         assert np.abs(got - want).max() < 2e-6 * depth**0.5 * np.abs(want).max()
 

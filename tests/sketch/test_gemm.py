@@ -97,7 +97,7 @@ def test_orders_and_prefetching(kc: int, a: str, how: str, order: str, name: str
     sketch = gemm.match(stage, machine)
     arrays = random_inputs(stage, fresh_seed())
     config = config_with(sketch, tile="6x2", kc=kc, a=a, order=order, prefetch=how)
-    assert sketch.blocks_at_once(config) == (1 if order == "rows" else 6)
+    assert sketch.nest(config).held == (1 if order == "rows" else 6)
     assert_close(build(sketch, config, machine)(*arrays), reference(stage, arrays), 1e-5)
 
 

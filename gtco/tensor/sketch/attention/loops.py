@@ -20,9 +20,9 @@ from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
 from gtco.tensor.emit.transpose import transpose
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.nest import packed_steps
 from gtco.tensor.sketch.attention.facts import AttentionFacts
 from gtco.tensor.sketch.attention.pairs import pack_key_pairs, pack_value_pairs
-from gtco.tensor.sketch.shared.pack import packed_steps
 from gtco.tensor.sketch.shared.streaming import each_vector
 from gtco.tensor.space import Config
 

@@ -10,9 +10,9 @@ from math import ceil
 
 from gtco.tensor.emit.scratch import ALIGN
 from gtco.tensor.intrinsics.table import Kind
+from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.sketch.gemm.cpu import Gemm
 from gtco.tensor.sketch.shared.image_product import ImageProduct
-from gtco.tensor.sketch.shared.tiling import TaskShape, task_shape
 from gtco.tensor.space import Config
 
 CONFLICTS = 1024  # bytes: pixels this far apart share cache sets, so a cache line separates them

@@ -16,10 +16,10 @@ from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.shape import TaskShape
 from gtco.tensor.sketch.convolution.facts import ConvolutionFacts
 from gtco.tensor.sketch.shared.pack import copy_run
 from gtco.tensor.sketch.shared.tile_store import TileStore
-from gtco.tensor.sketch.shared.tiling import TaskShape
 from gtco.tensor.space import Config
 
 

@@ -26,12 +26,13 @@ from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.packing import Packing
 from gtco.tensor.sketch.gemm import cpu as gemm
 from gtco.tensor.sketch.shared.pack import pack_rows, row_vectors
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.streaming import vector_runs
-from gtco.tensor.sketch.shared.tiling import TaskShape, chunk_options, task_shape
+from gtco.tensor.sketch.shared.tiling import chunk_options
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
 from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Layer, Stream, Workload
@@ -113,9 +114,7 @@ class Dot:
     def build(self, config: Config, symbol: str) -> Program | Rejection:
         loops = DotLoops(self, config)
         tasks, scratch = loops.shape.tasks, loops.scratch
-        return program(
-            symbol, self.stage, self.target, tasks, loops.emit, scratch, self.packings
-        )
+        return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, self.packings)
 
 
 class DotLoops:

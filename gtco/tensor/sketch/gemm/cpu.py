@@ -47,6 +47,9 @@ from gtco.tensor.analysis.placement import (
 )
 from gtco.tensor.cost import epilogue_vectors, vectors
 from gtco.tensor.intrinsics.table import MicroKernel, kinds, micro_kernels
+from gtco.tensor.nest.nest import Nest
+from gtco.tensor.nest.shape import task_shape
+from gtco.tensor.nest.traffic import layers
 from gtco.tensor.sketch.gemm import norm_prologue
 from gtco.tensor.sketch.gemm.facts import GemmFacts, operand_dtype
 from gtco.tensor.sketch.gemm.loops import GemmLoops
@@ -54,13 +57,12 @@ from gtco.tensor.sketch.shared.pack import row_vectors
 from gtco.tensor.sketch.shared.program import program
 from gtco.tensor.sketch.shared.tiling import (
     chunk_options,
-    task_shape,
     tile_decision,
     tile_options,
 )
 from gtco.tensor.space import Config, Decision, Option, Program, Rejection
-from gtco.tensor.stage import ITEM_BYTES, Stage
-from gtco.tensor.workload import Extra, Layer, Stream, Workload
+from gtco.tensor.stage import Stage
+from gtco.tensor.workload import Extra, Workload
 
 OPERANDS = ("float32", "bfloat16", "float16")  # dtypes of B
 WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
@@ -190,62 +192,23 @@ class Gemm(GemmFacts):
 
     # the price ------------------------------------------------------------------------------------
     def workload(self, config: Config) -> Workload:
-        v, tile, shape = self.view, self.row(config), self.shape(config)
-        # bytes of an element of A, B and C when it is multiplied, and in the tensors
-        item_a, item_b, item_c = float(tile.kind.a.nbytes), float(tile.kind.b.nbytes), 4.0
-        item, stored_b = float(ITEM_BYTES[self.operand_a]), float(ITEM_BYTES[self.operand])
-        item_out = float(ITEM_BYTES[self.stage.output.type.dtype])
-        kc, kblocks = config["kc"], ceil(v.k / config["kc"])
-        held = self.blocks_at_once(config)
-        passes = shape.task_blocks / held
-        rows, panels, columns = shape.task_rows / passes, shape.task_panels, tile.columns
-        height = rows / held  # the average of the blocks' two heights
-        a_tile, b_panel = item_a * height * kc, item_b * kc * columns
-        c_tile = item_c * height * columns
-        if config["a"] == "direct":
-            stride = self.direct_rows or 0
-            conflicts = stride * item_a % 4096 == 0 and height > 8
-            followed = config["prefetch"] != "none" and stride == v.k and kblocks == 1
-            a_stream = Stream(
-                a_tile * (self.target.lanes if conflicts else 1),
-                item_a * rows * kc,
-                chains=0 if followed else ceil(height),
-            )
-        else:
-            a_stream = Stream(a_tile, item_a * rows * kc)
-        partial = (Stream(c_tile, item_c * rows * panels * columns),) if kblocks > 1 else ()
-        micro = Layer(held, (a_stream, Stream(b_panel, b_panel + a_tile), *partial), partial)
-        once = self.constant_b and passes == 1
-        stored_panel = stored_b * kc * columns
-        weights = Stream(stored_panel, stored_b * v.k * v.n, "DRAM" if once else "")
-        panel = Layer(panels, (weights,), overlapped=config["prefetch"] != "none")
-        packed = Stream(item * rows * kc, item * v.batch * v.m * v.k, handed=True)
-        copies = (packed,), (Stream(item_a * rows * kc, item_a * rows * kc),)
-        block = Layer(kblocks * passes, *(copies if config["a"] == "packed" else ()))
-        written = item_out * shape.task_rows * panels * columns
-        result = Stream(written, item_out * v.batch * v.m * v.n, handed=True)
-        task = Layer(1, (), (result,), shape.tasks)
+        nest = self.nest(config)
+        kernel, work = nest.level0
         return Workload(
-            tile.kernel_of(ceil(height)),
-            tile.work(height, kc),
-            (micro, panel, block, task),
-            v.flops,
-            self.extra(config),
-            self.behind,
+            kernel, work, layers(nest), self.view.flops, self.extra(config, nest), self.behind
         )
 
-    def extra(self, config: Config) -> tuple[Extra, ...]:
+    def extra(self, config: Config, nest: Nest) -> tuple[Extra, ...]:
         """The work beside the products: vectors between registers, tile and output, and packing
         with the prologue.
         """
-        v, shape, lanes = self.view, self.shape(config), self.target.lanes
+        v, shape, lanes = self.view, nest.shape, self.target.lanes
         stored = v.batch * v.m * v.n / lanes
         packed, copied = config["a"] == "packed", self.packs_columns(config)
-        columns = shape.task_panels * self.row(config).columns
-        passes = shape.task_blocks / self.blocks_at_once(config)
-        widened = passes if self.widens(self.row(config)) else 0
+        columns = shape.task_panels * nest.row.columns
+        widened = nest.passes if nest.b.how == "widened" else 0
         return (
-            Extra("store", stored * (2.0 * ceil(v.k / config["kc"]) + 2)),
+            Extra("store", stored * (2.0 * nest.kblocks + 2)),
             Extra("pack", shape.tasks * shape.task_rows if packed else 0, self.packing_vectors),
             Extra("vector", shape.tasks * shape.task_rows if packed else 0, self.prologue_vectors),
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),

@@ -22,10 +22,8 @@ from gtco.tensor.analysis.placement import (
     stores_columns,
 )
 from gtco.tensor.intrinsics.table import MicroKernel
-from gtco.tensor.sketch.shared.tiling import (
-    TaskShape,
-    task_shape,
-)
+from gtco.tensor.nest.nest import Nest, Placed
+from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.space import Config, Option
 from gtco.tensor.stage import Operator, Stage
 
@@ -123,11 +121,24 @@ class GemmFacts:
         """True if rows of C, not columns, lie side by side in the output (a transposed store)."""
         return stores_columns(self.view, self.tail)
 
-    def blocks_at_once(self, config: Config) -> int:
-        """The row blocks of a task that one pass over its panels works on."""
-        if config.by_name.get("order") == "rows":
-            return 1
-        return int(config.by_name.get("mc", self.shape(config).task_blocks))
-
     def shape(self, config: Config) -> TaskShape:
         return task_shape(self.view, self.row(config), config["chunks_m"], config["chunks_n"])
+
+    def nest(self, config: Config) -> Nest:
+        """The loops that a config makes of the contraction."""
+        v, row, chosen = self.view, self.row(config), config.by_name
+        b = "packed" if self.packs_columns(config) else "direct"
+        if self.constant_b:
+            b = "widened" if self.widens(row) else "panels"
+        return Nest(
+            (v.batch, v.m, v.n, v.k),
+            row,
+            (int(config["chunks_m"]), int(config["chunks_n"])),
+            int(config["kc"]),
+            int(chosen["mc"]) if "mc" in chosen else None,
+            str(chosen.get("order", "panels")),
+            Placed(str(config["a"]), self.operand_a, self.direct_rows or 0),
+            Placed(b, self.operand, self.direct_columns or 0),
+            self.stage.output.type.dtype,
+            str(config["prefetch"]),
+        )

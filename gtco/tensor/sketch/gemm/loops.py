@@ -10,12 +10,11 @@ from tvm import tirx
 
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.emit.scratch import ALIGN, Piece, Scratch
+from gtco.tensor.emit.scratch import Piece, Scratch
 from gtco.tensor.intrinsics.emission import Operand, fma_tile
-from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.sketch.gemm import norm_prologue
 from gtco.tensor.sketch.gemm.facts import GemmFacts
-from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows, packed_steps
+from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows
 from gtco.tensor.sketch.shared.tile_store import TileStore
 from gtco.tensor.space import Config
 from gtco.tensor.stage import ITEM_BYTES
@@ -31,37 +30,23 @@ class GemmLoops:
 
     def __init__(self, sketch: GemmFacts, config: Config) -> None:
         self.sketch, self.config, self.view, self.stage = sketch, config, sketch.view, sketch.stage
-        self.tile = MicroKernel.parse(config["tile"], sketch.target.lanes)
-        self.shape = sketch.shape(config)
-        self.kc = config["kc"]
-        self.kblocks = ceil(self.view.k / self.kc)
-        self.packed_a = config["a"] == "packed"
-        self.kind = self.tile.kind
-        # a row stride that is a multiple of 1 KiB would put all rows of a tile into a few cache
-        # sets
-        line, item = ALIGN // self.kind.a.nbytes, self.kind.a.nbytes
-        self.lda = self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
-        self.held = sketch.blocks_at_once(config)
-        self.packed_b = sketch.packs_columns(config)
-        self.widened_b = sketch.widens(self.tile)
+        nest = self.nest = sketch.nest(config)
+        self.tile, self.kind, self.shape = nest.row, nest.row.kind, nest.shape
+        self.kc, self.kblocks, self.lda, self.held = nest.kc, nest.kblocks, nest.lda, nest.held
+        self.packed_a = nest.a.how == "packed"
+        self.packed_b, self.widened_b = nest.b.how == "packed", nest.b.how == "widened"
         self.weight_bytes = ITEM_BYTES[sketch.operand]  # bytes of a stored element of B
         self.scratch = Scratch(tuple(self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
         """The scratch that a thread keeps beside its registers."""
-        shape, columns = self.shape, self.tile.columns
+        pieces = {piece.name: piece for piece in self.nest.pieces()}
         if self.packed_a:
-            yield Piece("rows", (shape.rows(self.held), self.lda), self.kind.a.dtype)
+            yield pieces.pop("rows")
         if self.sketch.norm is not None:  # its statistics
-            yield Piece("mean", (shape.task_rows,))
-            yield Piece("scale", (shape.task_rows,))
-        if self.packed_b:
-            depth, dtype = packed_steps(self.kc, self.kind.b)
-            yield Piece("panels", (shape.task_panels, depth, columns), dtype)
-        if self.widened_b:
-            yield Piece("panel", (self.kc, columns), self.kind.b.dtype)
-        tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
-        yield Piece("tiles", (tiles, self.tile.rows, columns))
+            yield Piece("mean", (self.shape.task_rows,))
+            yield Piece("scale", (self.shape.task_rows,))
+        yield from pieces.values()
 
     def emit(self, em: Emitter, args: KernelArguments) -> None:
         view, shape = self.view, self.shape

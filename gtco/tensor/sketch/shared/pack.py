@@ -15,7 +15,6 @@ from gtco.tensor.analysis.placement import run_breaks
 from gtco.tensor.emit.bfloat16 import convert, literal, pair
 from gtco.tensor.emit.emitter import Array, Emitter, Expr
 from gtco.tensor.emit.reader import Reader
-from gtco.tensor.intrinsics.table import Layout
 
 RUN_COST = 3.0  # vector instructions that start a run of neighbours: its place, its border
 
@@ -247,16 +246,6 @@ def _inside(view: ConvView, row: Expr, column: Expr) -> Expr:
         return True
     height, width = view.image
     return tirx.all(row >= 0, row < height, column >= 0, column < width)
-
-
-def packed_steps(kc: int, layout: Layout) -> tuple[int, str]:
-    """The number of steps of B that a block of k has in scratch, and their dtype. A pair of 16-bit
-    elements is an int32.
-    """
-    if layout.step == 1:
-        return kc, layout.dtype
-    assert layout.step * layout.nbytes == 4
-    return ceil(kc / layout.step), "int32"
 
 
 def pack_columns(

@@ -8,9 +8,9 @@ from math import ceil, prod
 
 from gtco.tensor.analysis.filtering import TAPS
 from gtco.tensor.intrinsics.table import MicroKernel
+from gtco.tensor.nest.shape import TaskShape, task_shape
 from gtco.tensor.sketch.gemm.cpu import Gemm
 from gtco.tensor.sketch.shared.image_product import ImageProduct
-from gtco.tensor.sketch.shared.tiling import TaskShape, task_shape
 from gtco.tensor.space import Config, Option
 
 

@@ -1,0 +1,1 @@
+"""A product's loop nest as one value."""

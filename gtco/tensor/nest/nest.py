@@ -1,0 +1,157 @@
+"""A product's loop nest: the cuts of its extents and the places of its operands, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from gtco.tensor.emit.scratch import ALIGN, Piece
+from gtco.tensor.intrinsics.table import Layout, MicroKernel
+from gtco.tensor.nest.shape import TaskShape, cut
+from gtco.tensor.stage import ITEM_BYTES
+
+PLACES_OF_A = ("direct", "packed")
+PLACES_OF_B = ("direct", "packed", "panels", "widened")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The place of an operand when the row reads it.
+
+    - ``how``: "direct" (in an input), "packed" (copied to scratch), "panels" (a constant that lies
+      in panels), "widened" (a panel of them that is converted to scratch);
+    - ``dtype``: the dtype in the tensor;
+    - ``stride``: the elements between rows in an input, 0 if there is no such stride.
+    """
+
+    how: str
+    dtype: str
+    stride: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element in the tensor."""
+        return ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The loops of C[batch, m, n] = A[batch, m, k] x B[batch, k, n].
+
+    ``extents`` are batch, m, n, k. ``chunks`` are those of rows and of columns. ``mc`` is the
+    number of row blocks that one pass over the panels works on, and None means all of a task.
+    Raises ValueError if such loops are not possible.
+    """
+
+    extents: tuple[int, int, int, int]
+    row: MicroKernel
+    chunks: tuple[int, int]
+    kc: int
+    mc: int | None
+    order: str
+    a: Placed
+    b: Placed
+    out: str = "float32"
+    prefetch: str = "none"
+
+    def __post_init__(self) -> None:
+        if fault := self.fault():
+            raise ValueError(f"this loop nest is not possible: {fault}")
+
+    def fault(self) -> str:
+        """The reason why there are no such loops; empty if there are."""
+        _, _, n, k = self.extents
+        kind = self.row.kind
+        if min(self.extents) < 1 or min(self.chunks) < 1:
+            return f"extents {self.extents} and chunks {self.chunks} must be positive"
+        if not 1 <= self.kc <= k or (self.kc < k and self.kc % kind.step):
+            return f"kc={self.kc} must be k={k}, or less and a multiple of {kind.step}"
+        if self.order not in ("panels", "rows"):
+            return f"order={self.order} is neither panels nor rows"
+        if self.prefetch not in ("none", "next", "both"):
+            return f"prefetch={self.prefetch} is none of none, next, both"
+        if self.a.how not in PLACES_OF_A or self.b.how not in PLACES_OF_B:
+            return f"A cannot be {self.a.how}, or B cannot be {self.b.how}"
+        if self.mc is not None and (self.order == "rows" or not 1 <= self.mc):
+            return f"mc={self.mc} must be positive, and needs order=panels"
+        if self.order == "rows" and self.b.how == "widened":
+            return "order=rows would widen each panel once for each block of rows"
+        if self.order == "rows" and self.b.how == "packed" and self.kc < k:
+            return "order=rows would pack each block of B once for each block of rows"
+        if self.prefetch != "none" and not self.constant_b:
+            return f"prefetch={self.prefetch} needs a constant B"
+        if self.prefetch == "both" and self.b.how == "widened":
+            return "prefetch=both needs panels that are not widened"
+        if self.a.how == "direct" and (self.a.dtype != kind.a.dtype or k % kind.step):
+            return f"A of {self.a.dtype} and k={k} must be packed for {self.row.name}"
+        if self.b.how == "direct" and (kind.b.step > 1 or n % self.row.columns):
+            return f"B with {n} columns must be packed for {self.row.name}"
+        return ""
+
+    @cached_property
+    def shape(self) -> TaskShape:
+        """The tasks, their row blocks and their panels."""
+        batch, m, n, _ = self.extents
+        return cut(batch, m, n, self.row.rows, self.row.columns, *self.chunks)
+
+    @property
+    def constant_b(self) -> bool:
+        """True if B is known at compile time."""
+        return self.b.how in ("panels", "widened")
+
+    @property
+    def kblocks(self) -> int:
+        """The number of blocks of k."""
+        return ceil(self.extents[3] / self.kc)
+
+    @property
+    def held(self) -> int:
+        """The row blocks of a task that one pass over its panels works on."""
+        if self.order == "rows":
+            return 1
+        return self.shape.task_blocks if self.mc is None else self.mc
+
+    @property
+    def passes(self) -> float:
+        """The passes of a task over its panels, as an average."""
+        return self.shape.task_blocks / self.held
+
+    @property
+    def lda(self) -> int:
+        """The stride of packed rows of A. A multiple of 1 KiB would put all rows of a tile into a
+        few cache sets.
+        """
+        item = self.row.kind.a.nbytes
+        line = ALIGN // item
+        return self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
+
+    @property
+    def level0(self) -> tuple[str, float]:
+        """The micro-kernel of a block of average height, and its work."""
+        height = self.shape.task_rows / self.passes / self.held
+        return self.row.kernel_of(ceil(height)), self.row.work(height, self.kc)
+
+    def pieces(self) -> Iterator[Piece]:
+        """The scratch of a thread: copies of A and B, and the tiles of C."""
+        shape, columns, kind = self.shape, self.row.columns, self.row.kind
+        if self.a.how == "packed":
+            yield Piece("rows", (shape.rows(self.held), self.lda), kind.a.dtype)
+        if self.b.how == "packed":
+            depth, dtype = packed_steps(self.kc, kind.b)
+            yield Piece("panels", (shape.task_panels, depth, columns), dtype)
+        if self.b.how == "widened":
+            yield Piece("panel", (self.kc, columns), kind.b.dtype)
+        tiles = self.held * shape.task_panels if self.kblocks > 1 else 1
+        yield Piece("tiles", (tiles, self.row.rows, columns))
+
+
+def packed_steps(kc: int, layout: Layout) -> tuple[int, str]:
+    """The number of steps of B that a block of k has in scratch, and their dtype. A pair of 16-bit
+    elements is an int32.
+    """
+    if layout.step == 1:
+        return kc, layout.dtype
+    assert layout.step * layout.nbytes == 4
+    return ceil(kc / layout.step), "int32"
