@@ -18,6 +18,7 @@ from gtco.cli.inspect_command import measured_peak
 from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
 from gtco.machine.target import Target, cpu_name, detect
+from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
 from gtco.support.version import __version__
@@ -129,6 +130,7 @@ def machine_checks(measure: bool) -> list[Check]:
         Check("cores", cores),
         Check("caches", levels),
         Check("bf16", bfloat16_products(target)),
+        tiles_check(),
         rates_check(target),
     ]
     if measure:
@@ -192,6 +194,14 @@ def bfloat16_products(target: Target) -> str:
     if best.products > 1:
         return "multiplied in pairs (VDPBF16PS)"
     return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
+
+
+def tiles_check() -> Check:
+    """Whether this machine has a tile unit (AMX) that works."""
+    found = tiles()
+    if not found.kinds:
+        return Check("tiles", found.reason, state="none")
+    return Check("tiles", f"{' '.join(found.kinds)}; gtco has no kernels for them yet")
 
 
 def rates_check(target: Target) -> Check:

@@ -178,6 +178,28 @@ TARGETS: dict[str, Target] = {
             2,
             _memory(48, 2048, 32768, 64, 2.9e9),
         ),
+        Target(
+            "emeraldrapids",
+            "emeraldrapids",
+            (*V4, "avx512bf16", "avx512vnni"),
+            16,
+            32,
+            2,
+            2.9e9,
+            2,
+            _memory(48, 2048, 262144, 64, 2.9e9),
+        ),
+        Target(
+            "graniterapids",
+            "graniterapids",
+            (*V4, "avx512bf16", "avx512vnni"),
+            16,
+            32,
+            2,
+            3.7e9,
+            2,
+            _memory(48, 2048, 491520, 64, 3.7e9),
+        ),
         Target("haswell", "haswell", V3, 8, 16, 2, 3.0e9, 2, _memory(32, 256, 8192, 32, 3.0e9)),
     )
 }
@@ -208,7 +230,7 @@ NEAREST = {
     "gracemont sierraforest grandridge clearwaterforest",
     "skylake-avx512": "skx cascadelake cooperlake cannonlake",
     "icelake-server": "icelake-client tigerlake rocketlake",
-    "sapphirerapids": "emeraldrapids graniterapids graniterapids-d diamondrapids",
+    "graniterapids": "graniterapids-d diamondrapids",
     "x86-64-v3": "znver1 znver2 bdver4",
 }
 OLDER = (
@@ -263,6 +285,11 @@ def cpu_name() -> str:
     return _cpuinfo().get("model name", "unknown CPU")
 
 
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, as Linux spells it in /proc/cpuinfo."""
+    return frozenset(_cpuinfo().get("flags", "").split())
+
+
 def cpu_identity() -> dict[str, str]:
     """Values that distinguish this CPU from others with its name. Hypervisors often shorten the
     name.
@@ -280,7 +307,8 @@ def _nearest(info: dict[str, str], flags: set[str]) -> str:
             return "znver5" if family >= 26 else "znver4"
         return "znver3" if family >= 23 else "x86-64-v3"
     if avx512:
-        if "amx_tile" in flags:
+        # Hypervisors hide AMX more often than the instructions that came with it.
+        if "amx_tile" in flags or "avx512_bf16" in flags:
             return "sapphirerapids"
         return "icelake-server" if "avx512_vnni" in flags and "gfni" in flags else "skylake-avx512"
     return "x86-64-v3"

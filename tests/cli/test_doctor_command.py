@@ -11,6 +11,7 @@ import pytest
 from gtco import cli
 from gtco.cli import doctor_command
 from gtco.machine.cores import allowed_cores
+from gtco.machine.tiles import Tiles
 from gtco.search.calibration.peak import Peak
 from gtco.support.errors import BuildError
 
@@ -97,6 +98,16 @@ def test_a_quota_and_the_threads_it_leaves(monkeypatch, capsys):
     assert cores.found == "2 threads by default, of 4 CPUs allowed and a cgroup quota of 1.5"
     (peak,) = (check for check in doctor_command.machine_checks(True) if check.name == "peak")
     assert peak.found.startswith("fp32 200 GFLOP/s (1 windows of 0.25 s on 2 threads")
+
+
+def test_tiles_that_work_and_tiles_that_do_not(monkeypatch):
+    for found, mark, said in (
+        (Tiles(("amx-tile", "amx-bf16")), "ok", "amx-tile amx-bf16; gtco has no kernels"),
+        (Tiles(reason="no tiles: they fault"), "none", "no tiles: they fault"),
+    ):
+        monkeypatch.setattr(doctor_command, "tiles", lambda found=found: found)
+        (check,) = (c for c in doctor_command.machine_checks(False) if c.name == "tiles")
+        assert check.ok and check.mark == mark and said in check.found
 
 
 def test_whether_the_rates_are_measured(rates, monkeypatch, tmp_path):

@@ -174,7 +174,8 @@ def test_every_instruction_is_of_the_list(name: str) -> None:
 def test_products_stay_in_whole_vectors() -> None:
     """LLVM prefers 256 bits on these CPUs, but a kernel of 16 lanes must multiply in zmm."""
     x = T((64, 64))
-    for name in ("x86-64-v4", "skylake-avx512", "icelake-server", "sapphirerapids"):
+    servers = ("sapphirerapids", "emeraldrapids", "graniterapids")
+    for name in ("x86-64-v4", "skylake-avx512", "icelake-server", *servers):
         sketch = sketches(single("matmul", x, x, out=x), TARGETS[name])[0]
         lines = instructions(object_code(builds(sketch, "product"), TARGETS[name]))
         products = [line for line in lines if line.startswith("vfmadd")]
