@@ -1,18 +1,17 @@
-"""Resize, Pad, Col2Im and Attention as the importer writes them out, against ONNX Runtime.
+"""Pad, Col2Im, Attention and others as the importer writes them out, against ONNX Runtime.
 
 The graphs are evaluated with numpy. Other tests check the kernels.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -22,50 +21,7 @@ from gtco.frontend.schema_functions import write_out
 from gtco.graph.lower.walk import lower
 from gtco.support.errors import UnsupportedError
 from gtco.tensor.reference_spatial import conv_transpose2d
-
-Arrays = dict[str, np.ndarray]
-
-
-def node_model(
-    op: str, inputs: Arrays, constants: Arrays, order: list[str], outputs: int, **attrs: Any
-) -> onnx.ModelProto:
-    """A model of one node; ``order`` names its inputs, and "" stands for one that is left out."""
-    made = [f"y{i}" for i in range(outputs)]
-    graph = helper.make_graph(
-        [helper.make_node(op, order, made, **attrs)],
-        "test",
-        [
-            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for k, v in inputs.items()
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
-        [numpy_helper.from_array(v, k) for k, v in constants.items()],
-    )
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11, producer_name="test"
-    )
-
-
-def check(model: onnx.ModelProto, inputs: Arrays, tolerance: float = 2e-5) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    wanted = session.run(None, inputs)
-    for value, array in zip(model.graph.output, wanted, strict=True):
-        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
-        value.CopyFrom(helper.make_tensor_value_info(value.name, dtype, array.shape))
-    got = list(lower(load_onnx(model, simplify=False)).evaluate(inputs).values())
-    assert len(got) == len(wanted)
-    for ours, theirs in zip(got, wanted, strict=True):
-        if ours.dtype == np.float32:  # ONNX Runtime hides scores with the least finite number
-            theirs = np.where(theirs < -1e30, -np.inf, theirs)
-        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-        finite = theirs[np.isfinite(theirs)]
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(finite).max())
-    return got
-
+from tests.frontend.one_node import Arrays, check, node_model
 
 # -- Pad -------------------------------------------------------------------------------------------
 
@@ -91,115 +47,6 @@ def test_pad_repeats_elements_as_movement(data, mode):
     check(model, {"x": x})
     kinds = {op.kind for op in lower(load_onnx(model, simplify=False)).operators.values()}
     assert kinds <= {"slice", "broadcast", "concat", "identity"}
-
-
-# -- Resize ----------------------------------------------------------------------------------------
-
-COORDINATES = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "asymmetric",
-    "align_corners",
-)
-
-
-def rounding_differs(coordinates: str, size: int, out: int) -> bool:
-    """True if ONNX Runtime's float32 misses some position that is a whole or a half number, so that
-    it may take the neighbour. In the middle of 11 -> 15, 7.5 / (15 / 11) - 0.5 is 5 or less.
-    """
-    shift = 0.0 if coordinates == "asymmetric" else 0.5
-    for i in range(out):
-        exact = (Fraction(i) + Fraction(shift)) * size / out - Fraction(shift)
-        single = np.float32(i + shift) / np.float32(out / size) - np.float32(shift)
-        if (2 * exact).denominator == 1 and Fraction(float(single)) != exact:
-            return True
-    return False
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    mode=st.sampled_from(["nearest", "linear", "cubic"]),
-    coordinates=st.sampled_from(COORDINATES),
-    size=st.tuples(st.integers(2, 13), st.integers(2, 13)),
-    out=st.tuples(st.integers(2, 17), st.integers(2, 17)),
-    antialias=st.booleans(),
-    exclude=st.booleans(),
-    nearest=st.sampled_from(["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]),
-    by_axes=st.booleans(),
-)
-def test_resize_to_sizes(mode, coordinates, size, out, antialias, exclude, nearest, by_axes):
-    if mode == "nearest":
-        antialias = exclude = False
-        if coordinates == "align_corners":
-            coordinates = "asymmetric"  # 5 / 7 * 7 is 5 or a little less: rounding may differ
-        axes = zip(size, out, strict=True)
-        assume(not any(rounding_differs(coordinates, *axis) for axis in axes))
-    exclude = exclude and mode == "cubic"
-    attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "antialias": antialias}
-    attrs |= {"exclude_outside": exclude, "nearest_mode": nearest, "cubic_coeff_a": -0.5}
-    sizes = np.array(out if by_axes else (1, 2, *out), np.int64)
-    if by_axes:
-        attrs["axes"] = [2, 3]
-    x = {"x": np.random.default_rng(0).normal(size=(1, 2, *size)).astype(np.float32)}
-    model = node_model("Resize", x, {"sizes": sizes}, ["x", "", "", "sizes"], 1, **attrs)
-    check(model, x)
-
-
-@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
-def test_resize_keeps_the_aspect(policy):
-    x = {"x": np.random.default_rng(0).normal(size=(1, 2, 5, 9)).astype(np.float32)}
-    model = node_model(
-        "Resize",
-        x,
-        {"sizes": np.array([7, 8], np.int64)},
-        ["x", "", "", "sizes"],
-        1,
-        mode="linear",
-        axes=[2, 3],
-        keep_aspect_ratio_policy=policy,
-    )
-    check(model, x)
-
-
-@pytest.mark.parametrize("shape, scales", [((1, 2, 5), (1, 1, 1.7)), ((2, 5, 3), (1, 0.7, 2.5))])
-@pytest.mark.parametrize("mode", ["nearest", "linear"])
-def test_resize_by_scales_that_make_no_whole_size(shape, scales, mode):
-    x = {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
-    constants = {"scales": np.array(scales, np.float32)}
-    check(node_model("Resize", x, constants, ["x", "", "scales"], 1, mode=mode), x)
-
-
-def test_resize_to_a_whole_position_that_float64_misses():
-    """The middle of 7 -> 17 is 8.5 / (17 / 7) - 0.5, which in float64 is a little more than 3."""
-    x = {"x": np.arange(7, dtype=np.float32)[None, None]}
-    attrs = {"mode": "nearest", "nearest_mode": "ceil", "axes": [2]}
-    sizes = {"sizes": np.array([17], np.int64)}
-    (got,) = check(node_model("Resize", x, sizes, ["x", "", "", "sizes"], 1, **attrs), x)
-    assert got[0, 0, 8] == 3
-
-
-def test_resize_crops():
-    x = {"x": np.random.default_rng(0).normal(size=(1, 1, 6, 7)).astype(np.float32)}
-    constants = {
-        "roi": np.array([0, 0, 0.3, -0.2, 1, 1, 0.7, 1.1], np.float32),
-        "sizes": np.array([1, 1, 4, 9], np.int64),
-    }
-    attrs = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.5}
-    model = node_model("Resize", x, constants, ["x", "roi", "", "sizes"], 1, mode="linear", **attrs)
-    (got,) = check(model, x)
-    assert (got == 3.5).any()
-
-
-def test_a_size_known_only_at_run_time_is_refused():
-    x = np.zeros((1, 1, 4, 4), np.float32)
-    inputs = {"x": x, "sizes": np.array([1, 1, 2, 2], np.int64)}
-    model = node_model("Resize", inputs, {}, ["x", "", "", "sizes"], 1, mode="linear")
-    model.graph.output[0].CopyFrom(
-        helper.make_tensor_value_info("y0", TensorProto.FLOAT, (1, 1, 2, 2))
-    )
-    with pytest.raises(UnsupportedError, match="known only at run time"):
-        load_onnx(model, simplify=False)
 
 
 # -- Col2Im ----------------------------------------------------------------------------------------
