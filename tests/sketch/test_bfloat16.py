@@ -94,6 +94,12 @@ STAGES = {
         ("permute", "b", "t", half(21, 18), {"axes": (1, 0)}),
         ("matmul", "x t", "y", T((10, 18)), {}),
     ),
+    "one_step": chain(  # half a pair, which the pieces of a concat hold
+        {"x": half(9, 1), "b": half(7), "d": half(11)},
+        ("concat", "b d", "e", half(18), {"axis": 0}),
+        ("reshape", "e", "f", half(1, 18), {}),
+        ("matmul", "x f", "y", T((9, 18)), {}),
+    ),
     "conv3x3": conv(9, 12, 20, 3),
     "conv3x3_odd": conv(7, 5, 11, 3),
     "stem": conv(19, 3, 20, 7, "NCHW", strides=(2, 2)),

@@ -286,8 +286,9 @@ def pack_columns(
             with em.loop(depth, "k") as k:
                 row(k, lambda j: element(k, j))
             return
-        with em.loop(em.index(depth // 2), "k") as k:
-            row(k, lambda j: pair(element(2 * k, j), element(2 * k + 1, j)))
+        if view.k > 1:  # no loop whose indices are known to lie outside of the operand
+            with em.loop(em.index(depth // 2), "k") as k:
+                row(k, lambda j: pair(element(2 * k, j), element(2 * k + 1, j)))
         if view.k % 2:  # the last element is alone
             blocks = ceil(view.k / kc)
             alone = view.k - (blocks - 1) * kc - 1
