@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 
 
 def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without Gelu and InstanceNormalization."""
+    """The model without Gelu, Celu and InstanceNormalization."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     nodes: list[onnx.NodeProto] = []
@@ -80,6 +80,14 @@ def _gelu(w: _Writer, node: onnx.NodeProto) -> str:
     return w.add("Mul", w.add("Mul", x, w.constant(0.5)), both)
 
 
+def _celu(w: _Writer, node: onnx.NodeProto) -> str:
+    """max(0, x) + min(0, alpha (exp(x / alpha) - 1)), where the last difference cancels."""
+    (x,) = node.input
+    alpha, zero = w.constant(float(_attributes(node).get("alpha", 1.0))), w.constant(0.0)
+    grown = w.add("Sub", w.add("Exp", w.add("Div", x, alpha)), w.constant(1.0))
+    return w.add("Add", w.add("Max", x, zero), w.add("Min", w.add("Mul", alpha, grown), zero))
+
+
 def _instance_normalization(w: _Writer, node: onnx.NodeProto) -> str:
     x, *affine = node.input
     rows = w.add("Reshape", x, w.constant([0, 0, -1]))
@@ -93,6 +101,7 @@ def _instance_normalization(w: _Writer, node: onnx.NodeProto) -> str:
 
 
 DEFINITIONS: dict[str, Callable[[_Writer, onnx.NodeProto], str]] = {
+    "Celu": _celu,
     "Gelu": _gelu,
     "InstanceNormalization": _instance_normalization,
 }

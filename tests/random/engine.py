@@ -58,6 +58,10 @@ BOUNDS = {
     "bf16": Bound(2e-2, 8.0, 2.0**-9, 2.0**-9, 0.5, 0.1),
 }
 PRODUCTS = {"MatMul": 2, "Gemm": 2, "Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Attention": 3}
+# ONNX does not say what these make of a NaN: some engines pass it on, and others drop it.
+ORDERING = frozenset(
+    "MaxPool GlobalMaxPool Max Min ReduceMax ReduceMin TopK QuantizeLinear".split()
+)
 RUNS = 3  # each with other changes
 Arrays = Mapping[str, np.ndarray]
 # The outputs of a machine for the model, the inputs and the precision.
@@ -188,6 +192,21 @@ def with_changes(
     return made, shapes
 
 
+def orders_nan(model: onnx.ModelProto, feeds: Arrays) -> bool:
+    """True if a NaN gets to an operator whose result ONNX does not define for it."""
+    nodes = model.graph.node
+    operands = {x for node in nodes if node.op_type in ORDERING for x in node.input}
+    made = sorted(operands & {x for node in nodes for x in node.output})
+    arrays = [feeds[x] for x in operands & feeds.keys()]
+    if made:
+        seen = onnx.ModelProto()
+        seen.CopyFrom(model)
+        known = {o.name for o in model.graph.output}
+        seen.graph.output.extend(onnx.ValueInfoProto(name=x) for x in made if x not in known)
+        arrays += session(seen).run(made, dict(feeds))
+    return any(a.dtype.kind == "f" and bool(np.isnan(a).any()) for a in arrays)
+
+
 def difference(got: np.ndarray, want: Wanted, smooth: bool) -> str:
     """How the output differs; "" if it is right."""
     with np.errstate(invalid="ignore"):
@@ -264,7 +283,7 @@ def check(
             for t in graph.outputs
             if (d := difference(got[t.name], want[t.name], graph.smooth))
         ]
-        if wrong:
+        if wrong and not orders_nan(model_of([graph]), graph.feeds):
             _found(graph, "wrong", "; ".join(wrong), tally)
     return None
 

@@ -15,7 +15,7 @@ from tests.random.__main__ import BATCH, opset_of, precision_of, search
 from tests.random.builder import model_of
 from tests.random.definitions import written_out
 from tests.random.draw import OPSETS, draw
-from tests.random.engine import BOUNDS, Wanted, difference, session, wanted
+from tests.random.engine import BOUNDS, Wanted, difference, orders_nan, session, wanted
 from tests.random.shrink import shrink
 
 SEED, COUNT = 0, 180
@@ -48,6 +48,15 @@ def test_every_difference_is_seen() -> None:
     one = Wanted(np.float32(np.nan), (np.float32(np.nan),))
     assert difference(np.float32(np.nan), one, True) == ""
     assert difference(np.float32(0), one, True)
+
+
+def test_nan_that_is_ordered_is_found() -> None:
+    text = "agraph (float[2,3] x) => (float[2,3] y) { r = Sqrt(x) y = %s }"
+    x = np.array([[1, 4, 9], [1, 4, 0]], np.float32)
+    for end, found in (("Max(x, r)", True), ("Add(x, r)", False)):
+        model = graph_of(text % end)
+        assert not orders_nan(model, {"x": x})
+        assert orders_nan(model, {"x": x - 1}) is found
 
 
 def test_bfloat16_is_held_to_its_own_roundings() -> None:
