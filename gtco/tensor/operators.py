@@ -132,8 +132,8 @@ OPERATORS: dict[str, OperatorInfo] = {
         ("scale",),
         "softmax(scale * q @ k^T + bias) @ v; q [..., M, D], k [..., N, D], v [..., N, E], "
         "bias broadcasts to [..., M, N]; with bfloat16 q, k and v the softmax is float32 and is "
-        "rounded for its product with v; a score whose bias equals 'hidden' is that bias for any "
-        "q and k; 'guarded': NaN of the softmax counts as 0",
+        "rounded for its product with v; a score whose bias is 'hidden' or less is that bias for "
+        "any q and k; 'guarded': NaN of the softmax counts as 0",
         ("guarded", "hidden"),
     ),
     "grid_sample": OperatorInfo(

@@ -172,7 +172,7 @@ def _attention(operator: Operator, attrs: dict[str, Any], arrays: Sequence[Array
     q, k, v = arrays[:3]
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * of_dtype(q, attrs["scale"])
     if len(arrays) == 4:
-        hidden = arrays[3] == of_dtype(arrays[3], attrs.get("hidden", np.nan))
+        hidden = arrays[3] <= of_dtype(arrays[3], attrs.get("hidden", np.nan))
         scores = np.where(hidden, arrays[3], scores + arrays[3])
     e = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
     numerators = e.astype(narrow).astype(e.dtype) if half else e

@@ -89,7 +89,7 @@ def _parts(graph: Graph, op: Operator) -> str:
         total = add("add", scores, bias)
         if "hidden" in attrs:
             low = constant(attrs["hidden"], bias)
-            total = add("where", add("equal", bias, low), bias, total)
+            total = add("where", add("less_equal", bias, low), bias, total)
         scores = total
     weights = add("softmax", scores, axis=len(graph.types[scores].shape) - 1)
     if dict(op.attrs).get("guarded"):

@@ -190,8 +190,8 @@ def _by_heads(
 
 def _apart(graph: Graph, term: str, factor: float, hidden: float | None) -> bool:
     """True if a score with ``factor`` times ``term`` added cannot be confused with a hidden one,
-    which is recognised only by its bias. A sum with a value as low as ``hidden`` may differ from
-    ``hidden``, unless ``hidden`` absorbs it.
+    which is recognised only by its bias: ``hidden`` or less. A sum with a value as low as
+    ``hidden`` may differ from its bias, unless ``hidden`` absorbs every finite score.
     """
     if hidden is None or hidden <= _ABSORBS:
         return True
@@ -283,9 +283,9 @@ def _outwards(
 def _bias(graph: Graph, scores: _Scores, made: TensorType) -> str | None:
     """The terms as one tensor; constant zeros are left out.
 
-    A hidden score is recognised by a bias that equals ``hidden`` to the bit. If ``hidden`` absorbs
-    the values that are added outside, every order gives this, and an infinity added there still
-    counts. Otherwise the mask's term comes last, wherever it was.
+    A hidden score is recognised by a bias of ``hidden`` or less. If ``hidden`` absorbs the values
+    that are added outside, every order gives this, and a second mask that is added there may make
+    -inf of it. Otherwise the mask's term comes last, wherever it was.
     """
 
     def constant(value: float) -> str:

@@ -256,7 +256,7 @@ def _attention(b: Any, op: Operator, x: Sequence[Any], types: Sequence[TensorTyp
         summed = b.emit(R.add(scores, x[3]))
         if op.get("hidden") is not None:
             low = relax.const(op["hidden"], op.type.dtype)
-            summed = b.emit(R.where(b.emit(R.equal(x[3], low)), low, summed))
+            summed = b.emit(R.where(b.emit(R.less_equal(x[3], low)), x[3], summed))
         scores = summed
     weights = b.emit(R.nn.softmax(scores, axis=-1))
     if op.get("guarded"):

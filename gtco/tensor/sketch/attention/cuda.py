@@ -390,7 +390,7 @@ class CudaAttention:
             lines.append(f"  return fmaf(product, {_literal(scale)}, added);")
         else:  # whatever the score is, NaN and infinities included
             lines.append(f"  const float x = fmaf(product, {_literal(scale)}, added);")
-            lines.append(f"  return added == {_literal(float(hidden))} ? added : x;")
+            lines.append(f"  return added <= {_literal(float(hidden))} ? added : x;")
         return "\n".join([*lines, "});"])
 
 

@@ -341,5 +341,5 @@ class AttentionLoops:
         bias = em.let(self.operand(3, batch, start + i, column), "bias")
         score = em.load(self.scores, [i, column]) + bias
         if hidden is not None:  # for every score, NaN and infinities included
-            score = tirx.Select(tirx.EQ(bias, tirx.const(hidden, "float32")), bias, score)
+            score = tirx.Select(bias <= tirx.const(hidden, "float32"), bias, score)
         em.store(self.scores, [i, column], score)
