@@ -4,6 +4,8 @@ fallback.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,6 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import gtco
+import gtco.compiler
 from tests.kernels import fresh_seed
 
 
@@ -98,6 +101,25 @@ def test_scatters() -> None:
         indices = c.indices((8, 2), [3, 4])
         c.add("ScatterND", c.numbers(3, 4, 5), indices, c.numbers(8, 5), reduction=reduction)
     c.check()
+
+
+def test_indices_outside_read_and_write_nothing_outside(tmp_path: Path) -> None:
+    """ONNX Runtime gives an error. A kernel gives none, and stays in its tensors."""
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+    agraph (float[5,3] x, int64[4] i, int64[4,1] j, float[4,3] u)
+        => (float[4,3] y, float[4,3] z, float[4,1] e, float[5,3] s) {
+      y = Gather(x, i) z = GatherND(x, j) e = GatherElements<axis = 1>(x, j) s = ScatterND(x, j, u)
+    }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(fresh_seed())
+    x, u = (rng.standard_normal(s).astype(np.float32) for s in ((5, 3), (4, 3)))
+    i = np.array([5, -6, 2**31 - 1, -(2**31)])
+    gtco.compiler.compile_to_file(model, tmp_path / "outside.so")
+    with gtco.load(tmp_path / "outside.so") as compiled:
+        result = compiled.run({"x": x, "i": i, "j": i[:, None], "u": u})
+    for name in "yze":
+        assert np.isin(result[name], x).all(), name
+    np.testing.assert_array_equal(result["s"], x)
 
 
 @pytest.mark.parametrize("k", [1, 4, 70])

@@ -15,7 +15,9 @@ from tests.random.light import light
 OPSETS = (17, 18, 20, 21)
 SPECIAL = (18, 21)  # with NaN and infinities, and without onnxsim, which ignores them
 PRODUCTS = ("MatMul", "Gemm", "Conv", "Einsum")
-BETWEEN = ("Add", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+BETWEEN = frozenset(
+    "Add Identity Reshape Squeeze Transpose Unsqueeze Gather GatherElements GatherND Slice".split()
+)
 RANKS = (1, 2, 3, 3, 4, 4, 5)
 
 

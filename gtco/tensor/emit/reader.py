@@ -148,6 +148,9 @@ class Reader:
         where = self.value(op.inputs[1], index[axis : axis + rank])
         where = self.emitter.let(tirx.Cast(self.emitter.index_dtype, where), "row")
         where = self.emitter.let(tirx.Select(where < 0, where + shape[axis], where), "row")
+        # An index of the user may lie outside. The bounds also keep TVM's own analysis of the
+        # place in 32 bits.
+        where = self.emitter.let(tirx.max(tirx.min(where, shape[axis] - 1), 0), "row")
         return self.value(op.inputs[0], [*index[:axis], where, *index[axis + rank :]])
 
     def through(
