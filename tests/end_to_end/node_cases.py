@@ -8,6 +8,7 @@ input.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -63,6 +64,9 @@ PARAMETERS = {
     "Upsample": (1,),
 }
 
+# More tests in one model save little: each still costs its own kernels.
+GROUP = 24
+
 
 @dataclass(frozen=True)
 class NodeCase:
@@ -89,6 +93,22 @@ def cases() -> dict[str, NodeCase]:
     names = {t.name for t in tests if {n.op_type for n in t.model.graph.node} <= OPERATORS}
     wanted = {n for n in names if "_expanded" not in n}
     return {t.name: _case(t) for t in tests if t.name.partition("_expanded")[0] in wanted}
+
+
+def groups(alone: Collection[str]) -> list[list[str]]:
+    """All tests in groups that fit into one model: of one version, at most :data:`GROUP` of them.
+    Each test of ``alone`` is a group.
+    """
+    by_version: dict[object, list[str]] = {}
+    for name, case in sorted(cases().items()):
+        model = case.model
+        version = (model.ir_version, str(model.opset_import))
+        by_version.setdefault(name if name in alone else version, []).append(name)
+    return [
+        names[start : start + GROUP]
+        for names in by_version.values()
+        for start in range(0, len(names), GROUP)
+    ]
 
 
 def _case(test: Any) -> NodeCase:

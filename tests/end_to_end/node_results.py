@@ -14,21 +14,23 @@ from pathlib import Path
 RUNNER = (sys.executable, "-m", "tests.end_to_end.node_runner")
 
 
-def run_all(names: Sequence[str], processes: int) -> dict[str, str]:
+def run_all(groups: Sequence[Sequence[str]], processes: int) -> dict[str, str]:
     """Each test's failure ("" if it passes), by name; ``processes`` children run at a time."""
     with ThreadPoolExecutor(processes) as pool:
-        parts = pool.map(run_some, [names[i::processes] for i in range(processes)])
+        parts = pool.map(run_some, [groups[i::processes] for i in range(processes)])
     return {name: failure for part in parts for name, failure in part.items()}
 
 
-def run_some(names: Sequence[str], command: Sequence[str] = RUNNER) -> dict[str, str]:
-    """Runs these tests in one child, and starts another one after each that died."""
+def run_some(groups: Sequence[Sequence[str]], command: Sequence[str] = RUNNER) -> dict[str, str]:
+    """Runs these tests in one child, and starts another one after each that died. The tests of the
+    group that killed it are then run one by one.
+    """
     found: dict[str, str] = {}
-    left = list(names)
+    left = [list(group) for group in groups]
     while left:
         child = subprocess.run(
             command,
-            input="\n".join(left),
+            input="\n".join(map(" ".join, left)),
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).resolve().parents[2],
@@ -38,8 +40,10 @@ def run_some(names: Sequence[str], command: Sequence[str] = RUNNER) -> dict[str,
             if line.startswith('{"name"'):
                 result = json.loads(line)
                 found[result["name"]] = result["failure"]
-        left = [name for name in left if name not in found]
-        if left:
-            found[left[0]] = f"its process died with status {child.returncode}"
+        left = [rest for group in left if (rest := [name for name in group if name not in found])]
+        if left and len(left[0]) > 1:
+            left[:1] = [[name] for name in left[0]]
+        elif left:
+            found[left[0][0]] = f"its process died with status {child.returncode}"
             del left[0]
     return found

@@ -2,23 +2,26 @@
 
 ``python -m tests.end_to_end.node_runner`` takes names on standard input. Each model goes the whole
 way: ``compile_to_file`` writes a library, ``load`` opens it, and its outputs are compared with the
-test's. Two things differ, to fit over a thousand compiles in minutes. Kernels are built in this
+test's. Three things differ, to fit over a thousand tests in minutes. Kernels are built in this
 process and not in workers (the process that reads the lines starts another one if this one dies).
-onnxsim also runs in this process.
+onnxsim also runs in this process. The tests of one line stand side by side in one model, which
+shares nothing between them but kernels that are the same. If that model cannot be compiled or run,
+each of them is compiled alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.compose
 import onnxsim
 
 import gtco.compiler
@@ -27,7 +30,6 @@ from gtco.codegen.build import Failure, Job, Kernel
 from gtco.codegen.serve import answer
 from gtco.frontend.simplify import SKIPPED
 from gtco.runtime.module import load
-from gtco.support.errors import GtcoError
 from gtco.verification.compare import is_float
 from tests.end_to_end.node_cases import NodeCase, cases
 
@@ -48,17 +50,46 @@ class InProcess:
         return map(answer, jobs)
 
 
-def run(case: NodeCase) -> str:
-    """Why the test fails; "" if it passes."""
+def run(cases: Sequence[NodeCase]) -> dict[str, str]:
+    """Why each of these tests fails, by name; "" if it passes."""
+    try:
+        results = compiled_and_run(cases)
+    except Exception as error:
+        if len(cases) == 1:
+            return {cases[0].name: f"{type(error).__name__}: {error}"}
+        return {name: failure for case in cases for name, failure in run([case]).items()}
+    return {case.name: "; ".join(compare(results[case.name], case)) for case in cases}
+
+
+def compiled_and_run(cases: Sequence[NodeCase]) -> dict[str, list[np.ndarray]]:
+    """The outputs of each test, by name, from one library."""
+    prefixes = [f"n{i}_" for i in range(len(cases))] if len(cases) > 1 else [""]
+    inputs = {
+        prefix + name: array
+        for prefix, case in zip(prefixes, cases, strict=True)
+        for name, array in case.inputs.items()
+    }
     with tempfile.TemporaryDirectory(prefix="gtco-node-") as folder:
         library = Path(folder, "node.so")
-        try:
-            gtco.compiler.compile_to_file(case.model, library)
-        except GtcoError as error:
-            return f"{type(error).__name__}: {error}"
+        gtco.compiler.compile_to_file(side_by_side(cases, prefixes), library)
         with load(library, threads=2) as model:
-            results = list(model.run(case.inputs).values())
-    return "; ".join(compare(results, case))
+            results = iter(model.run(inputs).values())
+    return {case.name: list(itertools.islice(results, len(case.outputs))) for case in cases}
+
+
+def side_by_side(cases: Sequence[NodeCase], prefixes: Sequence[str]) -> onnx.ModelProto:
+    """One model of all tests; all names of a test's model get its prefix."""
+    if len(cases) == 1:
+        return cases[0].model
+    parts = zip(cases, prefixes, strict=True)
+    models = [onnx.compose.add_prefix(case.model, prefix) for case, prefix in parts]
+    merged = onnx.ModelProto()
+    merged.CopyFrom(models[0])
+    for model in models[1:]:
+        assert (model.ir_version, model.opset_import) == (merged.ir_version, merged.opset_import)
+        for field in ("node", "initializer", "input", "output", "value_info"):
+            getattr(merged.graph, field).extend(getattr(model.graph, field))
+    return merged
 
 
 def simplify(model: onnx.ModelProto, timeout: float) -> tuple[onnx.ModelProto, str]:
@@ -95,18 +126,13 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if is_float(array.dtype) else np.asarray(array)
 
 
-def main(names: Iterable[str]) -> None:
+def main(lines: Iterable[str]) -> None:
     gtco.compiler.Workers = InProcess  # type: ignore[assignment, misc]
     gtco.frontend.onnx.run_onnxsim = simplify
     known = cases()
-    for name in names:
-        start = time.perf_counter()
-        try:
-            failure = run(known[name])
-        except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
-        seconds = round(time.perf_counter() - start, 3)
-        print(json.dumps({"name": name, "failure": failure, "seconds": seconds}), flush=True)
+    for line in lines:
+        for name, failure in run([known[name] for name in line.split()]).items():
+            print(json.dumps({"name": name, "failure": failure}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.end_to_end.node_cases import OPERATORS, NodeCase, cases
+from tests.end_to_end import node_runner
+from tests.end_to_end.node_cases import GROUP, OPERATORS, NodeCase, cases, groups
 from tests.end_to_end.node_failures import EXPECTED_FAILURES
 from tests.end_to_end.node_results import run_all, run_some
 from tests.end_to_end.node_runner import compare
 
 
 def test_operators_agree_with_onnx(capsys: pytest.CaptureFixture[str]) -> None:
-    results = run_all(sorted(cases()), len(os.sched_getaffinity(0)))
-    assert results.keys() == cases().keys()
     expected = {name: row for row in EXPECTED_FAILURES for name in row.tests}
+    results = run_all(groups(expected), len(os.sched_getaffinity(0)))
+    assert results.keys() == cases().keys()
     assert len(expected) == sum(len(row.tests) for row in EXPECTED_FAILURES), "a test in two rows"
     assert expected.keys() <= cases().keys(), "the table names tests that are not run"
     passed = [name for name, failure in results.items() if not failure]
@@ -49,12 +51,40 @@ def test_a_dead_child_costs_one_test(tmp_path: Path) -> None:
     script = tmp_path / "child.py"
     script.write_text(
         "import os, sys, json\n"
-        "for name in map(str.strip, sys.stdin):\n"
-        "    if name == 'b': os.kill(os.getpid(), 11)\n"
-        "    print(json.dumps({'name': name, 'failure': ''}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if 'b' in line.split(): os.kill(os.getpid(), 11)\n"
+        "    for name in line.split():\n"
+        "        print(json.dumps({'name': name, 'failure': ''}), flush=True)\n"
     )
-    found = run_some(["a", "b", "c"], (sys.executable, str(script)))
-    assert found == {"a": "", "b": "its process died with status -11", "c": ""}
+    died = "its process died with status -11"
+    for lines in [["a"], ["b"], ["c"]], [["a", "b", "c"]], [["a", "c"], ["b"]]:
+        found = run_some(lines, (sys.executable, str(script)))
+        assert found == {"a": "", "b": died, "c": ""}
+
+
+def test_a_group_that_fails_is_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled_and_run(group: Sequence[NodeCase]) -> dict[str, list[np.ndarray]]:
+        if any(case.name == "refused" for case in group):
+            raise ValueError("no such type")
+        return {case.name: [np.float32([1])] for case in group}
+
+    monkeypatch.setattr(node_runner, "compiled_and_run", compiled_and_run)
+    model = next(iter(cases().values())).model
+    wanted = {"right": np.float32([1]), "refused": np.float32([1]), "wrong": np.float32([2])}
+    group = [NodeCase(name, model, {}, [out], 1e-3, 1e-7) for name, out in wanted.items()]
+    assert node_runner.run(group) == {
+        "right": "",
+        "refused": "ValueError: no such type",
+        "wrong": "output 0 is wrong by 1",
+    }
+
+
+def test_groups_hold_every_test_once() -> None:
+    one = min(cases())
+    found = groups({one})
+    assert [one] in found
+    assert sorted(name for group in found for name in group) == sorted(cases())
+    assert max(map(len, found)) == GROUP
 
 
 @pytest.mark.parametrize(
