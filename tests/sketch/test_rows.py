@@ -396,3 +396,31 @@ def test_long_rows_of_an_image_are_read_in_vectors(edge: int, name: str) -> None
     assert isinstance(program, Program)
     assert "truncmod" not in program.function.script()
     check(made, name)
+
+
+@pytest.mark.parametrize("name", targets())
+def test_rows_read_backwards_through_choices(name: str) -> None:
+    """A reflecting pad of a roll, before a roll and a maximum. It reads at ``-i % 2``, of which TVM
+    makes ``i % -2 * -1``, which its code generator refuses behind a choice.
+    """
+    shape = [2, 1, 2, 2, 8]
+    pad = [op("roll", "x", "r", shape, shifts=(0, 0, 1, 0, 0))]
+    for axis, extent in (0, 2), (2, 2), (3, 2), (4, 2):
+        source = pad[-1].output if pad else "x"
+        begin = [0] * 5
+        begin[axis] = 1 if shape[axis] == 2 else shape[axis] - 2
+        strides = [-1 if k == axis else 1 for k in range(5)]
+        part = [extent if k == axis else n for k, n in enumerate(shape)]
+        pad.append(
+            op("slice", source, f"s{axis}", part, begin=tuple(begin), strides=tuple(strides))
+        )
+        shape[axis] += extent
+        first = source if axis == 4 else f"s{axis}"
+        pad.append(op("concat", f"{first} s{axis}", f"c{axis}", shape, axis=axis))
+    ops = [
+        *pad,
+        op("roll", "c4", "v", shape, shifts=(0, 0, 0, 0, 6)),
+        op("reshape", "v", "t", (4, 4, 4, 10)),
+        op("max", "t", "y", (4, 4, 1, 1), axes=(2, 3), keepdims=True),
+    ]
+    check(stage(ops, x=(2, 1, 2, 2, 8)), name, tolerance=0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import tirx
 
 from gtco.codegen.load import load
+from gtco.tensor.analysis.indices import floordiv, floormod
 from gtco.tensor.emit import vector_math
 from gtco.tensor.emit.arithmetic import cast
 from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
@@ -102,3 +107,27 @@ def test_a_long_chain_of_what_all_lanes_share_stays_one_value() -> None:
     x = np.arange(machine.lanes, dtype=np.float32)
     built = Built(library, "shared", (("x", types),), types, 1, 0, {})
     np.testing.assert_array_equal(built(x), x + 3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda i, j: floormod(0 - i, 6),
+        lambda i, j: floormod(floormod(0 - i, 6) - j + 3, 4),
+        lambda i, j: floordiv(floormod(12 - 2 * i, 6) - 3, 2) + 4,
+        lambda i, j: floormod(floormod(3 - i, 4) * 3 - floormod(6 - j, 3) - 2, 7),
+        lambda i, j: floordiv(0 - i * 2, 6) * 5 + floordiv(j * 3, -2),
+        lambda i, j: floormod(floordiv(2 - i, -3) - 2, -7) + 7,
+    ],
+)
+def test_an_index_divides_by_positive_numbers(value: Callable[..., Any]) -> None:
+    """The simplifier makes ``i % -6 * -1`` of ``-i % 6``. TVM's code generator may refuse it."""
+    em = Emitter(8)
+    i, j = em.variables([13, 7])
+    index = em.index(value(i, j))
+    assert not re.search("(%|//) -", str(index))
+    for at in np.ndindex(13, 7):
+        here = Emitter(8)
+        for var, place in zip((i, j), at, strict=True):
+            here.bind(var, 1, place)
+        assert here.index(index) == value(*at)

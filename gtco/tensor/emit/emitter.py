@@ -55,6 +55,24 @@ def operands(x: Expr) -> Sequence[Expr]:
     return (x.a, x.b) if hasattr(x, "b") else ()
 
 
+def positive_divisors(x: Expr) -> Expr:
+    """``x // -c`` becomes ``-x // c``, and ``x % -c`` becomes ``-(-x % c)``, in all of ``x``."""
+    match x:
+        case tirx.Select():
+            return tirx.Select(*map(positive_divisors, operands(x)))
+        case tirx.Cast():
+            return tirx.Cast(x.ty.dtype, positive_divisors(x.value))
+    if not hasattr(x, "b"):
+        return x
+    a, b = positive_divisors(x.a), positive_divisors(x.b)
+    if isinstance(x, tirx.FloorDiv | tirx.FloorMod) and isinstance(b, tirx.IntImm) and b.value < 0:
+        zero, divisor = tirx.const(0, str(x.ty)), tirx.const(-b.value, str(x.ty))
+        if isinstance(x, tirx.FloorDiv):
+            return tirx.floordiv(zero - a, divisor)
+        return zero - tirx.floormod(zero - a, divisor)
+    return x if a.same_as(x.a) and b.same_as(x.b) else type(x)(a, b)
+
+
 def _chooses(x: Expr) -> bool:
     """True if a choice is part of the value, without looking into bound variables."""
     return isinstance(x, tirx.Select) or any(map(_chooses, operands(x)))
@@ -208,6 +226,15 @@ class Emitter(Scope):
             return value
         integer, vector = dtype.replace("float", "uint"), f"x{lanes}" if lanes > 1 else ""
         return tirx.reinterpret(dtype + vector, tirx.reinterpret(integer + vector, value))
+
+    def index(self, value: Expr) -> Expr:
+        """The integer expression in its simplest form that divides by positive numbers alone.
+
+        The simplifier makes ``i % -2 * -1`` of ``-i % 2``. TVM's ``LowerIntrin`` binds a variable
+        inside of such a remainder, and its LLVM code generator refuses that binding where it visits
+        the expression once a lane.
+        """
+        return positive_divisors(super().index(value))
 
     def let_index(self, value: Expr, name: str = "n") -> Expr:
         """Like :meth:`let` for an integer, and keeps the known range."""
