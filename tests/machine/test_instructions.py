@@ -151,7 +151,11 @@ def test_llvm_may_use_what_is_checked_at_open(name: str) -> None:
     assert set(normalize_features(machine.features)) == set(machine.features)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+# One machine of each set of instructions; the test above holds every machine to its own set.
+OF_A_SET = {frozenset(MACHINES[name].features): name for name in reversed(MACHINES)}
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_SET.values()))
 def test_every_instruction_is_of_the_list(name: str) -> None:
     machine = MACHINES[name]
     functions: list[Any] = []

@@ -125,11 +125,12 @@ def test_building_counts_too(
     is expected to take a guessed time.
     """
     machine = Machine(monkeypatch, build_seconds)
-    results, _ = run(generated(*STAGES), seconds=seconds)
+    stages = STAGES[::2]
+    results, _ = run(generated(*stages), seconds=seconds)
     assert results
     assert machine.now <= seconds + tune.CANDIDATES * build_seconds
     if seconds == 40.0:
-        assert len(results) == len(STAGES)
+        assert len(results) == len(stages)
 
 
 @pytest.mark.parametrize("gaining", [False, True])
