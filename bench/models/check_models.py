@@ -251,11 +251,11 @@ def summary(rows: Sequence[Row], output: Console) -> None:
         [f"{name(r)}: {r.ratio:.2f}" for r in sorted(slow, key=lambda r: r.ratio or 0.0)],
     )
     section(
-        "right in float64, where ONNX Runtime is not, or not stable",
+        "right, where ONNX Runtime is not or cannot run the model",
         [f"{name(r)}: {r.examination.judged}" for r in rows if r.examination.judged],
     )
     section(
-        "not settled: ONNX Runtime is not stable, and float64 does not find it right either",
+        "not settled: off by more than the tolerance, but not by more than rounding costs there",
         [f"{name(r)}: {r.examination.unsettled}" for r in rows if r.examination.unsettled],
     )
     section("peers that failed", [f"{name(r)}: {n}: {e}" for r in rows for n, e in r.errors])

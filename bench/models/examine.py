@@ -2,7 +2,8 @@
 library that crashes costs only its own result.
 
 ``python -m bench.models.examine JOB.json`` is that process. ``gtco.verification`` compares with
-ONNX Runtime on the model's ONNX; the time of a stage is the median of a few profiled runs.
+ONNX Runtime on the model's ONNX, and with float64 where the two differ. The time of a stage is the
+median of a few profiled runs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtco.verification import Difference
+from gtco.verification import Difference, VerificationReport
 
 from ..harness.process import child_environment
 
@@ -33,9 +33,10 @@ class Examination:
     - ``disagrees``: why the outputs are wrong; None if they are right
     - ``fallbacks``: by operator the share of the time in stages that the fallback compiled, the
       largest first
-    - ``judged``: where ONNX Runtime differs or is unstable, and float64 found the library right
-    - ``unsettled``: where ONNX Runtime is unstable, and float64 did not find the library right:
-      neither a disagreement nor an agreement
+    - ``judged``: where ONNX Runtime differs or cannot run the model, and the library is right:
+      float64 or PyTorch decided
+    - ``unsettled``: where the library is off by more than the tolerance, but not by more than
+      rounding costs there: neither a disagreement nor an agreement
     - ``error``: why there is no result at all
     """
 
@@ -63,8 +64,8 @@ def examine(
     library that fails: ``error`` or ``disagrees`` say why.
 
     ``only_random``: use only the random inputs, not the adversarial ones. ``member``: the model of
-    ``models.family`` from which it was exported. Its float64 run decides if ONNX Runtime and the
-    library differ, or if ONNX Runtime's answer is unstable (its optimised norms of images cancel).
+    ``models.family`` from which it was exported. The library is held to it if ONNX Runtime cannot
+    run the model.
     """
     with tempfile.TemporaryDirectory(prefix="gtco-examine-") as folder:
         job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
@@ -120,39 +121,30 @@ def main(argv: list[str]) -> int:
     from gtco.verification import verify
 
     job = json.loads(Path(argv[0]).read_text())
+    report: VerificationReport | None
+    refused = None
     with load(job["library"], threads=job["threads"]) as model:
-        difference, disagrees, judged, unsettled = None, None, None, None
-        exact: Callable[[], dict[tuple[str, str], Difference]] = dict
-        if job["member"]:
-            exact = partial(in_float64, model, job["member"])
         try:
             report = verify(model, job["model"], check=False)
-            seen = [d for d in report.differences if d.case == "random" or not job["only_random"]]
-            # What differs no more than ONNX Runtime's own answer would move is no test of either.
-            doubted = [d for d in seen if d.failure or d.unstable]
-            by_float64 = exact() if doubted else {}
-            right = _right(by_float64)
-            settled = {id(d): right[key] for d in doubted if (key := (d.case, d.output)) in right}
-            difference = max((settled.get(id(d), d.relative) for d in seen), default=0.0)
-            judged = _told(d for d in doubted if id(d) in settled)
-            left = [d for d in doubted if id(d) not in settled]
-            disagrees = _told(d for d in left if d.failure)
-            unsettled = _told((d for d in left if not d.failure), by_float64)
         except VerificationError as error:  # ONNX Runtime cannot run it, or outputs are missing
-            right = _right(exact())
-            if right.keys() >= {("random", output.name) for output in model.outputs}:
-                judged, difference = str(error), max(right.values(), default=0.0)
-            else:
-                disagrees = str(error)
+            refused, report = str(error), in_pytorch(model, job["member"])
+        differences = report.differences if report else ()
+        seen = [d for d in differences if d.case == "random" or not job["only_random"]]
+        disagrees = told(d for d in seen if d.failure)
+        judged = told(d for d in seen if d.judged and not (d.failure or d.unstable))
+        if report is None:
+            disagrees = refused
+        elif not disagrees:
+            judged = refused or judged
         seconds = model.profile(*make_inputs(model.inputs, {}, seed=0).values(), repeat=REPEAT)
         fallbacks = by_operator(model.stages, seconds)
     Path(job["answer"]).write_text(
         json.dumps(
             {
-                "difference": difference,
+                "difference": max((d.relative for d in seen), default=None if refused else 0.0),
                 "disagrees": disagrees,
                 "judged": judged,
-                "unsettled": unsettled,
+                "unsettled": told(d for d in seen if d.unstable),
                 "fallbacks": fallbacks,
             }
         )
@@ -160,54 +152,31 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def in_float64(model: Any, name: str) -> dict[tuple[str, str], Difference]:
-    """The difference from PyTorch's float64 run of the family's ``name`` for every (case, output);
-    empty if the module cannot run in float64.
+def in_pytorch(model: Any, member: str | None) -> VerificationReport | None:
+    """The model held to the module from which it was exported, where ONNX Runtime cannot run it;
+    None if there is no such module or PyTorch cannot run it either.
     """
-    import torch
-
     from gtco.models.family import find
     from gtco.support.errors import VerificationError
-    from gtco.support.nested import tensors
     from gtco.verification import verify
 
-    module = find(name).create().double()
-
-    def run(inputs: Mapping[str, Any]) -> list[Any]:
-        given = [torch.from_numpy(value) for value in inputs.values()]
-        wide = [x.double() if x.is_floating_point() else x for x in given]
-        with torch.inference_mode():
-            found = list(tensors(module(*wide)))
-        return [(x.float() if x.is_floating_point() else x).numpy() for x in found]
-
+    if member is None:
+        return None
     try:
-        report = verify(model, run, check=False)
-    except VerificationError:  # parts of it make float32 of their own
-        return {}
-    return {(d.case, d.output): d for d in report.differences}
+        return verify(model, find(member).create(), check=False)
+    except VerificationError:
+        return None
 
 
-def _right(found: Mapping[tuple[str, str], Difference]) -> dict[tuple[str, str], float]:
-    """The relative differences of outputs that agree, without those that float64 itself finds
-    unstable.
-    """
-    return {key: d.relative for key, d in found.items() if not (d.failure or d.unstable)}
-
-
-def _told(
-    differences: Iterable[Difference],
-    by_float64: Mapping[tuple[str, str], Difference] | None = None,
-) -> str | None:
-    """One sentence for each difference; with ``by_float64``, also why that does not settle it."""
+def told(differences: Iterable[Difference]) -> str | None:
+    """One sentence for each difference."""
 
     def said(d: Difference) -> str:
-        text = d.failure or f"differs by {d.relative:.0e}, and so does the reference itself"
-        if by_float64 is None:
-            return text
-        wide = by_float64.get((d.case, d.output))
-        if wide is None:
-            return f"{text}; there is no float64 run of it"
-        return f"{text}; float64: {wide.failure or f'{wide.relative:.0e}, and it moves as well'}"
+        if d.failure:
+            return d.failure
+        if d.unstable:
+            return f"differs by {d.relative:.0e}, which is within the error of rounding there"
+        return f"ONNX Runtime is off by {d.reference_error:.0e}"
 
     return "; ".join(f"{d.output} on {d.case} inputs: {said(d)}" for d in differences) or None
 
