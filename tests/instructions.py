@@ -12,7 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # gas uses LLVM's names, except for these.
-GAS_NAMES = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
+GAS_NAMES = {
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+}
 LINE = re.compile(r"^ +[0-9a-f]+:\t(.+)$", re.MULTILINE)
 PADDING = re.compile(r"(data16 |cs )*(nop[wl]?|xchg +%ax,%ax)\b")
 BRANCH = re.compile(r"^((?:notrack )?(?:j\w+|call)\s+)[0-9a-f]+$")

@@ -8,14 +8,14 @@ import ctypes
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gtco.codegen.load import load
-from gtco.machine.target import V4, Target, detect, target
+from gtco.machine.target import TARGETS, TILES, V4, Target, cpu_target, detect
 from gtco.runtime.plan import round_up
 from gtco.tensor import space
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
@@ -30,9 +30,26 @@ GUARD = 256  # bytes before an output or workspace
 GUARD_BYTE = 0xA5
 
 
+EMULATED = "emulated tiles"  # the name of :func:`emulating`, beside those of gtco's targets
+
+
+def emulating() -> Target:
+    """A server with a tile unit, whose instructions are functions that do the same. Its other
+    instructions are this machine's, so its code runs on every machine with AVX-512.
+    """
+    here, server = detect(), TARGETS["graniterapids"]
+    features = (*(f for f in here.features if f not in TILES), *TILES)
+    return replace(server, mcpu=here.mcpu, features=features, emulated=TILES)
+
+
+def machine_called(name: str) -> Target:
+    """The target of that name, or :func:`emulating`."""
+    return emulating() if name == EMULATED else cpu_target(name)
+
+
 def runnable(name: str) -> Target:
     """The target; the test is skipped if this CPU cannot run its code."""
-    chosen = target(name)
+    chosen = machine_called(name)
     if chosen.lanes == 16 and not set(V4).issubset(detect().features):
         pytest.skip(f"{name} needs AVX-512, which this CPU lacks")
     return chosen

@@ -17,7 +17,7 @@ from gtco.cli.console import say, show
 from gtco.cli.inspect_command import measured_peak
 from gtco.cli.tables import Table
 from gtco.machine.cores import allowed_cores, cpu_quota
-from gtco.machine.target import Target, cpu_name, detect
+from gtco.machine.target import TILES, Target, cpu_flags, cpu_name, detect
 from gtco.machine.tiles import tiles
 from gtco.runtime.driver import name_of, open_driver
 from gtco.support.errors import GtcoError
@@ -144,6 +144,10 @@ def machine_checks(measure: bool) -> list[Check]:
                     f"fp32 {peak}; by the table's constants {target.peak * target.cores / 1e9:.0f}",
                 )
             )
+        if {*TILES} <= {*target.features}:
+            peak, reason = measured_peak(allowed_cores(), "bf16")
+            found = f"bf16 {peak}" if peak else reason or "unknown reason"
+            checks.append(Check("peak in tiles", found))
     return checks
 
 
@@ -191,6 +195,8 @@ def bfloat16_products(target: Target) -> str:
     from gtco.tensor.intrinsics.table import kinds
 
     best = kinds(target, "bfloat16")[0]
+    if best.in_tiles:
+        return "multiplied in tiles (TDPBF16PS)"
     if best.products > 1:
         return "multiplied in pairs (VDPBF16PS)"
     return "widened to fp32, which multiplies: half of the weights' bytes, and no faster arithmetic"
@@ -198,10 +204,11 @@ def bfloat16_products(target: Target) -> str:
 
 def tiles_check() -> Check:
     """Whether this machine has a tile unit (AMX) that works."""
-    found = tiles()
+    found = tiles(cpu_flags())
     if not found.kinds:
         return Check("tiles", found.reason, state="none")
-    return Check("tiles", f"{' '.join(found.kinds)}; gtco has no kernels for them yet")
+    multiplied = "products of bf16" if {*TILES} <= {*found.kinds} else "none of its products"
+    return Check("tiles", f"{' '.join(found.kinds)}; gtco multiplies {multiplied} in them")
 
 
 def rates_check(target: Target) -> Check:

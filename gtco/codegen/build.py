@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gtco.codegen import tiles
 from gtco.codegen.cuda import Compiler, gpu_code, listing
 from gtco.codegen.llvm import lower, object_code
 from gtco.codegen.nvrtc import Image, compile_cuda
@@ -48,7 +49,7 @@ class ProgramJob:
 @dataclass(frozen=True)
 class Kernel:
     """A built kernel: its object file, what the runtime must know, and the layouts of its constant
-    inputs.
+    inputs. ``tiles``: it multiplies in the tile unit.
     """
 
     symbol: str
@@ -57,6 +58,7 @@ class Kernel:
     workspace: int
     packings: dict[str, Packing]
     text: str = ""
+    tiles: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -136,6 +138,7 @@ def _kernel(job: Job, program: Program, target: Target) -> Kernel:
         program.workspace,
         dict(program.packings),
         text,
+        tiles.used(program.function),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from gtco.codegen import round_bfloat16
+from gtco.codegen import round_bfloat16, tiles
 from gtco.machine.target import Target
 
 # LLVM 22 (TVM 0.27's) vectorizes loops that index by ``i & mask`` wrongly: it takes the masked
@@ -50,10 +50,10 @@ def llvm_target(target: Target) -> Any:
         "num-cores": target.cores,
         "cl-opt": list(OPTIONS),
     }
-    unasked = instruction_sets(tvm.target.Target(fields)) - set(target.features)
+    unasked = instruction_sets(tvm.target.Target(fields)) - set(target.instruction_sets)
     fields["mattr"] = [
         *(f"-{name}" for name in sorted(unasked)),
-        *(f"+{name}" for name in target.features),
+        *(f"+{name}" for name in target.instruction_sets),
         "-prefer-256-bit" if target.lanes == 16 else "+prefer-256-bit",
     ]
     return tvm.target.Target(fields)
@@ -65,6 +65,7 @@ def lower(functions: Sequence[Any], target: Target) -> Any:
     """
     if round_bfloat16.INSTRUCTION in target.features:
         functions = [round_bfloat16.with_instruction(f) for f in functions]
+    functions = [tiles.bound(f, target) for f in functions]
     module = tvm.IRModule({f.attrs["global_symbol"]: f for f in functions})
     passes = [
         tirx.transform.BindTarget(llvm_target(target)),

@@ -101,7 +101,7 @@ def assemble(
     return Artifact(
         **common,
         kernels={f"{k.symbol}.o": k.code for k in kernels},
-        cpu_features=target.features,
+        cpu_features=target.required(any(kernel.tiles for kernel in kernels)),
         threads=threads,
     )
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gtco.machine.cores import ROOT, allowed_cores
 from gtco.machine.gpu import ARCHITECTURES, GPUS, GpuTarget, gpu_target
+from gtco.machine.tiles import tiles
 from gtco.support.errors import OptionError
 
 
@@ -36,7 +38,7 @@ class Target:
 
     - ``mcpu``: LLVM's name of the CPU, which tunes the code
     - ``features``: the instruction sets beyond plain x86-64 that the code may use; an artifact
-      requires exactly these of the CPU that opens it. The names are those of LLVM and
+      requires these of the CPU that opens it (:meth:`required`). The names are those of LLVM and
       csrc/cpu_features.def
     - ``lanes``: float32 values in a vector
     - ``registers``: vector registers
@@ -44,6 +46,8 @@ class Target:
     - ``frequency``: in Hz
     - ``cores``: the number of threads that code for it has, for which work is divided and priced
     - ``memory``: the levels from L1 outward
+    - ``emulated``: those of the features whose instructions are replaced by functions that do the
+      same. Only tests set it, to run kernels in tiles on machines without a tile unit
     """
 
     name: str
@@ -55,8 +59,20 @@ class Target:
     frequency: float
     cores: int
     memory: tuple[MemoryLevel, ...]
+    emulated: tuple[str, ...] = ()
 
     kind = "cpu"
+
+    @property
+    def instruction_sets(self) -> tuple[str, ...]:
+        """The features whose instructions the code contains."""
+        return tuple(name for name in self.features if name not in self.emulated)
+
+    def required(self, tiles: bool) -> tuple[str, ...]:
+        """The features that an artifact requires. A compiler never uses the tile unit by itself, so
+        only kernels that multiply in ``tiles`` need it.
+        """
+        return tuple(n for n in self.instruction_sets if tiles or n not in TILES)
 
     @property
     def peak(self) -> float:
@@ -77,12 +93,14 @@ class Target:
             "frequency": self.frequency,
             "cores": self.cores,
             "memory": [[m.name, m.capacity, m.bandwidth, m.latency, m.shared] for m in self.memory],
+            **({"emulated": list(self.emulated)} if self.emulated else {}),
         }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Target:
         fields = dict(data)
         fields["features"] = tuple(fields["features"])
+        fields["emulated"] = tuple(fields.get("emulated", ()))
         fields["memory"] = tuple(MemoryLevel(*m) for m in fields["memory"])
         return Target(**fields)
 
@@ -94,6 +112,7 @@ V3 = (
     *("bmi", "bmi2", "lzcnt", "movbe"),
 )
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+TILES = ("amx-tile", "amx-bf16")  # those of the tile unit
 # Linux spells these differently in /proc/cpuinfo, in more than "." and "_" (sse4_1, avx512_vnni).
 LINUX_NAMES = {"sse3": "pni", "bmi": "bmi1", "lzcnt": "abm"}
 
@@ -170,7 +189,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "sapphirerapids",
             "sapphirerapids",
-            (*V4, "avx512bf16", "avx512vnni"),
+            (*V4, "avx512bf16", "avx512vnni", *TILES),
             16,
             32,
             2,
@@ -181,7 +200,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "emeraldrapids",
             "emeraldrapids",
-            (*V4, "avx512bf16", "avx512vnni"),
+            (*V4, "avx512bf16", "avx512vnni", *TILES),
             16,
             32,
             2,
@@ -192,7 +211,7 @@ TARGETS: dict[str, Target] = {
         Target(
             "graniterapids",
             "graniterapids",
-            (*V4, "avx512bf16", "avx512vnni"),
+            (*V4, "avx512bf16", "avx512vnni", *TILES),
             16,
             32,
             2,
@@ -274,7 +293,13 @@ def detect() -> Target:
         )
     base = TARGETS[_nearest(info, flags)]
     spelt = {flag.replace("_", "") for flag in flags}
-    features = tuple(f for f in base.features if LINUX_NAMES.get(f, f.replace(".", "")) in spelt)
+    # CPUID may show a tile unit that does not work, so a process tries it.
+    absent = {*TILES} - {*tiles(flags).kinds}
+    features = tuple(
+        f
+        for f in base.features
+        if LINUX_NAMES.get(f, re.sub("[.-]", "", f)) in spelt and f not in absent
+    )
     memory = tuple(
         replace(level, capacity=cache_bytes(level.name) or level.capacity) for level in base.memory
     )

@@ -6,12 +6,13 @@ hypervisors show AMX and let its instructions fault. So a child process asks, an
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
-
-from gtco.machine.target import cpu_flags
+from functools import lru_cache
 
 FLAGS = ("amx_tile", "amx_bf16", "amx_int8", "amx_fp16")  # as /proc/cpuinfo spells them
 SECONDS = 20.0  # a child needs less than a tenth of a second; a machine may be busy
@@ -44,13 +45,26 @@ class Tiles:
     reason: str = ""
 
 
-def tiles() -> Tiles:
-    """What this machine's tile unit can do. It takes a tenth of a second if CPUID shows one."""
-    shown = tuple(flag.replace("_", "-") for flag in FLAGS if flag in cpu_flags())
+def tiles(flags: Collection[str]) -> Tiles:
+    """What this machine's tile unit can do; ``flags`` are those of the CPU, as Linux spells them.
+    The first call takes a tenth of a second if CPUID shows a unit.
+    """
+    shown = tuple(flag.replace("_", "-") for flag in FLAGS if flag in flags)
     if "amx-tile" not in shown:
         return Tiles(reason="no tiles: the CPU, or the hypervisor under it, shows no AMX")
-    reason = probe(CODE)
+    reason = _fault()
     return Tiles(reason=reason) if reason else Tiles(shown)
+
+
+@lru_cache(maxsize=1)
+def _fault() -> str:
+    """The answer of :func:`probe` for tile instructions, which is asked for once in a process."""
+    return probe(CODE)
+
+
+def allowed() -> bool:
+    """Asks the kernel for the tiles, for all threads of this process and of its later children."""
+    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0  # as CHILD does
 
 
 def probe(code: bytes) -> str:

@@ -121,7 +121,7 @@ def artifact(trials: Sequence[Trial], target: Target, threads: int) -> Artifact:
         arena_bytes=0,
         kernels={f"{symbol}.o": kernel.code for symbol, kernel in kernels.items()},
         weights=weights,
-        cpu_features=target.features,
+        cpu_features=target.required(any(kernel.tiles for kernel in kernels.values())),
         threads=threads,
         metadata={"trials": groups, "rounded": [trial.rounded for trial in trials]},
     )

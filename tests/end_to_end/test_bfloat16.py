@@ -16,12 +16,15 @@ from torch import nn
 import gtco
 from gtco.graph.graph import Graph
 from gtco.graph.precision import narrow_operands
-from gtco.support.errors import OptionError, VerificationError
+from gtco.machine.target import TARGETS, TILES, detect
+from gtco.runtime.library import read_metadata
+from gtco.support.errors import ArtifactError, OptionError, VerificationError
 from gtco.verification import verify
 from models.weights import initialise
 from tests.end_to_end.node_runner import InProcess
 from tests.end_to_end.test_models import swin, vit
 from tests.end_to_end.test_verify import encoder, failing
+from tests.kernels import EMULATED, runnable
 from tests.random.engine import difference, in_process, run, wanted
 
 # Relative to the output's largest magnitude. Each operand has an error of up to 2^-9. Through the
@@ -96,6 +99,36 @@ def check(name: str, compiled: gtco.CompiledModel) -> None:
 def test_models_are_near_float32(name: str, target: str) -> None:
     model, image = made(name)
     check(name, gtco.compile_model(model, (image,), precision="bf16", target=target))
+
+
+def test_a_model_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dense layers are multiplied in the tile unit, which is emulated, and the library does not
+    ask for a real one.
+    """
+    monkeypatch.setitem(TARGETS, EMULATED, runnable(EMULATED))
+    model, image = made("vit")
+    compiled = gtco.compile_model(model, (image,), precision="bf16", target=EMULATED)
+    check("vit", compiled)
+    tiles = [str(s["schedule"].get("tile")) for s in compiled.stages]
+    assert sum(tile.startswith("tiles:") for tile in tiles) >= 4
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_library_needs_tiles_if_it_multiplies_in_them(precision: str, tmp_path: Path) -> None:
+    """One of the same target without such a kernel needs only the other instructions."""
+    model = nn.Linear(96, 64).requires_grad_(False)
+    image, path = torch.randn(1, 197, 96), tmp_path / "linear.so"
+    gtco.compile_to_file(model, path, (image,), precision=precision, target="sapphirerapids")
+    needed, here = set(read_metadata(path)["cpu_features"]), set(detect().features)
+    assert needed & {*TILES} == ({*TILES} if precision == "bf16" else set())
+    if needed <= here:
+        with gtco.load(path) as loaded:
+            wanted, got = model(image).numpy(), loaded(image.numpy())
+        assert np.abs(got - wanted).max() / np.abs(wanted).max() < BOUND
+    else:
+        lacking = ", ".join(sorted(needed - here))
+        with pytest.raises(ArtifactError, match=f"compiled for {lacking}, which this machine"):
+            gtco.load(path)
 
 
 def test_a_classifier_is_verified(classifier: gtco.CompiledModel) -> None:

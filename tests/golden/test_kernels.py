@@ -1,5 +1,5 @@
-"""The lowered TIR of three small kernels, for 8 and 16 lanes, under configs that are written
-here.
+"""The lowered TIR of three small kernels, for 8 and 16 lanes, and of one for the tile unit, under
+configs that are written here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gtco.tensor.stage import Operator, Stage, TensorType, make_attrs, make_stag
 
 Match = Callable[..., Sketch | None]
 T = TensorType
+TILES = "dense_in_tiles"
 
 
 def op(
@@ -40,6 +41,13 @@ def dense_gelu() -> Stage:
     )
 
 
+def dense_of_pairs() -> Stage:
+    """37 rows, the last five of which take tiles of their own configuration."""
+    product = op("matmul", ("x", "w"), "y", (37, 32))
+    types = {"x": T((37, 64), "bfloat16"), "w": T((64, 32), "bfloat16")}
+    return make_stage([product], {**types, **outputs([product])}, ["w"])
+
+
 def one_attention() -> Stage:
     heads = T((1, 2, 17, 16))
     operators = [op("attention", ("q", "k", "v"), "y", heads.shape, scale=0.25)]
@@ -59,11 +67,17 @@ KERNELS: dict[str, tuple[Callable[[], Stage], Match, dict[str, object]]] = {
     "dense_gelu": (dense_gelu, gemm.match, {"tile": "4x2", "a": "packed"}),
     "attention": (one_attention, attention.match, {"chunks_m": 1}),
     "layer_norm": (one_layer_norm, rows.match, {}),
+    TILES: (dense_of_pairs, gemm.match, {"tile": "tiles:32x2", "a": "direct", "prefetch": "none"}),
 }
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        *((k, n) for n in ("x86-64-v3", "x86-64-v4") for k in KERNELS if k != TILES),
+        (TILES, "graniterapids"),
+    ],
+)
 def test_kernel(kernel: str, name: str, golden: Callable[[str, str], None]) -> None:
     make, match, wanted = KERNELS[kernel]
     machine = target(name)

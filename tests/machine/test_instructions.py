@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gtco.codegen.llvm import instruction_sets, llvm_target, object_code
-from gtco.machine.target import TARGETS, detect
+from gtco.machine.target import TARGETS, TILES, detect
 from gtco.runtime.table import normalize_features
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
 from gtco.tensor.sketch import RULES, family, sketches
@@ -22,6 +22,7 @@ from tests.sketch.test_pool import pooling
 from tests.sketch.test_resize import resizing
 
 T = TensorType
+UNIT = {"ldtilecfg", "tilezero", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"}
 MACHINES = {**TARGETS, "native": detect()}
 
 
@@ -136,11 +137,13 @@ def every_stage() -> list[Stage]:
 
 
 def builds(sketch: Sketch, prefix: str) -> list[Any]:
-    """The functions of the sketch's first config and of its last."""
+    """The functions of the sketch's first config and of its last, and of the first of every kind of
+    micro-kernel.
+    """
     every = list(configs(sketch))
-    programs = [
-        build(sketch, config, f"{prefix}_{n}") for n, config in enumerate({every[0], every[-1]})
-    ]
+    kinds = {str(c.by_name.get("tile")).rpartition(":")[0]: c for c in reversed(every)}
+    chosen = dict.fromkeys((every[0], every[-1], *kinds.values()))
+    programs = [build(sketch, config, f"{prefix}_{n}") for n, config in enumerate(chosen)]
     return [program.function for program in programs if isinstance(program, Program)]
 
 
@@ -201,6 +204,17 @@ def test_pairs_are_multiplied_where_the_machine_can(name: str) -> None:
         kernels = builds(sketches(stage, machine)[0], "kernel")
         found = any(instruction in line for line in instructions(object_code(kernels, machine)))
         assert found == ("avx512bf16" in machine.features), instruction
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_tiles_are_multiplied_where_the_machine_can(name: str) -> None:
+    """Kernels have the instructions of the tile unit if their target has one, and no others do."""
+    machine = MACHINES[name]
+    x, w = T((40, 64), "bfloat16"), T((64, 40), "bfloat16")
+    kernels = builds(sketches(single("matmul", x, w, out=T((40, 40))), machine)[0], "kernel")
+    lines = instructions(object_code(kernels, machine))
+    used = {line.split()[0] for line in lines} & UNIT
+    assert used == (UNIT if {*TILES} <= {*machine.features} else set())
 
 
 SAMPLES = {

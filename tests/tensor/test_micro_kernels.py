@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gtco.codegen.load import load
-from gtco.machine.target import TARGETS, V4, target
+from gtco.machine.target import TARGETS, V4
 from gtco.search.calibration.rates import RateTable
-from gtco.tensor.emit.emitter import Emitter, Expr, KernelArguments, kernel
-from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
+from gtco.tensor.intrinsics.emission import Operand
+from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import (
     KINDS,
     Layout,
@@ -24,19 +25,27 @@ from gtco.tensor.intrinsics.table import (
     micro_kernels,
 )
 from gtco.tensor.stage import TensorType
-from tests.kernels import Built, assert_close, fresh_seed, runnable
+from tests.kernels import (
+    EMULATED,
+    Built,
+    assert_close,
+    fresh_seed,
+    machine_called,
+    runnable,
+)
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 DEPTH = 7  # odd: pairs end in zeros
+TILE_REGISTERS = 8
 
 
-# 8 lanes, 16 lanes, or this machine with each kind of row that it has
+# 8 lanes, 16 lanes, or this machine with each kind of row that it has or emulates
 ROWS = [
     (name, kind)
     for name in ("x86-64-v3", "x86-64-v4", "native")
     for kind, row in KINDS.items()
-    if row.admitted(target(name))
-]
+    if row.admitted(machine_called(name))
+] + [(EMULATED, "tiles")]
 
 
 def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
@@ -47,16 +56,14 @@ def laid_out(matrix: np.ndarray, layout: Layout) -> np.ndarray:
 
 def product(tile: MicroKernel) -> tuple[TensorType, TensorType, object]:
     kind = tile.kind
-    depth = DEPTH + DEPTH % kind.step
+    depth = DEPTH + -DEPTH % kind.step
     a = TensorType((tile.rows, depth + 3), kind.a.dtype)  # with a gap between rows
     b = TensorType((depth // kind.b.step, tile.columns * kind.b.step), kind.b.dtype)
 
     def body(em: Emitter, args: KernelArguments) -> None:
-        def write(i: int, j: int, vector: Expr) -> None:
-            em.store_vector(args.output, [i, j], vector)
-
         given, taken = (Operand.of(args.inputs[x], [0, 0]) for x in "ab")
-        fma_tile(em, tile, DEPTH, given, taken, write)
+        with prepared(em, tile, tile.rows):
+            multiply(em, tile, DEPTH, given, taken, args.output, ready=tile.rows)
 
     out = TensorType((tile.rows, tile.columns))
     return a, b, kernel(tile.kernel.replace(":", "_"), {"a": a, "b": b}, out, 0, tile.lanes, body)
@@ -77,9 +84,11 @@ def test_a_row_multiplies(name: str, kind: str) -> None:
         a = rng.standard_normal((tile.rows, DEPTH)).astype(DTYPES[row.operand])
         b = rng.standard_normal((DEPTH, tile.columns)).astype(DTYPES[row.operand])
         held_a = np.full(a_type.shape, np.nan, DTYPES[row.a.dtype])
-        held_a[:, : DEPTH + DEPTH % row.step] = 0
+        held_a[:, : DEPTH + -DEPTH % row.step] = 0
         held_a[:, :DEPTH] = a
-        held_b = laid_out(b, row.b).reshape(b_type.shape)
+        held_b = np.zeros(b_type.shape, DTYPES[row.b.dtype])
+        pairs = laid_out(b, row.b)
+        held_b[: len(pairs)] = pairs.reshape(len(pairs), -1)
         out = TensorType((tile.rows, tile.columns))
         types = (("a", a_type), ("b", b_type))
         built = Built(library, tile.kernel.replace(":", "_"), types, out, 1, 0, {})
@@ -91,12 +100,13 @@ def test_a_row_multiplies(name: str, kind: str) -> None:
 def test_a_target_has_rows_of_its_instructions(name: str) -> None:
     machine = TARGETS[name]
     for tile in every_micro_kernel(machine):
-        assert tile.registers <= machine.registers
+        assert tile.registers <= (TILE_REGISTERS if tile.kind.in_tiles else machine.registers)
         assert set(tile.kind.features) <= set(machine.features)
         assert MicroKernel.parse(tile.name, machine.lanes) == tile
         assert MicroKernel.parse(tile.kernel, machine.lanes) == tile
     found = [kind.name for kind in kinds(machine, "bfloat16")]
-    assert found == (["bf16"] if "avx512bf16" in machine.features else []) + ["widened"]
+    kinds_of = {"amx-bf16": "tiles", "avx512bf16": "bf16"}
+    assert found == [k for f, k in kinds_of.items() if f in machine.features] + ["widened"]
     assert {t.kind.name for t in micro_kernels(machine, "float32")} == {"fma"}
 
 

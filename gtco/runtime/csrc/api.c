@@ -102,6 +102,14 @@ static gtco_status choose_threads(const gtco_options* options, int* threads, cha
 static gtco_status check_cpu(char* message) {
   char missing[512], cpu[64];
   if (gtco_missing_features(plan->features, plan->num_features, missing, sizeof missing) == 0) return GTCO_OK;
+  const int refused = gtco_tiles_refused();
+  if (refused)
+    return gtco_fail(message, GTCO_ERROR_CPU,
+                     "model '%s' multiplies in tiles (AMX), which this CPU has and the system refuses to this process: "
+                     "%s%s; or compile it without them, for example with --target icelake-server",
+                     plan->name, strerror(refused),
+                     refused == ENOSPC ? ". Give every thread an alternative signal stack (sigaltstack) of 16 KiB or more"
+                                       : ". It needs Linux 5.16 or newer, and a sandbox that lets arch_prctl pass");
   gtco_cpu_name(cpu);
   return gtco_fail(message, GTCO_ERROR_CPU,
                    "model '%s' was compiled for %s, which this machine (%s) lacks; compile it for this machine, for "

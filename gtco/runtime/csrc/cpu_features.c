@@ -2,6 +2,7 @@
 #include "cpu_features.h"
 
 #include <cpuid.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,6 +41,14 @@ static uint64_t enabled_state(void) {
   return ((uint64_t)high << 32) | low;
 }
 
+/* Linux gives the tiles to a process when it asks for them: to all of its threads, also to those that start later. */
+static _Thread_local int tiles_error;
+
+static int tiles_allowed(void) {
+  tiles_error = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) ? errno : 0;
+  return tiles_error == 0;
+}
+
 static int has(const feature* f, uint64_t state) {
   uint32_t r[4] = {0, 0, 0, 0};
   /* __get_cpuid_count checks the greatest leaf; leaf 7's EAX is its greatest subleaf. */
@@ -48,15 +57,16 @@ static int has(const feature* f, uint64_t state) {
   }
   if (!__get_cpuid_count(f->leaf, f->subleaf, &r[EAX], &r[EBX], &r[ECX], &r[EDX])) return 0;
   if (!(r[f->reg] >> f->bit & 1u) || (state & f->state) != f->state) return 0;
-  /* Linux gives a process the tiles only when it asks. */
-  if (f->state == TILE) return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-  return 1;
+  return f->state != TILE || tiles_allowed();
 }
+
+int gtco_tiles_refused(void) { return tiles_error; }
 
 int gtco_missing_features(const char* const* features, int count, char* missing, size_t capacity) {
   const uint64_t state = enabled_state();
   int absent = 0;
   size_t used = 0;
+  tiles_error = 0;
   missing[0] = '\0';
   for (int i = 0; i < count; ++i) {
     int present = 0;

@@ -18,7 +18,8 @@ from tvm import tirx
 from gtco.machine.target import Target
 from gtco.search.calibration.rates import WORK
 from gtco.tensor.emit.emitter import Emitter, KernelArguments, kernel
-from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.emission import Operand
+from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.intrinsics.table import MicroKernel
 from gtco.tensor.packing import packed_types
 from gtco.tensor.sketch import space_of
@@ -60,15 +61,9 @@ def tile_kernel(tile: MicroKernel) -> Any:
     """A kernel that runs a micro-kernel REPEATS times over DEPTH steps of k."""
 
     def body(em: Emitter, args: KernelArguments) -> None:
-        fma_tile(
-            em,
-            tile,
-            DEPTH,
-            Operand.of(args.inputs["a"], [0, 0]),
-            Operand.of(args.inputs["b"], [0, 0]),
-            lambda i, j, vector: em.store_vector(args.output, [i, j], vector),
-            passes=REPEATS,
-        )
+        a, b = (Operand.of(args.inputs[name], [0, 0]) for name in "ab")
+        with prepared(em, tile, tile.rows):
+            multiply(em, tile, DEPTH, a, b, args.output, passes=REPEATS, ready=tile.rows)
 
     a, b, c = operand_types(tile)
     return kernel(symbol(tile), {"a": a, "b": b}, c, 0, tile.lanes, body)

@@ -52,12 +52,12 @@ class Contraction:
     def b_index(self, b: Expr, k: Expr, n: Expr) -> list[Expr]:
         raise AssertionError
 
-    def packing(self, nr: int, step: int = 1) -> Packing:
+    def packing(self, nr: int, step: int = 1, whole: int = 1) -> Packing:
         """Constant B in panels of ``nr`` columns, with ``step`` neighbours of k side by side and
         zeros at the ends: [batches, ceil(n / nr), ceil(k / step), nr, step]. The last axis exists
-        only if it is not 1.
+        only if it is not 1. Panels end at a multiple of ``whole`` steps of k too.
         """
-        panels, depth = ceil(self.n / nr), ceil(self.k / step)
+        panels, depth = ceil(self.n / nr), ceil(ceil(self.k / whole) * whole / step)
         pad = (0, depth * step - self.k, panels * nr - self.n)
         shape = (self.batch, self.k, self.n)
         laid = (

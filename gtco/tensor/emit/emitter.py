@@ -31,6 +31,7 @@ INDEX_LIMIT = 2**31
 # memory is not replaced, so a value of more nodes than this goes through an array, which LLVM
 # removes.
 MOST_NODES = 2000
+CALLED = "gtco.called"  # a kernel's attribute: the names of :attr:`Emitter.called`
 
 
 def lanes_of(x: Expr) -> int:
@@ -104,6 +105,8 @@ class Emitter(Scope):
     _varying: set[Any] = field(default_factory=set)  # variables that depend on the lane
     _lane: tuple[Expr, int] = (0, 1)  # of the vector loop around: lane, number of lanes
     _nodes: dict[Any, int] = field(default_factory=dict)  # of the bound variables, written out
+    # functions that the kernel calls, and that the code generator defines for the target
+    called: set[str] = field(default_factory=set)
 
     # the external function that rounds float32 to a bfloat16's bits, if the machine has one
     bfloat16_rounding = ""
@@ -386,7 +389,8 @@ def kernel(
                     last,
                 ),
             )
-    return builder.get()
+    function = builder.get()
+    return function.with_attr(CALLED, sorted(emitter.called)) if emitter.called else function
 
 
 def storage(dtype: str) -> str:

@@ -8,9 +8,10 @@ admits by its instruction sets and its register file (FILTERBYISA of Helix, Alg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 from gtco.machine.target import Target
 from gtco.tensor.stage import ITEM_BYTES
@@ -46,7 +47,8 @@ class Kind:
       weights;
     - ``a``, ``b``: the layouts in which the row reads them;
     - ``step``: the steps of k of an iteration;
-    - ``products``: the multiply-adds of one lane of one instruction;
+    - ``products``: the multiply-adds of one lane of one instruction (of one of its rows);
+    - ``height``: the rows of C that an instruction multiplies at once; it takes as long for fewer;
     - ``latency``: in cycles;
     - ``spare``: the registers beside sums and a step of B;
     - ``converts``: the vector instructions that convert a vector of B before it is multiplied, for
@@ -60,12 +62,18 @@ class Kind:
     b: Layout
     step: int = 1
     products: int = 1
+    height: int = 1
     latency: int = 4
     spare: int = 1
     converts: int = 0
     features: tuple[str, ...] = ()
     lanes: tuple[int, ...] = (8, 16)
     accumulator: str = "float32"
+
+    @property
+    def in_tiles(self) -> bool:
+        """True if a tile unit multiplies, not the vector registers."""
+        return self.height > 1
 
     def admitted(self, target: Target) -> bool:
         return target.lanes in self.lanes and set(self.features) <= set(target.features)
@@ -77,6 +85,20 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         # float32 throughout: the plain FMA
         Kind("fma", "float32", Layout(), Layout()),
+        # TDPBF16PS: a tile of 16 rows adds the products of 16 pairs
+        Kind(
+            "tiles",
+            "bfloat16",
+            Layout("bfloat16", 2),
+            Layout("bfloat16", 2),
+            step=32,
+            products=32,
+            height=16,
+            latency=52,
+            spare=0,
+            features=("amx-tile", "amx-bf16"),
+            lanes=(16,),
+        ),
         # VDPBF16PS: each lane adds the products of a pair
         Kind(
             "bf16",
@@ -120,6 +142,7 @@ class MicroKernel:
 
     Compute abstraction: i indexes (C, A), j indexes (C, B), k is reduced and indexes (A, B). Memory
     abstraction: rows*vectors accumulators, ``vectors`` registers of B, the kind's own beside them.
+    In the tile unit a register holds 16 rows, of which ``rows`` may leave the last ones out.
     """
 
     rows: int
@@ -140,7 +163,11 @@ class MicroKernel:
 
     def kernel_of(self, rows: int) -> str:
         """The :attr:`kernel` with so many rows."""
-        return f"{self.kind.name}:{rows}x{self.vectors}"
+        return f"{self.kind.name}:{self.covered(rows)}x{self.vectors}"
+
+    def covered(self, rows: int) -> int:
+        """The rows for which instructions are executed to multiply ``rows``."""
+        return ceil(rows / self.kind.height) * self.kind.height
 
     @property
     def columns(self) -> int:
@@ -153,6 +180,10 @@ class MicroKernel:
 
     @property
     def registers(self) -> int:
+        """The vector registers or tiles that it takes."""
+        if self.kind.in_tiles:
+            blocks = self.covered(self.rows) // self.kind.height
+            return blocks * self.vectors + blocks + self.vectors
         return self.rows * self.vectors + self.vectors + self.kind.spare
 
     @staticmethod
@@ -165,7 +196,7 @@ class MicroKernel:
 
     def work(self, rows: float, depth: float) -> float:
         """Vector operations, as the level-0 table counts them, for ``rows`` rows by ``depth`` steps
-        of k.
+        of k. In the tile unit ``rows`` are those that instructions cover.
         """
         return rows * self.vectors * depth / self.kind.products
 
@@ -179,15 +210,20 @@ def micro_kernels(target: Target, operand: str = "float32") -> tuple[MicroKernel
     """Rows for operands of this dtype that fit the registers, widest rows first for each number of
     vectors.
     """
-    found = []
-    for kind in kinds(target, operand):
-        for vectors in WIDTHS:
-            tallest = (target.registers - kind.spare - vectors) // vectors
-            found += [
-                MicroKernel(rows, vectors, target.lanes, kind)
-                for rows in range(min(tallest, TALLEST), 0, -1)
-            ]
-    return tuple(found)
+    return tuple(
+        MicroKernel(rows, vectors, target.lanes, kind)
+        for kind in kinds(target, operand)
+        for vectors in WIDTHS
+        for rows in _heights(target, kind, vectors)
+    )
+
+
+def _heights(target: Target, kind: Kind, vectors: int) -> Sequence[int]:
+    """The numbers of rows of a kind's micro-kernels with so many vectors, most first."""
+    if kind.in_tiles:
+        return (2 * kind.height, kind.height) if vectors <= 2 else ()
+    tallest = (target.registers - kind.spare - vectors) // vectors
+    return range(min(tallest, TALLEST), 0, -1)
 
 
 def every_micro_kernel(target: Target) -> tuple[MicroKernel, ...]:

@@ -9,6 +9,7 @@ from math import ceil
 
 from gtco.tensor.emit.scratch import ALIGN, Piece
 from gtco.tensor.intrinsics.table import Layout, MicroKernel
+from gtco.tensor.intrinsics.tiles import serves
 from gtco.tensor.nest.shape import TaskShape, cut
 from gtco.tensor.stage import ITEM_BYTES
 
@@ -94,7 +95,8 @@ class Nest:
     def shape(self) -> TaskShape:
         """The tasks, their row blocks and their panels."""
         batch, m, n, _ = self.extents
-        return cut(batch, m, n, self.row.rows, self.row.columns, *self.chunks)
+        row = self.row
+        return cut(batch, m, n, row.rows, row.columns, *self.chunks, row.kind.in_tiles)
 
     @property
     def constant_b(self) -> bool:
@@ -125,12 +127,26 @@ class Nest:
         """
         item = self.row.kind.a.nbytes
         line = ALIGN // item
+        if self.row.kind.in_tiles:  # 16 rows at once: an odd number of lines apart
+            return (ceil(self.kc / line) | 1) * line
         return self.kc + (line if self.kc * item % 1024 == 0 else -self.kc % line)
+
+    @property
+    def configurations(self) -> int:
+        """How often all tasks together configure the tile unit: at the begin of each and, if the
+        last block of rows needs another configuration, before and after that.
+        """
+        if not self.row.kind.in_tiles:
+            return 0
+        top, *low = self.shape.heights
+        blocks = self.extents[0] * self.shape.panels * self.kblocks
+        return self.shape.tasks + (0 if all(serves(top, h) for h in low) else 2 * blocks)
 
     @property
     def level0(self) -> tuple[str, float]:
         """The micro-kernel of a block of average height, and its work."""
-        height = self.shape.task_rows / self.passes / self.held
+        rows = self.shape.covered(self.row, self.shape.task_blocks)
+        height = rows / self.passes / self.held
         return self.row.kernel_of(ceil(height)), self.row.work(height, self.kc)
 
     def pieces(self) -> Iterator[Piece]:
@@ -139,7 +155,7 @@ class Nest:
         if self.a.how == "packed":
             yield Piece("rows", (shape.rows(self.held), self.lda), kind.a.dtype)
         if self.b.how == "packed":
-            depth, dtype = packed_steps(self.kc, kind.b)
+            depth, dtype = packed_steps(ceil(self.kc / kind.step) * kind.step, kind.b)
             yield Piece("panels", (shape.task_panels, depth, columns), dtype)
         if self.b.how == "widened":
             yield Piece("panel", (self.kc, columns), kind.b.dtype)

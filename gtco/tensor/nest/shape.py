@@ -15,8 +15,8 @@ from gtco.tensor.intrinsics.table import MicroKernel
 
 @dataclass(frozen=True)
 class TaskShape:
-    """The cut of rows and panels: ``blocks`` row blocks, of which the first ``taller`` are one row
-    higher than ``height``.
+    """The cut of rows and panels: ``blocks`` row blocks, of which the first ``taller`` are ``more``
+    rows higher than ``height``.
     """
 
     blocks: int
@@ -28,6 +28,7 @@ class TaskShape:
     chunks_m: int
     chunks_n: int
     tasks: int
+    more: int = 1
 
     @cached_property
     def task_rows(self) -> int:
@@ -36,12 +37,21 @@ class TaskShape:
 
     def rows(self, blocks: int) -> int:
         """The most rows of ``blocks`` blocks."""
-        return blocks * self.height + min(self.taller, blocks)
+        return blocks * self.height + min(self.taller, blocks) * self.more
+
+    def covered(self, tile: MicroKernel, blocks: int) -> int:
+        """The most rows for which the instructions of ``blocks`` blocks are executed."""
+        top, *low = map(tile.covered, self.heights)
+        taller = min(self.taller, blocks) if low else blocks
+        return taller * top + sum(low) * (blocks - taller)
 
     def first_row(self, block: Expr) -> Expr:
         """The row at which a block starts."""
         start = block * self.height
-        return start if self.taller == 0 else start + tirx.min(block, self.taller)
+        if self.taller == 0:
+            return start
+        taller = tirx.min(block, self.taller)
+        return start + (taller if self.more == 1 else taller * self.more)
 
     def share(self, first: Expr) -> Expr:
         """Blocks of the task that starts at ``first``."""
@@ -69,20 +79,35 @@ class TaskShape:
     @property
     def heights(self) -> tuple[int, ...]:
         if self.taller in (0, self.blocks):
-            return (self.height + (self.taller > 0),)
-        return self.height + 1, self.height
+            return (self.height + (self.more if self.taller else 0),)
+        return self.height + self.more, self.height
 
 
 def task_shape(view: Contraction, tile: MicroKernel, chunks_m: int, chunks_n: int) -> TaskShape:
-    return cut(view.batch, view.m, view.n, tile.rows, tile.columns, chunks_m, chunks_n)
+    chunks = chunks_m, chunks_n
+    return cut(view.batch, view.m, view.n, tile.rows, tile.columns, *chunks, tile.kind.in_tiles)
 
 
 @lru_cache(maxsize=4096)  # a ranking needs each cut many times
 def cut(
-    batch: int, m: int, n: int, rows: int, columns: int, chunks_m: int, chunks_n: int
+    batch: int,
+    m: int,
+    n: int,
+    rows: int,
+    columns: int,
+    chunks_m: int,
+    chunks_n: int,
+    full: bool = False,
 ) -> TaskShape:
-    blocks = ceil(m / rows)
+    """The cut into blocks of at most ``rows`` by ``columns``. Blocks of rows have two neighbouring
+    heights, or, if ``full``, all but the last have ``rows``: in the tile unit a lower block takes
+    as long.
+    """
+    blocks, more = ceil(m / rows), 1
     height, taller = divmod(m, blocks)
+    if full and blocks > 1:
+        height = m - (blocks - 1) * rows
+        more, taller = rows - height, blocks - 1 if height < rows else 0
     panels = ceil(n / columns)
     task_blocks, task_panels = ceil(blocks / chunks_m), ceil(panels / chunks_n)
     chunks_m, chunks_n = ceil(blocks / task_blocks), ceil(panels / task_panels)
@@ -96,4 +121,5 @@ def cut(
         chunks_m,
         chunks_n,
         batch * chunks_m * chunks_n,
+        more,
     )

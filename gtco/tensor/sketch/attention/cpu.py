@@ -80,7 +80,9 @@ class Attention(AttentionFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         _, m, _, _, e = self.extents
         if "tile" not in chosen:
-            return tile_decision(tile_options(micro_kernels(self.target, self.operand), m, e))
+            rows = micro_kernels(self.target, self.operand)
+            rows = tuple(row for row in rows if not row.kind.in_tiles)
+            return tile_decision(tile_options(rows, m, e))
         if "chunks_m" not in chosen:
             blocks = ceil(m / MicroKernel.parse(str(chosen["tile"]), 1).rows)
             return Decision("chunks_m", "parallel", chunk_options(blocks, self.target.cores))

@@ -88,7 +88,8 @@ class Convolution(ConvolutionFacts):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        return kinds(self.target, self.product.operand)
+        every = kinds(self.target, self.product.operand)
+        return tuple(kind for kind in every if not kind.in_tiles)
 
     def _row_options(self, kind: Kind) -> tuple[int, ...]:
         capacity, one = self.target.level("L2").capacity, self.halo(1, kind)

@@ -65,6 +65,7 @@ from gtco.tensor.stage import Stage
 from gtco.tensor.workload import Extra, Workload
 
 OPERANDS = ("float32", "bfloat16", "float16")  # dtypes of B
+CONFIGURING = 400.0  # vector instructions in the time of a configuration of the tile unit
 WIDENING = 3.0  # vector instructions that copy a vector of float16 to scratch
 NORM_VECTORS = 10.0  # instructions of a layer_norm's three passes, on one vector
 
@@ -108,7 +109,7 @@ class Gemm(GemmFacts):
     def next_decision(self, chosen: Mapping[str, Option]) -> Decision | None:
         v = self.view
         if "tile" not in chosen:
-            return tile_decision(self.tiles(), v.n)
+            return tile_decision(self.tiles(), v.n, v.m)
         tile = self.row(chosen)
         if "chunks_m" not in chosen:
             return Decision(
@@ -178,16 +179,16 @@ class Gemm(GemmFacts):
         read_once = chosen["a"] == "direct" and shape.task_panels == 1
         if read_once or shape.task_rows * row <= capacity // 2:
             return ()
-        block = row * (shape.height + (shape.taller > 0))
+        block = row * shape.heights[0]
         fitting = {max(1, capacity // share // block) for share in (4, 8)}
         return tuple(sorted(n for n in fitting if n < shape.task_blocks))
 
     @property
     def depth_unit(self) -> int:
         v = self.view
-        if not isinstance(v, ConvView):
-            return self.target.lanes
-        unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
+        unit = self.target.lanes
+        if isinstance(v, ConvView):
+            unit = v.kernel[0] * v.kernel[1] if v.channels_first else v.channels
         return lcm(unit, *(kind.step for kind in kinds(self.target, self.operand)))
 
     # the price ------------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ class Gemm(GemmFacts):
             Extra("reduce", shape.tasks * shape.task_rows if packed else 0, self.norm_vectors),
             Extra("pack", 2.0 * shape.tasks * v.k * columns / lanes if copied else 0),
             Extra("fma", WIDENING * widened * shape.tasks * v.k * columns / lanes),
+            Extra("fma", CONFIGURING * nest.configurations),
         )
 
     @cached_property
@@ -272,7 +274,7 @@ class Gemm(GemmFacts):
         packings = {}
         if self.constant_b:
             tile = loops.tile
-            packing = self.view.packing(tile.columns, tile.kind.b.step)
+            packing = self.view.packing(tile.columns, tile.kind.b.step, tile.kind.step)
             packings[self.view.op.inputs[1]] = packing
         tasks, scratch = loops.shape.tasks, loops.scratch
         return program(symbol, self.stage, self.target, tasks, loops.emit, scratch, packings)

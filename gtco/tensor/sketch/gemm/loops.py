@@ -11,7 +11,8 @@ from tvm import tirx
 from gtco.tensor.emit.emitter import Array, Emitter, Expr, KernelArguments
 from gtco.tensor.emit.reader import Reader
 from gtco.tensor.emit.scratch import Piece, Scratch
-from gtco.tensor.intrinsics.emission import Operand, fma_tile
+from gtco.tensor.intrinsics.emission import Operand
+from gtco.tensor.intrinsics.product import multiply, prepared
 from gtco.tensor.sketch.gemm import norm_prologue
 from gtco.tensor.sketch.gemm.facts import GemmFacts
 from gtco.tensor.sketch.shared.pack import pack_columns, pack_rows
@@ -23,6 +24,7 @@ LINE = 64  # bytes of a cache line
 
 
 AHEAD = 16  # iterations of k: some 100 ns, about DRAM's latency
+AHEAD_IN_TILES = 5  # the same time in the tile unit
 
 
 class GemmLoops:
@@ -53,7 +55,10 @@ class GemmLoops:
         self.em, self.args = em, args
         self.reader = Reader(self.stage, em, args.inputs)
         self.arrays = self.scratch.arrays(args)
-        with em.range(args.begin, args.end, "task") as task:
+        with (
+            prepared(em, self.tile, shape.heights[0]),
+            em.range(args.begin, args.end, "task") as task,
+        ):
             batch, first_block, blocks, first_panel, panels = shape.pieces(em, task)
             if (norm := self.sketch.norm) is not None:
                 row0 = em.let_index(shape.first_row(first_block), "row0")
@@ -80,8 +85,9 @@ class GemmLoops:
                     into = self.arrays["panels"]
                     with em.when(part == 0 if self.kblocks == 1 else True):
                         pack_columns(
-                            self.reader, view, into, batch, first_panel, panels, kb, self.kc
-                        )
+                            self.reader, view, into, batch, first_panel, panels, kb, self.kc,
+                            self.kind.step,
+                        )  # fmt: skip
                 with em.loop(panels, "panel") as panel:
                     if self.widened_b:
                         self.widen_panel(batch, kb, first_panel + panel)
@@ -172,20 +178,22 @@ class GemmLoops:
         def step(k: Expr) -> None:
             if ahead != "none":
                 self.next_panel(batch, kb, first_panel + panel + 1, block, depth, k)
-                self.next_rows(batch, kb, start, rows, k)
+                # Rows lie in L2 from the first panel on, and whole tiles of them are many lines.
+                with em.when(panel == 0 if self.kind.in_tiles else True):
+                    self.next_rows(batch, kb, start, rows, k)
             if ahead == "both":
                 self.this_panel(batch, kb, first_panel + panel, k)
 
-        fma_tile(
+        multiply(
             em,
             replace(self.tile, rows=rows),
             depth,
             self.rows_of_a(batch, kb, start, row0),
             self.panel_of_b(batch, kb, first_panel, panel),
-            lambda i, j, vector: em.store_vector(tile, [i, j], vector),
-            load=None if self.kblocks == 1 else lambda i, j: em.load_vector(tile, [i, j]),
+            tile,
             first=kb == 0,
             step=step,
+            ready=self.shape.heights[0],
         )
 
     def next_panel(
@@ -208,7 +216,8 @@ class GemmLoops:
         """
         em, columns, step = self.em, self.tile.columns, self.kind.step
         array, line = self.args.inputs[self.view.op.inputs[1]], LINE // self.weight_bytes
-        at = self.packed_panel(batch, kb, panel) + (k + AHEAD * step) * columns
+        ahead = AHEAD_IN_TILES if self.kind.in_tiles else AHEAD
+        at = self.packed_panel(batch, kb, panel) + (k + ahead * step) * columns
         for n in range(0, columns * step, line):
             em.prefetch(array, at + n)
 
@@ -218,7 +227,9 @@ class GemmLoops:
             return
         em = self.em
         here = self.rows_of_a(batch, kb, start, start)
-        em.prefetch_value(here.buffer[em.index(here.offset + rows * here.stride + k * rows)])
+        at, line = here.offset + rows * here.stride + k * rows, LINE // self.kind.a.nbytes
+        for n in range(0, rows * self.kind.step, line):
+            em.prefetch_value(here.buffer[em.index(at + n)])
 
     def depth(self, kb: Expr) -> Expr:
         if self.view.k % self.kc == 0:
@@ -241,7 +252,7 @@ class GemmLoops:
     def packed_panel(self, batch: Expr, kb: Expr, panel: Expr) -> Expr:
         """The place where a block of k of a panel of constant B starts."""
         place = self.view.packed_batch(batch) * self.shape.panels + panel
-        step = self.kind.b.step
+        step = self.kind.step
         depth = ceil(self.view.k / step) * step
         return (place * depth + kb * self.kc) * self.tile.columns
 

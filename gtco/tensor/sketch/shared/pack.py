@@ -47,8 +47,9 @@ def pack_rows(
     if view.k % step:
         last = ceil(view.k / kc) - 1
         with em.when(kb == last if last else True), em.loop(rows, "r") as r:
-            for k in range(view.k - last * kc, -(-(view.k - last * kc) // step) * step):
-                em.store(packed, [r, k], literal(0.0, packed.dtype))
+            end = view.k - last * kc
+            with em.vector(-end % step, "l") as k:
+                em.store(packed, [r, end + k], literal(0.0, packed.dtype))
     if isinstance(view, ConvView):
         _pack_conv(reader, view, packed, batch, row0, rows, kb, kc)
         return
@@ -257,9 +258,11 @@ def pack_columns(
     panels: Expr,
     kb: Expr,
     kc: int,
+    step: int = 1,
 ) -> None:
     """packed[p, k, j] = B[kb * kc + k, (first_panel + p) * nr + j], zero beyond n. If ``packed``
-    holds pairs, its k-th element is those of 2 k and 2 k + 1, zero beyond k.
+    holds pairs, its k-th element is those of 2 k and 2 k + 1, zero beyond k, up to a whole
+    ``step``.
     """
     em = reader.emitter
     columns, pairs = packed.shape[2], packed.dtype == "int32"
@@ -289,11 +292,17 @@ def pack_columns(
         if view.k > 1:  # no loop whose indices are known to lie outside of the operand
             with em.loop(em.index(depth // 2), "k") as k:
                 row(k, lambda j: pair(element(2 * k, j), element(2 * k + 1, j)))
+        blocks = ceil(view.k / kc)
+        end = view.k - (blocks - 1) * kc  # of the last block
         if view.k % 2:  # the last element is alone
-            blocks = ceil(view.k / kc)
-            alone = view.k - (blocks - 1) * kc - 1
             with em.when(kb == blocks - 1 if blocks > 1 else True):
-                row(alone // 2, lambda j: tirx.Cast("int32", element(alone, j)))
+                row(end // 2, lambda j: tirx.Cast("int32", element(end - 1, j)))
+        if (filled := ceil(end / 2)) < (whole := ceil(end / step) * step // 2):
+            with (
+                em.when(kb == blocks - 1 if blocks > 1 else True),
+                em.loop(whole - filled, "k") as k,
+            ):
+                row(filled + k, lambda j: tirx.const(0, "int32"))
 
     with em.loop(panels, "p") as p:
         if rest == 0:

@@ -84,8 +84,10 @@ class TileStore:
 
         def body(rows: int) -> Callable[[], None]:
             def emit() -> None:
-                with em.loop(width, "column") as j, em.vector(rows) as v:
-                    self._element(tile, v, j, start + v, column + j)
+                with em.loop(width, "column") as j:
+                    for i in range(0, rows, LINE):
+                        with em.vector(min(LINE, rows - i)) as v:
+                            self._element(tile, i + v, j, start + i + v, column + j)
 
             return emit
 

@@ -15,21 +15,22 @@ def tile_options(rows: Sequence[MicroKernel], height: int, width: int) -> list[M
     """
     best: dict[tuple[str, int, int], MicroKernel] = {}
     for tile in rows:
-        if tile.rows <= height and (tile.vectors - 1) * tile.lanes < width:
+        if tile.rows - tile.kind.height < height and (tile.vectors - 1) * tile.lanes < width:
             # tallest first; equal numbers of blocks give the same program
             best.setdefault((tile.kind.name, tile.vectors, ceil(height / tile.rows)), tile)
     chosen = [t for t in best.values() if t.rows * t.vectors >= 8 or t.rows >= height // 2]
     return chosen or [min(best.values(), key=lambda t: -t.rows * t.vectors)]
 
 
-def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0) -> Decision:
+def tile_decision(tiles: Sequence[MicroKernel], columns: int = 0, rows: int = 0) -> Decision:
     """The choice of a micro-kernel. If ``columns`` is given, its copies are laid over them side by
-    side, and may cover more than there are.
+    side, and may cover more than there are. So may the rows of the tile unit, if ``rows`` is given.
     """
     kernels = []
     for tile in tiles:
         covered = ceil(columns / tile.columns) * tile.columns
         useful = columns / covered if columns else 1.0
+        useful *= rows / tile.covered(rows) if rows else 1.0
         kernels.append((tile.kernel, tile.kind.products * useful))
     names = tuple(tile.name for tile in tiles)
     return Decision("tile", "micro-kernel", names, tuple(kernels))

@@ -86,7 +86,8 @@ class Winograd(WinogradFacts):
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of micro-kernels whose steps of k are whole."""
         every = kinds(self.target, self.product.operand)
-        return tuple(kind for kind in every if self.view.channels % kind.step == 0)
+        whole = (kind for kind in every if self.view.channels % kind.step == 0)
+        return tuple(kind for kind in whole if not kind.in_tiles)
 
     @property
     def sizes(self) -> tuple[int, ...]:
